@@ -5,7 +5,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.catalog import Catalog
 from stoker.errors import StokerError, UsageError
-from stoker.logs import now_utc, parse_line
+from stoker.logs import now_utc
 from stoker.platforms.base import (
     JobEnd,
     JobSpec,
@@ -37,40 +37,6 @@ from stoker.records import (
 )
 from stoker.records.training import TrainingFacts, write_training
 from stoker.text import ms, usd
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedProgress:
-    """The progress of a run.
-
-    Attributes:
-        steps: Steps done.
-        total_steps: Steps of the whole training, where known.
-        step_seconds: Mean step after the last report.
-        wait_seconds: Part of step_seconds spent waiting for data.
-    """
-
-    steps: int
-    total_steps: int | None
-    step_seconds: float
-    wait_seconds: float
-
-
-def progress_in(line: LogLine, *, total_steps: int | None) -> LoggedProgress | None:
-    """Returns the progress that rank 0 reports in `line`, or None."""
-    event = parse_line(line.text) if "progress" in line.text else None
-    if event is None or event.event != "progress":
-        return None
-    try:
-        return LoggedProgress(
-            steps=int(event.values["steps"]),
-            total_steps=total_steps,
-            step_seconds=float(event.values["step_seconds"]),
-            wait_seconds=float(event.values["wait_seconds"]),
-        )
-    except (KeyError, ValueError):
-        return None
-
 
 RequestT = TypeVar("RequestT")
 
@@ -136,9 +102,7 @@ def train(
     platform: Platform[RequestT],
     catalog: Catalog,
     decision: Decision | None = None,
-    total_steps: int | None = None,
     on_line: Callable[[LogLine], None] | None = None,
-    on_progress: Callable[[LoggedProgress], None] | None = None,
     on_stop: Callable[[Training], None] | None = None,
 ) -> Training:
     """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
@@ -160,9 +124,6 @@ def train(
                 last_words.append(line.text)
             if on_line:
                 on_line(line)
-            progress = progress_in(line, total_steps=total_steps) if on_progress else None
-            if progress and on_progress:
-                on_progress(progress)
         end = run.wait()
     except BaseException as err:
         run.stop()

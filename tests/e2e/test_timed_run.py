@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.measure import UNMEASURED
+from stoker.launch.passive_profile import UNMEASURED
 from stoker.records import (
     Decision,
     EngineCommand,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.measure import UNMEASURED
+from stoker.launch.passive_profile import UNMEASURED
 from stoker.records import Profile, read_json
 from support.engine_python import REPO, EngineRun, python_with
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.feed.usage import LoaderUsage, RankUsage
-from stoker.launch.measure import FILE, MIN_STEPS, UNMEASURED
+from stoker.feed.resource_usage import LoaderUsage, RankUsage
+from stoker.launch.passive_profile import FILE, MIN_STEPS, UNMEASURED
 from stoker.profile import explain
 from stoker.profile.profiled_job import (
     _CPU_NOTE,

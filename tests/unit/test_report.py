@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.launch.measure import MeasuredStep
+from stoker.feed.timeline import MeasuredStep
 from stoker.records import (
     Advice,
     Decision,
@@ -28,14 +28,14 @@ from stoker.records import (
     Workload,
 )
 from stoker.report import write_report
-from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
-from stoker.report.svg import Drawing
-from stoker.report.timeline import (
-    RunTimeline,
-    flat_timeline,
-    read_timeline,
+from stoker.report.step_times import (
+    StepTimes,
+    flat_steps,
+    read_steps,
     shown_seconds,
 )
+from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
+from stoker.report.svg import Drawing
 from stoker.text import MILLISECONDS, count, digits, percent, signed_percent, usd
 from stoker.text import time_unit as choose_time_unit
 from support import sample_records
@@ -522,10 +522,12 @@ HEADER = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples\
 def test_main_loader_is_the_one_with_most_rows(tmp_path: Path) -> None:
     rows = ["0,0,0,0.0,1.0,1.0,8", "1,0,0,2.0,0.1,0.2,8", "1,0,1,2.3,0.1,0.2,8"]
     (tmp_path / "t.csv").write_text(HEADER + "\n".join(rows))
-    timeline = read_timeline(tmp_path / "t.csv")
+    timeline = read_steps(tmp_path / "t.csv")
     assert timeline is not None
     assert {step.loader for step in timeline.steps} == {1}
-    assert timeline.median() == pytest.approx((0.3, 0.1, 0.2))
+    assert timeline.quantiles().p50 == pytest.approx(0.3)
+    (part,) = timeline.bins(1)
+    assert (part.wait_seconds, part.compute_seconds) == pytest.approx((0.1, 0.2))
 
 
 @pytest.mark.parametrize(
@@ -533,7 +535,7 @@ def test_main_loader_is_the_one_with_most_rows(tmp_path: Path) -> None:
 )
 def test_row_of_a_killed_process_is_left_out(tmp_path: Path, broken: str) -> None:
     (tmp_path / "t.csv").write_text(HEADER + "0,0,0,0.0,0.1,0.2,8\n" + broken)
-    timeline = read_timeline(tmp_path / "t.csv")
+    timeline = read_steps(tmp_path / "t.csv")
     assert timeline is not None
     assert [step.batch for step in timeline.steps] == [0]
 
@@ -541,8 +543,8 @@ def test_row_of_a_killed_process_is_left_out(tmp_path: Path, broken: str) -> Non
 @pytest.mark.parametrize("text", ["", HEADER, "what,ever\n1,2\n"])
 def test_file_without_a_step_is_no_timeline(tmp_path: Path, text: str) -> None:
     (tmp_path / "t.csv").write_text(text)
-    assert read_timeline(tmp_path / "t.csv") is None
-    assert read_timeline(tmp_path / "missing.csv") is None
+    assert read_steps(tmp_path / "t.csv") is None
+    assert read_steps(tmp_path / "missing.csv") is None
 
 
 def test_strip_of_medians_says_that_it_is_one(report: Report, tmp_path: Path) -> None:
@@ -562,7 +564,7 @@ def test_window_stays_inside_one_epoch_where_it_can(tmp_path: Path) -> None:
     path = sample_records.write_timeline(
         tmp_path / "t.csv", wait_seconds=0.01, compute_seconds=0.02, epochs=2, steps=100
     )
-    timeline = read_timeline(path)
+    timeline = read_steps(path)
     assert timeline is not None
     assert len({step.epoch for step in timeline.window(0.9)}) == 1
 
@@ -578,7 +580,7 @@ seconds = st.floats(min_value=1e-5, max_value=100)
 
 
 @st.composite
-def timelines(draw: st.DrawFn) -> RunTimeline:
+def timelines(draw: st.DrawFn) -> StepTimes:
     waits = draw(st.lists(st.floats(min_value=0, max_value=10), min_size=1, max_size=60))
     compute = draw(seconds)
     now, steps = 0.0, []
@@ -595,12 +597,12 @@ def timelines(draw: st.DrawFn) -> RunTimeline:
             )
         )
         now += wait + compute
-    return RunTimeline(tuple(steps), measured=draw(st.booleans()))
+    return StepTimes(tuple(steps), measured=draw(st.booleans()))
 
 
 @settings(max_examples=60, deadline=None)
 @given(timeline=timelines(), at_most=st.integers(min_value=1, max_value=80))
-def test_bins_hold_every_step_once_and_add_up(timeline: RunTimeline, at_most: int) -> None:
+def test_bins_hold_every_step_once_and_add_up(timeline: StepTimes, at_most: int) -> None:
     bins = timeline.bins(at_most)
     assert len(bins) <= at_most
     assert sum(part.steps for part in bins) == len(timeline.steps)
@@ -611,7 +613,7 @@ def test_bins_hold_every_step_once_and_add_up(timeline: RunTimeline, at_most: in
 @settings(max_examples=60, deadline=None)
 @given(timeline=timelines(), length=seconds)
 def test_window_is_consecutive_and_not_longer_than_asked(
-    timeline: RunTimeline, length: float
+    timeline: StepTimes, length: float
 ) -> None:
     window = timeline.window(length)
     first = window[0].batch
@@ -640,11 +642,10 @@ names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and
 @settings(max_examples=60, deadline=None)
 @given(before=timelines(), after=timelines(), what=names, width=widths)
 def test_labels_of_strips_and_series_never_clash(
-    before: RunTimeline, after: RunTimeline, what: str, width: float
+    before: StepTimes, after: StepTimes, what: str, width: float
 ) -> None:
     strips = [
-        Strip(name, what, timeline.median()[0], timeline)
-        for name, timeline in (("Before", before), ("After", after))
+        Strip(name, what, timeline) for name, timeline in (("Before", before), ("After", after))
     ]
     unit = choose_time_unit([strip.step_seconds for strip in strips])
     assert_labels_are_clear(strips_drawing(strips, unit=unit, width=width, name="a"))
@@ -668,7 +669,7 @@ def test_strips_show_twenty_to_forty_steps_of_the_usual_speed_ups() -> None:
         slow, fast = 0.06, 0.06 / speedup
         length = shown_seconds([slow, fast])
         for step in (slow, fast):
-            timeline = flat_timeline(wait_seconds=step / 2, compute_seconds=step / 2, steps=200)
+            timeline = flat_steps(wait_seconds=step / 2, compute_seconds=step / 2, steps=200)
             assert timeline is not None
             assert 20 <= len(timeline.window(length)) <= 40
 

@@ -18,8 +18,8 @@ from stoker.launch.telemetry import (
     bottleneck_of,
     csv_text,
     interval_between,
-    mean,
-    of_event,
+    interval_in,
+    joined,
     read_csv,
 )
 from stoker.logs import Log, parse_line
@@ -215,7 +215,7 @@ def test_an_interval_comes_back_from_its_log_line(value: FeedInterval) -> None:
     Log(run="run", host="gpu-1", stream=stream).event("feed", rows=csv_text(value))
     event = parse_line(stream.getvalue())
     assert event is not None
-    assert of_event(event) == value
+    assert interval_in(event) == value
 
 
 def test_cut_and_strange_rows_are_left_out() -> None:
@@ -239,7 +239,7 @@ def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns() -> None:
     Log(run="run", host="gpu-1", stream=stream).event("feed", rows=csv_text(value))
     event = parse_line(stream.getvalue())
     assert event is not None
-    found = of_event(event)
+    found = interval_in(event)
     assert found is not None
     assert [(host.name, host.batches_per_second) for host in found.hosts] == [
         ("a,b", 10.0),
@@ -254,13 +254,13 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
         start_seconds=2.0,
         seconds=4.0,
     )
-    whole = mean([first, second])
+    whole = joined([first, second])
     assert (whole.start_seconds, whole.seconds) == (0.0, 6.0)
     assert whole.hosts[0].batches_per_second == 30.0
     assert (whole.hosts[0].moved, whole.hosts[0].credits) == (3, 0)
     assert whole.wait_share == 0.2, "unknown is not zero"
     with pytest.raises(ValueError, match="no interval"):
-        mean([])
+        joined([])
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path: Path) -> N
     assert [each.start_seconds for each in found] == [0.0, 2.0, 4.0, 6.0, 8.0]
     assert all(each.ranks[0].batches_per_second == 10.0 for each in found)
     events = [parse_line(line) for line in stream.getvalue().splitlines()]
-    assert [of_event(event) for event in events if event] == found
+    assert [interval_in(event) for event in events if event] == found
 
 
 def test_a_long_run_leaves_fewer_rows(tmp_path: Path) -> None:

@@ -1,18 +1,29 @@
 """The live view of a run is a table on a terminal, and lines elsewhere."""
 
 import dataclasses
-import math
+import json
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import ExitStack
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stoker.launch.telemetry import FeedInterval, HostRate, bottleneck_of, of_event
+from stoker.launch.telemetry import (
+    FeedInterval,
+    HostRate,
+    StepProgress,
+    bottleneck_of,
+    interval_in,
+    progress_in,
+)
 from stoker.logs import LogEvent
 
 _HOSTS_IN_A_LINE = 6
+_RANKS_SHOWN = 6
+_FILE_WIDTH = 500
 _EVENTS = 5
 # Events of hosts and workers, in words for people.
 _HAPPENINGS = {
@@ -34,9 +45,7 @@ class RunView:
 
     Attributes:
         run: Run id; empty until the first line.
-        steps: Steps of rank 0.
-        step_seconds: Mean of the latest steps of rank 0.
-        wait_seconds: Part of step_seconds that was spent waiting for data.
+        progress: Of rank 0; None until a step is logged.
         interval: Latest report of the feed; None without a feed, as in a run of one host.
         happenings: The latest events, as `HH:MM:SS host what`.
         status: How the run ended; empty while it runs.
@@ -45,9 +54,7 @@ class RunView:
 
     def __init__(self) -> None:
         self.run = ""
-        self.steps = 0
-        self.step_seconds = 0.0
-        self.wait_seconds = 0.0
+        self.progress: StepProgress | None = None
         self.interval: FeedInterval | None = None
         self.happenings: deque[str] = deque(maxlen=_EVENTS)
         self.status = ""
@@ -57,22 +64,20 @@ class RunView:
         """Takes one event; returns whether there is something new to show."""
         self.run = _clean(event.run)
         self.is_complete = False
-        if event.event == "progress":
-            return self._take_progress(event.values)
-        if event.event == "training_ended":
-            self.status = _clean(event.values.get("status", "")) or "ended"
-            return True
-        interval = of_event(event)
-        if interval is not None:
+        if progress := progress_in(event):
+            self.progress = progress
+        elif interval := interval_in(event):
             self.interval = interval
             self.is_complete = True
-            return True
-        if event.event not in _HAPPENINGS:
+        elif event.event == "training_ended":
+            self.status = _clean(event.values.get("status", "")) or "ended"
+        elif event.event in _HAPPENINGS:
+            host = event.values.get("about") or event.values.get("agent") or event.host
+            reason = event.values.get("reason", "")
+            words = _HAPPENINGS[event.event] + (f": {reason}" if reason else "")
+            self.happenings.append(_clean(f"{event.when[11:19]} {host} {words}")[:200])
+        else:
             return False
-        host = event.values.get("about") or event.values.get("agent") or event.host
-        reason = event.values.get("reason", "")
-        words = _HAPPENINGS[event.event] + (f": {reason}" if reason else "")
-        self.happenings.append(_clean(f"{event.when[11:19]} {host} {words}")[:200])
         return True
 
     def end_quietly(self, *, is_over: bool) -> None:
@@ -82,13 +87,12 @@ class RunView:
 
     def document(self) -> dict[str, object]:
         """Returns the whole state, for JSON."""
+        progress = self.progress or StepProgress(steps=0, step_seconds=0.0, wait_seconds=0.0)
         limit = bottleneck_of(self.interval) if self.interval else None
         return {
             "run": self.run,
             "status": self.status or "running",
-            "steps": self.steps,
-            "step_seconds": self.step_seconds,
-            "wait_seconds": self.wait_seconds,
+            **dataclasses.asdict(progress),
             "feed": dataclasses.asdict(self.interval) if self.interval else None,
             "bottleneck": dataclasses.asdict(limit) if limit else None,
             "happenings": list(self.happenings),
@@ -96,22 +100,36 @@ class RunView:
 
     def head(self) -> str:
         """Says in one line where the training is."""
-        if not self.steps:
-            return "no step yet"
-        wait = self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
-        step = f"{self.step_seconds * 1000:.1f} ms per step"
-        return f"step {self.steps}, {step}, {wait:.0%} of it waiting"
+        progress = self.progress
+        return f"step {progress.steps}, {progress.words}" if progress else "no step yet"
 
-    def _take_progress(self, values: Mapping[str, str]) -> bool:
-        try:
-            steps = int(values["steps"])
-            step, wait = float(values["step_seconds"]), float(values["wait_seconds"])
-        except (KeyError, ValueError):
-            return False
-        if not (math.isfinite(step) and math.isfinite(wait)):
-            return False
-        self.steps, self.step_seconds, self.wait_seconds = steps, step, wait
-        return True
+
+def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView], None]:
+    """Returns a function that shows a view: as JSON, in one line, or as a table.
+
+    A table is what a terminal shows, which redraws it, and whoever asks only once.
+    """
+    if as_json:
+        return lambda view: print(json.dumps(view.document()), flush=True)
+    console = Console()
+    if once:
+        if not console.is_terminal:
+            # No line is broken that somebody may search for.
+            console = Console(width=_FILE_WIDTH)
+        return lambda view: console.print(as_table(view, max_ranks=None))
+    if console.is_terminal:
+        # Hosts of the local platform are cores of this machine: a view must not use their time.
+        live = stack.enter_context(Live(console=console, auto_refresh=False))
+        return lambda view: live.update(as_table(view, max_ranks=_RANKS_SHOWN), refresh=True)
+    shown: list[str] = []
+
+    def say(view: RunView) -> None:
+        line = plain_line(view)
+        if line not in shown[-1:]:
+            shown[:] = [line]
+            print(line, flush=True)
+
+    return say
 
 
 def plain_line(view: RunView) -> str:
@@ -130,72 +148,48 @@ def plain_line(view: RunView) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def as_text(view: RunView) -> str:
-    """Returns the view in several plain lines: one a host."""
-    lines = [f"run {view.run or 'not known'}: {view.status or 'running'}; {view.head()}"]
-    interval = view.interval
-    if interval:
-        lines += [
-            f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
-            f"{_share(rank.wait_share)} waiting, {_figure(rank.queue_depth)} ready, "
-            f"window {rank.window}"
-            for rank in interval.ranks
-        ]
-        for host in interval.hosts:
-            cells = dict(zip(_COLUMNS, _cells(host), strict=True))
-            lines.append(
-                f"{cells['host']}: {cells['batches/s']} batches/s, {cells['MB/s']} MB/s, "
-                f"worker {cells['worker/s']}/s, busy {cells['busy']}, asked {cells['asked']}, "
-                f"moved {cells['moved']}"
-            )
-        limit = bottleneck_of(interval)
-        lines += [f"limit: {limit.words}", f"try:   {limit.advice}"]
-    return "\n".join([*lines, *view.happenings])
-
-
-_COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked", "moved")
-
-
-def as_table(view: RunView) -> Group:
-    """Returns the view for a terminal; what is in bold is also in words."""
-    table = Table(box=None, pad_edge=False, expand=False)
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column == "host" else "right", no_wrap=True)
-    interval = view.interval
-    for host in interval.hosts if interval else ():
-        table.add_row(*(Text(cell) for cell in _cells(host)))
+def as_table(view: RunView, *, max_ranks: int | None) -> Group:
+    """Returns the view as lines and a table of hosts; what is in bold is also in words."""
     lines: list[Text | Table] = [
         Text(f"{view.run or 'run'}: {view.status or 'running'}", style="bold"),
         Text(view.head()),
     ]
+    interval = view.interval
     if interval:
         lines += [
             Text(
-                f"rank {rank.name}: {_share(rank.wait_share)} waiting, "
-                f"{_figure(rank.queue_depth)} ready of a window of {rank.window}"
+                f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
+                f"{_share(rank.wait_share)} waiting, {_figure(rank.queue_depth)} ready of a window "
+                f"of {rank.window}"
             )
-            for rank in interval.ranks[:_HOSTS_IN_A_LINE]
+            for rank in interval.ranks[:max_ranks]
         ]
+        table = Table(box=None, pad_edge=False, expand=False)
+        for column in _COLUMNS:
+            table.add_column(column, justify="left" if column == "host" else "right", no_wrap=True)
+        for host in interval.hosts:
+            table.add_row(*(Text(cell) for cell in _cells(host)))
         limit = bottleneck_of(interval)
         lines += [
             table,
             Text(f"limit: {limit.words}", style="bold"),
             Text(f"try:   {limit.advice}"),
         ]
-    lines += [Text(each) for each in view.happenings]
-    return Group(*lines)
+    return Group(*lines, *map(Text, view.happenings))
+
+
+_COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked", "moved")
 
 
 def _cells(host: HostRate) -> tuple[str, ...]:
     slow, fast = host.slowest_worker, host.fastest_worker
-    busy = host.busy_workers / host.workers if host.workers else None
     return (
         _name(host),
         f"{host.batches_per_second:.1f}",
         f"{host.bytes_per_second / 1e6:.1f}",
         str(host.workers),
         "-" if slow is None or fast is None else f"{slow:.1f} to {fast:.1f}",
-        _share(None if busy is None else min(1.0, busy)),
+        _share(host.busy_share),
         f"{host.in_flight} of {host.credits}" if host.credits else "gone",
         str(host.moved),
     )

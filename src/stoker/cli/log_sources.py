@@ -1,20 +1,15 @@
 """The log of a run is read from its folder, from a file or from standard input, until it ends."""
 
 import itertools
-import json
 import os
 import select
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
-from typing import Protocol
 
-from rich.console import Console
-from rich.live import Live
-
-from stoker.cli.live_view import RunView, as_table, as_text, plain_line
+from stoker.cli.live_view import RunView
 from stoker.cli.workloads import RUNS
 from stoker.errors import PlatformError, UsageError
 from stoker.logs import parse_line
@@ -25,67 +20,36 @@ POLL_SECONDS = 0.25
 SILENCE_SECONDS = 1800.0
 _CHUNK_BYTES = 1 << 16
 _LINES_LOOKED_AT = 100_000
-_NAME_A_RUN = "name a folder runs/ID, its ID, or the log of a dnn host"
 
 
-class LineSource(Protocol):
-    """A source of log lines."""
+class LogOfRun:
+    """A log that may still grow, or those of all hosts in `RUN/logs`, also of later ones.
 
-    def read(self) -> Iterator[str]:
-        """Yields the lines that are new."""
-        ...
+    Args:
+        path: The log, or the run's folder.
+    """
 
-    def has_ended(self) -> bool:
-        """Returns whether other signs than the log end the run: read once more, then stop."""
-        ...
-
-    def close(self) -> None:
-        """Closes what is open; may be called twice."""
-        ...
-
-
-class RunFolder:
-    """The logs of all hosts in `runs/ID/logs`, also of those that come later."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._tails: dict[Path, FileTail] = {}
 
     def read(self) -> Iterator[str]:
         """Yields the lines that are new, host by host."""
-        for path in sorted((self._folder / "logs").glob("*.log")):
+        is_folder = self._path.is_dir()
+        for path in sorted(self._path.glob("logs/*.log")) if is_folder else [self._path]:
             self._tails.setdefault(path, FileTail(path))
         for tail in self._tails.values():
             yield from tail.read()
 
     def has_ended(self) -> bool:
-        """Returns whether the run's record is there: it is written last."""
-        return (self._folder / "training.json").is_file()
+        """Returns whether the run's record is there: it is written last. A log alone has none."""
+        return (self._path / "training.json").is_file()
 
     def close(self) -> None:
         """Closes the logs."""
         for tail in self._tails.values():
             tail.close()
         self._tails.clear()
-
-
-class LogFile:
-    """One log that may still grow."""
-
-    def __init__(self, path: Path) -> None:
-        self._tail = FileTail(path)
-
-    def read(self) -> Iterator[str]:
-        """Yields the lines that are new."""
-        yield from self._tail.read()
-
-    def has_ended(self) -> bool:
-        """Returns False: a log does not tell that it is complete."""
-        return False
-
-    def close(self) -> None:
-        """Closes the log."""
-        self._tail.close()
 
 
 class StandardInput:
@@ -118,7 +82,10 @@ class StandardInput:
         """Leaves standard input open."""
 
 
-def source_of(run: str) -> LineSource:
+LogSource = LogOfRun | StandardInput
+
+
+def source_of(run: str) -> LogSource:
     """Returns the source that `run` names.
 
     Raises:
@@ -126,138 +93,82 @@ def source_of(run: str) -> LineSource:
     """
     if run == "-":
         return StandardInput()
-    for path in (Path(run), Path("runs") / run):
-        if path.is_dir():
-            _refuse_other_folder(path)
-            return RunFolder(path)
-        if path.is_file():
-            _refuse_other_file(path)
-            return LogFile(path)
+    for path in (Path(run), RUNS / run):
+        if path.is_dir() or path.is_file():
+            if words := _why_not_watched(path):
+                raise UsageError(
+                    words,
+                    where=str(path.absolute()),
+                    fix="name a folder runs/ID, its ID, or the log of a dnn host",
+                )
+            return LogOfRun(path)
     raise UsageError(f"no run {run}", where=str(Path.cwd()), fix="ls runs, or name a log file")
 
 
-def _refuse_other_folder(path: Path) -> None:
-    """Refuses a folder that is not a run: it would be watched for ever."""
-    names = {entry.name for entry in path.iterdir()}
-    # A run in an empty folder, or in a folder of runs, may have just begun.
-    has_begun = bool(names) and path.absolute().parent.name != RUNS.name
-    if has_begun and not names & {"logs", "hosts", "workload.json", "training.json"}:
-        raise UsageError(
-            f"{path} is not a run: it has no logs",
-            where=str(path.absolute()),
-            fix=_NAME_A_RUN,
-        )
-
-
-def _refuse_other_file(path: Path) -> None:
-    """Refuses a file without a line of a launcher: its end would never come."""
-    tail = FileTail(path)
-    try:
+def _why_not_watched(path: Path) -> str:
+    """Says why nothing would ever come of `path`; empty if it may be a run."""
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        # A run in an empty folder, or in a folder of runs, may have just begun.
+        has_begun = bool(names) and path.absolute().parent.name != RUNS.name
+        is_run = names & {"logs", "hosts", "workload.json", "training.json"}
+        return f"{path} is not a run: it has no logs" if has_begun and not is_run else ""
+    with closing(FileTail(path)) as tail:
         is_empty = True
         # The launcher writes the first line of its log, but other programs may write before it.
         for line in itertools.islice(tail.read(is_last=True), _LINES_LOOKED_AT):
             is_empty = False
             if parse_line(line):
-                return
-    finally:
-        tail.close()
-    if not is_empty:
-        raise UsageError(
-            f"{path} is not the log of a run: stoker wrote no line of it",
-            where=str(path.absolute()),
-            fix=_NAME_A_RUN,
-        )
+                return ""
+    return "" if is_empty else f"{path} is not the log of a run: stoker wrote no line of it"
 
 
-def read_all(source: LineSource, view: RunView) -> None:
-    """Reads what the source has now, or all of standard input."""
-    deadline = time.monotonic() + SILENCE_SECONDS
-    while True:
-        lines = list(source.read())
-        for line in lines:
-            _take(view, line)
-        is_stream = isinstance(source, StandardInput)
-        if (not is_stream or source.has_ended()) or time.monotonic() > deadline:
-            view.end_quietly(is_over=source.has_ended())
-            _refuse_nothing(source, view)
-            return
+def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) -> None:
+    """Reads the run and shows it until it ends.
 
-
-def _refuse_nothing(source: LineSource, view: RunView) -> None:
-    """Refuses standard input without a line of a run's log."""
-    if isinstance(source, StandardInput) and not view.run:
-        raise UsageError(
-            "no line of a run's log came in", where="stdin", fix="stoker logs ... | stoker watch -"
-        )
-
-
-def follow(source: LineSource, view: RunView, show: Callable[[RunView], None]) -> None:
-    """Reads and shows the run until it ends.
+    Args:
+        source: Of the log.
+        show: Draws or prints the state of the run.
+        once: Whether to show only what the source has now; of standard input all that comes.
 
     Raises:
-        PlatformError: If it logs nothing for SILENCE_SECONDS.
+        UsageError: If standard input holds no line of a run's log.
+        PlatformError: If the run logs nothing for SILENCE_SECONDS.
     """
-    heard_at = time.monotonic()
+    view = RunView()
+    is_stream = isinstance(source, StandardInput)
+    began = heard_at = time.monotonic()
     while True:
-        is_last = source.has_ended()
+        has_ended = source.has_ended()
+        is_enough = once and (not is_stream or time.monotonic() - began > SILENCE_SECONDS)
         is_new = False
         for line in source.read():
             heard_at = time.monotonic()
+            event = parse_line(line) if "stoker " in line else None
             # Every report of the feed is shown; between two of them, only the last state.
-            if _take(view, line):
-                is_new = True
+            if event is not None and view.take(event) and not once:
                 if view.is_complete:
                     show(view)
-                    is_new = False
-        if is_last:
-            _refuse_nothing(source, view)
-            view.end_quietly(is_over=True)
-        if is_new or is_last:
+                is_new = not view.is_complete
+        if has_ended or is_enough:
+            if is_stream and not view.run:
+                raise UsageError(
+                    "no line of a run's log came in",
+                    where="stdin",
+                    fix="stoker logs ... | stoker watch -",
+                )
+            view.end_quietly(is_over=has_ended)
             show(view)
-        if view.status or is_last:
             return
-        if time.monotonic() - heard_at > SILENCE_SECONDS:
+        if is_new:
+            show(view)
+        if view.status and not once:
+            return
+        if time.monotonic() - heard_at > SILENCE_SECONDS and not once:
             raise PlatformError(
                 f"the run has logged nothing for {SILENCE_SECONDS:.0f} s",
                 where="its log",
                 fix="check whether it still runs: stoker status, or the tools of the platform",
             )
-        if not isinstance(source, StandardInput):
+        if not is_stream:
             time.sleep(POLL_SECONDS)
-
-
-def _take(view: RunView, line: str) -> bool:
-    event = parse_line(line) if "stoker " in line else None
-    return event is not None and view.take(event)
-
-
-def print_once(view: RunView, *, as_json: bool) -> None:
-    """Prints the view: as JSON, as a table on a terminal, or as lines."""
-    if as_json:
-        print(json.dumps(view.document()), flush=True)
-        return
-    console = Console()
-    if console.is_terminal:
-        console.print(as_table(view))
-    else:
-        print(as_text(view), flush=True)
-
-
-def shower(stack: ExitStack, *, as_json: bool) -> Callable[[RunView], None]:
-    """Returns a function that shows a view; on a terminal it redraws one table."""
-    if as_json:
-        return lambda view: print(json.dumps(view.document()), flush=True)
-    console = Console()
-    if not console.is_terminal:
-        shown: list[str] = []
-
-        def say(view: RunView) -> None:
-            line = plain_line(view)
-            if line not in shown[-1:]:
-                shown[:] = [line]
-                print(line, flush=True)
-
-        return say
-    # Hosts of the local platform are cores of this machine: a view must not use their time.
-    live = stack.enter_context(Live(console=console, auto_refresh=False))
-    return lambda view: live.update(as_table(view), refresh=True)

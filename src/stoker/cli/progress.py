@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
 from stoker.logs import LogEvent, parse_line
-from stoker.text import ms, percentage
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
     from stoker.platforms.base import LogLine
-    from stoker.train import LoggedProgress
 
 # From the end of a connection to the report that tells why.
 SETTLE_SECONDS = 2.0
@@ -160,24 +158,29 @@ def step_line(verb: str, text: str, seconds: float | None) -> str:
 
 
 class Follow:
-    """Shows a run's log lines and its progress."""
+    """Shows a run's log lines and its progress; `total_steps` are those of the whole training."""
 
-    def __init__(self, *, bar: "Bar | None", quiet: bool, echo: bool) -> None:
+    def __init__(
+        self, *, bar: "Bar | None", quiet: bool, echo: bool, total_steps: int | None
+    ) -> None:
         self._bar = bar
         self._task = bar.add_task("train", total=None, words="starting") if bar else None
         self._quiet = quiet
         self._echo = echo
+        self._total_steps = total_steps
         self._said_at = time.monotonic()
         self._warned: set[str] = set()
         self._news = HostNews()
 
     def line(self, line: "LogLine") -> None:
-        """Shows a line of the user's script; of stoker's lines only warnings and news of hosts."""
+        """Shows a line of the user's script; of stoker's: warnings, progress, news of hosts."""
+        event = parse_line(line.text)
+        if event is not None and event.event == "progress":
+            self._progress(event)
         if not line.text.startswith("stoker "):
             if self._echo:
                 self._show(f"{line.group}/{line.host} {line.text}")
             return
-        event = parse_line(line.text)
         if event is None:
             return
         for text in self._news.take(event):
@@ -197,22 +200,26 @@ class Follow:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def progress(self, progress: "LoggedProgress") -> None:
+    def _progress(self, event: LogEvent) -> None:
         """Shows how far the run is."""
-        wait = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
-        words = f"{ms(progress.step_seconds)} per step, {percentage(wait)} of it waiting"
+        # Imported here: verbs that only print a line start faster.
+        from stoker.launch.telemetry import progress_in
+
+        progress = progress_in(event)
+        if progress is None:
+            return
+        words, of = progress.words, f" of {self._total_steps}" if self._total_steps else ""
         if self._bar and self._task is not None:
             self._bar.update(
-                self._task, completed=progress.steps, total=progress.total_steps, words=words
+                self._task, completed=progress.steps, total=self._total_steps, words=words
             )
         elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:
             self._said_at = time.monotonic()
-            of = f" of {progress.total_steps}" if progress.total_steps else ""
             say(f"           step {progress.steps}{of}, {words}", quiet=False)
 
 
 @contextmanager
-def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
+def following(*, quiet: bool, echo: bool, total_steps: int | None = None) -> Iterator[Follow]:
     """Shows a bar while the block runs, where stderr is a terminal."""
     # Imported here: verbs that only print a line start faster.
     from rich.console import Console
@@ -221,7 +228,7 @@ def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
-        yield Follow(bar=None, quiet=quiet, echo=echo)
+        yield Follow(bar=None, quiet=quiet, echo=echo, total_steps=total_steps)
         return
     columns = (
         TextColumn("train     "),
@@ -232,7 +239,7 @@ def following(*, quiet: bool, echo: bool) -> Iterator[Follow]:
     )
     # Hosts of the local platform are cores of this machine: a bar must not take their time.
     with Bar(*columns, console=console, transient=True, refresh_per_second=2) as bar:
-        yield Follow(bar=bar, quiet=quiet, echo=echo)
+        yield Follow(bar=bar, quiet=quiet, echo=echo, total_steps=total_steps)
 
 
 def relative(path: Path) -> str:

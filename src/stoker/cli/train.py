@@ -273,15 +273,13 @@ def train_and_keep(
     """
     from stoker.train import train
 
-    with following(quiet=quiet, echo=echo) as follow:
+    with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
         return train(
             job,
             platform=platform,
             catalog=catalog,
             decision=decision,
-            total_steps=total_steps,
             on_line=follow.line,
-            on_progress=follow.progress,
             on_stop=lambda stopped: keep_stopped(
                 stopped, run_dir=job.run_dir, out=out, again=again, quiet=quiet
             ),

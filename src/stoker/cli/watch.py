@@ -1,6 +1,6 @@
 """`stoker watch` shows how a run is doing until it ends."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Annotated
 
 import typer
@@ -27,17 +27,8 @@ def watch_verb(
 
     It also says what limits the run. It ends when the run ends.
     """
-    from stoker.cli.live_view import RunView
-    from stoker.cli.log_sources import follow, print_once, read_all, shower, source_of
+    from stoker.cli.live_view import shower
+    from stoker.cli.log_sources import follow, source_of
 
-    source = source_of(run)
-    view = RunView()
-    try:
-        if once:
-            read_all(source, view)
-            print_once(view, as_json=as_json)
-        else:
-            with ExitStack() as stack:
-                follow(source, view, shower(stack, as_json=as_json))
-    finally:
-        source.close()
+    with closing(source_of(run)) as source, ExitStack() as stack:
+        follow(source, shower(stack, as_json=as_json, once=once), once=once)

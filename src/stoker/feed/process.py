@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from stoker.feed.books import LoaderBooks
-from stoker.feed.timeline import Timeline
-from stoker.feed.usage import Usage
+from stoker.feed.resource_usage import Usage
+from stoker.feed.timeline import FILE, Timeline
 from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _process(pid: int) -> TrainerProcess:
     if torch_data is not None and torch_data.get_worker_info() is not None:
         # What a data worker goes through is no step of the training.
         settings = replace(settings, output=None)
-    path = settings.output and settings.output / f"timeline-rank{settings.rank}.csv"
+    path = settings.output and settings.output / FILE.format(rank=settings.rank)
     file = settings.output and settings.output / f"usage-rank{settings.rank}.json"
     usage = Usage(file, rank=settings.rank) if file else None
     timeline = Timeline(path, usage=usage)

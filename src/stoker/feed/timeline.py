@@ -3,20 +3,103 @@
 It has one row for each delivered batch, written when the next one is asked for (only then the
 step's compute is known), to STOKER_OUTPUT/timeline-rankR.csv. Rows reach the file about once a
 second and at the end of each epoch, so that a process that leaves by `os._exit` loses a second at
-most.
+most. Launcher and report read it back with `step_of`. It is kept apart from the counters that a
+rank reports (`trainer.observer`), because medians and pictures need every step.
 """
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.feed.usage import Usage
+from stoker.feed.resource_usage import Usage
 
+# In the output folder of the rank's host.
+FILE = "timeline-rank{rank}.csv"
 COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
 
 _FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """One row of a timeline: the trainer waits for its batch, then computes.
+
+    Attributes:
+        start_seconds: Since the first batch of the process.
+    """
+
+    loader: int
+    epoch: int
+    batch: int = 0
+    start_seconds: float = 0.0
+    wait_seconds: float
+    compute_seconds: float
+    samples: int
+
+    @property
+    def seconds(self) -> float:
+        """Returns the seconds of the whole step."""
+        return self.wait_seconds + self.compute_seconds
+
+    @property
+    def end_seconds(self) -> float:
+        """Returns the time at which the next batch was asked for."""
+        return self.start_seconds + self.seconds
+
+
+def step_of(row: str) -> MeasuredStep | None:
+    """Returns the step in a row of a timeline; None for the head, and for a row that is cut."""
+    try:
+        loader, epoch, batch, start, wait, compute, samples = row.split(",")
+        step = MeasuredStep(
+            loader=int(loader),
+            epoch=int(epoch),
+            batch=int(batch),
+            start_seconds=float(start),
+            wait_seconds=float(wait),
+            compute_seconds=float(compute),
+            samples=int(samples),
+        )
+    except ValueError:
+        return None
+    is_whole = math.isfinite(step.end_seconds) and min(step.wait_seconds, step.compute_seconds) >= 0
+    return step if is_whole else None
+
+
+def read_timeline(path: Path) -> list[MeasuredStep]:
+    """Returns the steps in a timeline, without rows that are cut (the process was killed)."""
+    try:
+        rows = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [step for row in rows if (step := step_of(row)) is not None]
+
+
+def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """Returns the steps of the loader that made most batches: that of the training."""
+    counts = Counter(step.loader for step in steps)
+    main = max(counts, key=counts.__getitem__, default=0)
+    return [step for step in steps if step.loader == main]
+
+
+def read_timelines(output: Path) -> dict[int, list[MeasuredStep]]:
+    """Returns the steps of the main loader of each rank that left a timeline in `output`."""
+    ranks = {
+        int(rank): main_loader(read_timeline(path))
+        for path in output.glob(FILE.format(rank="*"))
+        if (rank := path.stem.removeprefix("timeline-rank")).isdigit()
+    }
+    return {rank: steps for rank, steps in sorted(ranks.items()) if steps}
+
+
+# Loader and epoch as they are written, batch; when it was asked for, came, and the step ended, on
+# the timeline's clock; samples.
+_Row = tuple[str, int, float, float, float, int]
 
 
 class Timeline:
@@ -44,7 +127,7 @@ class Timeline:
         self.compute_seconds = 0.0
         self._path = path
         self._clock = clock
-        self._rows: list[tuple[str, int, float, float, float, int]] = []
+        self._rows: list[_Row] = []
         self._zero: float | None = None
         self._flushed = 0.0
         self._loaders = 0
@@ -59,45 +142,37 @@ class Timeline:
         """Returns the recorder for one epoch over a loader, from `batch` on."""
         return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)
 
-    def add(
-        self,
-        *,
-        head: str,
-        batch: int,
-        start: float,
-        wait: float,
-        compute: float,
-        samples: int,
-        may_write: bool = True,
-    ) -> None:
-        """Adds one step; `start` on the timeline's clock. A finalizer must not write."""
+    def add(self, row: _Row, *, may_write: bool = True) -> None:
+        """Adds one step. A finalizer must not write."""
+        _, _, asked, got, ended, samples = row
         if self._zero is None:
-            self._zero = self._flushed = start
+            self._zero = self._flushed = asked
         self.steps += 1
         self.samples += samples
-        self.wait_seconds += wait
-        self.compute_seconds += compute
+        self.wait_seconds += got - asked
+        self.compute_seconds += ended - got
         if self._path is not None:
-            self._rows.append((head, batch, start - self._zero, wait, compute, samples))
-            if may_write and start + wait + compute - self._flushed > _FLUSH_SECONDS:
+            self._rows.append(row)
+            if may_write and ended - self._flushed > _FLUSH_SECONDS:
                 self.flush()
 
     def flush(self) -> None:
         """Writes what has been collected; a full disk ends the timeline, not the training."""
         with self._lock, contextlib.suppress(OSError):
             self._flushed = self._clock()
-            steps, self._rows = self._rows, []
-            if not steps or self._path is None:
+            rows, self._rows = self._rows, []
+            if not rows or self._path is None:
                 return
-            rows = [
-                f"{head}{batch},{start:.6f},{wait:.6f},{compute:.6f},{samples}"
-                for head, batch, start, wait, compute, samples in steps
+            zero = self._zero or 0.0
+            lines = [
+                f"{head}{batch},{asked - zero:.6f},{got - asked:.6f},{ended - got:.6f},{samples}"
+                for head, batch, asked, got, ended, samples in rows
             ]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 if file.tell() == 0:
-                    rows.insert(0, COLUMNS)
-                file.write("\n".join(rows) + "\n")
+                    lines.insert(0, COLUMNS)
+                file.write("\n".join(lines) + "\n")
 
     def close(self) -> None:
         """Writes the rest; may be called twice."""
@@ -140,13 +215,13 @@ class Steps:
         """Notes that the batch is there; its step begins."""
         self._open = (self._asked, self._clock(), samples)
         if self._timeline.usage is not None:
-            self._timeline.usage.got(samples)
+            self._timeline.usage.got()
 
     def took(self, *, seconds: float, wait: float, samples: int) -> None:
         """Notes a whole step that ends now, of which `wait` was waiting for its batch."""
         usage, start = self._timeline.usage, self._clock() - seconds
         if usage is not None:
-            usage.got(samples)
+            usage.got()
         self._open = (start, start + wait, samples)
         self._complete(start + seconds)
         if usage is not None:
@@ -167,15 +242,7 @@ class Steps:
 
     def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is not None:
-            asked, got, samples = self._open
-            self._open = None
-            self._timeline.add(
-                head=self._head,
-                batch=self._batch,
-                start=asked,
-                wait=got - asked,
-                compute=now - got,
-                samples=samples,
-                may_write=may_write,
-            )
+            (asked, got, samples), self._open = self._open, None
+            row = (self._head, self._batch, asked, got, now, samples)
+            self._timeline.add(row, may_write=may_write)
             self._batch += 1

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,23 +18,21 @@ import msgspec
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
-from stoker.feed.usage import read_usage
+from stoker.feed.resource_usage import read_usage
+from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import cpu
 from stoker.host.processes import ended_words
-from stoker.launch.measure import (
+from stoker.launch.passive_profile import (
     FILE,
-    MeasuredStep,
-    Ran,
     is_elsewhere,
     measure,
     passive_profile,
-    read_timelines,
 )
 from stoker.launch.topology import Topology
-from stoker.logs import Log, now_utc, parse_line
+from stoker.logs import Log, parse_line
 from stoker.platforms.pod_outputs import log_files
-from stoker.records import Event, Group, Host, Job, Training, write_json, write_text
+from stoker.records import Event, Group, Host, Job, write_json, write_text
 from stoker.records.training import TrainingFacts, cause_of, write_training
 from stoker.settings import ProcessSettings
 
@@ -123,58 +121,29 @@ def record_end(
         log.event("record_not_written", reason=err.what)
         return
     try:
-        _write_passive(
+        usages = read_usage(output)
+        if settings.profile is not None and not is_elsewhere(usages):
+            # A profile measures loaders itself; of what it cannot, this is all that is known.
+            return
+        found = passive_profile(
             record,
-            settings=settings,
-            topology=topology,
-            output=output,
-            processes_per_host=processes_per_host,
             timelines=timelines,
+            usages=usages,
             progress=progress,
+            host_types={
+                host: group.instance_type
+                for group in topology.groups
+                for host in group.hosts
+                if group.instance_type
+            },
+            vcpus=cpu.usable_vcpus(),
+            catalog=load_catalog(record.job.platform),
         )
+        if found is not None:
+            write_json(output / FILE, found)
     except Exception as err:
         # An extra: nothing in it may cost a run its end.
         log.event("passive_profile_not_written", reason=repr(err))
-
-
-def _write_passive(
-    record: Training,
-    *,
-    settings: ProcessSettings,
-    topology: Topology,
-    output: Path,
-    processes_per_host: int,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
-    progress: Mapping[int, Progress],
-) -> None:
-    """Writes output/data/stoker/passive-profile.json, where enough steps were taken."""
-    usages = read_usage(output)
-    if record.measured is None or (settings.profile is not None and not is_elsewhere(usages)):
-        # A profile measures loaders itself; of what it cannot, this is all that is known.
-        return
-    ran = Ran(
-        groups=record.groups,
-        host_types={
-            host: group.instance_type
-            for group in topology.groups
-            for host in group.hosts
-            if group.instance_type
-        },
-        vcpus=cpu.usable_vcpus(),
-        processes_per_host=processes_per_host,
-        workload_sha256=settings.workload_sha256,
-        what={"run": settings.run_id, "when": now_utc(), "status": record.status},
-    )
-    found = passive_profile(
-        ran,
-        timelines=timelines,
-        usages=usages,
-        measured=record.measured,
-        progress=progress,
-        catalog=load_catalog(record.job.platform),
-    )
-    if found is not None:
-        write_json(output / FILE, found)
 
 
 def _groups(

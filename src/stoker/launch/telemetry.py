@@ -1,33 +1,16 @@
-"""The feed is watched while a run goes on: rates, the bottleneck, rows of feed.csv, log lines.
+"""The telemetry of a run: how fast its feed is, and what limits it, from one interval to the next.
 
-Ranks count, and report their counters (`Progress`) to the leader once a second. Prometheus shows
-the counters of the last report; what lies between two looks at them is a `FeedInterval`. The leader
-writes it as rows to `feed.csv` next to the timeline (for the report), and the same rows in one line
-of its log (for `stoker watch`, and whoever holds only that). Both are read back here.
+One record, a `FeedInterval`, is behind all that people see while a run goes on and of it later:
 
-Columns; a cell that does not apply is empty:
+- Ranks count (`feed.trainer.observer`), and send their counters to the leader once a second, as
+  `Progress`. Prometheus is served these counters (`launch.prometheus`).
+- The leader makes an interval of two looks at them (`interval_between`), and writes it with
+  `csv_text`: as rows of `feed.csv`, next to the timeline, and the same rows in one line of its log.
+- The report reads the file and `stoker watch` the line, both with `read_csv`; `joined` makes one
+  interval of several, and `bottleneck_of` says what limits the run.
 
-    start_seconds       of the interval, after the leader began to look
-    seconds             its length
-    kind                rank | host | local: a trainer process, a data host, local workers of a host
-    name                number of the rank, or name of the host
-    batches_per_second  taken by the rank; made by the host and used
-    bytes_per_second    that came from the host
-    wait_share          of the rank's time, waiting for data, 0..1
-    queue_depth         batches that lay ready when the rank took one, mean
-    window              how far ahead of the rank batches are made, at the end of the interval
-    workers             of the host that have made a batch so far
-    busy_workers        at work at a time, mean
-    busy_cpus           CPUs that they used, mean
-    slowest_worker      batches a second of the host's slowest worker
-    fastest_worker      and of its fastest
-    in_flight           batches asked for, at the end of the interval
-    credits             how many could be; 0: the host is gone
-    moved               batches taken away from the host (lost, dropped or late) and made elsewhere
-    duplicates          batches that came after another host's
-
-Rank 0's timeline is the source, so that any loader that writes one is followed, with or without a
-coordinator.
+What steps took is told apart from it, in `progress` lines that are made of rank 0's timeline
+(`feed.timeline`): a run of one host has them, too, and it has no feed.
 """
 
 import csv
@@ -35,30 +18,28 @@ import dataclasses
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Literal
+from statistics import fmean
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from stoker.feed.timeline import MeasuredStep, step_of
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.measure import MeasuredStep, step_of
 from stoker.logs import Log, LogEvent
 from stoker.platforms.follow import FileTail
+from stoker.text import ms, percentage
 
-Kind = Literal["rank", "host", "local"]
-
-# Of the log line.
-EVENT = "feed"
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRate:
-    """One trainer process over an interval; see the module's list of columns."""
+    """One trainer process over an interval; its figures are columns, see `_FIGURES`."""
 
     name: str
     batches_per_second: _Figure
@@ -69,9 +50,9 @@ class RankRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRate:
-    """The data workers of one host over an interval; see the module's list of columns."""
+    """The data workers of one host over an interval; its figures are columns, see `_FIGURES`."""
 
-    kind: Kind
+    kind: Literal["host", "local"]
     name: str
     batches_per_second: _Figure
     bytes_per_second: _Figure
@@ -85,6 +66,14 @@ class HostRate:
     moved: int
     duplicates: int
 
+    @property
+    def busy_share(self) -> float | None:
+        """Returns the share of the workers' time at work; None where none has made a batch.
+
+        A batch counts as work when it has come: a short interval may show more than all workers.
+        """
+        return min(1.0, self.busy_workers / self.workers) if self.workers else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedInterval:
@@ -94,6 +83,11 @@ class FeedInterval:
     seconds: float
     ranks: tuple[RankRate, ...]
     hosts: tuple[HostRate, ...]
+
+    @property
+    def end_seconds(self) -> float:
+        """Returns the end of the interval, after the leader began to look."""
+        return self.start_seconds + self.seconds
 
     @property
     def wait_share(self) -> float | None:
@@ -107,24 +101,27 @@ class FeedInterval:
         return sum(depths) / len(depths) if depths else None
 
 
-_ROW = (
-    "batches_per_second",
-    "bytes_per_second",
-    "wait_share",
-    "queue_depth",
-    "window",
-    "workers",
-    "busy_workers",
-    "busy_cpus",
-    "slowest_worker",
-    "fastest_worker",
-    "in_flight",
-    "credits",
-    "moved",
-    "duplicates",
-)
-COLUMNS = ("start_seconds", "seconds", "kind", "name", *_ROW)
-
+# The columns after start_seconds and seconds of the interval, kind (rank, host, or local: the local
+# workers of a host) and name (of the host, number of the rank); a cell that does not apply is
+# empty. With each, how the figure of several intervals is made of theirs. rate: weighted with their
+# lengths; known: the same over those where it is known; last, most, sum: as the words say.
+_FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
+    "batches_per_second": "rate",  # Taken by the rank; made by the host and used.
+    "bytes_per_second": "rate",  # That came from the host.
+    "wait_share": "known",  # Of the rank's time, waiting for data, 0..1.
+    "queue_depth": "known",  # Batches that lay ready when the rank took one, mean.
+    "window": "last",  # How far ahead of the rank batches are made.
+    "workers": "most",  # Of the host, that have made a batch so far.
+    "busy_workers": "rate",  # At work at a time, mean.
+    "busy_cpus": "rate",  # CPUs that they used, mean.
+    "slowest_worker": "known",  # Batches a second of the host's slowest worker.
+    "fastest_worker": "known",  # And of its fastest.
+    "in_flight": "last",  # Batches asked for.
+    "credits": "last",  # How many could be; 0: the host is gone.
+    "moved": "sum",  # Batches taken away from the host (lost, dropped or late), made elsewhere.
+    "duplicates": "sum",  # Batches that came after another host's.
+}
+COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
 _HEAD = ",".join(COLUMNS) + "\n"
 
 
@@ -135,7 +132,7 @@ def csv_text(interval: FeedInterval) -> str:
     rates: tuple[RankRate | HostRate, ...] = (*interval.ranks, *interval.hosts)
     for rate in rates:
         cells = (interval.start_seconds, interval.seconds, getattr(rate, "kind", "rank"), rate.name)
-        cells += tuple(getattr(rate, column, None) for column in _ROW)
+        cells += tuple(getattr(rate, column, None) for column in _FIGURES)
         writer.writerow([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in cells])
     return text.getvalue()
 
@@ -161,75 +158,71 @@ def read_csv(text: str) -> list[FeedInterval]:
     ]
 
 
-def of_event(event: LogEvent) -> FeedInterval | None:
-    """Returns the interval in a log event; None if it holds none."""
-    if event.event != EVENT:
+def interval_in(event: LogEvent) -> FeedInterval | None:
+    """Returns the interval in a `feed` line of the leader's log; None in another line."""
+    if event.event != "feed":
         return None
     # A log line has blanks where the rows end.
     found = read_csv(_HEAD + "\n".join(event.values.get("rows", "").split()))
     return found[0] if found else None
 
 
-def mean(intervals: Sequence[FeedInterval]) -> FeedInterval:
-    """Joins intervals into one, each weighted with its length; what is counted now is the last's.
+_RateT = TypeVar("_RateT", RankRate, HostRate)
+
+
+def joined(intervals: Sequence[FeedInterval]) -> FeedInterval:
+    """Makes one interval of several, in the order of time.
 
     Raises:
         ValueError: If there is none.
     """
     if not intervals:
         raise ValueError("no interval")
+    first, last = intervals[0], intervals[-1]
     whole = sum(each.seconds for each in intervals)
-    last = intervals[-1]
-    ranks: dict[str, list[tuple[float, RankRate]]] = {}
-    hosts: dict[str, list[tuple[float, HostRate]]] = {}
-    for each in intervals:
-        for rank in each.ranks:
-            ranks.setdefault(rank.name, []).append((each.seconds, rank))
-        for host in each.hosts:
-            hosts.setdefault(host.name, []).append((each.seconds, host))
     return FeedInterval(
-        start_seconds=intervals[0].start_seconds,
-        seconds=last.start_seconds + last.seconds - intervals[0].start_seconds,
-        ranks=tuple(
-            RankRate(
-                name=name,
-                batches_per_second=_total(seen, "batches_per_second") / whole,
-                wait_share=_known_mean(seen, "wait_share"),
-                queue_depth=_known_mean(seen, "queue_depth"),
-                window=seen[-1][1].window,
-            )
-            for name, seen in ranks.items()
-        ),
-        hosts=tuple(
-            dataclasses.replace(
-                seen[-1][1],
-                batches_per_second=_total(seen, "batches_per_second") / whole,
-                bytes_per_second=_total(seen, "bytes_per_second") / whole,
-                busy_workers=_total(seen, "busy_workers") / whole,
-                busy_cpus=_total(seen, "busy_cpus") / whole,
-                slowest_worker=_known_mean(seen, "slowest_worker"),
-                fastest_worker=_known_mean(seen, "fastest_worker"),
-                workers=max(host.workers for _, host in seen),
-                moved=sum(host.moved for _, host in seen),
-                duplicates=sum(host.duplicates for _, host in seen),
-            )
-            for name, seen in hosts.items()
-        ),
+        start_seconds=first.start_seconds,
+        seconds=last.end_seconds - first.start_seconds,
+        ranks=_joined(((each.seconds, one) for each in intervals for one in each.ranks), whole),
+        hosts=_joined(((each.seconds, one) for each in intervals for one in each.hosts), whole),
     )
 
 
-def _total(seen: Sequence[tuple[float, RankRate | HostRate]], column: str) -> float:
-    return sum(seconds * float(getattr(rate, column)) for seconds, rate in seen)
+def _joined(rates: Iterable[tuple[float, _RateT]], whole: float) -> tuple[_RateT, ...]:
+    by_name: dict[str, list[tuple[float, _RateT]]] = {}
+    for seconds, rate in rates:
+        by_name.setdefault(rate.name, []).append((seconds, rate))
+    found = []
+    for parts in by_name.values():
+        last = parts[-1][1]
+        figures = dataclasses.asdict(last)
+        for name in figures.keys() & _FIGURES.keys():
+            known = [(s, value) for s, rate in parts if (value := getattr(rate, name)) is not None]
+            total = sum(seconds * value for seconds, value in known)
+            match _FIGURES[name]:
+                case "rate":
+                    figures[name] = total / whole
+                case "known" if known:
+                    figures[name] = total / sum(seconds for seconds, _ in known)
+                case "most":
+                    figures[name] = max(value for _, value in known)
+                case "sum":
+                    figures[name] = sum(value for _, value in known)
+        found.append(msgspec.convert(figures, type(last)))
+    return tuple(found)
 
 
-def _known_mean(seen: Sequence[tuple[float, RankRate | HostRate]], column: str) -> float | None:
-    known = [(seconds, getattr(rate, column)) for seconds, rate in seen]
-    known = [(seconds, float(value)) for seconds, value in known if value is not None]
-    whole = sum(seconds for seconds, _ in known)
-    return sum(seconds * value for seconds, value in known) / whole if whole else None
+class _Share(NamedTuple):
+    """The counters of a host for one rank, before and after `seconds` of that rank's clock."""
+
+    rank: int
+    seconds: float
+    was: HostWork
+    now: HostWork
 
 
-_NOTHING = FeedWork(seconds=0.0)
+_NO_WORK = FeedWork(seconds=0.0)
+_NOTHING = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
 
 
 def interval_between(
@@ -245,99 +238,74 @@ def interval_between(
     the leader's looks. A rank that was started again counts from its start.
     """
     ranks = []
-    hosts: dict[str, _Host] = {}
+    hosts = defaultdict[str, list[_Share]](list)
     for rank, now in sorted(after.items()):
-        then = before.get(rank)
-        work = now.feed
-        if work is None:
+        if now.feed is None:
             continue
-        was = then.feed if then and then.feed and then.feed.seconds <= work.seconds else None
-        span = work.seconds - (was or _NOTHING).seconds
+        then = before.get(rank, _NOTHING)
+        was = then.feed or _NO_WORK
+        if was.seconds > now.feed.seconds:
+            then, was = _NOTHING, _NO_WORK
+        span = now.feed.seconds - was.seconds
         if span <= 0:
             continue
-        ranks.append(_rank_rate(now, then if was else None, work, was or _NOTHING, span))
-        known = {each.host: each for each in was.hosts} if was else {}
-        for each in work.hosts:
-            gathered = hosts.setdefault(each.host, _Host(each.is_local))
-            gathered.add(rank, each, known.get(each.host, HostWork(host=each.host)), span)
+        waited = max(now.wait_seconds - then.wait_seconds, 0.0)
+        stepped = waited + now.compute_seconds - then.compute_seconds
+        taken = max(now.feed.taken - was.taken, 0)
+        ready = max(now.feed.ready_at_takes - was.ready_at_takes, 0)
+        ranks.append(
+            RankRate(
+                name=str(rank),
+                batches_per_second=taken / span,
+                wait_share=waited / stepped if stepped > 0 else None,
+                queue_depth=ready / taken if taken else None,
+                window=now.feed.window,
+            )
+        )
+        known = {each.host: each for each in was.hosts}
+        for each in now.feed.hosts:
+            earlier = known.get(each.host, HostWork(host=each.host))
+            hosts[each.host].append(_Share(rank, span, earlier, each))
     if not ranks:
         return None
     return FeedInterval(
         start_seconds=start_seconds,
         seconds=seconds,
         ranks=tuple(ranks),
-        hosts=tuple(host.rate(name) for name, host in sorted(hosts.items())),
+        hosts=tuple(_host_rate(name, shares) for name, shares in sorted(hosts.items())),
     )
 
 
-def _rank_rate(
-    now: Progress, then: Progress | None, work: FeedWork, was: FeedWork, span: float
-) -> RankRate:
-    waited = now.wait_seconds - (then.wait_seconds if then else 0.0)
-    computed = now.compute_seconds - (then.compute_seconds if then else 0.0)
-    taken = work.taken - was.taken
-    return RankRate(
-        name=str(now.rank),
-        batches_per_second=max(taken, 0) / span,
-        wait_share=max(waited, 0.0) / (waited + computed) if waited + computed > 0 else None,
-        queue_depth=max(work.ready_at_takes - was.ready_at_takes, 0) / taken if taken > 0 else None,
-        window=work.window,
-    )
-
-
-@dataclass(slots=True)
-class _Host:
-    """One host, gathered over the ranks."""
-
-    is_local: bool
-    batches: float = 0.0
-    frame_bytes: float = 0.0
-    busy: float = 0.0
-    cpus: float = 0.0
-    in_flight: int = 0
-    credits: int = 0
-    moved: int = 0
-    duplicates: int = 0
-    workers: int = 0
-    # Local workers of two ranks are different processes under the same numbers.
-    rates: dict[tuple[int, int], float] = field(default_factory=dict)
-
-    def add(self, rank: int, now: HostWork, was: HostWork, span: float) -> None:
-        """Adds what the host did for one rank in `span` seconds of that rank's clock."""
-        self.batches += max(now.batches - was.batches, 0) / span
-        self.frame_bytes += max(now.frame_bytes - was.frame_bytes, 0) / span
-        self.busy += max(now.busy_seconds - was.busy_seconds, 0.0) / span
-        self.cpus += max(now.cpu_seconds - was.cpu_seconds, 0.0) / span
-        self.moved += max(now.moved - was.moved, 0)
-        self.duplicates += max(now.duplicates - was.duplicates, 0)
-        self.in_flight += now.in_flight
-        self.credits += now.credits
-        self.workers = (
-            self.workers + now.num_workers if self.is_local else max(self.workers, now.num_workers)
-        )
+def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
+    """Returns the rates of a host, summed over the ranks that it works for."""
+    is_local = shares[0].now.is_local
+    workers = [share.now.num_workers for share in shares]
+    paces = defaultdict[tuple[int, int], float](float)
+    for rank, seconds, was, now in shares:
         known = {each.worker: each.batches for each in was.workers}
         for each in now.workers:
-            key = (rank if self.is_local else -1, each.worker)
-            rate = max(each.batches - known.get(each.worker, 0), 0) / span
-            self.rates[key] = self.rates.get(key, 0.0) + rate
+            # Local workers of two ranks are different processes under the same numbers.
+            made = max(each.batches - known.get(each.worker, 0), 0)
+            paces[rank if is_local else -1, each.worker] += made / seconds
 
-    def rate(self, name: str) -> HostRate:
-        """Returns the rates of the host over the interval."""
-        return HostRate(
-            kind="local" if self.is_local else "host",
-            name=name,
-            batches_per_second=self.batches,
-            bytes_per_second=self.frame_bytes,
-            workers=self.workers,
-            busy_workers=self.busy,
-            busy_cpus=self.cpus,
-            slowest_worker=min(self.rates.values(), default=None),
-            fastest_worker=max(self.rates.values(), default=None),
-            in_flight=self.in_flight,
-            credits=self.credits,
-            moved=self.moved,
-            duplicates=self.duplicates,
-        )
+    def rate(counter: Callable[[HostWork], float]) -> float:
+        return sum(max(counter(one.now) - counter(one.was), 0) / one.seconds for one in shares)
+
+    return HostRate(
+        kind="local" if is_local else "host",
+        name=name,
+        batches_per_second=rate(lambda work: work.batches),
+        bytes_per_second=rate(lambda work: work.frame_bytes),
+        workers=sum(workers) if is_local else max(workers),
+        busy_workers=rate(lambda work: work.busy_seconds),
+        busy_cpus=rate(lambda work: work.cpu_seconds),
+        slowest_worker=min(paces.values(), default=None),
+        fastest_worker=max(paces.values(), default=None),
+        in_flight=sum(share.now.in_flight for share in shares),
+        credits=sum(share.now.credits for share in shares),
+        moved=sum(max(one.now.moved - one.was.moved, 0) for one in shares),
+        duplicates=sum(max(one.now.duplicates - one.was.duplicates, 0) for one in shares),
+    )
 
 
 # Ranks report once a second.
@@ -397,24 +365,17 @@ class FeedLog:
             return
         self._before, self._looked_at = after, now
         rows = csv_text(interval)
-        self._log.event(EVENT, rows=rows)
-        self._write(rows)
-
-    def _write(self, rows: str) -> None:
+        self._log.event("feed", rows=rows)
         if self._is_broken:
             return
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                if file.tell() == 0:
-                    file.write(_HEAD)
-                file.write(rows)
+                file.write(rows if file.tell() else _HEAD + rows)
         except OSError as err:
             # A full disk ends the picture, not the training.
             self._is_broken = True
             self._log.event("feed_not_written", file=str(self._path), reason=err.strerror)
 
-
-Limit = Literal["unknown", "trainer", "workers", "order", "connection", "hand-out"]
 
 # Less waiting than this is the feed's own overhead (1 to 3 % over the bound, benchmarks).
 MIN_WAIT_SHARE = 0.05
@@ -439,46 +400,45 @@ class Bottleneck:
         advice: What to do about it.
     """
 
-    limit: Limit
+    limit: Literal["unknown", "trainer", "workers", "order", "connection", "hand-out"]
     words: str
     advice: str
 
 
 def bottleneck_of(interval: FeedInterval) -> Bottleneck:
-    """Names the limit of an interval (of several: see `mean`)."""
-    wait = interval.wait_share
+    """Names the limit of an interval (of several: see `joined`)."""
+    wait, ready = interval.wait_share, interval.queue_depth
     if wait is None:
         return Bottleneck(
             "unknown", "not known: no step ended in this time", "look again after a few steps"
         )
     if wait < MIN_WAIT_SHARE:
-        ready = interval.queue_depth
         queue = "" if ready is None else f", {ready:.1f} batches lie ready"
         return Bottleneck(
             "trainer",
             f"the trainer: data is there in time ({wait:.0%} of a step is wait{queue})",
             "a faster trainer, or fewer data hosts",
         )
+    waits = f"{wait:.0%} of a step is wait"
     hosts = [host for host in interval.hosts if host.credits]
     if not hosts:
         return Bottleneck(
             "workers",
-            f"the lack of data workers: none is there ({wait:.0%} of a step is wait)",
+            f"the lack of data workers: none is there ({waits})",
             "see the data hosts' logs, and stoker doctor --peer HOST",
         )
-    return _of_the_feed(hosts, wait=wait, ready=interval.queue_depth or 0.0)
-
-
-def _of_the_feed(hosts: list[HostRate], *, wait: float, ready: float) -> Bottleneck:
     workers = sum(host.workers for host in hosts)
-    busy = sum(host.busy_workers * _counted(host) for host in hosts)
-    cpus = sum(host.busy_cpus * _counted(host) for host in hosts)
-    asked = sum(host.in_flight for host in hosts)
-    credits = sum(host.credits for host in hosts)
-    waits = f"{wait:.0%} of a step is wait"
+    busy = sum(host.workers * (host.busy_share or 0.0) for host in hosts)
     share = busy / workers if workers else 0.0
+    asked, credits = sum(host.in_flight for host in hosts), sum(host.credits for host in hosts)
     if share >= MIN_BUSY_SHARE:
         seen = f"the data workers: {share:.0%} of their time at work, {waits}"
+        # Of the time at work, as busy_share bounds it.
+        cpus = sum(
+            host.busy_cpus * min(1.0, host.workers / host.busy_workers)
+            for host in hosts
+            if host.busy_workers
+        )
         if cpus >= MIN_CPU_SHARE * busy:
             return Bottleneck("workers", seen, "more data hosts, or a cheaper transform")
         return Bottleneck(
@@ -487,14 +447,14 @@ def _of_the_feed(hosts: list[HostRate], *, wait: float, ready: float) -> Bottlen
             "faster storage, or more workers where they wait for it; where workers share cores, "
             "more data hosts",
         )
-    if ready >= MIN_READY:
-        slowest = min(hosts, key=_pace)
+    if (ready or 0.0) >= MIN_READY:
+        slowest = min(hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
         return Bottleneck(
             "order",
             f"one late batch: {ready:.1f} others lie ready, {waits}; slowest is {slowest.name}",
             "even out the cost of batches, or raise feed.credits and feed.max_bytes",
         )
-    if credits and asked >= MIN_CREDIT_SHARE * credits:
+    if asked >= MIN_CREDIT_SHARE * credits:
         return Bottleneck(
             "connection",
             f"the way to the trainer: workers are at work for {share:.0%} of the time, "
@@ -508,17 +468,29 @@ def _of_the_feed(hosts: list[HostRate], *, wait: float, ready: float) -> Bottlen
     )
 
 
-def _counted(host: HostRate) -> float:
-    """Returns the factor, at most 1, that brings busy workers down to all workers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProgress:
+    """Says how far rank 0 is with its main loader, with the means of its latest steps."""
 
-    A batch counts as work when it has come: a short interval may show more than all workers.
-    """
-    return min(1.0, host.workers / host.busy_workers) if host.busy_workers else 1.0
+    steps: Annotated[int, msgspec.Meta(ge=0)]
+    step_seconds: _Figure
+    wait_seconds: _Figure
+
+    @property
+    def words(self) -> str:
+        """Returns the time of a step, and how much of it is wait, in words."""
+        wait = self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
+        return f"{ms(self.step_seconds)} per step, {percentage(wait)} of it waiting"
 
 
-def _pace(host: HostRate) -> float:
-    """Returns the batches a second of each of the host's workers."""
-    return host.batches_per_second / max(host.workers, 1)
+def progress_in(event: LogEvent) -> StepProgress | None:
+    """Returns what a `progress` line of the leader's log says; None in another or a broken line."""
+    if event.event != "progress":
+        return None
+    try:
+        return msgspec.convert(event.values, StepProgress, strict=False)
+    except msgspec.ValidationError:
+        return None
 
 
 REPORT_SECONDS = 2.0
@@ -539,46 +511,36 @@ class ProgressLog:
         self._tail = FileTail(timeline)
         self._log = log
         self._clock = clock
-        self._columns: list[str] = []
         self._counts: Counter[int] = Counter()
         self._new: list[MeasuredStep] = []
-        self._reported_at = float("-inf")
+        self._reported_at = -math.inf
 
     def tick(self) -> None:
         """Reads what is new, and logs a line if there are steps and the last line is old enough."""
-        for line in self._tail.read():
-            self._take(line)
-        if self._new and self._clock() - self._reported_at >= REPORT_SECONDS:
+        self._read(is_last=False)
+        if self._clock() - self._reported_at >= REPORT_SECONDS:
             self._report()
 
     def close(self) -> None:
         """Logs what is left; may be called twice."""
-        for line in self._tail.read(is_last=True):
-            self._take(line)
-        if self._new:
-            self._report()
+        self._read(is_last=True)
+        self._report()
         self._tail.close()
 
-    def _take(self, line: str) -> None:
-        cells = next(csv.reader([line]), [])
-        if not self._columns:
-            self._columns = cells
-            return
-        step = step_of(dict(zip(self._columns, cells, strict=False)))
-        if step is not None:
-            self._counts[step.loader] += 1
-            self._new.append(step)
+    def _read(self, *, is_last: bool) -> None:
+        found = map(step_of, self._tail.read(is_last=is_last))
+        self._new += [step for step in found if step is not None]
 
     def _report(self) -> None:
-        loader, steps = self._counts.most_common(1)[0]
-        new = [step for step in self._new if step.loader == loader]
+        self._counts.update(step.loader for step in self._new)
+        main = max(self._counts, key=self._counts.__getitem__, default=0)
+        new = [step for step in self._new if step.loader == main]
         self._new = []
-        if not new:
-            return
-        self._reported_at = self._clock()
-        self._log.event(
-            "progress",
-            steps=steps,
-            step_seconds=sum(step.seconds for step in new) / len(new),
-            wait_seconds=sum(step.wait_seconds for step in new) / len(new),
-        )
+        if new:
+            self._reported_at = self._clock()
+            self._log.event(
+                "progress",
+                steps=self._counts[main],
+                step_seconds=fmean(step.seconds for step in new),
+                wait_seconds=fmean(step.wait_seconds for step in new),
+            )

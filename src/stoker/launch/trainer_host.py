@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
+from stoker.feed import timeline
 from stoker.feed.unfed_word import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
@@ -307,7 +308,7 @@ def _train(
         return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
     address = leader_ip or run.coordinator_address[0]
     master = (address, run.coordinator_address[1] + 2)
-    progress = ProgressLog(run.output / "timeline-rank0.csv", run.log)
+    progress = ProgressLog(run.output / timeline.FILE.format(rank=0), run.log)
     feed = _feed_log(run, coordinator) if coordinator else None
     release = None
     in_run = coordinator or membership

@@ -15,8 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from stoker.errors import StokerError, UsageError, WorkloadError
-from stoker.feed.usage import read_usage
-from stoker.launch.measure import FILE, MIN_STEPS
+from stoker.feed.resource_usage import read_usage
+from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import now_utc, parse_line
 from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.profile.combine import combine

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from markupsafe import Markup
@@ -12,10 +13,10 @@ from stoker.launch.telemetry import (
     FeedInterval,
     HostRate,
     bottleneck_of,
-    mean,
+    joined,
     read_csv,
 )
-from stoker.report.svg import Anchor, Drawing, fit, text_width, ticks
+from stoker.report.svg import Drawing, fit, text_width, time_axis
 from stoker.text import NBSP, count, digits, percent
 
 _LABEL = 13.0
@@ -60,11 +61,10 @@ def read_feed(path: Path) -> FeedStory | None:
     if not intervals:
         return None
     intervals.sort(key=lambda each: each.start_seconds)
-    whole = mean(intervals)
-    end = intervals[-1].start_seconds + intervals[-1].seconds
-    since = end - _PRESENT * (end - intervals[0].start_seconds)
-    present = [each for each in intervals if each.start_seconds + each.seconds > since]
-    return FeedStory(tuple(intervals), whole, bottleneck_of(whole), bottleneck_of(mean(present)))
+    whole = joined(intervals)
+    since = whole.end_seconds - _PRESENT * whole.seconds
+    present = joined([each for each in intervals if each.end_seconds > since])
+    return FeedStory(tuple(intervals), whole, bottleneck_of(whole), bottleneck_of(present))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,9 @@ def draw_feed(story: FeedStory, *, width: float, name: str) -> Markup:
 
 def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
     """Does the same as `draw_feed`, but keeps the boxes of the labels."""
-    intervals = _binned(story.intervals)
+    size = math.ceil(len(story.intervals) / _MAX_POINTS)
+    bins = range(0, len(story.intervals), size)
+    intervals = [joined(story.intervals[first : first + size]) for first in bins]
     tracks = _tracks(story, intervals)
     drawing = Drawing(
         name=name,
@@ -103,7 +105,7 @@ def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
     )
     wait = drawing.hatch("wait")
     start = intervals[0].start_seconds
-    seconds = intervals[-1].start_seconds + intervals[-1].seconds - start
+    seconds = intervals[-1].end_seconds - start
     scale = width / seconds
     for number, track in enumerate(tracks):
         base = number * _ROW
@@ -123,7 +125,7 @@ def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
             drawing.open_group(words)
             drawing.line(x, floor - _PLOT, x, floor, "lead wait")
             drawing.close_group()
-    _axis(drawing, len(tracks) * _ROW - 6, seconds=seconds, scale=scale)
+    time_axis(drawing, len(tracks) * _ROW - 6, seconds=seconds, scale=scale)
     return drawing
 
 
@@ -159,7 +161,13 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
     if rest:
         total = sum(host.batches_per_second for host in hosts[len(shown) :])
         found.append((count(len(rest), "more host"), rest, total))
-    series = [tuple(_rate_of(each, names) for each in intervals) for _, names, _ in found]
+    series = [
+        tuple(
+            sum(host.batches_per_second for host in each.hosts if host.name in names)
+            for each in intervals
+        )
+        for _, names, _ in found
+    ]
     top = max((value for values in series for value in values), default=0.0) or 1.0
     for (title, names, rate), values in zip(found, series, strict=True):
         tracks.append(
@@ -187,48 +195,21 @@ def _moved(intervals: Sequence[FeedInterval], names: set[str]) -> tuple[tuple[fl
     )
 
 
-def _rate_of(interval: FeedInterval, names: set[str]) -> float:
-    return sum(host.batches_per_second for host in interval.hosts if host.name in names)
-
-
-def _binned(intervals: Sequence[FeedInterval]) -> list[FeedInterval]:
-    size = math.ceil(len(intervals) / _MAX_POINTS)
-    return [mean(intervals[first : first + size]) for first in range(0, len(intervals), size)]
-
-
 def _shapes(
     track: _Track, intervals: Sequence[FeedInterval], *, start: float, scale: float, floor: float
 ) -> list[list[tuple[float, float]]]:
     """Returns the areas of a row: one for each stretch of known values."""
-    shapes: list[list[tuple[float, float]]] = []
-    is_open = False
-    for value, interval in zip(track.values, intervals, strict=True):
-        left = (interval.start_seconds - start) * scale
-        right = left + interval.seconds * scale
-        if value is None:
-            is_open = False
+    shapes = []
+    moments = zip(track.values, intervals, strict=True)
+    for is_known, stretch in groupby(moments, key=lambda one: one[0] is not None):
+        if not is_known:
             continue
-        if not is_open:
-            shapes.append([(left, floor)])
-            is_open = True
-        else:
-            shapes[-1].pop()
-        top = floor - min(value / track.top, 1.0) * _PLOT
-        shapes[-1] += [(left, top), (right, top), (right, floor)]
+        points: list[tuple[float, float]] = []
+        for value, each in stretch:
+            top = floor - min((value or 0.0) / track.top, 1.0) * _PLOT
+            points += [((at - start) * scale, top) for at in (each.start_seconds, each.end_seconds)]
+        shapes.append([(points[0][0], floor), *points, (points[-1][0], floor)])
     return shapes
-
-
-def _axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> None:
-    unit, size = ("min", 60.0) if seconds >= 300 else ("s", 1.0)
-    marks = ticks(seconds / size, at_most=max(3, int(drawing.width / 90)))
-    drawing.line(0, y, drawing.width, y, "axis")
-    for mark in marks:
-        x = mark * size * scale
-        text = f"{mark:.4g}" + (f"{NBSP}{unit}" if mark == marks[-1] else "")
-        drawing.line(x, y, x, y + 5, "axis")
-        is_last = x + text_width(text, 12) / 2 > drawing.width
-        anchor: Anchor = "start" if x < 8 else "end" if is_last else "middle"
-        drawing.text(x, y + 18, text, css="quiet", size=12, anchor=anchor)
 
 
 def _name(host: HostRate) -> str:
@@ -237,7 +218,6 @@ def _name(host: HostRate) -> str:
 
 def _cells(host: HostRate) -> tuple[str, ...]:
     slow, fast = host.slowest_worker, host.fastest_worker
-    busy = min(1.0, host.busy_workers / host.workers) if host.workers else None
     return (
         _name(host),
         digits(host.batches_per_second, 3, max_places=2),
@@ -246,7 +226,7 @@ def _cells(host: HostRate) -> tuple[str, ...]:
         "not known"
         if slow is None or fast is None
         else f"{digits(slow, 2, max_places=2)} to {digits(fast, 2, max_places=2)}",
-        percent(busy),
+        percent(host.busy_share),
         str(host.moved),
         str(host.duplicates),
     )

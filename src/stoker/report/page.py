@@ -13,6 +13,7 @@ from stoker.profile.words import TERMS, term
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans
+from stoker.report.step_times import flat_steps, read_steps
 from stoker.report.strips import (
     Interval,
     Strip,
@@ -22,7 +23,6 @@ from stoker.report.strips import (
     draw_series,
     draw_strips,
 )
-from stoker.report.timeline import flat_timeline, read_timeline
 from stoker.report.verdict import (
     Figures,
     collect,
@@ -81,30 +81,30 @@ def collect_strips(
 ) -> list[Strip]:
     """Returns before and after, where known: a timeline, else the medians of the record."""
     strips = []
-    timeline = read_timeline(before) if before else None
+    timeline = read_steps(before) if before else None
     step = profile.step if profile else None
     # How much of a step is waiting is not made up.
     if timeline is None and step and step.wait_seconds is not None:
         wait = min(step.wait_seconds, step.step_seconds)
-        timeline = flat_timeline(
+        timeline = flat_steps(
             wait_seconds=wait,
             compute_seconds=step.step_seconds - wait,
             steps=_FLAT_STEPS,
         )
     if timeline:
-        strips.append(Strip("Before", "today's cluster", timeline.median()[0], timeline))
-    timeline = read_timeline(after) if after else None
+        strips.append(Strip("Before", "today's cluster", timeline))
+    timeline = read_steps(after) if after else None
     if timeline is None and training and training.measured:
-        timeline = flat_timeline(
+        timeline = flat_steps(
             wait_seconds=training.measured.wait_seconds,
             compute_seconds=training.measured.compute_seconds,
             steps=_FLAT_STEPS,
         )
-    if timeline and timeline.median()[0] > 0:
+    if timeline and timeline.quantiles().p50 > 0:
         what = "the chosen cluster"
         if decision:
             what = plan_name(decision.plan, today=todays_group(decision))
-        strips.append(Strip("After", what, timeline.median()[0], timeline))
+        strips.append(Strip("After", what, timeline))
     return strips
 
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from stoker.launch.measure import MeasuredStep
-from stoker.report.svg import Drawing, fit, text_width, ticks
-from stoker.report.timeline import Bin, Quantiles, RunTimeline, shown_seconds
-from stoker.text import NBSP, TimeUnit, percent, whole
+from stoker.feed.timeline import MeasuredStep
+from stoker.report.step_times import Bin, Quantiles, StepTimes, shown_seconds
+from stoker.report.svg import Drawing, fit, text_width, ticks, time_axis
+from stoker.text import TimeUnit, percent, whole
 
 _TITLE = 15.0
 _LABEL = 13.0
@@ -24,13 +24,16 @@ class Strip:
     Attributes:
         name: `Before` or `After`.
         what: Cluster that it ran on, in a few words.
-        step_seconds: Its median step over the whole run, above 0.
     """
 
     name: str
     what: str
-    step_seconds: float
-    timeline: RunTimeline
+    timeline: StepTimes
+
+    @property
+    def step_seconds(self) -> float:
+        """Returns the median step over the whole run."""
+        return self.timeline.quantiles().p50
 
 
 def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:
@@ -66,7 +69,7 @@ def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
             drawing.text(width, base, right, css="quiet", size=_LABEL, anchor="end")
         _marks(drawing, steps, scale=scale, seconds=seconds, base=base, wait=wait, unit=unit)
         top += block
-    _axis(drawing, top - 16, seconds=seconds, scale=scale)
+    time_axis(drawing, top - 16, seconds=seconds, scale=scale)
     return drawing
 
 
@@ -165,26 +168,6 @@ def _callout(
         start = x - 5 - wide if mirrored else min(x + 5, drawing.width - wide)
         drawing.line(x, y - 9, x, bar, f"lead {css}")
         drawing.text(start, y, text, css=f"on-{css}", size=_LABEL)
-
-
-def _axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> None:
-    largest = ticks(seconds, at_most=max(3, int(drawing.width / 90)))
-    in_ms = seconds < 2
-    for tick in largest:
-        x = tick * scale
-        text = f"{tick * 1000:.4g}" if in_ms else f"{tick:.4g}"
-        text += NBSP + ("ms" if in_ms else "s") if tick == largest[-1] else ""
-        drawing.line(x, y, x, y + 5, "axis")
-        last = x + text_width(text, 12) / 2 > drawing.width
-        drawing.text(
-            x,
-            y + 18,
-            text,
-            css="quiet",
-            size=12,
-            anchor="start" if x < 8 else "end" if last else "middle",
-        )
-    drawing.line(0, y, drawing.width, y, "axis")
 
 
 _HEAD = 15.0
@@ -291,13 +274,9 @@ def _panel(
             whole_step.append((x, height_of(part.compute_seconds + part.wait_seconds)))
     drawing.area([(plot, floor), *compute, (right, floor)], "compute")
     drawing.area([*whole_step, *reversed(compute)], fill=wait)
-    _box(drawing, x=right + _BOX, heights=[height_of(value) for value in _five(quantile)])
+    _box(drawing, x=right + _BOX, heights=[height_of(value) for value in quantile])
     drawing.text(plot, floor + 18, "step 1", css="quiet", size=12)
     drawing.text(right, floor + 18, whole(steps), css="quiet", size=12, anchor="end")
-
-
-def _five(quantile: Quantiles) -> tuple[float, float, float, float, float]:
-    return quantile.p5, quantile.p25, quantile.p50, quantile.p75, quantile.p95
 
 
 def _box(drawing: Drawing, *, x: float, heights: Sequence[float]) -> None:

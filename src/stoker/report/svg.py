@@ -8,6 +8,8 @@ from unicodedata import category
 
 from markupsafe import Markup
 
+from stoker.text import NBSP
+
 Anchor = Literal["start", "middle", "end"]
 
 # Advance widths over font size, on the wide side (DejaVu Sans, the widest of the usual fonts).
@@ -162,6 +164,20 @@ def ticks(largest: float, *, at_most: int) -> list[float]:
         if number < at_most:
             return [index * step * power for index in range(number + 1)]
     return [0.0]
+
+
+def time_axis(drawing: Drawing, y: float, *, seconds: float, scale: float) -> None:
+    """Draws an axis from 0 to `seconds` over the whole width, in ms, s or minutes."""
+    unit, size = ("ms", 1e-3) if seconds < 2 else ("s", 1.0) if seconds < 300 else ("min", 60.0)
+    marks = ticks(seconds / size, at_most=max(3, int(drawing.width / 90)))
+    drawing.line(0, y, drawing.width, y, "axis")
+    for mark in marks:
+        x = mark * size * scale
+        text = f"{mark:.4g}" + (f"{NBSP}{unit}" if mark == marks[-1] else "")
+        drawing.line(x, y, x, y + 5, "axis")
+        is_last = x + text_width(text, 12) / 2 > drawing.width
+        anchor: Anchor = "start" if x < 8 else "end" if is_last else "middle"
+        drawing.text(x, y + 18, text, css="quiet", size=12, anchor=anchor)
 
 
 def _escape(text: str) -> str:

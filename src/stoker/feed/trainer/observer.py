@@ -129,8 +129,8 @@ class Observer:
         self._credits = credits
         for host in credits:
             self._books(host)
-        names = list(self._hosts)[:MAX_HOSTS_TOLD]
-        share = MAX_WORKERS_TOLD // max(len(names), 1)
+        hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
+        max_workers = MAX_WORKERS_TOLD // max(len(hosts), 1)
         return FeedWork(
             seconds=self._clock() - self._began,
             taken=self._taken,
@@ -138,13 +138,24 @@ class Observer:
             ready=ready,
             window=window,
             hosts=tuple(
-                self._host_work(
-                    name,
+                HostWork(
+                    host=name,
+                    is_local=name == self._own_host,
+                    batches=books.batches,
+                    frame_bytes=books.frame_bytes,
+                    duplicates=books.duplicates,
+                    moved=books.moved,
                     in_flight=in_flight[name],
                     credits=credits.get(name, 0),
-                    max_workers=share,
+                    busy_seconds=books.busy_seconds,
+                    cpu_seconds=books.cpu_seconds,
+                    num_workers=len(books.workers),
+                    workers=tuple(
+                        WorkerWork(number, each.batches, each.busy_seconds)
+                        for number, each in sorted(books.workers.items())[:max_workers]
+                    ),
                 )
-                for name in names
+                for name, books in hosts
             ),
         )
 
@@ -153,23 +164,3 @@ class Observer:
         if books is None:
             books = self._hosts[host] = _HostBooks()
         return books
-
-    def _host_work(self, name: str, *, in_flight: int, credits: int, max_workers: int) -> HostWork:
-        books = self._hosts[name]
-        return HostWork(
-            host=name,
-            is_local=name == self._own_host,
-            batches=books.batches,
-            frame_bytes=books.frame_bytes,
-            duplicates=books.duplicates,
-            moved=books.moved,
-            in_flight=in_flight,
-            credits=credits,
-            busy_seconds=books.busy_seconds,
-            cpu_seconds=books.cpu_seconds,
-            num_workers=len(books.workers),
-            workers=tuple(
-                WorkerWork(number, each.batches, each.busy_seconds)
-                for number, each in sorted(books.workers.items())[:max_workers]
-            ),
-        )

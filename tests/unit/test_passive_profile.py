@@ -5,16 +5,17 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from stoker.catalog import load_catalog
 from stoker.decide import decide
-from stoker.feed.timeline import Timeline
-from stoker.feed.usage import LoaderUsage, RankUsage, Usage, read_usage
+from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
+from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.launch.measure import MIN_STEPS, MeasuredStep, Ran, measure, passive_profile
-from stoker.records import Constraints, Group, Place, Profile, convert, to_document
+from stoker.launch.passive_profile import MIN_STEPS, measure, passive_profile
+from stoker.records import Constraints, Group, Job, Place, Profile, Training, convert, to_document
 
 BATCH_BYTES = 4096
 
@@ -33,7 +34,6 @@ def used(
     """CPU-seconds are of a step."""
     own = LoaderUsage(
         steps=steps,
-        samples=64 * steps,
         wall_seconds=0.05 * steps,
         trainer_cpu_seconds=trainer * steps,
         next_cpu_seconds=inside * steps,
@@ -81,19 +81,21 @@ def passive(
     host_types: Mapping[str, str] | None = None,
 ) -> Profile | None:
     timelines = {0: steps(count)}
+    dnn, *data = groups or (group("dnn", "ml.g5.8xlarge"),)
+    record = Training(
+        status="succeeded",
+        groups=(msgspec.structs.replace(dnn, processes_per_host=processes), *data),
+        workload_sha256="0" * 64,
+        measured=measure(timelines, {}),
+        job=Job(platform=platform, name="r"),
+    )
     return passive_profile(
-        Ran(
-            groups=groups or (group("dnn", "ml.g5.8xlarge"),),
-            host_types=host_types or {},
-            vcpus=32,
-            processes_per_host=processes,
-            workload_sha256="0" * 64,
-            what={"run": "r"},
-        ),
+        record,
         timelines=timelines,
         usages=[usage] if usage else [],
-        measured=measure(timelines, {}),
         progress=progress or {},
+        host_types=host_types or {},
+        vcpus=32,
         catalog=load_catalog(platform),
     )
 
@@ -289,7 +291,6 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) ->
     # Ten of eleven: the first of a pass, or its last, is nobody's step. Where others had the CPU at
     # the end of a pass, the last ones before it are left out.
     assert 10 <= own.steps <= 20
-    assert own.samples == 8 * own.steps
     assert own.next_cpu_seconds / own.steps == pytest.approx(0.002, rel=0.3)
     assert own.trainer_cpu_seconds / own.steps == pytest.approx(0.003, rel=0.3)
     assert own.batch_bytes == own.sized_batches * 1024

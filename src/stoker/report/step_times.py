@@ -1,13 +1,14 @@
-"""The steps of a run stand in its trainer's timeline, and have their statistics here."""
+"""The step times of a run, of its trainer's timeline, have their statistics here."""
 
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, quantiles
+from typing import NamedTuple
 
-from stoker.launch import measure
-from stoker.launch.measure import MeasuredStep, main_loader
+from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,7 @@ class Bin:
     compute_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Quantiles:
+class Quantiles(NamedTuple):
     """Step time at 5, 25, 50, 75 and 95 % of the steps, in seconds."""
 
     p5: float
@@ -37,8 +37,8 @@ class Quantiles:
 
 
 @dataclass(frozen=True, slots=True)
-class RunTimeline:
-    """Steps of the main loader in the order of their start.
+class StepTimes:
+    """Steps of the main loader in the order of their start, at least one.
 
     Attributes:
         measured: False where the steps are drawn from medians because no timeline was kept.
@@ -49,16 +49,9 @@ class RunTimeline:
 
     def quantiles(self) -> Quantiles:
         """Returns the quantiles of the time of all steps."""
-        values = sorted(step.seconds for step in self.steps)
-        return Quantiles(*(_quantile(values, share) for share in (0.05, 0.25, 0.5, 0.75, 0.95)))
-
-    def median(self) -> tuple[float, float, float]:
-        """Returns median step, wait and compute, in seconds; each is a median of its own."""
-        return (
-            _quantile(sorted(step.seconds for step in self.steps), 0.5),
-            _quantile(sorted(step.wait_seconds for step in self.steps), 0.5),
-            _quantile(sorted(step.compute_seconds for step in self.steps), 0.5),
-        )
+        values = [step.seconds for step in self.steps]
+        cuts = quantiles(values, n=20, method="inclusive") if len(values) > 1 else 19 * values
+        return Quantiles(*(cuts[place] for place in (0, 4, 9, 14, 18)))
 
     def window(self, seconds: float) -> tuple[MeasuredStep, ...]:
         """Returns consecutive steps that fill `seconds`, as near to the run's middle as can be.
@@ -82,28 +75,31 @@ class RunTimeline:
 
     def bins(self, at_most: int) -> list[Bin]:
         """Divides the whole run into no more than `at_most` neighbourhoods."""
-        size = max(1, math.ceil(len(self.steps) / at_most))
-        bins = []
-        for first in range(0, len(self.steps), size):
-            part = self.steps[first : first + size]
-            wait = sum(step.wait_seconds for step in part) / len(part)
-            compute = sum(step.compute_seconds for step in part) / len(part)
-            bins.append(Bin(first, len(part), wait, compute))
-        return bins
+        size = math.ceil(len(self.steps) / at_most)
+        parts = [(n, self.steps[n : n + size]) for n in range(0, len(self.steps), size)]
+        return [
+            Bin(
+                first=first,
+                steps=len(part),
+                wait_seconds=fmean(step.wait_seconds for step in part),
+                compute_seconds=fmean(step.compute_seconds for step in part),
+            )
+            for first, part in parts
+        ]
 
 
-def read_timeline(path: Path) -> RunTimeline | None:
+def read_steps(path: Path) -> StepTimes | None:
     """Reads the main loader's steps; None where the file is missing or holds no step."""
-    steps = main_loader(measure.read_timeline(path))
-    return RunTimeline(tuple(sorted(steps, key=lambda step: step.start_seconds))) if steps else None
+    steps = main_loader(read_timeline(path))
+    return StepTimes(tuple(sorted(steps, key=lambda step: step.start_seconds))) if steps else None
 
 
-def flat_timeline(*, wait_seconds: float, compute_seconds: float, steps: int) -> RunTimeline | None:
+def flat_steps(*, wait_seconds: float, compute_seconds: float, steps: int) -> StepTimes | None:
     """Returns a run of equal steps, for want of a timeline; None for steps of no length."""
     step_seconds = wait_seconds + compute_seconds
     if step_seconds <= 0:
         return None
-    return RunTimeline(
+    return StepTimes(
         tuple(
             MeasuredStep(
                 loader=0,
@@ -127,10 +123,3 @@ def shown_seconds(step_seconds: Sequence[float]) -> float:
     """
     slow, fast = max(step_seconds), min(step_seconds)
     return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

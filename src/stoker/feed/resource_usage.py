@@ -3,7 +3,8 @@
 This is the passive half of a profile: CPU clocks are read at each step, or 100 times a second where
 steps are shorter (a read costs 5 us), what lies outside the process once a second, and the sums go
 to STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them when the training
-has ended.
+has ended. It is kept apart from the telemetry (`launch.telemetry`): nobody looks at it while the
+run goes on, and it is about a process, with or without a feed.
 """
 
 import contextlib
@@ -52,7 +53,6 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     """
 
     steps: int = 0
-    samples: int = 0
     wall_seconds: float = 0.0
     trainer_cpu_seconds: float = 0.0
     next_cpu_seconds: float = 0.0
@@ -89,8 +89,7 @@ class Usage:
         self._read: tuple[float, float, float] = (0.0, 0.0, 0.0)
         self._is_read = False
         self._asked_at = 0.0
-        self._unread_steps = self._unread_samples = 0
-        self._samples = 0
+        self._unread_steps = 0
         self._next_cpu = 0.0
         self._span: _Span | None = None
         self._written = 0.0
@@ -104,7 +103,6 @@ class Usage:
         now = self._asked_at = time.monotonic()
         if self._key == (loader, epoch):
             self._unread_steps += 1
-            self._unread_samples += self._samples
             if self._span is not None and now - self._read[0] < _READ_SECONDS:
                 return
             own = self._books.loaders[loader]
@@ -118,13 +116,12 @@ class Usage:
             self.ended()
             self._key = (loader, epoch)
             self._books.loaders.setdefault(loader, LoaderUsage())
-        self._unread_steps = self._unread_samples = 0
+        self._unread_steps = 0
         self._read = (now, time.process_time(), time.thread_time())
         self._is_read = True
 
-    def got(self, samples: int) -> None:
+    def got(self) -> None:
         """Notes that the batch is there."""
-        self._samples = samples
         if self._is_read:
             self._is_read = False
             self._next_cpu = time.thread_time() - self._read[2]
@@ -162,7 +159,6 @@ class Usage:
     def _add_steps(self, own: LoaderUsage) -> None:
         """Adds the steps since the clocks were last read, up to the batch asked for last."""
         own.steps += self._unread_steps
-        own.samples += self._unread_samples
         own.next_cpu_seconds += self._next_cpu * self._unread_steps
         if self._unread_steps:
             own.wall_seconds += self._asked_at - self._read[0]
@@ -172,7 +168,7 @@ class Usage:
         # Later, something else than these steps is in the clocks.
         if time.monotonic() - self._asked_at < _READ_SECONDS:
             self._add_steps(self._books.loaders[loader])
-        self._unread_steps = self._unread_samples = 0
+        self._unread_steps = 0
 
     def _close_span(self, own: LoaderUsage) -> None:
         assert self._span is not None

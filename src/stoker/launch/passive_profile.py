@@ -1,0 +1,328 @@
+"""A run's timelines tell its steps, from which a run that was not profiled gets a passive profile.
+
+Batches come in bursts (several workers, data hosts and local workers of different pace), so that a
+median of single steps would miss the wait that ends a burst: medians are over means of blocks.
+
+The profile holds what was measured and nothing else: no accelerator-only step and no self-check, so
+that bands on it are wider. With a data group the step is that of the whole cluster, and loading is
+counted in CPU-seconds of the dnn hosts' type.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean, median, quantiles
+
+import msgspec
+
+from stoker.catalog import Catalog
+from stoker.errors import UsageError
+from stoker.feed import timeline
+from stoker.feed.resource_usage import LoaderUsage, RankUsage
+from stoker.feed.timeline import MeasuredStep
+from stoker.feed.wire.protocol import Progress
+from stoker.logs import now_utc
+from stoker.records import (
+    Group,
+    Measured,
+    Observed,
+    Profile,
+    ProfiledHost,
+    Spread,
+    StepTerms,
+    Training,
+)
+from stoker.records.profile import ProfiledData
+
+# The first steps of an epoch hold the start of workers and the filling of the pipeline.
+SKIPPED_STEPS = 2
+# Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
+# blocks in a run of a minute.
+BLOCK_STEPS = 20
+
+
+def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """Drops the first SKIPPED_STEPS steps of each epoch, unless nothing else is left."""
+    seen: Counter[int] = Counter()
+    kept = []
+    for step in steps:
+        seen[step.epoch] += 1
+        if seen[step.epoch] > SKIPPED_STEPS:
+            kept.append(step)
+    return kept or list(steps)
+
+
+def block_means(
+    steps: Sequence[MeasuredStep], value: Callable[[MeasuredStep], float]
+) -> list[float]:
+    """Returns means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
+    epochs: dict[int, list[float]] = {}
+    for step in steps:
+        epochs.setdefault(step.epoch, []).append(value(step))
+    means = []
+    for values in epochs.values():
+        count = max(1, len(values) // BLOCK_STEPS)
+        bounds = [len(values) * block // count for block in range(count + 1)]
+        means += [fmean(values[low:high]) for low, high in pairwise(bounds)]
+    return means
+
+
+def measure(
+    ranks: Mapping[int, Sequence[MeasuredStep]],
+    progress: Mapping[int, Progress],
+    *,
+    replica_of: Callable[[int], int] = int,
+) -> Measured | None:
+    """Measures steps by the ranks' timelines; None where there is none.
+
+    Args:
+        ranks: The main loader's steps of this host's ranks.
+        progress: Last reports of ranks on all hosts, for those without a timeline here.
+        replica_of: Of a rank; the samples that ranks of one replica share count once.
+    """
+    if not ranks:
+        return None
+    first = min(ranks)
+    kept = steady(ranks[first])
+    rates = {replica_of(rank): _rate(steady(steps)) for rank, steps in ranks.items()}
+    for rank, report in progress.items():
+        rates.setdefault(replica_of(rank), 0.0)
+        if rank not in ranks:
+            rates[replica_of(rank)] = max(rates[replica_of(rank)], _reported_rate(report))
+    fields = {
+        "step_seconds": block_means(kept, lambda step: step.seconds),
+        "wait_seconds": block_means(kept, lambda step: step.wait_seconds),
+        "compute_seconds": block_means(kept, lambda step: step.compute_seconds),
+    }
+    return Measured(
+        step_seconds=median(fields["step_seconds"]),
+        wait_seconds=median(fields["wait_seconds"]),
+        compute_seconds=median(fields["compute_seconds"]),
+        samples_per_second=sum(rates.values()),
+        steps=len(ranks[first]),
+        spread={name: spread_of(values) for name, values in fields.items()},
+        timeline_file=timeline.FILE.format(rank=first),
+    )
+
+
+def _rate(steps: Sequence[MeasuredStep]) -> float:
+    seconds = sum(step.seconds for step in steps)
+    return sum(step.samples for step in steps) / seconds if seconds else 0.0
+
+
+def _reported_rate(report: Progress) -> float:
+    seconds = report.wait_seconds + report.compute_seconds
+    return report.samples / seconds if seconds else 0.0
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """Returns the quartiles of at least one value."""
+    if len(values) < 2:
+        return Spread(low=values[0], high=values[0], samples=1)
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return Spread(low=low, high=high, samples=len(values))
+
+
+FILE = "passive-profile.json"
+# What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
+UNMEASURED = ("accelerator", "loader")
+# Fewer steps say nothing that money may rest on.
+MIN_STEPS = 10
+
+
+def passive_profile(
+    record: Training,
+    *,
+    timelines: Mapping[int, Sequence[MeasuredStep]],
+    usages: Sequence[RankUsage],
+    progress: Mapping[int, Progress],
+    host_types: Mapping[str, str],
+    vcpus: int,
+    catalog: Catalog,
+) -> Profile | None:
+    """Makes the profile of a run that ended, from what its ranks left; None if that is too little.
+
+    Args:
+        record: Of the leader; its dnn group is the first.
+        timelines: The main loader's steps of the leader's ranks.
+        usages: What they used.
+        progress: Last report of each rank, where there is a data group.
+        host_types: Type of each data host, by its name.
+        vcpus: Of this dnn host, usable.
+        catalog: For the CPU speeds of types.
+    """
+    measured = record.measured
+    if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
+        return None
+    usage = [main for each in usages if (main := _main(each)) is not None]
+    dnn, *data = record.groups
+    world = dnn.count * (dnn.processes_per_host or 1)
+    waits = [
+        median(block_means(steady(steps), lambda step: step.wait_seconds))
+        for steps in timelines.values()
+    ] or [measured.wait_seconds]
+    sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
+    made = [
+        world * seconds
+        for report in progress.values()
+        if (seconds := _batch_cpu_seconds(report, dnn, host_types=host_types, catalog=catalog))
+        is not None
+    ]
+    terms, spread = _loading(usage, made=made, dnn=dnn)
+    step = StepTerms(
+        step_seconds=measured.step_seconds,
+        wait_seconds=min(max(waits), measured.step_seconds),
+        global_batch_size=_samples(timelines, world),
+        batch_bytes=fmean(sizes) * world if sizes else None,
+        read_bytes=_read_bytes(usage, world),
+    )
+    step = msgspec.structs.replace(step, **terms)
+    spread = {**measured.spread, **spread}
+    # Of what is no term, or not known, there is no spread.
+    known = {name for name, value in msgspec.structs.asdict(step).items() if value is not None}
+    return Profile(
+        workload_sha256=record.workload_sha256,
+        host=ProfiledHost(instance_type=dnn.instance_type, count=dnn.count, vcpus=vcpus),
+        data=tuple(
+            ProfiledData(
+                instance_type=group.instance_type,
+                count=group.count,
+                workers_per_host=group.workers_per_host,
+            )
+            for group in data
+        ),
+        step=step,
+        observed=_observed(usage, vcpus),
+        unmeasured=UNMEASURED if is_elsewhere(usages) else (),
+        spread={name: each for name, each in spread.items() if name in known},
+        what={
+            "run": record.job.name,
+            "when": now_utc(),
+            "status": record.status,
+            "passive": True,
+            "ranks": world,
+            "steps": measured.steps,
+        },
+    )
+
+
+def _loading(
+    usage: Sequence[LoaderUsage], *, made: list[float], dnn: Group
+) -> tuple[dict[str, float | None], dict[str, Spread]]:
+    """Finds the cost of loading where it arises: in the feed, in children, or in the trainer.
+
+    Args:
+        usage: Of the main loader, rank by rank.
+        made: CPU-seconds of a global step's batches that the feed made, rank by rank.
+        dnn: The group of the ranks.
+
+    Returns:
+        Terms of a global step, as far as they are known, and their spreads.
+    """
+    if any(own.is_elsewhere for own in usage):
+        # The trainer's threads may make batches, and so may hosts that nobody here can see.
+        return {}, {}
+    processes = dnn.processes_per_host or 1
+    world = dnn.count * processes
+    terms: dict[str, float | None] = {"num_workers": dnn.workers_per_host}
+    trainer = fmean(own.trainer_cpu_seconds / own.steps for own in usage) if usage else None
+    spans = [span for own in usage for span in own.spans]
+    samples = {"trainer_cpu_seconds": [max(0.0, world * (own - feed)) for own, _, feed in spans]}
+    counted = [own for own in usage if own.span_steps]
+    if made:
+        samples["loader_cpu_seconds"] = made
+        terms["loader_cpu_seconds"] = fmean(made)
+        receive = 0.0
+        if counted:
+            receive = fmean(own.feed_cpu_seconds / own.span_steps for own in counted)
+            terms["receive_cpu_seconds"] = receive
+            samples["receive_cpu_seconds"] = [feed for _, _, feed in spans]
+        if trainer is not None:
+            terms["trainer_cpu_seconds"] = max(0.0, trainer - receive) * world
+    elif trainer is not None and all(own.num_workers == 0 for own in usage):
+        # Loaded by the trainer itself, while it asks for a batch.
+        loads = [own.next_cpu_seconds / own.steps for own in usage]
+        samples = {"loader_cpu_seconds": [each * world for each in loads]}
+        terms["loader_cpu_seconds"] = fmean(loads) * world
+        terms["trainer_cpu_seconds"] = max(0.0, trainer - fmean(loads)) * world
+        terms["num_workers"] = 0
+    elif trainer is not None:
+        samples["loader_cpu_seconds"] = [children * world for _, children, _ in spans]
+        if counted:
+            loads = [own.children_cpu_seconds / own.span_steps for own in counted]
+            terms["loader_cpu_seconds"] = fmean(loads) * world
+        terms["trainer_cpu_seconds"] = trainer * world
+        workers = fmean(own.num_workers for own in usage)
+        terms["num_workers"] = round(workers * processes)
+    return terms, {name: spread_of(values) for name, values in samples.items() if values}
+
+
+def _batch_cpu_seconds(
+    report: Progress, dnn: Group, *, host_types: Mapping[str, str], catalog: Catalog
+) -> float | None:
+    """Returns what a batch of the feed cost, in CPU-seconds of the dnn hosts; None without any."""
+    here = dnn.instance_type
+    batches, seconds = 0, 0.0
+    for host in report.feed.hosts if report.feed else ():
+        kind = here if host.is_local else host_types.get(host.host, here)
+        batches += host.batches
+        seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
+    return seconds / batches if batches else None
+
+
+def _speed(catalog: Catalog, instance_type: str, *, over: str) -> float:
+    """Returns CoreMark a vCPU over another type's; 1 where one is not known."""
+    if instance_type == over:
+        return 1.0
+    try:
+        one = catalog.get(instance_type).coremark_per_vcpu
+        other = catalog.get(over).coremark_per_vcpu
+    except UsageError:
+        return 1.0
+    return one / other if one and other else 1.0
+
+
+def is_elsewhere(usages: Sequence[RankUsage]) -> bool:
+    """Returns whether the batches of the training come from no DataLoader."""
+    mains = [_main(each) for each in usages]
+    return any(own is not None and own.is_elsewhere for own in mains)
+
+
+def _main(usage: RankUsage) -> LoaderUsage | None:
+    """Returns the loader with most steps."""
+    busiest = max(usage.loaders.values(), key=lambda own: own.steps, default=None)
+    return busiest if busiest is not None and busiest.steps else None
+
+
+def _samples(timelines: Mapping[int, Sequence[MeasuredStep]], world: int) -> int | None:
+    sizes: Counter[int] = Counter()
+    for steps in timelines.values():
+        sizes.update(step.samples for step in steps)
+    del sizes[0]
+    return sizes.most_common(1)[0][0] * world if sizes else None
+
+
+def _read_bytes(usage: Sequence[LoaderUsage], world: int) -> float | None:
+    """Returns bytes from storage a global step; None where none were read, or it is not told."""
+    known = [
+        own.read_bytes / own.span_steps
+        for own in usage
+        if own.read_bytes is not None and own.span_steps
+    ]
+    return fmean(known) * world or None if known else None
+
+
+def _observed(usage: Sequence[LoaderUsage], vcpus: int) -> Observed | None:
+    """Returns how busy the ranks of this host kept its vCPUs; None where that is not known."""
+    if not usage or any(not own.wall_seconds for own in usage):
+        return None
+    busy = sum(
+        own.trainer_cpu_seconds / own.wall_seconds
+        + (
+            own.children_cpu_seconds / own.span_steps * own.steps / own.wall_seconds
+            if own.span_steps
+            else 0.0
+        )
+        for own in usage
+    )
+    return Observed(cpu_utilization=min(1.0, busy / vcpus), hosts=1)
