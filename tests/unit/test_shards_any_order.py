@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, Streams
+from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, ShardScheduler
 
 Ask = tuple[str, int, int]
 
@@ -31,7 +31,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
     )
     def start(self, lengths: list[int], prefetch: int, max_bytes: int, persists: bool) -> None:
         self.lengths, self.prefetch = lengths, prefetch
-        self.schedule = Streams(
+        self.schedule = ShardScheduler(
             num_shards=len(lengths), prefetch=prefetch, max_bytes=max_bytes, persists=persists
         )
         self.now = 0.0
@@ -49,7 +49,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
 
     def step(self) -> None:
         for peer, number in self.schedule.assign(self.now):
-            start = self.schedule.start_of(number)
+            start = self.schedule.stream_of(number, shared_seed=None)
             position, shard = divmod(number, len(self.lengths))
             assert peer in self.peers
             assert shard == start.shard
@@ -58,6 +58,8 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             ask = (str(peer), number, start.generation)
             assert ask not in self.flying | self.late, "asked twice of the same process"
             self.flying.add(ask)
+        for peer in self.peers:
+            assert self.schedule.in_flight(peer) == sum(ask[0] == peer for ask in self.flying)
 
     def taken_of(self, shard: int) -> int:
         return sum(number % len(self.lengths) == shard for number in self.delivered)
@@ -75,11 +77,8 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             generation=generation,
             digest=digest_of(shard, position + 1),
             frame_bytes=10,
+            now=self.now,
         )
-
-    def lose(self, lost: set[Ask]) -> None:
-        self.flying -= lost
-        self.late |= lost
 
     @rule(peer=st.sampled_from("abc"), credits=st.integers(1, 5))
     def grant(self, peer: str, credits: int) -> None:
@@ -95,7 +94,8 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         if self.answer(ask):
             assert ask[1] not in self.arrived
             self.arrived.add(ask[1])
-            self.deaths[ask[1] % len(self.lengths)] = 0
+            if self.schedule.is_there(ask[1]):
+                self.deaths[ask[1] % len(self.lengths)] = 0
         self.step()
 
     @precondition(lambda self: self.late)
@@ -119,7 +119,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         }
         hopeless = [self.schedule.dropped(*ask[:2], generation=ask[2]) for ask in sorted(lost)]
         self.flying -= lost
-        self.forget_what_overtook()
+        self.forget_what_overtook(lost)
         self.deaths[shard] += 1
         assert any(hopeless) <= (self.deaths[shard] >= MAX_LOSSES_IN_A_ROW)
         self.step()
@@ -129,16 +129,23 @@ class AnyOrderOfShards(RuleBasedStateMachine):
     def lose_a_host(self, data: st.DataObject, drains: bool) -> None:
         peer = data.draw(st.sampled_from(sorted(self.peers)))
         self.peers.discard(peer)
-        self.lose({ask for ask in self.flying if ask[0] == peer})
+        lost = {ask for ask in self.flying if ask[0] == peer}
+        self.flying -= lost
+        self.late |= lost
         if drains:
             self.schedule.leave(peer)
         self.schedule.lost(peer)
-        self.forget_what_overtook()
+        self.forget_what_overtook(lost)
         self.step()
 
-    def forget_what_overtook(self) -> None:
+    def forget_what_overtook(self, lost: set[Ask]) -> None:
         """A batch that came before others of its shard is made again with them."""
-        self.arrived = {number for number in self.arrived if self.schedule.is_there(number)}
+        shards = {ask[1] % len(self.lengths) for ask in lost}
+        self.arrived -= {
+            number
+            for number in self.arrived
+            if number % len(self.lengths) in shards and not self.schedule.is_there(number)
+        }
 
     @rule(seconds=st.floats(0, 10))
     def wait(self, seconds: float) -> None:

@@ -175,7 +175,7 @@ class Service:
             self._log.event("session_opens", session=session.name, rank=session.rank)
         left = session.spec
         if left != message.spec:
-            self._specs.forget_streams(session.name)
+            self._specs.forget_shards(session.name)
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
         session.base_seed = message.base_seed
@@ -276,10 +276,7 @@ class Service:
             self._outbox.refuse(identity, message, reason)
             return
         session.identity, session.unreachable_since = identity, None
-        if message.stream is None:
-            self._dispatch.ask(identity, session, message)
-        else:
-            self._dispatch.ask_stream(identity, session, message, message.stream)
+        self._dispatch.ask(identity, session, message)
 
     def _forget(self, name: str, before_epoch_id: int) -> None:
         session = self._sessions.get(name)
@@ -290,7 +287,7 @@ class Service:
             if request.epoch_id < session.before_epoch_id:
                 request.is_dropped = True
                 del session.requests[key]
-        self._specs.forget_streams(name, before_epoch_id=session.before_epoch_id)
+        self._specs.forget_shards(name, before_epoch_id=session.before_epoch_id)
 
     def _end_session(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)
@@ -299,7 +296,7 @@ class Service:
         for request in session.requests.values():
             request.is_dropped = True
         session.requests.clear()
-        self._specs.forget_streams(name)
+        self._specs.forget_shards(name)
         self._log.event("session_ends", session=name, rank=session.rank, reason=reason)
         self._is_left(session.spec)
         self._retire()

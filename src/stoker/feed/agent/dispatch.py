@@ -8,16 +8,16 @@ import time
 from collections.abc import Mapping
 
 from stoker.feed import memory
-from stoker.feed.agent.dataset_host import Specs
+from stoker.feed.agent.dataset_host import PoolKey, Specs
 from stoker.feed.agent.queue import AgentSession, CreditPool, Queue, Request
 from stoker.feed.agent.sending import Outbox
 from stoker.feed.wire import protocol
-from stoker.feed.workers.pipe import JobOrder
-from stoker.feed.workers.pool import MAX_OPEN, Result, WorkerJob, stream_job
+from stoker.feed.workers.pool import Result, job_of
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
-_IS_OVER = "it is of an epoch that was said to be over"
+# Batches of one shard that may be asked for: far more than any prefetch factor in use.
+MAX_OPEN = 256
 
 
 class Dispatch:
@@ -89,50 +89,46 @@ class Dispatch:
                 self._outbox.send(session, protocol.Credits(session=session.name, credits=share))
 
     def ask(self, identity: bytes, session: AgentSession, message: protocol.Make) -> None:
-        """Queues a batch that a session asks for."""
-        key = (message.epoch_id, message.number)
-        if key in session.requests:
+        """Queues a batch that a session asks for; one of a shard is its worker's at once."""
+        stream = message.stream
+        generation = 0 if stream is None else stream.generation
+        known = session.requests.get((message.epoch_id, message.number))
+        if known is not None and known.generation == generation:
             return  # Asked for twice: the answer to the first is that to both.
-        if message.epoch_id < session.before_epoch_id:
-            self._outbox.refuse(identity, message, _IS_OVER)
-            return
-        if len(session.requests) >= session.max_requests:
-            self._outbox.refuse(identity, message, "asked for far more than the credits")
-            return
-        was_active = session.is_active(time.monotonic())
-        self._queue.push(_noted(session, message))
-        if not was_active:
-            self.share_credits()
-
-    def ask_stream(
-        self,
-        identity: bytes,
-        session: AgentSession,
-        message: protocol.Make,
-        stream: protocol.Stream,
-    ) -> None:
-        """Gives a stream's batch to its process at once: it waits for no other session."""
-        held = self._specs.find(session.spec)
-        if held is None or held.state != "ready":
-            self._outbox.refuse(identity, message, "the dataset failed on this host")
-            return
-        key = (message.epoch_id, message.number)
-        known = session.requests.get(key)
-        if known is not None and known.generation == stream.generation:
-            return  # As above.
-        if message.epoch_id < session.before_epoch_id:
-            self._outbox.refuse(identity, message, _IS_OVER)
-            return
-        if known is not None and known.generation > stream.generation:
-            self._outbox.refuse(identity, message, "its shard was begun again")
-            return
-        if len(session.requests) >= max(session.max_requests, MAX_OPEN * stream.num_shards):
-            self._outbox.refuse(identity, message, "asked for far more than the credits")
+        refusal = self._refusal(session, message, known)
+        if refusal:
+            self._outbox.refuse(identity, message, refusal)
             return
         if known is not None:
             known.is_dropped = True
-        request = _noted(session, message, generation=stream.generation)
-        self._specs.ask_stream(session.spec, session.name, *stream_job(message, stream, (request,)))
+        now = time.monotonic()
+        was_active = session.is_active(now)
+        session.asked_at = now
+        request = session.requests[message.epoch_id, message.number] = Request(
+            session, session.spec, session.seeding, message
+        )
+        if stream is None:
+            self._queue.push(request)
+        else:
+            job = job_of(message, (request,))
+            self._specs.assign(session.spec, ("session", session.name), job)
+        if not was_active:
+            self.share_credits()
+
+    def _refusal(self, session: AgentSession, message: protocol.Make, known: Request | None) -> str:
+        """Says why a batch is not made here; empty: it is."""
+        limit = session.max_requests
+        stream = message.stream
+        if stream is not None:
+            held = self._specs.find(session.spec)
+            if held is None or held.state != "ready":
+                return "the dataset failed on this host"
+            if known is not None and known.generation > stream.generation:
+                return "its shard was begun again"
+            limit = max(limit, MAX_OPEN * stream.num_shards)
+        if message.epoch_id < session.before_epoch_id:
+            return "it is of an epoch that was said to be over"
+        return "asked for far more than the credits" if len(session.requests) >= limit else ""
 
     def drop(self, reason: str, *, spec: str | None = None) -> None:
         """Hands back what is queued, of one spec or of all."""
@@ -152,13 +148,13 @@ class Dispatch:
             request = self._queue.pop(specs=self._specs.ready())
             if request is None:
                 return
-            key = (request.spec, request.seeding)
+            key: PoolKey = ("seeding", request.seeding)
             may_begin = self._specs.num_busy() < self._workers
-            if not self._specs.can_take(key, may_begin=may_begin):
+            if not self._specs.can_take(request.spec, key, may_begin=may_begin):
                 self._queue.push(request)
                 return
             self.num_begun += 1
-            self._specs.assign(key, WorkerJob((request,), JobOrder(request.index, request.seed)))
+            self._specs.assign(request.spec, key, job_of(request.make, (request,)))
 
     def _has_memory(self) -> bool:
         """Tells whether there is memory for one more batch; always if none is held."""
@@ -185,20 +181,3 @@ class Dispatch:
         if result.is_lost:
             self._log.event("batch_lost", number=request.number, reason=result.summary)
         self._outbox.result(request, result)
-
-
-def _noted(session: AgentSession, message: protocol.Make, *, generation: int = 0) -> Request:
-    """Enters the request into its session's books and returns it."""
-    request = Request(
-        session,
-        session.spec,
-        session.seeding,
-        message.epoch_id,
-        message.number,
-        message.index,
-        message.seed,
-        generation=generation,
-    )
-    session.requests[message.epoch_id, message.number] = request
-    session.asked_at = time.monotonic()
-    return request

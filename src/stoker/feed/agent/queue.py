@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from stoker.feed.wire.protocol import Make
+
 # 2 a worker are enough where batches cost the same; with costs that vary exponentially 5 bring
 # what they can (tests/unit/test_scheduler_prefetch.py), and more only fill memory.
 MAX_CREDITS_PER_WORKER = 8
@@ -67,19 +69,24 @@ class Request:
     """A batch that a session asked for.
 
     Attributes:
+        spec: Digest of the spec that the session used when it asked; as `seeding`.
+        make: What it asked for.
         is_dropped: Nobody wants it any more.
-        generation: Of its stream.
+        generation: Of its shard's process; 0: it is of no shard.
     """
 
     session: AgentSession
     spec: str
     seeding: str
-    epoch_id: int
-    number: int
-    index: bytes
-    seed: tuple[int, ...]
+    make: Make
     is_dropped: bool = False
-    generation: int = 0
+    epoch_id: int = field(init=False)
+    number: int = field(init=False)
+    generation: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.epoch_id, self.number = self.make.epoch_id, self.make.number
+        self.generation = 0 if self.make.stream is None else self.make.stream.generation
 
 
 class Queue:
@@ -99,16 +106,15 @@ class Queue:
         """Adds a request."""
         heapq.heappush(self._heap, (request.number, next(self._arrivals), request))
 
-    def pop(self, *, specs: Iterable[tuple[str, str]]) -> Request | None:
-        """Returns the first with its (spec, seeding) in `specs`, or None; skips dropped ones."""
-        wanted = set(specs)
+    def pop(self, *, specs: Collection[str]) -> Request | None:
+        """Returns the first whose spec is in `specs`, or None; skips dropped ones."""
         kept: list[tuple[int, int, Request]] = []
         found: Request | None = None
         while self._heap and found is None:
             entry = heapq.heappop(self._heap)
             if entry[2].is_dropped:
                 continue
-            if (entry[2].spec, entry[2].seeding) in wanted:
+            if entry[2].spec in specs:
                 found = entry[2]
             else:
                 kept.append(entry)
