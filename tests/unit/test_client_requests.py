@@ -10,8 +10,7 @@ from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import FeedSession
-from stoker.feed.trainer.shared import SharedState
+from stoker.feed.trainer.session import FeedSession, SharedState
 from stoker.feed.wire.protocol import Member, Roster
 from stoker.logs import Log
 from stoker.records import FeedSettings

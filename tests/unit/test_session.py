@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.feed.seeding import Numbered
+from stoker.feed.trainer.buffers import BatchOutcome
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import BatchOutcome, FeedSession
+from stoker.feed.trainer.session import FeedSession
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 
 SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)

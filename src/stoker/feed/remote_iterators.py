@@ -26,7 +26,7 @@ from stoker.feed.trainer.session import Asked, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
-from stoker.feed.wire.factory import factories_in
+from stoker.feed.wire.pickling import factories_in
 from stoker.logs import Log
 
 

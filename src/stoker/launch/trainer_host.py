@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.feed.unfed_word import Unfed
+from stoker.feed.process import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator

@@ -18,14 +18,12 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed.agent.dataset_host import ForkServer, HostedSpec, Specs
-from stoker.feed.agent.dispatch import Dispatch
-from stoker.feed.agent.queue import AgentSession
-from stoker.feed.agent.sending import BatchPort, Outbox, OutgoingBatch, Transport
+from stoker.feed.agent.dispatch import AgentSession, Dispatch, Outbox, Transport
+from stoker.feed.agent.sending import BatchPort, OutgoingBatch
 from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.pieces import Assembly
-from stoker.feed.wire.protocol import compare_versions, own_versions
+from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
 from stoker.host.cpu import interrupting_nobody
 from stoker.logs import Log
 from stoker.records import FeedSettings

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import FeedLostError, ProtocolError
-from stoker.feed.wire.pieces import Arrival
+from stoker.feed.wire.dataset import Arrival
 from stoker.feed.workers.pipe import Pipe, channel_pair, pack
 from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
 

@@ -13,13 +13,12 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import memory
-from stoker.feed.trainer.buffers import BatchBuffers, error_in
+from stoker.feed.trainer.buffers import BatchBuffers, BatchOutcome, error_in
 from stoker.feed.trainer.connections import AgentLink, BatchReceiver
 from stoker.feed.trainer.control import MAX_PAUSE_SECONDS
 from stoker.feed.trainer.observer import Observer
 from stoker.feed.trainer.scheduler import Peer
-from stoker.feed.trainer.session import LOCAL, BatchOutcome, FeedSession
-from stoker.feed.trainer.shared import SharedState
+from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.pool import Result, advice_on

@@ -20,17 +20,15 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory
-from stoker.feed.books import LoaderBooks
 from stoker.feed.memory import allowance
-from stoker.feed.process import TrainerProcess
+from stoker.feed.process import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, drop_local, forget_peer
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.connections import AgentLink, Link
 from stoker.feed.trainer.control import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
 from stoker.feed.trainer.observer import Observer, Standing
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
-from stoker.feed.trainer.session import LOCAL, FeedSession
-from stoker.feed.trainer.shared import SharedState
+from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec

@@ -375,6 +375,13 @@ class BatchScheduler(Scheduler):
         """Batches of this epoch that were delivered."""
         return self.head
 
+    def wanted(self, now: float) -> int:
+        """Returns how many more indices the window has room for: supply so many."""
+        # Asked at each arrival while the trainer waits: less than half of what `look` takes.
+        if self._is_complete or self._is_stocked():
+            return 0
+        return max(0, self.head + self.window(now) - self.supplied)
+
     def is_over(self) -> bool:
         """Tells whether every number of the epoch was taken."""
         return self._is_complete and self.head >= self.supplied

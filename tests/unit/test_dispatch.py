@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.agent.queue import (
+from stoker.feed.agent.dispatch import (
     MAX_CREDITS_PER_WORKER,
     AgentSession,
     CreditPool,
