@@ -35,9 +35,8 @@ from stoker.feed.wire.dataset import (
     read_place,
     unpack_error,
 )
-from stoker.feed.wire.pieces import PIECE_BYTES
-from stoker.feed.wire.sealing import Unsealer
-from stoker.feed.wire.stream import BatchReader, BufferPool, tune
+from stoker.feed.wire.protocol import PIECE_BYTES
+from stoker.feed.wire.stream import BatchReader, BufferPool, Unsealer, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -659,7 +658,7 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2, "both workers are busy")
         client.send(protocol.Forget(session=client.name, before_epoch_id=1))
         client.ask(0, [5], epoch_id=1)
-        # The first message to come is of pass 1, when a worker is free again.
+        # The first message to come is of epoch 1, when a worker is free again.
         (tmp_path / "go").touch()
         message, _ = client.made()
         assert message.epoch_id == 1

@@ -77,7 +77,7 @@ def test_worker_info_says_the_scripts_workers_in_turn(fed: list[Found]) -> None:
         first = [worker for worker, *_ in told[:16:4]]
         assert first == [0, 1, 0, 1]
         assert {number for _, number, _ in told} == {2}
-        # Two passes, of a base seed each.
+        # Two epochs, of a base seed each.
         assert len({seed for *_, seed in told}) == 4
 
 

@@ -137,7 +137,7 @@ def test_stream_killed_on_a_data_host_changes_nothing(host: Cluster) -> None:
     host.kill_worker(0)
     trainer.go_on()
     assert trainer.finish() == torchs()
-    assert "stream_lost" in trainer.errors
+    assert "batch_dropped" in trainer.errors
 
 
 def test_local_stream_killed_changes_nothing() -> None:
@@ -161,13 +161,13 @@ def test_persistent_streams_go_on_after_a_loss_in_the_first_epoch(host: Cluster)
 
 PERSISTENT = {"batch_size": 4, "persistent_workers": True}
 RANDOM = {"loader": PERSISTENT, "epochs": 3}
-# Where in the second pass a process is lost: after some batches, before any, after a pass that
+# Where in the second epoch a process is lost: after some batches, before any, after an epoch that
 # was left early.
 LOSSES: dict[str, dict[str, object]] = {
-    "in the second pass": {"pause_at": 5, "pause_epoch": 1},
+    "in the second epoch": {"pause_at": 5, "pause_epoch": 1},
     "before its first batch": {"pause_before": 1},
     "with a generator of its own": {"pause_at": 5, "pause_epoch": 1, "kind": "holding"},
-    "with a generator of its own, between passes": {"pause_before": 2, "kind": "holding"},
+    "with a generator of its own, between epochs": {"pause_before": 2, "kind": "holding"},
 }
 
 

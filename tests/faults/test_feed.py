@@ -347,7 +347,7 @@ def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(
         trainer = cluster.train(lock=True, num_workers=num_workers, loaders=2)
         assert trainer.finish() == reference(loaders=2, num_workers=num_workers)
         said = [line for line in trainer.errors.splitlines() if "made_locally" in line]
-        # Once a loader, not once a pass.
+        # Once a loader, not once an epoch.
         assert len(said) == 2
         assert "dataset.lock (_thread.lock) cannot travel" in said[0]
         assert "without help of data hosts" in said[0]

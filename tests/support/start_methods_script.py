@@ -1,6 +1,6 @@
 """Goes through loaders whose workers begin by a start method. Argument: {"start": ..., "local": N}.
 
-Prints one JSON line a loader: the digest of two passes with a worker, or of one with two. stoker is
+Prints one JSON line a loader: the digest of two epochs with a worker, or of one with two. stoker is
 the first import, so in a spawned worker it is stoker that imports torch.
 """
 
@@ -43,10 +43,10 @@ def main() -> None:
     cases = [(DataLoader, Drawing(), 1, 2), (DataLoader, Stream(), 2, 1)]
     if given["replaced"]:
         cases += [(torch_loader, *case) for _, *case in cases]
-    for loader_class, dataset, num_workers, passes in cases:
+    for loader_class, dataset, num_workers, epochs in cases:
         torch.manual_seed(7)
         loader = loader_class(dataset, batch_size=4, num_workers=num_workers)
-        whole = b"".join(batch.numpy().tobytes() for _ in range(passes) for batch in loader)
+        whole = b"".join(batch.numpy().tobytes() for _ in range(epochs) for batch in loader)
         found = hashlib.sha256(whole).hexdigest()[:16]
         print(json.dumps({type(dataset).__name__: found}), flush=True)
 

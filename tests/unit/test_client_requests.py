@@ -9,8 +9,8 @@ import pytest
 from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
-from stoker.feed.trainer.session import FeedSession
-from stoker.feed.trainer.shared import SharedState
+from stoker.feed.trainer.scheduler import BatchScheduler
+from stoker.feed.trainer.session import FeedSession, SharedState
 from stoker.feed.wire.protocol import Member, Roster
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -32,7 +32,9 @@ class Alone:
         settings = dataclasses.replace(from_environment({}), feed=feed, comes_back=comes_back)
         self._asking = Requester(self._shared, settings, {})
         self._lock = threading.Lock()
-        self.session = FeedSession("s", lock=self._lock, wake=lambda: None, max_bytes=1)
+        self.session = FeedSession(
+            "s", lock=self._lock, wake=lambda: None, schedule=BatchScheduler(max_bytes=1)
+        )
         self.session.had_peers = True
         self.session.alone_since = 0.0
 

@@ -23,7 +23,7 @@ from stoker.feed.wire.dataset import (
     unpack_spec,
     why_unshippable,
 )
-from stoker.feed.wire.factory import factories_in
+from stoker.feed.wire.pickling import factories_in
 
 
 class Numbers:

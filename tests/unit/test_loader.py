@@ -277,7 +277,7 @@ class AtOnce:
 
 
 def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
-    """The batches of three passes."""
+    """The batches of three epochs."""
     generator = torch.Generator().manual_seed(3)
     loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)  # type: ignore[arg-type]
     return [batch.tolist() for _ in range(3) for batch in loader]  # type: ignore[attr-defined]
@@ -309,7 +309,7 @@ def drawn_where_decided(workers: int) -> list[list[list[int]]]:
 def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(
     options: dict[str, object], decided: int
 ) -> None:
-    """torch asks twice at the start of a pass with workers, once without."""
+    """torch asks twice at the start of an epoch with workers, once without."""
     found = drawn_where_decided(decided)[DRAWN.index(options)]
     assert found == drawn(data.DataLoader, options)
 

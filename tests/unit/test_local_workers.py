@@ -6,9 +6,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from stoker.feed.trainer.local import LocalWorkers
+from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, pack_spec
+from stoker.feed.wire.protocol import Make
 
 MAX_SECONDS = 30.0
 
@@ -47,6 +48,11 @@ def workers_of(dataset: object, deaths: list[str]) -> LocalWorkers:
     )
 
 
+def order(number: int) -> Make:
+    packed = pack_value([number], allow_pickle=True)
+    return Make(session="s", epoch_id=0, number=number, index=packed, seed=(0, 0, 0, number))
+
+
 def made_by(local: LocalWorkers, count: int) -> list[tuple[object, ...]]:
     """The keys of the next `count` batches."""
     made, until = [], time.monotonic() + MAX_SECONDS
@@ -75,8 +81,7 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
         # Twice two: a worker that died after its first batch is seen.
         for first in (0, 2):
             for number in (first, first + 1):
-                packed = pack_value([number], allow_pickle=True)
-                local.ask(epoch_id=0, number=number, index=packed, seed=(0, 0, 0, number))
+                assert local.ask(order(number)) == []
             assert len(made_by(local, 2)) == 2
         assert not deaths
     finally:
@@ -89,9 +94,7 @@ def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary()
     try:
         seen = set()
         for number in range(60):
-            seed = (0, 0, 0, number)
-            packed = pack_value([number], allow_pickle=True)
-            local.ask(epoch_id=0, number=number, index=packed, seed=seed)
+            local.ask(order(number))
         made, until = [], time.monotonic() + MAX_SECONDS
         while len(made) < 60 and time.monotonic() < until:
             ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
@@ -99,7 +102,7 @@ def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary()
             local.hurry()
             local.flush()
             seen.add(local.credits)
-        assert sorted(made) == [(0, number) for number in range(60)]
+        assert sorted(made) == [(0, number, 0) for number in range(60)]
         assert seen == {4}
         assert not deaths
     finally:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, default_collate
 from stoker.feed.wire import codec
 from stoker.feed.wire.dataset import DatasetSpec
 from stoker.feed.workers.pipe import JobOrder
-from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
 from stoker.feed.workers.worker import worker_main
 
 BATCH = 8
@@ -66,11 +66,11 @@ def pool_of(collate: Callable[[list[dict[str, object]]], object]) -> Iterator[Wo
     context = multiprocessing.get_context("fork")
     spec = DatasetSpec(dataset=Squares(), collate_fn=collate)
 
-    def start(number: int, sock: socket.socket) -> ChildProcess:
+    def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
         child = context.Process(
             target=worker_main,
             args=(sock, spec),
-            kwargs={"worker_id": number, "num_workers": 1, "base_seed": 0, "seeding": "batch"},
+            kwargs={"worker_id": role.number, "num_workers": 1, "base_seed": 0, "seeding": "batch"},
         )
         child.start()
         return child

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from stoker.feed.agent.queue import credits_for
+from stoker.feed.agent.dispatch import credits_for
 from stoker.feed.trainer.scheduler import BatchScheduler
 
 BIG = 1 << 40

@@ -1,4 +1,4 @@
-"""The passes of a session: each has a number of its own, whatever epoch it is."""
+"""The epochs of a session: each has an id of its own, also one that is gone through again."""
 
 import threading
 from collections.abc import Iterator
@@ -6,15 +6,22 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.feed.seeding import Numbered
-from stoker.feed.trainer.session import BatchOutcome, FeedSession
+from stoker.feed.trainer.buffers import BatchOutcome
+from stoker.feed.trainer.scheduler import BatchScheduler
+from stoker.feed.trainer.session import FeedSession
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, pack_spec
 
 SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
 def session_at(epoch: int, *, known: FeedSession | None = None) -> tuple[FeedSession, int]:
-    """A session with one pass of one batch under way, and the pass's number."""
-    session = known or FeedSession("s", lock=threading.Lock(), wake=lambda: None, max_bytes=1 << 20)
+    """A session with one epoch of one batch under way, and the epoch's id."""
+    session = known or FeedSession(
+        "s",
+        lock=threading.Lock(),
+        wake=lambda: None,
+        schedule=BatchScheduler(max_bytes=1 << 20),
+    )
     return session, begin(session, epoch, SPEC)
 
 
@@ -32,14 +39,14 @@ def begin(session: FeedSession, epoch: int, spec: PackedSpec) -> int:
 
 
 @pytest.mark.parametrize("epoch", [3, 2, 0, 4])
-def test_a_pass_has_a_higher_number_than_the_one_before_whatever_its_epoch(epoch: int) -> None:
+def test_an_epoch_has_a_higher_id_than_the_one_before_whatever_its_number(epoch: int) -> None:
     session, before = session_at(3)
     again, number = session_at(epoch, known=session)
     assert again.epoch == epoch
     assert number > before
 
 
-def test_who_left_a_pass_ends_no_later_one_of_the_same_epoch() -> None:
+def test_who_left_an_epoch_ends_no_later_one_of_the_same_number() -> None:
     session, before = session_at(3)
     _, number = session_at(3, known=session)
     session.stop(before)
@@ -53,12 +60,12 @@ def test_who_left_a_pass_ends_no_later_one_of_the_same_epoch() -> None:
     assert session.next(number, timeout_seconds=1) == "batch"
 
 
-def test_a_pass_that_was_left_frees_its_session_for_one_more() -> None:
+def test_an_epoch_that_was_left_frees_its_session_for_one_more() -> None:
     session, number = session_at(3)
     assert not session.is_idle()
     session.abandoned_epoch_id = number
     assert session.is_idle()
     session.reserve()
     assert not session.is_idle()
-    session.stop(number)  # What the pass before left behind comes late.
+    session.stop(number)  # What the epoch before left behind comes late.
     assert not session.is_idle()

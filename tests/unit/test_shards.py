@@ -1,32 +1,36 @@
-"""The books of an iterable dataset's shards, without any process."""
+"""Who makes the shards of an iterable dataset, without any process."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, SETTLE_SECONDS, Streams
+from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, SETTLE_SECONDS, ShardScheduler
 
 
-def streams(num_shards: int = 2, **options: object) -> Streams:
-    made = Streams(**{"num_shards": num_shards, "prefetch": 2, "max_bytes": 1 << 30, **options})
+def streams(num_shards: int = 2, **options: object) -> ShardScheduler:
+    made = ShardScheduler(
+        **{"num_shards": num_shards, "prefetch": 2, "max_bytes": 1 << 30, **options}
+    )
     made.begin()
     return made
 
 
-def settled(num_shards: int = 2, **options: object) -> Streams:
+def settled(num_shards: int = 2, **options: object) -> ShardScheduler:
     made = streams(num_shards, **options)
     made.grant("a", 2)
     made.settle()
     return made
 
 
-def answer(books: Streams, peer: str, number: int, digest: int = 1) -> bool:
-    start = books.start_of(number)
-    return books.arrived(peer, number, generation=start.generation, digest=digest, frame_bytes=10)
+def answer(books: ShardScheduler, peer: str, number: int, digest: int = 1) -> bool:
+    start = books.stream_of(number, shared_seed=None)
+    return books.arrived(
+        peer, number, generation=start.generation, digest=digest, frame_bytes=10, now=0.0
+    )
 
 
-def end(books: Streams, peer: str, number: int) -> None:
-    books.ended(peer, number, generation=books.start_of(number).generation)
+def end(books: ShardScheduler, peer: str, number: int) -> None:
+    books.ended(peer, number, generation=books.stream_of(number, shared_seed=None).generation)
 
 
 def test_every_shard_is_asked_for_its_first_batches_oldest_first() -> None:
@@ -103,7 +107,7 @@ def test_a_retry_of_a_lost_shard_tells_what_had_arrived() -> None:
     books.grant("b", 2)
     books.lost("a")
     assert books.assign(0.0) == [("b", 1)]
-    start = books.start_of(1)
+    start = books.stream_of(1, shared_seed=None)
     assert (start.made, start.digest, start.generation) == (1, 77, 2)
 
 
@@ -119,10 +123,10 @@ def test_what_overtook_others_is_made_again_after_a_loss() -> None:
 def test_late_answers_of_an_earlier_start_are_refused() -> None:
     books = settled(1)
     books.assign(0.0)
-    old = books.start_of(0).generation
+    old = books.stream_of(0, shared_seed=None).generation
     assert not books.dropped("a", 0, generation=old)
     assert books.assign(0.0) == [("a", 0), ("a", 1)]
-    assert not books.arrived("a", 0, generation=old, digest=1, frame_bytes=1)
+    assert not books.arrived("a", 0, generation=old, digest=1, frame_bytes=1, now=0.0)
     books.ended("a", 0, generation=old)
     assert not books.is_over()
     assert not books.dropped("a", 0, generation=old)
@@ -140,7 +144,9 @@ def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up() -> None:
     books = settled(1)
     for number in range(MAX_LOSSES_IN_A_ROW):
         books.assign(0.0)
-        is_hopeless = books.dropped("a", 0, generation=books.start_of(0).generation)
+        is_hopeless = books.dropped(
+            "a", 0, generation=books.stream_of(0, shared_seed=None).generation
+        )
         assert is_hopeless == (number == MAX_LOSSES_IN_A_ROW - 1)
 
 
@@ -149,7 +155,7 @@ def test_progress_forgives_losses() -> None:
     for number in range(2 * MAX_LOSSES_IN_A_ROW):
         books.assign(0.0)
         answer(books, "a", number)
-        generation = books.start_of(number).generation
+        generation = books.stream_of(number, shared_seed=None).generation
         assert not books.dropped("a", number + 1, generation=generation)
         books.take(0.0)
 
@@ -187,32 +193,38 @@ def test_memory_is_bounded_but_the_head_is_always_asked_for() -> None:
 def test_persistent_streams_stay_where_they_are() -> None:
     books = settled(2, persists=True)
     books.assign(0.0)
-    before = [books.start_of(number).generation for number in range(2)]
+    before = [books.stream_of(number, shared_seed=None).generation for number in range(2)]
     books.begin()
     assert books.owners() == ["a", "a"]
-    assert [books.start_of(number).generation for number in range(2)] == before
+    assert [books.stream_of(number, shared_seed=None).generation for number in range(2)] == before
     assert books.assign(0.0)[0] == ("a", 0)
 
 
 def test_a_new_process_is_given_the_random_states_that_were_told_last() -> None:
     books = settled(1, persists=True)
     books.assign(0.0)
-    start = books.start_of(0)
+    start = books.stream_of(0, shared_seed=None)
     assert (start.state, start.earlier) == (b"", ())
     answer(books, "a", 0)
-    books.ended("a", 1, generation=start.generation, state=b"after the first pass")
+    books.ended("a", 1, generation=start.generation, random_state=b"after the first epoch")
     for _ in range(2):
-        # At the end of the pass, and when the next one begins.
+        # At the end of the epoch, and when the next one begins.
         books.begin()
-    assert books.start_of(0).state == b"after the first pass"
+    assert books.stream_of(0, shared_seed=None).state == b"after the first epoch"
     books.assign(0.0)
-    generation = books.start_of(0).generation
+    generation = books.stream_of(0, shared_seed=None).generation
     books.arrived(
-        "a", 0, generation=generation, digest=1, frame_bytes=1, state=b"of the second pass"
+        "a",
+        0,
+        generation=generation,
+        digest=1,
+        frame_bytes=1,
+        now=0.0,
+        random_state=b"of the second epoch",
     )
     books.lost("a")
-    start = books.start_of(0)
-    assert (start.state, start.earlier, start.made) == (b"of the second pass", (), 1)
+    start = books.stream_of(0, shared_seed=None)
+    assert (start.state, start.earlier, start.made) == (b"of the second epoch", (), 1)
 
 
 def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early() -> None:
@@ -225,24 +237,24 @@ def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early()
         books.assign(0.0)
     books.begin()
     books.lost("a")
-    start = books.start_of(0)
+    start = books.stream_of(0, shared_seed=None)
     assert (start.state, start.earlier) == (b"", (2, 2, 2))
 
 
 def test_other_streams_begin_anew_with_each_epoch() -> None:
     books = settled(2)
     books.assign(0.0)
-    before = books.start_of(0).generation
+    before = books.stream_of(0, shared_seed=None).generation
     books.begin()
     assert books.owners() == [None, None]
-    assert books.start_of(0).generation > before
+    assert books.stream_of(0, shared_seed=None).generation > before
 
 
 def test_nothing_is_asked_for_once_nobody_wants_it() -> None:
     books = settled()
     books.finish()
     assert books.is_over()
-    assert not books.has_work(0.0)
+    assert books.look(0.0) == (0, False)
     assert books.assign(0.0) == []
 
 
@@ -272,8 +284,8 @@ def test_every_batch_once_and_in_torchs_order_whatever_is_lost(
     num_faults = 0
     while not books.is_over():
         for peer, number in books.assign(0.0):
-            flying.append((str(peer), number, books.start_of(number).generation))
-            assert books.start_of(number).made <= number // len(lengths)
+            flying.append((str(peer), number, books.stream_of(number, shared_seed=None).generation))
+            assert books.stream_of(number, shared_seed=None).made <= number // len(lengths)
         if books.is_there(books.head):
             assert books.head in outcomes
             taken.append(books.head)
@@ -295,6 +307,8 @@ def test_every_batch_once_and_in_torchs_order_whatever_is_lost(
             books.grant(peer, 2)
         elif position >= lengths[shard]:
             books.ended(peer, number, generation=generation)
-        elif books.arrived(peer, number, generation=generation, digest=number, frame_bytes=10):
+        elif books.arrived(
+            peer, number, generation=generation, digest=number, frame_bytes=10, now=0.0
+        ):
             outcomes[number] = number
     assert taken == torchs_order(lengths)

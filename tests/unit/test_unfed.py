@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from stoker.feed import unfed
-from stoker.feed.process import TrainerProcess
+from stoker.feed.process import TrainerProcess, Unfed
 from stoker.feed.timeline import Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, UnfedWatch, is_released
-from stoker.feed.unfed_word import Unfed
 from stoker.launch.trainer_host import Release
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, from_environment, unfed_file

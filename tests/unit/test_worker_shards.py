@@ -16,8 +16,7 @@ from stoker.feed.wire.codec import decode, pack_value
 from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers.pipe import Batch, End, Error, JobOrder, Pipe, channel_pair
-from stoker.feed.workers.slots import Slots
-from stoker.feed.workers.worker import ShardSource, ShardStream, answer
+from stoker.feed.workers.worker import ShardSource, ShardStream, Slots, answer
 
 FOUR = pack_value([None] * 4, allow_pickle=True)
 
@@ -180,8 +179,8 @@ class Holding(Draws):
         return drawn + int(self.rng.integers(1000)) + random.randrange(9) + np.random.randint(9)
 
 
-def passes(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
-    """The answers of whole passes, of three batches each."""
+def epochs(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
+    """The answers of whole epochs, of three batches each."""
     answers = []
     for number, position in itertools.product(numbers, range(4)):
         answer = worker.make(position, epoch_id=number, persists=True, **given)
@@ -194,11 +193,11 @@ def passes(worker: Worker, numbers: range, **given: object) -> list[Batch | End]
 def test_a_new_process_goes_on_with_the_random_states_that_it_is_given(
     kind: type[Draws], start: Start
 ) -> None:
-    first, _, _, end, second, *rest = passes(start(kind()), range(3))
+    first, _, _, end, second, *rest = epochs(start(kind()), range(3))
     assert isinstance(end, End)
     assert isinstance(second, Batch)
     assert end.state == second.state != b""
-    again = passes(start(kind()), range(1, 3), state=end.state)
+    again = epochs(start(kind()), range(1, 3), state=end.state)
     assert [vars_of(each) for each in again] == [vars_of(each) for each in (second, *rest)]
     assert vars_of(again[0]) != vars_of(first)
 
@@ -213,7 +212,7 @@ def test_what_was_made_of_an_epoch_that_was_stopped_early_is_made_again(start: S
 
 
 def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start: Start) -> None:
-    answers = passes(start(Draws()), range(1))
+    answers = epochs(start(Draws()), range(1))
     assert [bool(each.state) for each in answers] == [True, False, False, True]
     worker = start(Draws())
     assert not any(worker.make(position).state for position in range(4))

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.errors import UsageError
-from stoker.feed import state
+from stoker.feed import loader_state
 from stoker.feed.process import this_process
 
 _T = TypeVar("_T")
@@ -110,7 +110,7 @@ class DeviceBatches(Generic[_T]):
             UsageError: See `stoker.DataLoader.state_dict`; also if it is no loader of stoker.
         """
         return dict(
-            state.state_of(
+            loader_state.state_of(
                 self._loader(),
                 this_process(),
                 num_held=self._num_held,
@@ -125,7 +125,7 @@ class DeviceBatches(Generic[_T]):
             UsageError: See `stoker.DataLoader.load_state_dict`.
         """
         if state_dict:
-            state.load(self._loader(), this_process(), dict(state_dict))
+            loader_state.load(self._loader(), this_process(), dict(state_dict))
 
     def _loader(self) -> "DataLoader[object]":
         if not isinstance(self._batches, DataLoader) or not hasattr(self._batches, "state_dict"):

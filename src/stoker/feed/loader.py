@@ -13,7 +13,7 @@ from torch.utils.data import _DatasetKind
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import ShippingError, UsageError
-from stoker.feed import state
+from stoker.feed import loader_state
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
 from stoker.feed.process import TrainerProcess, this_process
 from stoker.logs import Log
@@ -65,7 +65,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 `state_dict` of its own, with `num_workers=0` and no data group) or, with local
                 workers, of one with `in_order=False`.
         """
-        return dict(state.state_of(self, this_process()))
+        return dict(loader_state.state_of(self, this_process()))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
         """Has the next epoch go on where `state_dict` was taken: the same bytes, in the same order.
@@ -83,7 +83,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 the first `next`, if the sampler does not give the same samples again.
         """
         if state_dict:
-            state.load(self, this_process(), dict(state_dict))
+            loader_state.load(self, this_process(), dict(state_dict))
             # Workers that persist are at another place of another epoch: new ones begin.
             self._iterator = None
 

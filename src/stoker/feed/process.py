@@ -1,20 +1,274 @@
-"""A trainer process has one set of settings, one timeline, and the books of its loaders."""
+"""A trainer process has one set of settings, one timeline, and the books of its loaders.
+
+The books of a loader say how far each of its epochs is, and what a state of it holds. All of it is
+light to import: a script without torch has books of the batches that it times.
+"""
 
 import atexit
 import functools
 import os
 import sys
+import threading
 import weakref
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from stoker.feed.books import LoaderBooks
+import msgspec
+
 from stoker.feed.resource_usage import Usage
 from stoker.feed.timeline import FILE, Timeline
 from stoker.settings import ProcessSettings, from_environment
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import DataLoader
+
+
+class SamplerSnapshot(TypedDict):
+    """Random states and samplers' states at a moment.
+
+    Attributes:
+        torch: Of torch's default generator.
+        python: Of the module `random`.
+        numpy: Of NumPy's global generator.
+        generators: Of those that the loader and its samplers hold.
+        epochs: Of samplers that count them (`set_epoch`).
+        own: Of samplers with a `state_dict`.
+    """
+
+    torch: "torch.Tensor"
+    python: object
+    numpy: object
+    generators: dict[str, object]
+    epochs: dict[str, int]
+    own: dict[str, object]
+
+
+class Begun(TypedDict):
+    """The beginning of an epoch under way, and how far it came.
+
+    Attributes:
+        num_yielded: Batches that the script got.
+        num_drawn: Batches that the sampler was asked for: those that are being made, too.
+        is_drawn_out: The sampler said that there is no more (at which it may draw once again).
+        digest: Of all that the sampler gave.
+        at_iter: When the sampler's iterator was made.
+        at_draw: When it was first asked; None: not yet.
+        ahead: What was drawn and not yielded, where a sampler keeps a state of its own.
+        dataset: The own state of an iterable dataset.
+    """
+
+    num_yielded: int
+    num_drawn: int
+    is_drawn_out: bool
+    digest: str
+    at_iter: SamplerSnapshot | None
+    at_draw: SamplerSnapshot | None
+    ahead: list[object]
+    dataset: object
+
+
+class LoaderState(TypedDict):
+    """The state of a loader.
+
+    Attributes:
+        version: Of this form.
+        loader: What the loader that takes the state has to have in common.
+        epoch: Number of the one under way, or of the next.
+        num_yielded: Batches of it that the script got.
+        base_seed: Of the epoch under way, or of the last; None: there was none.
+        keeps_seed: All epochs have one base seed, as with torch's persistent workers.
+        begun: None between epochs.
+        now: At the time of the state.
+    """
+
+    version: int
+    loader: dict[str, object]
+    epoch: int
+    num_yielded: int
+    base_seed: int | None
+    keeps_seed: bool
+    begun: Begun | None
+    now: SamplerSnapshot
+
+
+class Rewind:
+    """The states of a loader's generators after each of the last draws of one epoch; 5 kB a draw.
+
+    Args:
+        generators: All that the sampler may draw from.
+        num_ahead: Batches that torch's loader has drawn ahead of those that the script took.
+    """
+
+    def __init__(self, generators: "list[torch.Generator]", *, num_ahead: int) -> None:
+        self.num_ahead = num_ahead
+        self._generators = generators
+        self._states: deque[tuple[int, list[torch.Tensor]]] = deque()
+        self._last = b""
+        self._thread = 0
+        self._drawn: list[torch.Tensor] = []
+        self._put_back = b""
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def before(self, num_drawn: int) -> None:
+        """Notes the states when the sampler is about to be asked, after `num_drawn` draws."""
+        states = self._read()
+        if _bytes_of(states) != self._last:
+            # Others drew: what was before them cannot be put back without undoing theirs.
+            self._states.clear()
+            self._states.append((num_drawn, states))
+
+    def after(self, num_drawn: int, *, num_taken: int) -> None:
+        """Notes the states when the sampler was asked.
+
+        Args:
+            num_drawn: How often in this epoch; once more than there are batches: it is exhausted.
+            num_taken: Batches of the epoch that the script took.
+        """
+        states = self._read()
+        self._last = _bytes_of(states)
+        self._thread = threading.get_ident()
+        self._states.append((num_drawn, states))
+        while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
+            self._states.popleft()
+
+    def forget(self) -> None:
+        """Forgets all states: nothing is put back of what was drawn so far."""
+        self._states.clear()
+        self._last = b""
+
+    def leave(self, num_taken: int) -> None:
+        """Leaves the generators of an epoch that ends early as torch's loader leaves them.
+
+        Nothing is changed if somebody else drew since. Takes no lock; may be called twice.
+        """
+        known = dict(self._states)
+        if known and _bytes_of(self._read()) == self._last:
+            num_drawn, drawn = self._states[-1]
+            states = known.get(min(num_taken + self.num_ahead, num_drawn), drawn)
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+            self._drawn, self._put_back = drawn, _bytes_of(states)
+        self.forget()
+
+    def is_of_this_thread(self) -> bool:
+        """Tells whether it is this thread that draws: then nobody draws now."""
+        return self._thread == threading.get_ident()
+
+    def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:
+        """Has `now` say of the generators what they were before they were put back.
+
+        For a state of an epoch that was left: it holds how far the sampler was drawn.
+
+        Args:
+            generators: The loader's, by name.
+        """
+        if self._drawn and _bytes_of(self._read()) == self._put_back:
+            for name, generator in generators.items():
+                for own, state in zip(self._generators, self._drawn, strict=True):
+                    if generator is own:
+                        now["generators"][name] = state
+
+    def _read(self) -> "list[torch.Tensor]":
+        return [generator.get_state() for generator in self._generators]
+
+
+def _bytes_of(states: "list[torch.Tensor]") -> bytes:
+    # Half of the time of torch.equal, and nothing that a profiler would show.
+    return b"".join([state.numpy().tobytes() for state in states])
+
+
+@dataclass(slots=True, kw_only=True)
+class Position:
+    """The progress of one epoch: what was drawn, handed out and yielded.
+
+    Attributes:
+        first: Batches that were yielded before this process took the epoch up.
+        num_yielded: Batches that the script got in all; None: not known, they come out of order.
+        num_handed: Batches whose indices were handed out, to be made.
+        ahead: See Begun; and the last one yielded, which may be held back from the script.
+        resumed: What is still to be made good of a loaded state.
+        is_inline: Batches are made in this process.
+        rewind: Of generators that the sampler draws from further ahead than with torch's loader.
+    """
+
+    epoch: int
+    base_seed: int | None = None
+    first: int = 0
+    num_yielded: int | None = 0
+    num_handed: int = 0
+    num_drawn: int = 0
+    is_drawn_out: bool = False
+    digest: str = ""
+    at_iter: SamplerSnapshot | None = None
+    at_draw: SamplerSnapshot | None = None
+    ahead: deque[object] = field(default_factory=deque)
+    resumed: LoaderState | None = None
+    is_inline: bool = False
+    is_over: bool = False
+    rewind: Rewind | None = None
+
+    def ahead_of(self, num_held: int) -> list[object]:
+        """Returns what was drawn and not yielded, and the last `num_held` (0 or 1) that were."""
+        count = self.num_drawn - (self.num_yielded or 0) + num_held
+        return list(self.ahead)[-count:] if count else []
+
+    def leave(self) -> None:
+        """Ends the epoch, of which nobody takes more: before its end, generators are put back."""
+        rewind = self.rewind
+        if rewind is not None and not self.is_over:
+            rewind.leave(self.num_yielded or 0)
+
+    def drop(self) -> None:
+        """Does as `leave`, in a finalizer; in another thread than draws, the next epoch does it."""
+        rewind = self.rewind
+        if rewind is not None and rewind.is_of_this_thread():
+            self.leave()
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class LoaderBooks:
+    """The books of one DataLoader, which are kept from one epoch to the next.
+
+    Attributes:
+        number: Counts the loaders of the process in the order of their first iter().
+        epochs: Epochs begun.
+        position: How far the epoch begun last is; None: there was none.
+        loaded: A state that the next epoch goes on from.
+        base_seed: Of the epoch begun last.
+        is_unshippable: What makes its batches cannot travel: they are made here.
+        keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
+    """
+
+    number: int
+    epochs: int = 0
+    position: Position | None = None
+    loaded: LoaderState | None = None
+    base_seed: int | None = None
+    keeps_seed: bool | None = None
+    is_unshippable: bool = False
+
+    def next_epoch(self) -> int:
+        """Begins an epoch; returns its number."""
+        self.epochs += 1
+        return self.epochs - 1
+
+
+class Unfed(msgspec.Struct, frozen=True):
+    """The word of a rank that takes none.
+
+    Attributes:
+        world_size: Of the training: data hosts are given back when all ranks say the same.
+        text: Why, and what helps.
+    """
+
+    rank: int
+    world_size: int
+    text: str
 
 
 @dataclass(slots=True, eq=False)

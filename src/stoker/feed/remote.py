@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from stoker.errors import ProtocolError, UsageError
-from stoker.feed.books import LoaderBooks
-from stoker.feed.process import this_process
-from stoker.feed.wire.factory import DatasetFactory
+from stoker.feed.process import LoaderBooks, this_process
+from stoker.feed.wire.pickling import DatasetFactory
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from stoker.feed.iterators import Counted, Epoch
 from stoker.feed.process import TrainerProcess
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
-from stoker.feed.trainer.local import LocalStreams, LocalWorkers
-from stoker.feed.trainer.session import FeedSession, StreamSource
-from stoker.feed.trainer.shards import Streams
+from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.session import Asked, FeedSession
+from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
-from stoker.feed.wire.factory import factories_in
+from stoker.feed.wire.pickling import factories_in
 from stoker.logs import Log
 
 
@@ -84,7 +84,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         self._epoch.order.position.leave()
 
     def _num_taken(self) -> int:
-        return self._session.schedule.head
+        return self._session.schedule.num_taken
 
     def __next__(self) -> object:
         return self._counted(super().__next__ if _profiler_enabled() else self._unnamed_next)
@@ -113,7 +113,7 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
     ) -> FeedSession:
         return feed.session_for(process.books(loader))
 
-    def _local_workers(self, session: FeedSession) -> LocalWorkers | LocalStreams | None:
+    def _local_workers(self, session: FeedSession) -> LocalWorkers | None:
         """Returns the children of this loader; the ones it has, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
@@ -121,9 +121,6 @@ class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
         count = num_local_workers(self._loader, self._process)
         if not count:
             return None
-        return self._start_local(count)
-
-    def _start_local(self, count: int) -> LocalWorkers | LocalStreams:
         settings = self._process.settings
         return LocalWorkers(
             self._spec,
@@ -214,15 +211,15 @@ class StreamIterator(FeedIterator):
     def _own_session(
         self, feed: Feed, process: TrainerProcess, loader: "DataLoader[object]"
     ) -> FeedSession:
-        def streams(max_bytes: int) -> Streams:
-            return Streams(
+        def shards(max_bytes: int) -> ShardScheduler:
+            return ShardScheduler(
                 num_shards=max(1, loader.num_workers),
                 prefetch=loader.prefetch_factor or 2,
                 max_bytes=max_bytes,
                 persists=loader.persistent_workers,
             )
 
-        return feed.session_for(process.books(loader), new_streams=streams)
+        return feed.session_for(process.books(loader), new_schedule=shards)
 
     def _begin(self) -> None:
         # The same for every batch: torch's sampler of an iterable dataset says how many samples.
@@ -233,30 +230,15 @@ class StreamIterator(FeedIterator):
             seeding=self._seeding,
             local=self._local_workers(self._session),
             indices=iter(()),
+            asked_each=Asked(
+                pack_value(self._index, allow_pickle=True),
+                (int(self._base_seed),),
+                self._shared_seed,
+            ),
             is_eager=False,
             pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
-            source=StreamSource(
-                pack_value(self._index, allow_pickle=True), int(self._base_seed), self._shared_seed
-            ),
         )
 
     def _next_data(self) -> object:  # type: ignore[override]
         self._epoch.numbered(int(self._base_seed), self._index)
         return super()._next_data()
-
-    def _num_taken(self) -> int:
-        streams = self._session.schedule
-        assert isinstance(streams, Streams)
-        return streams.num_taken
-
-    def _start_local(self, count: int) -> LocalWorkers | LocalStreams:
-        settings = self._process.settings
-        return LocalStreams(
-            self._packed,
-            num_workers=count,
-            credits_each=settings.feed.credits,
-            context=self._loader.multiprocessing_context,
-            host=settings.host,
-            wake=self._feed.shared.wake,
-            on_death=partial(log_death, self._feed.shared.log),
-        )

@@ -41,18 +41,18 @@ def install_stateful(cls: type["AnyLoader"]) -> None:
     """
 
     def state_dict(self: "AnyLoader") -> dict[str, object]:
-        from stoker.feed import state
+        from stoker.feed import loader_state
         from stoker.feed.process import this_process
 
-        return dict(state.state_of(self, this_process()))
+        return dict(loader_state.state_of(self, this_process()))
 
     def load_state_dict(self: "AnyLoader", state_dict: Mapping[str, object]) -> None:
-        from stoker.feed import state
+        from stoker.feed import loader_state
         from stoker.feed.process import this_process
 
         if state_dict:
             # torchdata's leaves the global random states as they are.
-            state.load(self, this_process(), dict(state_dict), sets_globals=False)
+            loader_state.load(self, this_process(), dict(state_dict), sets_globals=False)
             self._iterator = None
 
     import torch.utils.data

@@ -9,10 +9,16 @@ from typing import cast
 import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
-from stoker.feed import state as snapshots
-from stoker.feed.books import LoaderBooks, LoaderState, Position, Rewind
+from stoker.feed import loader_state as snapshots
+from stoker.feed.loader_state import (
+    Stateful,
+    digest_with,
+    generators_of,
+    replay_sampler,
+    stream_error,
+)
+from stoker.feed.process import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.seeding import Occurrences
-from stoker.feed.state import Stateful, digest_with, generators_of, replay_sampler, stream_error
 
 
 class SamplerOrder:

@@ -13,8 +13,7 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stoker.feed.process import TrainerProcess, this_process
-from stoker.feed.unfed_word import Unfed
+from stoker.feed.process import TrainerProcess, Unfed, this_process
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 

@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.errors import PlatformError, UsageError
 from stoker.feed import timeline
-from stoker.feed.unfed_word import Unfed
+from stoker.feed.process import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator

@@ -18,14 +18,12 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed.agent.dataset_host import ForkServer, HostedSpec, Specs
-from stoker.feed.agent.dispatch import Dispatch
-from stoker.feed.agent.queue import AgentSession
-from stoker.feed.agent.sending import BatchPort, Outbox, OutgoingBatch, Transport
+from stoker.feed.agent.dispatch import AgentSession, Dispatch, Outbox, Transport
+from stoker.feed.agent.sending import BatchPort, OutgoingBatch
 from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.pieces import Assembly
-from stoker.feed.wire.protocol import compare_versions, own_versions
+from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
 from stoker.host.cpu import interrupting_nobody
 from stoker.logs import Log
 from stoker.records import FeedSettings
@@ -175,7 +173,7 @@ class Service:
             self._log.event("session_opens", session=session.name, rank=session.rank)
         left = session.spec
         if left != message.spec:
-            self._specs.forget_streams(session.name)
+            self._specs.forget_shards(session.name)
         before, session.identity = session.identity, identity
         session.spec, session.seeding = message.spec, message.seeding
         session.base_seed = message.base_seed
@@ -276,10 +274,7 @@ class Service:
             self._outbox.refuse(identity, message, reason)
             return
         session.identity, session.unreachable_since = identity, None
-        if message.stream is None:
-            self._dispatch.ask(identity, session, message)
-        else:
-            self._dispatch.ask_stream(identity, session, message, message.stream)
+        self._dispatch.ask(identity, session, message)
 
     def _forget(self, name: str, before_epoch_id: int) -> None:
         session = self._sessions.get(name)
@@ -290,7 +285,7 @@ class Service:
             if request.epoch_id < session.before_epoch_id:
                 request.is_dropped = True
                 del session.requests[key]
-        self._specs.forget_streams(name, before_epoch_id=session.before_epoch_id)
+        self._specs.forget_shards(name, before_epoch_id=session.before_epoch_id)
 
     def _end_session(self, name: str, reason: str) -> None:
         session = self._sessions.pop(name, None)
@@ -299,7 +294,7 @@ class Service:
         for request in session.requests.values():
             request.is_dropped = True
         session.requests.clear()
-        self._specs.forget_streams(name)
+        self._specs.forget_shards(name)
         self._log.event("session_ends", session=name, rank=session.rank, reason=reason)
         self._is_left(session.spec)
         self._retire()

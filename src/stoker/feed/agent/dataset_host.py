@@ -19,16 +19,9 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import FeedLostError, ProtocolError
-from stoker.feed.wire.pieces import Arrival
+from stoker.feed.wire.dataset import Arrival
 from stoker.feed.workers.pipe import Pipe, channel_pair, pack
-from stoker.feed.workers.pool import (
-    ChildProcess,
-    Opening,
-    Result,
-    StreamPool,
-    WorkerJob,
-    WorkerPool,
-)
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
 
 # import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.
 STOP_SECONDS = 5.0
@@ -45,8 +38,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """The agent asks a dataset host to fork a worker, whose channel comes as descriptor.
 
     Attributes:
-        worker_id: Of a stream, its shard.
-        num_workers: Of a stream, the number of shards.
+        worker_id: Of the worker of a shard, the shard.
+        num_workers: Of the worker of a shard, the number of shards.
     """
 
     token: int
@@ -238,6 +231,11 @@ def _wait(channel: Pipe, events: int, seconds: float) -> None:
     poller.poll(seconds * 1000)
 
 
+# Workers for any job are for one seeding, and serve all sessions; those of shards are for one
+# session of an iterable dataset.
+PoolKey = tuple[Literal["seeding", "session"], str]
+
+
 @dataclass(eq=False)
 class HostedSpec:
     """A spec from its order on: expected, held, ready or failed.
@@ -267,12 +265,7 @@ class HostedSpec:
     first_worker: int = 0
     worker_step: int = 1
     dataset_host: DatasetHost | None = None
-    pools: dict[str, WorkerPool] = field(default_factory=dict)
-    streams: dict[str, StreamPool] = field(default_factory=dict)
-
-    def all_pools(self) -> list[WorkerPool | StreamPool]:
-        """Returns the pools of workers (one a seeding) and of streams (one a session)."""
-        return [*self.pools.values(), *self.streams.values()]
+    pools: dict[PoolKey, WorkerPool] = field(default_factory=dict)
 
     def arrives(self, piece: memoryview, *, offset: int, shipper: bytes, now: float) -> bool:
         """Takes a piece of it while it is expected; True if it is complete, and to be held.
@@ -301,7 +294,7 @@ class HostedSpec:
         wanted: dict[int, bool] = {}
         if self.dataset_host is not None and not self.dataset_host.channel.is_closed:
             wanted[self.dataset_host.channel.fileno()] = self.dataset_host.channel.wants_write
-        for pool in self.all_pools():
+        for pool in self.pools.values():
             wanted.update(pool.sockets())
         return wanted
 
@@ -316,7 +309,7 @@ class HostedSpec:
             # No worker has died: none was forked.
             return []
         results: list[Result] = []
-        for pool in self.all_pools():
+        for pool in self.pools.values():
             for fileno in ready & pool.sockets().keys():
                 results.extend(pool.handle(fileno))
         return results
@@ -334,7 +327,7 @@ class HostedSpec:
         if self.state in ("held", "ready") and dataset_host.channel.is_closed:
             self.fail("the process that holds the dataset died, perhaps out of memory")
             return True
-        dead = next((pool for pool in self.pools.values() if not pool.num_alive), None)
+        dead = next((pool for pool in self.pools.values() if pool.is_dead), None)
         if self.state == "ready" and dead is not None:
             self.fail(f"its data workers die: {dead.last_death}")
             return True
@@ -353,8 +346,6 @@ def _has_failed(dataset_host: DatasetHost) -> bool:
 
 # Specs that no session uses and that may come back (a script that makes a loader each epoch).
 MAX_UNUSED_SPECS = 2
-
-PoolKey = tuple[str, str]
 
 
 class Specs:
@@ -441,8 +432,7 @@ class Specs:
 
     def begin(self, spec: HostedSpec, *, seeding: str, base_seed: int) -> None:
         """Starts workers before there is a job: they are forked once the spec is unpickled."""
-        if seeding not in spec.pools:
-            spec.pools[seeding] = self._pool(spec, seeding, base_seed)
+        self._pool(spec, ("seeding", seeding), base_seed=base_seed)
 
     def retire(self, used: set[str]) -> None:
         """Keeps those that are used and the last two others."""
@@ -459,7 +449,7 @@ class Specs:
     def forget(self, spec: HostedSpec) -> None:
         """Ends its workers and its dataset host; what they were making is lost."""
         self._specs.pop(spec.digest, None)
-        for pool in spec.all_pools():
+        for pool in spec.pools.values():
             self._results.extend(pool.abandon())
             pool.close()
         if spec.dataset_host is not None:
@@ -489,53 +479,43 @@ class Specs:
         results, self._results = self._results, []
         return iter(results)
 
-    def ready(self) -> set[PoolKey]:
-        """Returns spec and seeding of what can be made here; a pool begins with its first job."""
-        return {
-            (spec.digest, seeding)
-            for spec in self._specs.values()
-            if spec.state == "ready"
-            for seeding in ("batch", "sample", "torch")
-        }
+    def ready(self) -> set[str]:
+        """Returns the digests of the specs that batches can be made of here."""
+        return {spec.digest for spec in self._specs.values() if spec.state == "ready"}
 
-    def can_take(self, key: PoolKey, *, may_begin: bool) -> bool:
+    def can_take(self, digest: str, key: PoolKey, *, may_begin: bool) -> bool:
         """Tells whether a job can be given out: to an idle worker if `may_begin`, else ahead."""
-        digest, seeding = key
-        pool = self._specs[digest].pools.get(seeding)
+        pool = self._specs[digest].pools.get(key)
         if pool is None:
             return may_begin
         return pool.room > 0 and (may_begin or pool.idle_count == 0)
 
     def num_busy(self) -> int:
-        """Returns the number of workers of the host that make something."""
-        pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
-        return sum(pool.busy_count for pool in pools)
+        """Returns the number of workers of the host that make something; without those of shards,
+        each of which makes one batch after the other.
+        """
+        return sum(pool.busy_count for spec in self._specs.values() for pool in spec.pools.values())
 
-    def assign(self, key: PoolKey, job: WorkerJob) -> None:
-        """Gives a job to a worker of a pool that `can_take` it."""
-        digest, seeding = key
+    def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
+        """Gives a job to a worker of a pool, which begins with its first one.
+
+        Args:
+            key: Of a pool that `can_take` the job, unless it is pinned.
+        """
         spec = self._specs[digest]
-        self.begin(spec, seeding=seeding, base_seed=next(iter(job.order.seed), 0))
-        spec.pools[seeding].assign(job)
+        pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))
+        self._results.extend(pool.assign(job))
 
-    def ask_stream(self, digest: str, session: str, job: WorkerJob, opening: Opening) -> None:
-        """Gives a job to a stream of a session: at once, its process makes one after the other."""
-        spec = self._specs[digest]
-        streams = spec.streams.get(session)
-        if streams is None:
-            streams = spec.streams[session] = self._stream_pool(spec)
-        self._results.extend(streams.ask(job, opening))
-
-    def forget_streams(self, session: str, *, before_epoch_id: int | None = None) -> None:
-        """Ends the streams of a session: of earlier epochs, or all."""
+    def forget_shards(self, session: str, *, before_epoch_id: int | None = None) -> None:
+        """Ends the workers of a session's shards: of earlier epochs, or all."""
         for spec in self._specs.values():
-            streams = spec.streams.get(session)
-            if streams is not None and before_epoch_id is not None:
-                streams.forget(before_epoch_id=before_epoch_id)
-            elif streams is not None:
-                self._results.extend(streams.abandon())
-                streams.close()
-                del spec.streams[session]
+            pool = spec.pools.get(("session", session))
+            if pool is not None and before_epoch_id is not None:
+                pool.forget(before_epoch_id=before_epoch_id)
+            elif pool is not None:
+                self._results.extend(pool.abandon())
+                pool.close()
+                del spec.pools["session", session]
 
     def hurry(self) -> list[WorkerJob]:
         """Gives what is late to other workers of the host, too; returns what it gave."""
@@ -545,7 +525,7 @@ class Specs:
     def flush(self) -> None:
         """Gives freed slots back to their workers."""
         for spec in self._specs.values():
-            for pool in spec.all_pools():
+            for pool in spec.pools.values():
                 pool.flush()
 
     def close(self) -> None:
@@ -555,45 +535,44 @@ class Specs:
             if spec.dataset_host is not None:
                 # Its workers end with it.
                 spec.dataset_host.close()
-            for pool in spec.all_pools():
+            for pool in spec.pools.values():
                 pool.close()
             if spec.arrival is not None:
                 spec.arrival.close()
         self._fork_server.close()
 
-    def _pool(self, spec: HostedSpec, seeding: str, base_seed: int) -> WorkerPool:
+    def _pool(self, spec: HostedSpec, key: PoolKey, *, base_seed: int) -> WorkerPool:
+        """Returns the pool of that key, begun now if there is none."""
+        known = spec.pools.get(key)
+        if known is not None:
+            return known
         dataset_host = spec.dataset_host
         assert dataset_host is not None
+        kind, name = key
 
-        def start(number: int, sock: socket.socket) -> ChildProcess:
+        def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
+            if role.num_shards:
+                return dataset_host.fork(
+                    sock,
+                    worker_id=role.number,
+                    num_workers=role.num_shards,
+                    base_seed=role.base_seed,
+                    seeding="torch",
+                )
             return dataset_host.fork(
                 sock,
-                worker_id=spec.first_worker + spec.worker_step * number,
+                worker_id=spec.first_worker + spec.worker_step * role.number,
                 # At least: of other hosts it is not known here.
                 num_workers=spec.first_worker + spec.worker_step * self._workers,
                 base_seed=base_seed,
-                seeding=seeding,
+                seeding=name,
             )
 
-        return WorkerPool(
+        pool = spec.pools[key] = WorkerPool(
             start,
-            num_workers=self._workers,
+            num_workers=self._workers if kind == "seeding" else 0,
             host=self._host,
             wake=self._wake,
             on_death=self._on_death,
         )
-
-    def _stream_pool(self, spec: HostedSpec) -> StreamPool:
-        dataset_host = spec.dataset_host
-        assert dataset_host is not None
-
-        def start(opening: Opening, sock: socket.socket) -> ChildProcess:
-            return dataset_host.fork(
-                sock,
-                worker_id=opening.shard,
-                num_workers=opening.num_shards,
-                base_seed=opening.base_seed,
-                seeding="torch",
-            )
-
-        return StreamPool(start, host=self._host, wake=self._wake, on_death=self._on_death)
+        return pool

@@ -17,21 +17,14 @@ import queue
 import secrets
 import socket
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from stoker.errors import UsageError
-from stoker.feed.agent.queue import AgentSession, Request
-from stoker.feed.wire import protocol
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING, StrangerLog
 from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
-from stoker.feed.wire.sealing import KEY_BYTES, Sealer, SessionEpoch
-from stoker.feed.wire.stream import BatchWriter, BufferPool, tune
-from stoker.feed.workers.pool import Result
+from stoker.feed.wire.stream import KEY_BYTES, BatchWriter, BufferPool, Sealer, SessionEpoch, tune
 from stoker.logs import Log
 
 # A ticket that is not used by then is void; trainers connect at once, and ask again.
@@ -343,152 +336,3 @@ def _listen(bind: str, port: int) -> socket.socket:
         )
     listener.setblocking(False)
     return listener
-
-
-class Transport(Protocol):
-    """Takes answers to trainers; the frames' memory is the transport's until it lets go of it."""
-
-    def send(self, identity: bytes, frames: Sequence[bytes | memoryview]) -> bool:
-        """Sends to a peer, without blocking; False if it is not connected."""
-        ...
-
-    def ticket_for(self, identity: bytes) -> protocol.Ticket:
-        """Returns a ticket for a peer's connection for batches."""
-        ...
-
-    def send_batch(self, identity: bytes, batch: OutgoingBatch) -> bool:
-        """Queues a batch for a peer; False if it has no connection for batches, nor a ticket."""
-        ...
-
-    def wake(self) -> None:
-        """Has the agent's loop turn once more; called from any thread."""
-        ...
-
-
-class Outbox:
-    """Sends answers, refusals and batches; used by the agent's thread.
-
-    Attributes:
-        sent_bytes: Bytes of batches that the transport still holds, as of the last `settle`.
-        batch_bytes: Of the last batch; None: there was none.
-        num_sent: Batches sent so far, over all sessions.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self.sent_bytes = 0
-        self.batch_bytes: int | None = None
-        self.num_sent = 0
-        # Appended to in threads of the transport's.
-        self._let_go: deque[int] = deque()
-
-    def settle(self) -> None:
-        """Counts what the transport has let go of."""
-        while self._let_go:
-            self.sent_bytes -= self._let_go.popleft()
-
-    def send(self, session: AgentSession, message: protocol.Message, frame: bytes = b"") -> None:
-        """Sends to a session; notes it where that cannot be reached."""
-        frames = [protocol.pack(message), frame] if frame else [protocol.pack(message)]
-        self._mark(session, is_sent=self._transport.send(session.identity, frames))
-
-    def answer(self, identity: bytes, message: protocol.Message) -> None:
-        """Sends to a peer that has no session."""
-        self._transport.send(identity, [protocol.pack(message)])
-
-    def give_ticket(self, identity: bytes) -> None:
-        """Lets a peer open its connection for batches."""
-        self.answer(identity, self._transport.ticket_for(identity))
-
-    def refuse(self, identity: bytes, message: protocol.Make, reason: str) -> None:
-        """Says that a batch cannot be made here now."""
-        dropped = protocol.Dropped(
-            session=message.session,
-            epoch_id=message.epoch_id,
-            number=message.number,
-            reason=reason,
-            generation=message.stream.generation if message.stream else 0,
-        )
-        self.answer(identity, dropped)
-
-    def drop(self, request: Request, reason: str, *, is_lost: bool = False) -> None:
-        """Says that a batch that was asked for is not made here."""
-        dropped = protocol.Dropped(
-            session=request.session.name,
-            epoch_id=request.epoch_id,
-            number=request.number,
-            reason=reason,
-            is_lost=is_lost,
-            generation=request.generation,
-        )
-        self.send(request.session, dropped)
-
-    def result(self, request: Request, result: Result) -> None:
-        """Sends what became of a request."""
-        session = request.session
-        name, epoch_id, number = session.name, request.epoch_id, request.number
-        if result.is_lost:
-            self.drop(request, result.summary, is_lost=True)
-        elif result.is_end:
-            ended = protocol.Ended(
-                session=name,
-                epoch_id=epoch_id,
-                number=number,
-                generation=request.generation,
-                state=result.state,
-            )
-            self.send(session, ended)
-        elif result.tree is None:
-            raised = protocol.Raised(
-                session=name,
-                epoch_id=epoch_id,
-                number=number,
-                summary=result.summary,
-                generation=request.generation,
-                digest=result.digest,
-                state=result.state,
-                is_final=result.is_final,
-            )
-            self.send(session, raised, result.error or b"")
-        else:
-            made = protocol.Made(
-                session=name,
-                epoch_id=epoch_id,
-                number=number,
-                tree=result.tree,
-                cpu_seconds=result.cpu_seconds,
-                wall_seconds=result.wall_seconds,
-                worker=result.worker,
-                generation=request.generation,
-                digest=result.digest,
-                state=result.state,
-            )
-            self._send_batch(request, made, result)
-
-    def _send_batch(self, request: Request, made: protocol.Made, result: Result) -> None:
-        self.num_sent += 1
-        payload, result.payload = result.payload, None
-        nbytes = 0 if payload is None else payload.nbytes
-        if payload is not None:
-            self.batch_bytes = nbytes
-        self.sent_bytes += nbytes
-
-        def done() -> None:
-            result.release()
-            self._let_go.append(nbytes)
-            self._transport.wake()
-
-        batch = OutgoingBatch(protocol.pack(made), payload, (made.session, made.epoch_id), done)
-        del payload
-        if self._transport.send_batch(request.session.identity, batch):
-            self._mark(request.session, is_sent=True)
-            return
-        batch.payload = None
-        done()
-        self.drop(request, "there is no connection for batches")
-
-    def _mark(self, session: AgentSession, *, is_sent: bool) -> None:
-        if is_sent:
-            session.unreachable_since = None
-        elif session.unreachable_since is None:
-            session.unreachable_since = time.monotonic()

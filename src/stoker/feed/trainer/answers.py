@@ -7,172 +7,65 @@ the loader pins. All else is read by the I/O thread. Both are off the thread tha
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import memory
-from stoker.feed.trainer.buffers import BatchBuffers, error_in
+from stoker.feed.trainer.buffers import BatchBuffers, BatchOutcome, error_in
 from stoker.feed.trainer.connections import AgentLink, BatchReceiver
 from stoker.feed.trainer.control import MAX_PAUSE_SECONDS
 from stoker.feed.trainer.observer import Observer
-from stoker.feed.trainer.scheduler import BatchScheduler, Peer
-from stoker.feed.trainer.session import LOCAL, BatchOutcome, FeedSession
-from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, Streams
-from stoker.feed.trainer.shared import SharedState
+from stoker.feed.trainer.scheduler import Peer
+from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.pool import Result, advice_on
 from stoker.records import FeedSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamAnswer:
-    """An answer for a stream.
+def drop(
+    session: FeedSession,
+    peer: Peer,
+    number: int,
+    *,
+    generation: int,
+    reason: str,
+    host: str,
+) -> None:
+    """Has a batch made elsewhere whose workers are gone; under the lock.
 
-    Attributes:
-        kind: A batch or its exception; the end of the stream; the death of its process; an error
-            after which the stream cannot go on.
-        reason: How the process died.
-        state: Random states that the stream began the epoch with; at its end, begins the next with.
+    Where that has been tried often enough, there is an error in the place of the batch.
     """
-
-    kind: Literal["batch", "end", "lost", "final"]
-    epoch_id: int
-    number: int
-    generation: int
-    digest: int = 0
-    frame_bytes: int = 0
-    reason: str = ""
-    state: bytes = b""
-
-
-def in_message(message: protocol.Message, frame_bytes: int) -> StreamAnswer | None:
-    """Returns the answer that an agent sent; None: it is of no stream, or none of its process."""
-    match message:
-        case protocol.Made(generation=generation) if generation:
-            return StreamAnswer(
-                kind="batch",
-                epoch_id=message.epoch_id,
-                number=message.number,
-                generation=generation,
-                digest=message.digest,
-                state=message.state,
-                frame_bytes=frame_bytes,
-            )
-        case protocol.Raised(generation=generation) if generation:
-            return StreamAnswer(
-                kind="final" if message.is_final else "batch",
-                epoch_id=message.epoch_id,
-                number=message.number,
-                generation=generation,
-                digest=message.digest,
-                state=message.state,
-            )
-        case protocol.Ended():
-            return StreamAnswer(
-                kind="end",
-                state=message.state,
-                epoch_id=message.epoch_id,
-                number=message.number,
-                generation=message.generation,
-            )
-        case protocol.Dropped(generation=generation, is_lost=True) if generation:
-            return StreamAnswer(
-                kind="lost",
-                epoch_id=message.epoch_id,
-                number=message.number,
-                generation=generation,
-                reason=message.reason,
-            )
-    return None
+    schedule = session.schedule
+    if not schedule.dropped(peer, number, generation=generation):
+        return
+    error = FeedLostError(
+        schedule.words(number, reason),
+        where=f"epoch {session.epoch}, batch {number}, last tried on host {host}",
+        fix=advice_on(reason),
+    )
+    if schedule.arrived(peer, number, frame_bytes=0, now=time.monotonic(), generation=generation):
+        session.deliver(number, BatchOutcome(error=error))
+    else:
+        # A shard ends with its process: there is nothing after it either.
+        session.fail(error)
 
 
-def in_result(result: Result, frame_bytes: int) -> StreamAnswer:
-    """Returns the answer of a local stream."""
+def drop_local(session: FeedSession, result: Result, *, host: str) -> None:
+    """Does as `drop`, for a job of this process's own workers."""
+    _, number, generation = number_of(result)
+    drop(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
+
+
+def number_of(result: Result) -> tuple[int, int, int]:
+    """Returns epoch id, number and generation of what a local worker was asked for."""
     epoch_id, number, generation = result.job.key
     assert isinstance(epoch_id, int)
     assert isinstance(number, int)
     assert isinstance(generation, int)
-    kind: Literal["batch", "end", "lost", "final"] = "batch"
-    if result.is_lost:
-        kind = "lost"
-    elif result.is_end:
-        kind = "end"
-    elif result.is_final:
-        kind = "final"
-    return StreamAnswer(
-        kind=kind,
-        epoch_id=epoch_id,
-        number=number,
-        generation=generation,
-        digest=result.digest,
-        state=result.state,
-        frame_bytes=frame_bytes,
-        reason=result.summary,
-    )
-
-
-def settle(
-    shared: SharedState,
-    session: FeedSession,
-    peer: Peer,
-    answer: StreamAnswer,
-    make: Callable[[FeedSession], BatchOutcome],
-) -> bool | None:
-    """Delivers what `make` gives, unless the answer is late, a duplicate, or not wanted any more.
-
-    Gives False for a duplicate, None where there is no batch.
-    """
-    with shared.lock:
-        streams = session.schedule
-        is_ours = session.epoch_id == answer.epoch_id and session.is_busy
-        if not is_ours or not isinstance(streams, Streams):
-            return None
-        if answer.kind == "lost":
-            lose(session, streams, peer, answer)
-            return None
-        if answer.kind == "end":
-            streams.ended(peer, answer.number, generation=answer.generation, state=answer.state)
-            session.stir(is_head=True)
-            return None
-        is_wanted = streams.arrived(
-            peer,
-            answer.number,
-            generation=answer.generation,
-            digest=answer.digest,
-            state=answer.state,
-            frame_bytes=answer.frame_bytes,
-        )
-    if not is_wanted:
-        return False
-    outcome = make(session)
-    with shared.lock:
-        if session.epoch_id != answer.epoch_id or not session.is_busy:
-            return None
-        if answer.kind == "final" and outcome.error is not None:
-            session.fail(outcome.error)
-        else:
-            session.deliver(answer.number, outcome)
-    return True
-
-
-def lose(session: FeedSession, streams: Streams, peer: Peer, answer: StreamAnswer) -> None:
-    """Has a shard whose process is gone begin again; under the lock."""
-    number = answer.number
-    if streams.dropped(peer, number, generation=answer.generation):
-        shard = streams.start_of(number).shard
-        session.fail(
-            FeedLostError(
-                f"shard {shard} of the iterable dataset cannot be made: {answer.reason}, "
-                f"{MAX_LOSSES_IN_A_ROW} times at the same place",
-                where=f"epoch {session.epoch}, batch {number}",
-                fix=advice_on(answer.reason),
-            )
-        )
+    return epoch_id, number, generation
 
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
@@ -284,18 +177,13 @@ class Answers:
         forget_peer(self._shared, link)
 
     def _handle(self, link: AgentLink, message: protocol.Message, frame: zmq.Frame | None) -> None:
-        answer = in_message(message, 0)
-        if answer is not None:
-            assert isinstance(message, protocol.Raised | protocol.Ended | protocol.Dropped)
-            self._take_of_stream(
-                link, message, answer, lambda _: BatchOutcome(error=self._error_of(message, frame))
-            )
-            return
         match message:
             case protocol.Ticket():
                 self._receive_batches(link, message)
             case protocol.Raised():
-                self._take_error(link, message, self._error_of(message, frame))
+                self._take_raised(link, message, self._error_of(message, frame))
+            case protocol.Ended():
+                self._take_ended(link, message)
             case protocol.Dropped():
                 self._take_dropped(link, message)
             case protocol.Need():
@@ -331,20 +219,20 @@ class Answers:
         # Views cost less than to ask whether it is wanted before they are made.
         outcome = receiver.buffers.decoded(made.tree, payload, allow_pickle=self._accepts_pickles)
         host, nbytes, now = link.member.host, payload.nbytes, time.monotonic()
-        is_wanted: bool | None = None
-        if made.generation:
-            answer = in_message(made, nbytes)
-            assert answer is not None
-            is_wanted = settle(self._shared, session, host, answer, lambda _: outcome)
         with self._shared.lock:
-            if not made.generation and session.epoch_id == made.epoch_id and session.is_busy:
-                if isinstance(session.schedule, Streams):
-                    raise ProtocolError("an answer without its stream")
-                is_wanted = session.schedule.arrived(host, made.number, frame_bytes=nbytes, now=now)
-                if is_wanted:
-                    session.deliver(made.number, outcome)
-            if is_wanted is None:
+            if session.epoch_id != made.epoch_id or not session.is_busy:
                 return
+            is_wanted = session.schedule.arrived(
+                host,
+                made.number,
+                frame_bytes=nbytes,
+                now=now,
+                generation=made.generation,
+                digest=made.digest,
+                random_state=made.state,
+            )
+            if is_wanted:
+                session.deliver(made.number, outcome)
             self._observer.came(host, made, frame_bytes=nbytes, is_wanted=is_wanted)
             if session.is_due:
                 session.ring()
@@ -352,65 +240,69 @@ class Answers:
         if has_work:
             self._shared.wake()
 
-    def _take_of_stream(
-        self,
-        link: AgentLink,
-        message: protocol.Raised | protocol.Ended | protocol.Dropped,
-        answer: StreamAnswer,
-        make: Callable[[FeedSession], BatchOutcome],
-    ) -> None:
-        if answer.kind == "lost":
-            self._shared.log.event(
-                "stream_lost", agent=link.member.host, batch=answer.number, reason=answer.reason
-            )
-        with self._shared.lock:
-            session = self._shared.sessions.get(message.session)
-        if session is None:
-            return
-        settle(self._shared, session, link.member.host, answer, make)
+    def _asking(
+        self, message: protocol.Raised | protocol.Ended | protocol.Dropped
+    ) -> FeedSession | None:
+        """Returns the session that still waits for what the message answers; under the lock."""
+        session = self._shared.sessions.get(message.session)
+        if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
+            return None
+        return session
 
-    def _take_error(
-        self, link: AgentLink, message: protocol.Raised | protocol.Dropped, error: BaseException
-    ) -> None:
+    def _take_raised(self, link: AgentLink, message: protocol.Raised, error: BaseException) -> None:
         """Delivers an error in place of a batch."""
         with self._shared.lock:
-            session = self._shared.sessions.get(message.session)
-            if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
-                return
-            if isinstance(session.schedule, Streams):
-                raise ProtocolError("an answer without its stream")
-            number, now = message.number, time.monotonic()
-            if session.schedule.arrived(link.member.host, number, frame_bytes=0, now=now):
-                session.deliver(number, BatchOutcome(error=error))
+            session = self._asking(message)
+            if session is not None and session.schedule.arrived(
+                link.member.host,
+                message.number,
+                frame_bytes=0,
+                now=time.monotonic(),
+                generation=message.generation,
+                digest=message.digest,
+                random_state=message.state,
+            ):
+                session.deliver(
+                    message.number, BatchOutcome(error=error), is_final=message.is_final
+                )
+
+    def _take_ended(self, link: AgentLink, message: protocol.Ended) -> None:
+        """Takes that a shard has no more batches."""
+        with self._shared.lock:
+            session = self._asking(message)
+            if session is not None:
+                session.schedule.ended(
+                    link.member.host,
+                    message.number,
+                    generation=message.generation,
+                    random_state=message.state,
+                )
+                session.stir(is_head=True)
 
     def _take_dropped(self, link: AgentLink, message: protocol.Dropped) -> None:
+        host = link.member.host
         with self._shared.lock:
-            session = self._shared.sessions.get(message.session)
-            if session is None or session.epoch_id != message.epoch_id or not session.is_busy:
-                return
-            if link.has_failed(session.name):
+            session = self._asking(message)
+            if session is None or link.has_failed(session.name):
                 # No batch is to blame where there are no processes any more.
                 return
-            if isinstance(session.schedule, BatchScheduler) and (
-                message.is_lost or link.is_leaving
-            ):
-                is_hopeless = session.schedule.dropped(link.member.host, message.number)
+            if message.is_lost or link.is_leaving:
+                drop(
+                    session,
+                    host,
+                    message.number,
+                    generation=message.generation,
+                    reason=message.reason,
+                    host=host,
+                )
             else:
                 # It has forgotten the session: this process was silent for too long.
-                is_hopeless = False
-                session.schedule.lost(link.member.host)
+                session.schedule.lost(host)
                 link.close_session(session.name)
                 session.has_news = True
         self._shared.log.event(
-            "batch_dropped", agent=link.member.host, batch=message.number, reason=message.reason
+            "batch_dropped", agent=host, batch=message.number, reason=message.reason
         )
-        if is_hopeless:
-            error = FeedLostError(
-                f"batch {message.number} cannot be made: {message.reason}",
-                where=f"epoch {session.epoch}, last tried on host {link.member.host}",
-                fix=advice_on(message.reason),
-            )
-            self._take_error(link, message, error)
 
     def _take_ready(self, link: AgentLink, message: protocol.Ready) -> None:
         with self._shared.lock:
@@ -501,7 +393,10 @@ def _has_spec(session: FeedSession, digest: str) -> bool:
 class LocalAnswers:
     """Does as `Answers`, for the workers of this process."""
 
-    def __init__(self, shared: SharedState, observer: Observer, buffers: BatchBuffers) -> None:
+    def __init__(
+        self, shared: SharedState, observer: Observer, buffers: BatchBuffers, *, host: str
+    ) -> None:
+        self._host = host
         self._shared = shared
         self._observer = observer
         self._buffers = buffers
@@ -513,10 +408,7 @@ class LocalAnswers:
         # Without the lock: a worker that died is waited for, and another one forked in its place.
         results = [] if local is None else local.handle(fileno)
         for result in results:
-            if isinstance(session.schedule, Streams):
-                self._settle_local_stream(session, result)
-            else:
-                self._settle_local(session, session.schedule, result)
+            self._settle(session, result)
         with self._shared.lock:
             if local is not None and local is session.local:
                 if local.credits:
@@ -525,39 +417,38 @@ class LocalAnswers:
                     session.schedule.lost(LOCAL)
                 session.stir()
 
-    def _settle_local_stream(self, session: FeedSession, result: Result) -> None:
-        payload, size = _payload_of(result)
-        answer = in_result(result, size)
-        is_wanted = settle(
-            self._shared,
-            session,
-            LOCAL,
-            answer,
-            lambda session: self._outcome(session, result, payload),
-        )
-        if is_wanted is not None and result.error is None:
-            with self._shared.lock:
-                self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
-
-    def _settle_local(self, session: FeedSession, schedule: BatchScheduler, result: Result) -> None:
-        epoch_id, number = result.job.key
-        assert isinstance(epoch_id, int)
-        assert isinstance(number, int)
+    def _settle(self, session: FeedSession, result: Result) -> None:
+        epoch_id, number, generation = number_of(result)
         payload, size = _payload_of(result)
         with self._shared.lock:
             if session.epoch_id != epoch_id or not session.is_busy:
                 return
-            if result.is_lost and not schedule.dropped(LOCAL, number):
+            schedule = session.schedule
+            if result.is_lost:
+                drop_local(session, result, host=self._host)
                 return
-            is_wanted = schedule.arrived(LOCAL, number, frame_bytes=size, now=time.monotonic())
+            if result.is_end:
+                schedule.ended(LOCAL, number, generation=generation, random_state=result.state)
+                session.stir(is_head=True)
+                return
+            is_wanted = schedule.arrived(
+                LOCAL,
+                number,
+                frame_bytes=size,
+                now=time.monotonic(),
+                generation=generation,
+                digest=result.digest,
+                random_state=result.state,
+            )
             if result.error is None:
                 self._observer.came(None, result, frame_bytes=size, is_wanted=is_wanted)
         if not is_wanted:
             return
+        # Without the lock: to pin a batch takes a copy.
         outcome = self._outcome(session, result, payload)
         with self._shared.lock:
             if session.epoch_id == epoch_id and session.is_busy:
-                session.deliver(number, outcome)
+                session.deliver(number, outcome, is_final=result.is_final)
 
     def _outcome(self, session: FeedSession, result: Result, payload: Bytes | None) -> BatchOutcome:
         if result.error is not None:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from stoker.errors import FeedError
-from stoker.feed.trainer.session import BatchOutcome
 from stoker.feed.wire.codec import TENSOR_DTYPES, Bytes1D, Tag, decode
 from stoker.feed.wire.dataset import unpack_error
 from stoker.feed.wire.stream import BufferPool, Bytes
@@ -103,6 +102,13 @@ def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]]
         return found if torch.from_numpy(np.empty(0, found)).dtype == dtype else None
     except TypeError:
         return None
+
+
+class BatchOutcome(msgspec.Struct):
+    """The outcome of a batch: its value, or the error to raise in its place."""
+
+    value: object = None
+    error: BaseException | None = None
 
 
 class BatchBuffers:

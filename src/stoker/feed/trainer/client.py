@@ -20,24 +20,20 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory
-from stoker.feed.books import LoaderBooks
 from stoker.feed.memory import allowance
-from stoker.feed.process import TrainerProcess
-from stoker.feed.trainer.answers import Answers, LocalAnswers, forget_peer, in_result, lose
+from stoker.feed.process import LoaderBooks, TrainerProcess
+from stoker.feed.trainer.answers import Answers, LocalAnswers, drop_local, forget_peer
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.connections import AgentLink, Link
 from stoker.feed.trainer.control import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
-from stoker.feed.trainer.local import LocalStreams, LocalWorkers
 from stoker.feed.trainer.observer import Observer, Standing
-from stoker.feed.trainer.scheduler import Peer
-from stoker.feed.trainer.session import LOCAL, FeedSession
-from stoker.feed.trainer.shards import Streams
-from stoker.feed.trainer.shared import SharedState
+from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
+from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.stream import BufferPool
-from stoker.feed.workers.pool import stream_job
+from stoker.feed.workers.pool import Result
 from stoker.logs import Log
 from stoker.settings import ProcessSettings
 
@@ -131,79 +127,30 @@ class Requester:
             schedule.max_bytes = allowance(session.max_bytes, others=others)
         for number in schedule.overdue(now):
             self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
-        if isinstance(schedule, Streams):
-            self._ask_streams(session, schedule, now)
-            return
+        if not schedule.is_settled and self._are_all_there(session):
+            schedule.settle()
+        lost: list[Result] = []
         for peer, number in schedule.assign(now):
-            asked = session.asked[number]
-            if peer == LOCAL and isinstance(session.local, LocalWorkers):
-                session.local.ask(
-                    epoch_id=session.epoch_id,
-                    number=number,
-                    index=asked.index,
-                    seed=asked.seed,
-                )
+            order = session.order_of(number)
+            if peer == LOCAL and session.local is not None:
+                lost += session.local.ask(order)
             elif isinstance(peer, str) and peer in self._links:
                 self._links[peer].has_asked = True
-                self._links[peer].send(
-                    protocol.Make(
-                        session=session.name,
-                        epoch_id=session.epoch_id,
-                        number=number,
-                        index=asked.index,
-                        seed=asked.seed,
-                    )
-                )
-        if isinstance(session.local, LocalWorkers):
+                self._links[peer].send(order)
+        for result in lost:
+            drop_local(session, result, host=self._settings.host)
+        if session.local is not None:
             for _ in session.local.hurry():
                 self._shared.log.event("local_batch_overdue", epoch=session.epoch)
             session.local.flush()
 
-    def _ask_streams(self, session: FeedSession, streams: Streams, now: float) -> None:
-        is_complete = self.expected is not None and (
-            sum(
-                session.name in link.ready or link.has_failed(session.name)
-                for link in self._links.values()
-            )
-            >= self.expected - len(self.lost)
+    def _are_all_there(self, session: FeedSession) -> bool:
+        """Tells whether every data host of the run is ready for the session, or cannot be."""
+        known = sum(
+            session.name in link.ready or link.has_failed(session.name)
+            for link in self._links.values()
         )
-        if is_complete:
-            streams.settle()
-        source = session.source
-        if source is None:
-            # The first epoch is about to begin.
-            return
-        for peer, number in streams.assign(now):
-            start = streams.start_of(number)
-            make = protocol.Make(
-                session=session.name,
-                epoch_id=session.epoch_id,
-                number=number,
-                index=source.index,
-                seed=(source.base_seed,),
-                stream=protocol.Stream(
-                    shard=start.shard,
-                    num_shards=start.num_shards,
-                    generation=start.generation,
-                    made=start.made,
-                    digest=start.digest,
-                    shared_seed=source.shared_seed,
-                    persists=start.persists,
-                    state=start.state,
-                    earlier=start.earlier,
-                ),
-            )
-            if peer == LOCAL and isinstance(session.local, LocalStreams):
-                key = (session.epoch_id, number, start.generation)
-                assert make.stream is not None
-                lost = session.local.ask(*stream_job(make, make.stream, key))
-                for result in lost:
-                    lose(session, streams, LOCAL, in_result(result, 0))
-            elif isinstance(peer, str) and peer in self._links:
-                self._links[peer].has_asked = True
-                self._links[peer].send(make)
-        if session.local is not None:
-            session.local.flush()
+        return self.expected is not None and known >= self.expected - len(self.lost)
 
     def judge(self, session: FeedSession, now: float) -> None:
         """Ends a session that nobody works for any more."""
@@ -344,7 +291,9 @@ class IoThread:
         self._has_begun = False
         pool = BufferPool()
         self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._lost)
-        self._local_answers = LocalAnswers(shared, self._observer, BatchBuffers(pool))
+        self._local_answers = LocalAnswers(
+            shared, self._observer, BatchBuffers(pool), host=settings.host
+        )
         self._asking = Requester(shared, settings, self._links)
         self._progress_at = now
         host, _, port = (settings.coordinator or "").rpartition(":")
@@ -628,12 +577,13 @@ class Feed:
         self._thread.start()
 
     def session_for(
-        self, books: LoaderBooks, *, new_streams: Callable[[int], Streams] | None = None
+        self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] | None = None
     ) -> FeedSession:
         """Returns a session of that loader which no epoch uses now; a new one if there is none.
 
         Args:
-            new_streams: Of an iterable dataset: the books of a new session, given its max_bytes.
+            new_schedule: Makes the scheduler of a new session, given its `max_bytes`; absent: one
+                of a map-style dataset.
         """
         shared = self.shared
         with shared.lock:
@@ -641,8 +591,7 @@ class Feed:
             for known in list(sessions):
                 if not known.is_idle() or known.name not in shared.sessions:
                     continue
-                if isinstance(known.schedule, Streams) and known.schedule.persists:
-                    # Its processes go on where they are; a new iterator's begin, as torch's do.
+                if known.schedule.workers_live == "iterator":
                     sessions.remove(known)
                     shared.retire(known)
                     continue
@@ -654,8 +603,7 @@ class Feed:
                 name,
                 lock=shared.lock,
                 wake=shared.wake,
-                max_bytes=share,
-                streams=new_streams(share) if new_streams else None,
+                schedule=new_schedule(share) if new_schedule else BatchScheduler(max_bytes=share),
             )
             session.reserve()
             session.failure = shared.failure

@@ -14,8 +14,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stoker.feed.wire.crypto import Keys, secure_client
-from stoker.feed.wire.pieces import PIECE_BYTES
-from stoker.feed.wire.protocol import Message, Piece, pack
+from stoker.feed.wire.protocol import PIECE_BYTES, Message, Piece, pack
 
 ZmqSocket = zmq.Socket[bytes]
 ZmqContext = zmq.Context[ZmqSocket]

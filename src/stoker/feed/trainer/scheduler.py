@@ -1,8 +1,12 @@
 """The scheduler decides which peer is asked for which batch, by credits, what was asked, and pace.
 
 A *peer* makes batches: the agent of a data host, or the local workers of this process. Each has
-credits: how many batches it may be asked for at a time. Numbers are handed out oldest first, within
-a window that starts at the next number to be delivered:
+credits: how many batches it may be asked for at a time. A session asks its `Scheduler`, of which
+there are two: here `BatchScheduler`, for batches that any peer can make; in `shards` the one for an
+iterable dataset, where each batch is its shard's process's to make.
+
+A `BatchScheduler` hands numbers out oldest first, within a window that starts at the next number to
+be delivered:
 
     window = ceil(reach of the slowest peer / interval of consumption) + all credits + 2,
              as far as `max_bytes` allows, at least 1
@@ -16,11 +20,15 @@ three times slower costs 22 % and more; with this one about 1 %).
 import bisect
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
+from typing import Literal
 
+from stoker.errors import ProtocolError
 from stoker.feed.memory import UNKNOWN_BATCH_BYTES
 from stoker.feed.trainer.observer import Standing
+from stoker.feed.wire.protocol import Stream
 
 # Latencies that are remembered: enough for a p95, few enough to follow a change.
 _MEMORY = 32
@@ -126,21 +134,216 @@ _QUICK_SECONDS = 0.001
 _MAX_WINDOW_PER_CREDIT = 32
 
 
-class BatchScheduler:
-    """The books of one session: its peers, and the batches of the epoch under way.
+class Scheduler(ABC):
+    """The books of one session: its peers, and the numbers of the epoch under way.
+
+    What is common to both policies is here. They are two classes and not one: a window that follows
+    pace and late batches that are retried elsewhere have no meaning where a process makes a shard
+    from its first batch to its last, nor have restarts where any peer can make any batch.
 
     Args:
         max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
 
     Attributes:
         max_bytes: May be changed at any time.
+        workers_live: How long processes that make batches are kept: for the session, for one
+            iterator of the script, or for one epoch.
+        is_settled: No other peer is waited for before numbers are handed out.
         head: The number that is delivered next.
-        supplied: Numbers that were supplied in this epoch.
+        supplied: Numbers whose indices the sampler gave in this epoch.
     """
+
+    workers_live: Literal["session", "iterator", "epoch"] = "session"
+    is_settled = True
 
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
+        self.head = 0
+        self.supplied = 0
+        self._is_complete = False
         self._peers: dict[Peer, PeerState] = {}
+        # Since the last look of the observer.
+        self._taken = 0
+        self._ready_at_takes = 0
+        self._moved: Counter[Peer] = Counter()
+
+    # What the trainer does.
+
+    def begin(self) -> None:
+        """Starts a new epoch: nothing is in flight; peers stay known."""
+        for state in self._peers.values():
+            state.asked.clear()
+        self.head = self.supplied = 0
+        self._is_complete = False
+
+    def supply(self, count: int) -> None:
+        """Notes that the indices of `count` more numbers are there: these may be handed out."""
+        self.supplied += count
+
+    def finish(self) -> None:
+        """Notes that no more numbers will come in this epoch."""
+        self._is_complete = True
+
+    def wanted(self, now: float) -> int:
+        """Returns how many more indices are to be drawn from the sampler: supply so many."""
+        return self.look(now)[0]
+
+    @abstractmethod
+    def look(self, now: float) -> tuple[int, bool]:
+        """Returns `wanted`, and whether `assign` could hand out something."""
+
+    @property
+    @abstractmethod
+    def num_taken(self) -> int:
+        """Batches of this epoch that were delivered."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Tells whether every number of the epoch was taken."""
+
+    @abstractmethod
+    def is_there(self, number: int) -> bool:
+        """Tells whether that batch has arrived and may be taken when its turn comes."""
+
+    @abstractmethod
+    def take(self, now: float) -> None:
+        """Notes that the trainer has taken the head-of-line batch."""
+
+    # What peers do.
+
+    def grant(self, peer: Peer, credits: int) -> None:
+        """Lets the peer have `credits` batches in flight; an unknown one joins."""
+        state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
+        state.credits = credits
+        state.is_leaving = False
+
+    def settle(self) -> None:
+        """Notes that no other peer is on its way."""
+        self.is_settled = True
+
+    def leave(self, peer: Peer) -> None:
+        """Gives the peer nothing new; it drains."""
+        if peer in self._peers:
+            self._peers[peer].is_leaving = True
+
+    def lost(self, peer: Peer) -> None:
+        """Forgets a peer that is gone: what only it had is handed out again."""
+        state = self._peers.pop(peer, None)
+        if state is not None:
+            self._take_away(peer, state)
+
+    @abstractmethod
+    def _take_away(self, peer: Peer, state: PeerState) -> None:
+        """Has others make what the peer was asked for."""
+
+    @abstractmethod
+    def arrived(
+        self,
+        peer: Peer,
+        number: int,
+        *,
+        frame_bytes: int,
+        now: float,
+        generation: int = 0,
+        digest: int = 0,
+        random_state: bytes = b"",
+    ) -> bool:
+        """Takes a batch (or its exception); False if it is to be dropped: it came before, say.
+
+        Args:
+            generation: Of its shard's process, as all that follows.
+            digest: Checksum of all that the process made in this epoch.
+            random_state: Random states with which it began the epoch, if it tells them.
+
+        Raises:
+            ProtocolError: If it is of a shard where there is none, or of none where there are.
+        """
+
+    def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
+        """Notes that a shard has no batch of that number, and none after it.
+
+        Raises:
+            ProtocolError: If there are no shards.
+        """
+        raise ProtocolError("the end of a shard, where there is none")
+
+    @abstractmethod
+    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+        """Notes that the peer cannot make that batch; True if it is not worth another try."""
+
+    @abstractmethod
+    def words(self, number: int, reason: str) -> str:
+        """Says what cannot be made, where `dropped` was True, and why."""
+
+    # What follows from it.
+
+    @abstractmethod
+    def assign(self, now: float) -> list[tuple[Peer, int]]:
+        """Returns the batches to ask for now, and of whom; they count as asked."""
+
+    def stream_of(self, number: int, *, shared_seed: int | None) -> Stream | None:
+        """Returns what goes along with the ask for a batch of a shard; None: there are none."""
+        return None
+
+    def may_assign(self) -> bool:
+        """Tells whether `assign` could hand out something, without looking: it looks itself."""
+        return True
+
+    def overdue(self, now: float) -> list[int]:
+        """Returns the late numbers that the next `assign` hands out once more: none, as a rule."""
+        return []
+
+    @abstractmethod
+    def next_check(self, now: float) -> float | None:
+        """Returns the seconds until there may be news without an event; None: there is none."""
+
+    @abstractmethod
+    def window(self, now: float) -> int:
+        """Returns how many batches may be made or under way."""
+
+    @property
+    @abstractmethod
+    def committed_bytes(self) -> int:
+        """Bytes of the batches that wait to be taken, and of those under way as far as known."""
+
+    def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
+        """Returns how the session stands; what is counted between two looks is counted anew.
+
+        Args:
+            now: Monotonic seconds.
+            name: Returns the host of a peer.
+        """
+        standing = Standing(
+            taken=self._taken,
+            ready_at_takes=self._ready_at_takes,
+            moved={name(peer): count for peer, count in self._moved.items()},
+            in_flight={name(peer): len(state.asked) for peer, state in self._peers.items()},
+            credits={name(peer): state.credits for peer, state in self._peers.items()},
+            ready=self._num_ready(),
+            window=0 if self.is_over() else self.window(now),
+        )
+        self._taken = self._ready_at_takes = 0
+        self._moved.clear()
+        return standing
+
+    @abstractmethod
+    def _num_ready(self) -> int:
+        """Returns how many batches lie ready."""
+
+    def peers(self) -> list[Peer]:
+        """Returns the peers that are known, leaving ones among them."""
+        return list(self._peers)
+
+    def in_flight(self, peer: Peer) -> int:
+        """Returns how many batches the peer was asked for and has not answered."""
+        return len(self._peers[peer].asked) if peer in self._peers else 0
+
+
+class BatchScheduler(Scheduler):
+    """Has any peer make any number, and has late ones made elsewhere as well: whoever is first."""
+
+    def __init__(self, *, max_bytes: int) -> None:
+        super().__init__(max_bytes=max_bytes)
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)
         self._interval_seconds: float | None = None
@@ -150,16 +353,16 @@ class BatchScheduler:
         self._sizes: deque[int] = deque(maxlen=_MEMORY)
         # What is expected of the next batch: the largest of the last ones.
         self._batch_bytes = UNKNOWN_BATCH_BYTES
-        self._taken = 0
-        self._ready_at_takes = 0
-        self._moved: Counter[Peer] = Counter()
-        self._epoch_begins()
+        self.begin()
 
-    def _epoch_begins(self) -> None:
-        self.head = 0
-        self.supplied = 0
+    def begin(self) -> None:
+        """Starts a new epoch: number 0 is next, nothing is in flight; peers stay known."""
+        super().begin()
+        # Until enough is taken, the pace is that of the epoch before.
+        self._interval()
+        self._takes.clear()
+        self._gaps.clear()
         self._next_new = 0
-        self._is_complete = False
         self._again: list[int] = []
         self._queued_again: set[int] = set()
         self._arrived: dict[int, int] = {}
@@ -167,28 +370,14 @@ class BatchScheduler:
         self._makers: dict[int, set[Peer]] = {}
         self._refused: dict[int, set[Peer]] = {}
 
-    # What the trainer does.
-
-    def begin(self) -> None:
-        """Starts a new epoch: number 0 is next, nothing is in flight; peers stay known."""
-        for state in self._peers.values():
-            state.asked.clear()
-        # Until enough is taken, the pace is that of the epoch before.
-        self._interval()
-        self._takes.clear()
-        self._gaps.clear()
-        self._epoch_begins()
-
-    def supply(self, count: int) -> None:
-        """Notes that `count` more numbers may be handed out."""
-        self.supplied += count
-
-    def finish(self) -> None:
-        """Notes that no more numbers will be supplied in this epoch."""
-        self._is_complete = True
+    @property
+    def num_taken(self) -> int:
+        """Batches of this epoch that were delivered."""
+        return self.head
 
     def wanted(self, now: float) -> int:
-        """Returns how many more numbers the window has room for: supply so many."""
+        """Returns how many more indices the window has room for: supply so many."""
+        # Asked at each arrival while the trainer waits: less than half of what `look` takes.
         if self._is_complete or self._is_stocked():
             return 0
         return max(0, self.head + self.window(now) - self.supplied)
@@ -214,28 +403,20 @@ class BatchScheduler:
         takes.append(now)
         self._is_interval_old = True
 
-    # What peers do.
-
-    def grant(self, peer: Peer, credits: int) -> None:
-        """Lets the peer have `credits` batches in flight; an unknown one joins."""
-        state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
-        state.credits = credits
-        state.is_leaving = False
-
-    def leave(self, peer: Peer) -> None:
-        """Gives the peer nothing new; what it has is still awaited."""
-        if peer in self._peers:
-            self._peers[peer].is_leaving = True
-
-    def lost(self, peer: Peer) -> None:
-        """Forgets a peer that is gone: what only it had is handed out again."""
-        state = self._peers.pop(peer, None)
-        if state is not None:
-            for number in state.asked:
-                self._let_go(peer, number)
-
-    def arrived(self, peer: Peer, number: int, *, frame_bytes: int, now: float) -> bool:
+    def arrived(
+        self,
+        peer: Peer,
+        number: int,
+        *,
+        frame_bytes: int,
+        now: float,
+        generation: int = 0,
+        digest: int = 0,
+        random_state: bytes = b"",
+    ) -> bool:
         """Takes a batch (or its exception); False if it came before, and is to be dropped."""
+        if generation:
+            raise ProtocolError("a batch of a shard, where there is none")
         state = self._peers.get(peer)
         if state is not None and number in state.asked:
             asked_at, queued = state.asked.pop(number)
@@ -255,7 +436,7 @@ class BatchScheduler:
             self._batch_bytes = max(self._sizes)
         return True
 
-    def dropped(self, peer: Peer, number: int) -> bool:
+    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
         """Notes that the peer cannot make that batch; True if no other is left that could be asked.
 
         Two peers that refuse the same batch are proof enough that the batch is to blame.
@@ -272,7 +453,13 @@ class BatchScheduler:
             return False
         return len(refused) >= 2 or (len(refused) == 1 and not set(self._peers) - refused)
 
-    # What follows from it.
+    def words(self, number: int, reason: str) -> str:
+        """Says what cannot be made, and why."""
+        return f"batch {number} cannot be made: {reason}"
+
+    def _take_away(self, peer: Peer, state: PeerState) -> None:
+        for number in state.asked:
+            self._let_go(peer, number)
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """Returns the batches to ask for now, and of whom; they count as asked."""
@@ -309,12 +496,8 @@ class BatchScheduler:
             self._hand_out_again(number)
         return asks
 
-    def has_work(self, now: float) -> bool:
-        """Tells whether `assign` could hand out something."""
-        return self.look(now)[1]
-
     def look(self, now: float) -> tuple[int, bool]:
-        """Returns `wanted` and `has_work`."""
+        """Returns how many more indices to draw, and whether `assign` could hand out something."""
         has_free = self._has_free()
         is_stocked = self._is_complete or self._is_stocked()
         if is_stocked and not has_free:
@@ -418,34 +601,8 @@ class BatchScheduler:
         """Bytes of the batches that wait, and of those asked for, at the largest recent size."""
         return self._held_bytes + len(self._makers) * self._batch_bytes
 
-    def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
-        """Returns how the session stands; what is counted between two looks is counted anew.
-
-        Args:
-            now: Monotonic seconds.
-            name: Of a peer's host.
-        """
-        is_over = self.is_over()
-        standing = Standing(
-            taken=self._taken,
-            ready_at_takes=self._ready_at_takes,
-            moved={name(peer): count for peer, count in self._moved.items()},
-            in_flight={name(peer): len(state.asked) for peer, state in self._peers.items()},
-            credits={name(peer): state.credits for peer, state in self._peers.items()},
-            ready=len(self._arrived),
-            window=0 if is_over else self.window(now),
-        )
-        self._taken = self._ready_at_takes = 0
-        self._moved.clear()
-        return standing
-
-    def peers(self) -> list[Peer]:
-        """Returns the peers that are known, leaving ones among them."""
-        return list(self._peers)
-
-    def in_flight(self, peer: Peer) -> int:
-        """Returns how many batches the peer was asked for and has not answered."""
-        return len(self._peers[peer].asked) if peer in self._peers else 0
+    def _num_ready(self) -> int:
+        return len(self._arrived)
 
     def _preference(self, peer: Peer) -> tuple[float, float]:
         state = self._peers[peer]

@@ -5,50 +5,41 @@ of its own. The thread that iterates and the I/O thread meet here, under one loc
 indices and takes finished batches, the other asks for batches and brings them.
 """
 
+import contextlib
+import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import msgspec
 
 from stoker.feed.seeding import Numbered, Seeding
-from stoker.feed.trainer.local import LocalStreams, LocalWorkers
-from stoker.feed.trainer.scheduler import BatchScheduler, Peer
-from stoker.feed.trainer.shards import Streams
+from stoker.feed.timeline import Timeline
+from stoker.feed.trainer.buffers import BatchOutcome
+from stoker.feed.trainer.connections import BatchReceiver
+from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.scheduler import Peer, Scheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import PackedSpec
+from stoker.feed.wire.protocol import Make
+from stoker.logs import Log
 
 # The local workers of a session, among the peers of its schedule; hosts are named by strings.
 LOCAL: Peer = ("local",)
 
 
-class BatchOutcome(msgspec.Struct):
-    """The outcome of a batch: its value, or the error to raise in its place."""
-
-    value: object = None
-    error: BaseException | None = None
-
-
 class Asked(msgspec.Struct):
-    """A batch that may be asked for: the packed index, and its seed words."""
-
-    index: bytes
-    seed: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSource:
-    """The part of the ask that is the same for every batch of an iterable dataset, in one epoch.
+    """The payload of a number: the packed index, and the words that its batch is seeded with.
 
     Attributes:
-        index: Packed: what torch's sampler gives for each batch.
         shared_seed: Torch's, for data pipes.
     """
 
     index: bytes
-    base_seed: int
-    shared_seed: int | None
+    seed: tuple[int, ...]
+    shared_seed: int | None = None
 
 
 class FeedSession:
@@ -58,8 +49,7 @@ class FeedSession:
         name: Of the session, unique in the run.
         lock: The feed's.
         wake: Wakes the I/O thread.
-        max_bytes: Bytes of batches that may wait in this process, of all its loaders.
-        streams: Of an iterable dataset, in place of a BatchScheduler.
+        schedule: Its `max_bytes` are what may wait in this process, of all its loaders.
 
     Attributes:
         schedule: Under the lock, as all that follows.
@@ -83,20 +73,18 @@ class FeedSession:
         *,
         lock: threading.Lock,
         wake: Callable[[], None],
-        max_bytes: int,
-        streams: Streams | None = None,
+        schedule: Scheduler,
     ) -> None:
         self.name = name
-        self.max_bytes = max_bytes
-        self.schedule: BatchScheduler | Streams = streams or BatchScheduler(max_bytes=max_bytes)
-        self.source: StreamSource | None = None
+        self.max_bytes = schedule.max_bytes
+        self.schedule = schedule
         self.epoch = self.epoch_id = -1
         self.base_seed: int | None = None
         self.is_busy = False
         self.spec: PackedSpec | None = None
         self.seeding: Seeding = "batch"
-        self.local: LocalWorkers | LocalStreams | None = None
-        self.retired_locals: list[LocalWorkers | LocalStreams] = []
+        self.local: LocalWorkers | None = None
+        self.retired_locals: list[LocalWorkers] = []
         self.failure: BaseException | None = None
         self.has_news = False
         self.abandoned_epoch_id = -1
@@ -104,7 +92,8 @@ class FeedSession:
         self.alone_since = time.monotonic()
         self.had_peers = False
         self.is_waiting = False
-        self.asked: dict[int, Asked] = {}
+        self._asked: dict[int, Asked] = {}
+        self._asked_each: Asked | None = None
         self.outcomes: dict[int, BatchOutcome] = {}
         self._lock = lock
         self._arrival = threading.Condition(lock)
@@ -134,16 +123,17 @@ class FeedSession:
         epoch: int,
         spec: PackedSpec,
         seeding: Seeding,
-        local: LocalWorkers | LocalStreams | None,
+        local: LocalWorkers | None,
         indices: Iterator[Numbered],
+        asked_each: Asked | None = None,
         is_eager: bool,
         pins_on: int | None,
-        source: StreamSource | None = None,
         base_seed: int | None = None,
     ) -> int:
         """Starts an epoch and returns its id; what is left of the one before is dropped.
 
         Args:
+            asked_each: The payload of every number of an iterable dataset, which has no indices.
             is_eager: Draws from the sampler now, not at the first `next`.
             base_seed: With which the agents' workers start at once; None: when there is a batch.
         """
@@ -154,7 +144,7 @@ class FeedSession:
                     self.schedule.lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
-            self.source, self.base_seed = source, base_seed
+            self.base_seed = base_seed
             if local is not self.local:
                 if self.local is not None:
                     self.retired_locals.append(self.local)
@@ -166,7 +156,8 @@ class FeedSession:
             self.epoch = epoch
             self.epoch_id += 1
             epoch_id = self.epoch_id
-            self.asked.clear()
+            self._asked.clear()
+            self._asked_each = asked_each
             self.outcomes.clear()
             self.alone_since = time.monotonic()
             self.is_busy = self.has_news = True
@@ -222,7 +213,7 @@ class FeedSession:
             head = self.schedule.head
             if head in self.outcomes and self.schedule.is_there(head):
                 self.schedule.take(time.monotonic())
-                self.asked.pop(head, None)
+                self._asked.pop(head, None)
                 return self.outcomes.pop(head)
             if self.failure is not None:
                 raise self.failure
@@ -247,13 +238,13 @@ class FeedSession:
     def _end_epoch(self) -> None:
         self.is_busy = False
         self.has_news = True
-        if isinstance(self.schedule, Streams) and not self.schedule.persists and self.local:
+        if self.schedule.workers_live == "epoch" and self.local is not None:
             self.retired_locals.append(self.local)
             self.local = None
             self.schedule.lost(LOCAL)
         self.schedule.begin()
         self.schedule.finish()
-        self.asked.clear()
+        self._asked.clear()
         self.outcomes.clear()
         self._indices = iter(())
 
@@ -289,7 +280,7 @@ class FeedSession:
                 is_last = True
         with self._lock:
             if self.epoch_id == epoch_id and self.is_busy:
-                self.asked.update(fresh)
+                self._asked.update(fresh)
                 self.schedule.supply(len(fresh))
                 if is_last:
                     self.schedule.finish()
@@ -299,8 +290,27 @@ class FeedSession:
 
     # The I/O thread, under the lock.
 
-    def deliver(self, number: int, outcome: BatchOutcome) -> None:
-        """Takes a batch that is there, or its error."""
+    def order_of(self, number: int) -> Make:
+        """Returns the order to make that batch, for the peer that the scheduler chose."""
+        asked = self._asked_each or self._asked[number]
+        return Make(
+            session=self.name,
+            epoch_id=self.epoch_id,
+            number=number,
+            index=asked.index,
+            seed=asked.seed,
+            stream=self.schedule.stream_of(number, shared_seed=asked.shared_seed),
+        )
+
+    def deliver(self, number: int, outcome: BatchOutcome, *, is_final: bool = False) -> None:
+        """Takes a batch that is there, or its error.
+
+        Args:
+            is_final: After this error there are no more batches.
+        """
+        if is_final and outcome.error is not None:
+            self.fail(outcome.error)
+            return
         self.outcomes[number] = outcome
         self.stir(number == self.schedule.head)
 
@@ -319,3 +329,96 @@ class FeedSession:
         if self.failure is None:
             self.failure = error
         self._arrival.notify_all()
+
+
+class SharedState:
+    """The state that the I/O thread of a feed and the threads that iterate share.
+
+    Attributes:
+        lock: Over the sessions and all that is theirs; held for microseconds.
+        sessions: Name to session.
+        failure: Ends every session, later ones too.
+        wake_fd: An eventfd for the I/O thread's poll; see `sleeps`.
+        receivers: Of batches, as long as anybody has them.
+    """
+
+    def __init__(self, *, timeline: Timeline, log: Log) -> None:
+        self.lock = threading.Lock()
+        self.sessions: dict[str, FeedSession] = {}
+        self.failure: BaseException | None = None
+        self.is_closing = False
+        self.timeline = timeline
+        self.log = log
+        self.receivers: weakref.WeakSet[BatchReceiver] = weakref.WeakSet()
+        self._pid = os.getpid()
+        self._is_asleep = self._is_called = False
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # Appended to by finalizers and threads, emptied by the I/O thread: atomic operations only.
+        self._retired: deque[FeedSession] = deque()
+        self._posted: deque[Callable[[], None]] = deque()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends every session, also those to come; the first error counts."""
+        with self.lock:
+            self.failure = self.failure or error
+            for session in self.sessions.values():
+                session.fail(error)
+
+    def wake(self) -> None:
+        """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
+        self._is_called = True
+        if not self._is_asleep:
+            # It looks at what it is called for before it sleeps.
+            return
+        self._is_asleep = False
+        with contextlib.suppress(OSError):
+            # Not in a forked child, where the number may be another file's.
+            if self.wake_fd >= 0 and os.getpid() == self._pid:
+                os.eventfd_write(self.wake_fd, 1)
+
+    def sleeps(self) -> bool:
+        """Notes that the I/O thread is about to poll; False if it was called, and must not wait."""
+        # In this order: who calls between the two finds it asleep, and writes.
+        self._is_asleep = True
+        return not self._is_called
+
+    def is_up(self, *, is_rung: bool) -> None:
+        """Notes that the I/O thread has polled, before it looks at anything.
+
+        Args:
+            is_rung: `wake_fd` was readable.
+        """
+        self._is_asleep = False
+        self._is_called = False
+        if is_rung:
+            os.eventfd_read(self.wake_fd)
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Has the I/O thread run `action`."""
+        self._posted.append(action)
+        self.wake()
+
+    def run_posted(self) -> None:
+        """Runs what was posted; for the I/O thread."""
+        while self._posted:
+            self._posted.popleft()()
+
+    def retire(self, session: FeedSession) -> None:
+        """Has the I/O thread end the session of a loader that is gone; safe in a finalizer."""
+        self._retired.append(session)
+        self.wake()
+
+    def take_retired(self) -> list[FeedSession]:
+        """Returns the sessions to end, forgotten here; for the I/O thread, under the lock."""
+        retired = []
+        while self._retired:
+            session = self._retired.popleft()
+            if self.sessions.pop(session.name, None) is not None:
+                retired.append(session)
+        return retired
+
+    def close(self) -> None:
+        """Frees the descriptor, after the I/O thread's end; may be called twice."""
+        descriptor, self.wake_fd = self.wake_fd, -1
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -1,11 +1,11 @@
-"""An iterable dataset has shards: who makes them, and in which order batches are taken, is here.
+"""An iterable dataset has shards: each is pinned to one peer, whose process makes all of it.
 
-This is the counterpart of `scheduler` for datasets that are only iterated: pure bookkeeping, the
-clock is passed in. The script fixes S = max(1, num_workers) logical *shards*; each is one *stream*,
-made by one process from its first batch to its last. Positions count the batches of a shard: batch
-`position` of shard s has the number `position * S + s`. Numbers in ascending order, those of
-exhausted shards left out, are the order of torch's own loader with S workers. `Shard` keeps the
-books of one shard, `Streams` decides who makes it, and when.
+As in `scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes
+S = max(1, num_workers) logical *shards*; each is one *stream*, made by one process from its first
+batch to its last. Positions count the batches of a shard: batch `position` of shard s has the
+number `position * S + s`. Numbers in ascending order, those of exhausted shards left out, are the
+order of torch's own loader with S workers. `Shard` keeps the books of one shard, `ShardScheduler`
+decides who makes it, and when.
 
 A stream cannot be asked for its n-th batch elsewhere without making all before it again. So a slow
 or stopped process is not judged here (torch's own loader waits for it, too): only where it is
@@ -22,12 +22,12 @@ it makes what was asked of that epoch once more. What a dataset has changed in i
 before is not handed over: a new process has it as it was shipped.
 """
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from stoker.feed.trainer.observer import Standing
-from stoker.feed.trainer.scheduler import Peer
+from stoker.errors import ProtocolError
+from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
+from stoker.feed.wire.protocol import Stream
 
 
 @dataclass(slots=True)
@@ -126,35 +126,8 @@ SETTLE_SECONDS = 2.0
 MAX_LOSSES_IN_A_ROW = 3
 
 
-@dataclass(slots=True)
-class _Capacity:
-    credits: int
-    is_leaving: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ShardStart:
-    """The place at which a stream's process goes on with a shard.
-
-    Attributes:
-        made: Batches of the shard that have arrived: another process made them.
-        digest: Checksum of these.
-        state: Random states with which the epoch, or one before it, began; empty: seeds do.
-        earlier: Batches that were made of each epoch since then.
-    """
-
-    shard: int
-    num_shards: int
-    generation: int
-    made: int
-    digest: int
-    persists: bool
-    state: bytes
-    earlier: tuple[int, ...]
-
-
-class Streams:
-    """The books of one session over an iterable dataset.
+class ShardScheduler(Scheduler):
+    """Gives each shard to one peer, whose process makes its batches, until the process is lost.
 
     Args:
         num_shards: S, fixed by the script.
@@ -164,54 +137,38 @@ class Streams:
         persists: Processes go on with the next epoch, as torch's persistent workers.
     """
 
+    is_settled = False
+
     def __init__(
         self, *, num_shards: int, prefetch: int, max_bytes: int, persists: bool = False
     ) -> None:
-        self.max_bytes = max_bytes
-        self.persists = persists
+        super().__init__(max_bytes=max_bytes)
+        # Processes that persist go on where they are; a new iterator's begin, as torch's do.
+        self.workers_live: Literal["session", "iterator", "epoch"]
+        self.workers_live = "iterator" if persists else "epoch"
         self._prefetch = prefetch
+        self._persists = persists
         self._shards = [Shard() for _ in range(num_shards)]
-        self._peers: dict[Peer, _Capacity] = {}
-        self._cursor = 0
-        self._is_finished = False
-        self._is_settled = False
         self._settle_at: float | None = None
         self._mean_bytes = 0.0
-        self._num_taken = 0
-        self._ready_at_takes = 0
-        self._moved: Counter[Peer] = Counter()
-
-    # What the trainer does.
 
     def begin(self) -> None:
         """Starts a new epoch: every shard at its beginning."""
+        super().begin()
         for shard in self._shards:
-            if self.persists:
+            if self._persists:
                 shard.note_epoch()
-            shard.begin(is_kept=self.persists and shard.owner is not None)
-        self._cursor = 0
-        self._is_finished = False
+            shard.begin(is_kept=self._persists and shard.owner is not None)
 
-    def supply(self, count: int) -> None:
-        """Does nothing: a stream takes no indices."""
+    def look(self, now: float) -> tuple[int, bool]:
+        """Returns that no index is wanted, and whether `assign` could ask for something.
 
-    def finish(self) -> None:
-        """Ends the epoch, of which nobody wants more."""
-        self._is_finished = True
-
-    def wanted(self, now: float) -> int:
-        """Returns 0: it takes no indices, ever."""
-        return 0
-
-    @property
-    def supplied(self) -> int:
-        """Is 0: it takes no indices, ever."""
-        return 0
-
-    @property
-    def head(self) -> int:
-        """The number that is delivered next, if there is one."""
-        return self._cursor
+        The sampler gives the same index for every batch of an iterable dataset.
+        """
+        if self._is_complete or not self._peers:
+            return 0, False
+        is_homeless = any(shard.is_homeless() for shard in self._shards)
+        return 0, is_homeless or self._next_ask() is not None
 
     @property
     def num_taken(self) -> int:
@@ -219,8 +176,8 @@ class Streams:
         return sum(shard.taken for shard in self._shards)
 
     def is_over(self) -> bool:
-        """Tells whether every shard is exhausted."""
-        return self._is_finished or all(shard.is_exhausted() for shard in self._shards)
+        """Tells whether every shard is exhausted, or nobody wants more."""
+        return self._is_complete or all(shard.is_exhausted() for shard in self._shards)
 
     def is_there(self, number: int) -> bool:
         """Tells whether that batch has arrived, and all of its shard before it."""
@@ -229,159 +186,133 @@ class Streams:
 
     def take(self, now: float) -> None:
         """Notes that the trainer has taken the head-of-line batch."""
-        self._shards[self._cursor % len(self._shards)].taken += 1
-        self._cursor += 1
-        self._num_taken += 1
+        self._shards[self.head % len(self._shards)].taken += 1
+        self.head += 1
+        self._taken += 1
         self._ready_at_takes += self._num_ready()
         self._skip()
 
-    # What peers do.
-
-    def grant(self, peer: Peer, credits: int) -> None:
-        """Lets the peer take shards, in proportion to its credits; an unknown one joins."""
-        self._peers[peer] = _Capacity(credits)
-
     def leave(self, peer: Peer) -> None:
         """Gives the shards of a peer that drains to others."""
+        super().leave(peer)
         if peer in self._peers:
-            self._peers[peer].is_leaving = True
-            self._lose_all(peer)
+            self._take_away(peer, self._peers[peer])
 
     def lost(self, peer: Peer) -> None:
         """Forgets a peer that is gone: its shards are started again elsewhere."""
-        if self._peers.pop(peer, None) is not None:
-            self._lose_all(peer)
+        super().lost(peer)
         if not self._peers:
-            self._is_settled, self._settle_at = False, None
+            self.is_settled, self._settle_at = False, None
+
+    def _take_away(self, peer: Peer, state: PeerState) -> None:
+        state.asked.clear()
+        for shard in self._shards:
+            if shard.owner == peer:
+                self._moved[peer] += shard.asked - shard.arrived
+                shard.lose()
 
     def arrived(
         self,
         peer: Peer,
         number: int,
         *,
-        generation: int,
-        digest: int,
         frame_bytes: int,
-        state: bytes = b"",
+        now: float,
+        generation: int = 0,
+        digest: int = 0,
+        random_state: bytes = b"",
     ) -> bool:
-        """Takes a batch (or its exception); False if it is to be dropped."""
+        """Takes a batch (or its exception); False if it is late, or of a process that was lost."""
+        if not generation:
+            raise ProtocolError("a batch of no shard, of an iterable dataset")
         position, shard = self._answered(peer, number, generation)
         if shard is None or not shard.arrives(position, digest=digest):
             return False
-        if state:
-            shard.state, shard.earlier = state, []
+        if random_state:
+            shard.state, shard.earlier = random_state, []
         self._mean_bytes = (
             frame_bytes if self._mean_bytes == 0 else 0.9 * self._mean_bytes + 0.1 * frame_bytes
         )
         return True
 
-    def ended(self, peer: Peer, number: int, *, generation: int, state: bytes = b"") -> None:
+    def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
         """Notes that the shard has no batch of that number, and none after it."""
         position, shard = self._answered(peer, number, generation)
         if shard is not None:
             shard.ends(position)
-            shard.state_at_end = state
+            shard.state_at_end = random_state
             self._skip()
 
-    def dropped(self, peer: Peer, number: int, *, generation: int) -> bool:
+    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
         """Notes that the process of a shard died; True if it is not worth another try."""
         _, shard = self._answered(peer, number, generation)
         if shard is None:
             return False
         self._moved[peer] += shard.asked - shard.arrived
+        for other in [n for n in self._peers[peer].asked if self._shard_of(n) is shard]:
+            del self._peers[peer].asked[other]
         shard.lose()
         shard.losses += 1
         return shard.losses >= MAX_LOSSES_IN_A_ROW
 
-    def settle(self) -> None:
-        """Notes that nobody else is on the way: shards may be given out."""
-        self._is_settled = True
-
-    # What follows from it.
+    def words(self, number: int, reason: str) -> str:
+        """Says which shard cannot be made, and why."""
+        return (
+            f"shard {number % len(self._shards)} of the iterable dataset cannot be made: {reason}, "
+            f"{MAX_LOSSES_IN_A_ROW} times at the same place"
+        )
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """Returns the batches to ask for now, and of whom; they count as asked."""
-        if self._is_finished:
+        if self._is_complete:
             return []
         self._place(now)
         asks: list[tuple[Peer, int]] = []
-        open_count = sum(shard.asked - shard.taken for shard in self._shards)
+        num_open = sum(shard.asked - shard.taken for shard in self._shards)
+        window = self.window(now)
         while (number := self._next_ask()) is not None:
-            if open_count >= self._most_open() and number != self._cursor:
+            if num_open >= window and number != self.head:
                 break
-            shard = self._shards[number % len(self._shards)]
+            shard = self._shard_of(number)
             assert shard.owner is not None
+            asked = self._peers[shard.owner].asked
+            asked[number] = (now, len(asked) + 1)
             shard.asked += 1
-            open_count += 1
+            num_open += 1
             asks.append((shard.owner, number))
         return asks
 
-    def start_of(self, number: int) -> ShardStart:
-        """Returns what goes along with the ask for a batch."""
-        which = number % len(self._shards)
-        shard = self._shards[which]
-        return ShardStart(
-            shard=which,
+    def stream_of(self, number: int, *, shared_seed: int | None) -> Stream:
+        """Returns the place at which the process of a shard goes on with it."""
+        shard = self._shard_of(number)
+        return Stream(
+            shard=number % len(self._shards),
             num_shards=len(self._shards),
             generation=shard.generation,
             made=shard.arrived,
             digest=shard.digest,
-            persists=self.persists,
+            shared_seed=shared_seed,
+            persists=self._persists,
             state=shard.state,
             earlier=tuple(shard.earlier),
         )
 
-    def look(self, now: float) -> tuple[int, bool]:
-        """Returns `wanted` and `has_work`."""
-        return 0, self.has_work(now)
-
-    def may_assign(self) -> bool:
-        """Tells whether `assign` could hand out something: True, for it looks itself."""
-        return True
-
-    def has_work(self, now: float) -> bool:
-        """Tells whether `assign` could ask for something."""
-        if self._is_finished or not self._peers:
-            return False
-        return self._next_ask() is not None or any(s.is_homeless() for s in self._shards)
-
-    def overdue(self, now: float) -> list[int]:
-        """Returns none: a slow stream is waited for."""
-        return []
-
     def next_check(self, now: float) -> float | None:
         """Returns the seconds until shards are given out; None: not before an event."""
-        if self._is_settled or self._settle_at is None:
+        if self.is_settled or self._settle_at is None:
             return None
         return max(0.0, self._settle_at - now)
 
-    def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
-        """Returns how the session stands; what is counted between two looks is counted anew.
+    def window(self, now: float) -> int:
+        """Returns how many batches of all shards may wait or be under way."""
+        if self._mean_bytes <= 0:
+            return len(self._shards) * self._prefetch
+        return max(1, int(self.max_bytes / self._mean_bytes))
 
-        Args:
-            now: Monotonic seconds.
-            name: Of a peer's host.
-        """
-        standing = Standing(
-            taken=self._num_taken,
-            ready_at_takes=self._ready_at_takes,
-            moved={name(peer): count for peer, count in self._moved.items()},
-            in_flight={name(peer): self.in_flight(peer) for peer in self._peers},
-            credits={name(peer): capacity.credits for peer, capacity in self._peers.items()},
-            ready=self._num_ready(),
-            window=0 if self.is_over() else self._most_open(),
-        )
-        self._num_taken = self._ready_at_takes = 0
-        self._moved.clear()
-        return standing
-
-    def peers(self) -> list[Peer]:
-        """Returns the peers that are known, leaving ones among them."""
-        return list(self._peers)
-
-    def in_flight(self, peer: Peer) -> int:
-        """Returns how many batches the peer was asked for and has not answered."""
-        return sum(s.asked - s.arrived for s in self._shards if s.owner == peer and s.end is None)
+    @property
+    def committed_bytes(self) -> int:
+        """Bytes of the batches that wait to be taken or are under way, at their mean size."""
+        return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
 
     def owners(self) -> list[Peer | None]:
         """Returns who makes each shard."""
@@ -390,15 +321,15 @@ class Streams:
     def _place(self, now: float) -> None:
         """Gives each shard without a process to the peer with the fewest for its credits."""
         homeless = [shard for shard in self._shards if shard.is_homeless()]
-        able = [peer for peer, capacity in self._peers.items() if not capacity.is_leaving]
+        able = [peer for peer, state in self._peers.items() if not state.is_leaving]
         if not homeless or not able:
             return
-        if not self._is_settled:
+        if not self.is_settled:
             if self._settle_at is None:
                 self._settle_at = now + SETTLE_SECONDS
             if now < self._settle_at:
                 return
-            self._is_settled = True
+            self.is_settled = True
         owned = dict.fromkeys(able, 0)
         for shard in self._shards:
             if shard.owner in owned and not shard.is_whole():
@@ -420,27 +351,16 @@ class Streams:
         ]
         return min(numbers, default=None)
 
-    @property
-    def committed_bytes(self) -> int:
-        """Bytes of the batches that wait to be taken or are under way."""
-        return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
-
-    def _most_open(self) -> int:
-        if self._mean_bytes <= 0:
-            return len(self._shards) * self._prefetch
-        return max(1, int(self.max_bytes / self._mean_bytes))
+    def _shard_of(self, number: int) -> Shard:
+        return self._shards[number % len(self._shards)]
 
     def _answered(self, peer: Peer, number: int, generation: int) -> tuple[int, Shard | None]:
-        position, which = divmod(number, len(self._shards))
-        shard = self._shards[which]
-        is_awaited = shard.is_awaited(position, peer=peer, generation=generation)
-        return position, shard if is_awaited else None
-
-    def _lose_all(self, peer: Peer) -> None:
-        for shard in self._shards:
-            if shard.owner == peer:
-                self._moved[peer] += shard.asked - shard.arrived
-                shard.lose()
+        """Returns the position that was answered, and its shard; None: it is not waited for."""
+        position, shard = number // len(self._shards), self._shard_of(number)
+        if not shard.is_awaited(position, peer=peer, generation=generation):
+            return position, None
+        self._peers[peer].asked.pop(number, None)
+        return position, shard
 
     def _num_ready(self) -> int:
         return sum(shard.arrived - shard.taken for shard in self._shards)
@@ -449,5 +369,5 @@ class Streams:
         """Moves on to the next number of a shard that is not exhausted, if one is left."""
         if self.is_over():
             return
-        while self._shards[self._cursor % len(self._shards)].is_exhausted():
-            self._cursor += 1
+        while self._shard_of(self.head).is_exhausted():
+            self.head += 1

@@ -3,6 +3,8 @@
 Three things would differ from process to process though the script is the same: the random id that
 cloudpickle gives a class of the script, the order of a set of strings, and the addresses that torch
 writes next to a tensor's bytes.
+
+A dataset that is built where batches are made travels as a factory (`DatasetFactory`).
 """
 
 import contextlib
@@ -22,13 +24,38 @@ import cloudpickle
 from cloudpickle import cloudpickle as inside
 
 from stoker.errors import ShippingError
-from stoker.feed.wire.factory import DatasetFactory
 
 if TYPE_CHECKING:
     import torch
 
 
 CachedFunction = type(functools.lru_cache(len))
+
+
+class DatasetFactory:
+    """Stands for a dataset that whoever makes batches builds; see `stoker.remote`."""
+
+    def build(self) -> object:
+        """Returns the dataset."""
+        raise NotImplementedError
+
+
+def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
+    """Yields the factories that `dataset` is, or that it wraps as torch's own wrappers do.
+
+    Those hold what they wrap as `dataset` (Subset) or `datasets` (ConcatDataset, StackDataset).
+    """
+    # By its type: to ask an object for its class may run code.
+    if issubclass(type(dataset), DatasetFactory):
+        yield cast("DatasetFactory", dataset)
+        return
+    held = getattr(dataset, "__dict__", {}) if depth else {}
+    several = held.get("datasets")
+    parts = several.values() if isinstance(several, dict) else several
+    if "dataset" in held:
+        yield from factories_in(held["dataset"], depth - 1)
+    for part in parts if isinstance(parts, Iterable) else ():
+        yield from factories_in(part, depth - 1)
 
 
 def reduced(obj: object) -> tuple[object, ...] | None:

@@ -31,11 +31,11 @@ class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The reader asks the worker to make this batch.
 
     Attributes:
-        index: What the sampler gave; of a stream, what it gives for every batch.
-        seed: Seed words; a stream seeds itself.
-        epoch_id: Of a stream: another one begins it again.
-        number: Of a stream: its position in it is number // num_shards.
-        stream: The stream that the batch is of, and how a new process goes on with it.
+        index: What the sampler gave; of a shard, what it gives for every batch.
+        seed: Seed words; a shard has its base seed alone, with which its worker begins.
+        epoch_id: Another one begins a shard again.
+        number: Of a shard: the position in it is number // num_shards.
+        stream: The shard that the batch is of, and how a new process goes on with it.
     """
 
     index: bytes

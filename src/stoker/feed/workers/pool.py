@@ -1,11 +1,13 @@
 """Pools of data workers give out jobs, take batches, and end what they started.
 
 The agent uses them for the workers of a data host, and the trainer for its own local ones. Nothing
-here blocks but `close` and the reaping of a dead worker, each with a deadline.
+here blocks but the end of a worker and its reaping, each with a deadline.
 
-A stream has the three global random states, the dataset and `get_worker_info()` to itself, as one
-of torch's workers has; so it has a process to itself. It is not started again here when it dies:
-the trainer, which knows what has arrived, decides where.
+Most workers take any job, and are started again when they die. The jobs of a shard of an iterable
+dataset are pinned to a worker of the shard's own, which has the three global random states, the
+dataset and `get_worker_info()` to itself, as one of torch's workers has. It begins with the shard's
+first job, and is not started again here when it dies: the trainer, which knows what has arrived,
+decides where, and pins the shard anew, with a higher generation.
 """
 
 import math
@@ -15,7 +17,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,7 +27,7 @@ import numpy as np
 from stoker.errors import FeedLostError, ProtocolError
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.dataset import pack_error
-from stoker.feed.wire.protocol import Make, Stream
+from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import JobOrder, Pipe, channel_pair, keep_from_children
 
@@ -112,11 +114,38 @@ class WorkerJob:
 
     Attributes:
         key: The caller's name for it.
-        order: What the worker is told.
+        order: What the worker is told; with a stream, the job is pinned to the worker of its shard.
     """
 
     key: tuple[object, ...]
     order: JobOrder
+
+
+def job_of(make: Make, key: tuple[object, ...]) -> WorkerJob:
+    """Returns the job that a trainer's order is for a worker."""
+    order = JobOrder(
+        index=make.index,
+        seed=make.seed,
+        epoch_id=make.epoch_id,
+        number=make.number,
+        stream=make.stream,
+    )
+    return WorkerJob(key, order)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRole:
+    """The role of a process: one of the workers for any job, or the only one for a shard.
+
+    Attributes:
+        number: Of the worker, from 0; or of the shard.
+        num_shards: 0: it is for any job.
+        base_seed: Of the shard.
+    """
+
+    number: int
+    num_shards: int = 0
+    base_seed: int = 0
 
 
 @dataclass(eq=False)
@@ -130,10 +159,10 @@ class Result:
         error: For `unpack_error`; also set where the job is lost.
         summary: One line of it.
         is_lost: The workers died that tried it.
-        digest: Of a stream: checksum of all it made so far.
-        state: Of a stream that persists: random states, see pipe.
-        is_end: Of a stream: it has no batch there.
-        is_final: Of a stream that raised: it cannot go on.
+        digest: Of a shard: checksum of all that its worker made in this epoch.
+        state: Of a shard that persists: random states, see pipe.
+        is_end: Of a shard: it has no batch there.
+        is_final: Of a shard that raised: it cannot go on.
     """
 
     job: WorkerJob
@@ -167,6 +196,7 @@ class WorkerEnd:
         jobs: What it was given and has not answered; the first is being made.
         deaths_in_a_row: Of the worker of that number, since its last batch.
         slots: Its shared memory, by number.
+        first: The order that it was started for, of the worker of a shard; None: it takes any job.
         begun_at: When it came to its first job; monotonic seconds.
         patience: How often that job was given out for being late.
         is_late: It is late with it.
@@ -178,6 +208,7 @@ class WorkerEnd:
     jobs: deque[WorkerJob] = field(default_factory=deque)
     deaths_in_a_row: int = 0
     slots: dict[int, mmap.mmap] = field(default_factory=dict)
+    first: JobOrder | None = None
     begun_at: float = 0.0
     patience: int = 0
     is_late: bool = False
@@ -290,43 +321,45 @@ MAX_TRIES = 2
 
 
 class WorkerPool:
-    """Runs `num_workers` workers.
+    """Runs workers for any job, and one for each shard that jobs are pinned to.
 
     Args:
-        start: Starts worker i with its end of the channel (which the pool closes afterwards in
-            this process) and returns its process.
+        start: Starts a worker with its end of the channel (which the pool closes afterwards in this
+            process) and returns its process.
+        num_workers: Of those for any job; those of shards come with their jobs.
         host: Named in errors.
         wake: Called by `Result.release` from whatever thread: have the event loop call `flush`.
         on_death: Called in the event loop with how a worker ended.
-        has_streams: A worker takes any number of jobs, and what it has done cannot be left out:
-            a dead one is not started again, its jobs are lost; a late one is waited for.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        start: Callable[[int, socket.socket], ChildProcess],
+        start: Callable[[WorkerRole, socket.socket], ChildProcess],
         *,
         num_workers: int,
         host: str = "localhost",
         wake: Callable[[], None] | None = None,
         on_death: Callable[[str], None] | None = None,
-        has_streams: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._start = start
         self._clock = clock
-        self._has_streams = has_streams
         self._on_death = on_death
         self._host = host
         self._wake = wake
+        # By descriptor: those for any job.
         self._workers: dict[int, WorkerEnd] = {}
+        # By shard, and the last generation of each shard that has ended here.
+        self._of_shard: dict[int, WorkerEnd] = {}
+        self._ended: dict[int, int] = {}
         self._tries: dict[tuple[object, ...], int] = {}
         self._retries: deque[WorkerJob] = deque()
         # Jobs without a result, and how often each was given out for being late.
         self._open: dict[tuple[object, ...], int] = {}
         self._lateness = Lateness()
         self._freed: deque[tuple[WorkerEnd, int]] = deque()
+        self._has_begun = num_workers > 0
         self._is_closed = False
         self.last_death = ""
         try:
@@ -338,24 +371,29 @@ class WorkerPool:
 
     @property
     def num_alive(self) -> int:
-        """Workers that run; 0: the pool makes nothing any more."""
+        """Workers for any job that run."""
         return len(self._workers)
 
     @property
+    def is_dead(self) -> bool:
+        """Is true once no worker for any job is left of those that it began with."""
+        return self._has_begun and not self._workers
+
+    @property
     def idle_count(self) -> int:
-        """Workers that wait for a job."""
+        """Workers that wait for any job."""
         return max(0, sum(not w.jobs for w in self._in_time()) - len(self._retries))
 
     @property
     def busy_count(self) -> int:
-        """Workers that make something, or will at once."""
+        """Workers for any job that make something, or will at once."""
         return sum(bool(w.jobs) for w in self._in_time()) + len(self._retries)
 
     @property
     def room(self) -> int:
-        """Jobs that can be given out: to idle workers, and one ahead to each busy one.
+        """Jobs that can be given to any worker: to idle ones, and one ahead to each busy one.
 
-        A worker whose job is late gets none.
+        A worker whose job is late gets none. For the worker of a shard there is always room.
         """
         free = sum(DEPTH - len(worker.jobs) for worker in self._in_time())
         return max(0, free - len(self._retries))
@@ -363,28 +401,33 @@ class WorkerPool:
     def sockets(self) -> dict[int, bool]:
         """Returns the descriptors to poll for reading; True: for writing too.
 
-        They change when a worker dies.
+        They change when a worker dies, and when a shard begins.
         """
-        return {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
+        wanted = {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
+        for worker in self._of_shard.values():
+            wanted[worker.channel.fileno()] = worker.channel.wants_write
+        return wanted
 
-    def assign(self, job: WorkerJob) -> None:
-        """Gives `job` to the worker with the fewest.
+    def assign(self, job: WorkerJob) -> list[Result]:
+        """Gives `job` to the worker with the fewest, or to the one that it is pinned to.
+
+        Returns:
+            The job, as a lost one, if its shard's worker has ended, or cannot be started.
 
         Raises:
-            FeedLostError: If there is no room.
+            FeedLostError: If there is no room for a job that is not pinned.
         """
+        if job.order.stream is not None:
+            return self._assign_pinned(job)
         worker = min(self._in_time(), key=lambda w: len(w.jobs), default=None)
-        if worker is None or (len(worker.jobs) >= DEPTH and not self._has_streams):
+        if worker is None or len(worker.jobs) >= DEPTH:
             raise FeedLostError(f"no worker for one more batch among {len(self._workers)}")
-        self._open.setdefault(job.key, 0)
-        if not worker.jobs:
-            worker.begin(self._clock(), self._open[job.key])
-        worker.jobs.append(job)
-        worker.channel.send(pipe.pack(job.order))
+        self._give(job, worker)
+        return []
 
     def handle(self, fileno: int) -> list[Result]:
         """Takes what came over that descriptor, which polled readable or writable."""
-        worker = self._workers.get(fileno)
+        worker = self._workers.get(fileno) or self._shard_worker_at(fileno)
         if worker is None:
             return []
         worker.channel.flush()
@@ -419,13 +462,12 @@ class WorkerPool:
     def hurry(self) -> list[WorkerJob]:
         """Gives what is late to other workers too, as far as there are any; returns what it gave.
 
-        To be called about once a second. Streams are waited for.
+        To be called about once a second. The worker of a shard is waited for.
         """
         now = self._clock()
         for worker in self._workers.values():
             due = self._lateness.due_seconds(patience=worker.patience)
-            is_due = now - worker.begun_at >= due
-            worker.is_late = bool(worker.jobs) and is_due and not self._has_streams
+            worker.is_late = bool(worker.jobs) and now - worker.begun_at >= due
         late = [job for worker in self._workers.values() if worker.is_late for job in worker.jobs]
         given: list[WorkerJob] = []
         for job in late:
@@ -438,9 +480,18 @@ class WorkerPool:
             given.append(job)
         return given
 
+    def forget(self, *, before_epoch_id: int) -> None:
+        """Ends the workers of shards of earlier epochs that do not persist; their jobs are gone."""
+        for worker in list(self._of_shard.values()):
+            first = worker.first
+            assert first is not None
+            assert first.stream is not None
+            if first.epoch_id < before_epoch_id and not first.stream.persists:
+                self._end(worker)
+
     def abandon(self) -> list[Result]:
         """Returns the jobs under way, as lost ones: for a pool that is closed next."""
-        jobs = [(job, worker.number) for worker in self._workers.values() for job in worker.jobs]
+        jobs = [(job, worker.number) for worker in self._all() for job in worker.jobs]
         jobs += [(job, -1) for job in self._retries]
         self._retries.clear()
         return [self._lost(job, number) for job, number in jobs if self._is_open(job)]
@@ -451,24 +502,65 @@ class WorkerPool:
         Blocks for 5 s at most. Batches that are held stay readable, and free their memory.
         """
         self._is_closed = True
-        workers, self._workers = list(self._workers.values()), {}
+        workers = list(self._all())
+        self._workers, self._of_shard = {}, {}
         for worker in workers:
             worker.channel.close()
         self._freed.clear()
         end_all(worker.process for worker in workers)
 
+    def _all(self) -> Iterator[WorkerEnd]:
+        yield from self._workers.values()
+        yield from self._of_shard.values()
+
     def _begin(self, number: int, *, deaths_in_a_row: int) -> None:
+        worker = self._started(WorkerRole(number))
+        worker.deaths_in_a_row = deaths_in_a_row
+        self._workers[worker.channel.fileno()] = worker
+
+    def _started(self, role: WorkerRole) -> WorkerEnd:
         ours, theirs = channel_pair()
         keep_from_children(ours)
         try:
             with theirs:
-                process = self._start(number, theirs)
+                process = self._start(role, theirs)
         except BaseException:
             ours.close()
             raise
-        channel = Pipe(ours, blocking=False)
-        worker = WorkerEnd(number, channel, process, deaths_in_a_row=deaths_in_a_row)
-        self._workers[channel.fileno()] = worker
+        return WorkerEnd(role.number, Pipe(ours, blocking=False), process)
+
+    def _assign_pinned(self, job: WorkerJob) -> list[Result]:
+        """Gives the job to its shard's worker of that generation, which begins with its first."""
+        stream = job.order.stream
+        assert stream is not None
+        worker = self._of_shard.get(stream.shard)
+        generation = _generation(worker) if worker else self._ended.get(stream.shard, -1)
+        if generation < stream.generation:
+            if worker is not None:
+                self._end(worker)
+            role = WorkerRole(stream.shard, stream.num_shards, next(iter(job.order.seed), 0))
+            try:
+                worker = self._of_shard[stream.shard] = self._started(role)
+            except (OSError, FeedLostError) as err:
+                self.last_death = f"its process cannot be started: {err}"
+                self._ended[stream.shard] = stream.generation
+                return [self._lost(job, -1)]
+            worker.first = job.order
+        elif worker is None or generation > stream.generation:
+            return [self._lost(job, -1)]
+        self._give(job, worker)
+        return []
+
+    def _give(self, job: WorkerJob, worker: WorkerEnd) -> None:
+        self._open.setdefault(job.key, 0)
+        if not worker.jobs:
+            worker.begin(self._clock(), self._open[job.key])
+        worker.jobs.append(job)
+        worker.channel.send(pipe.pack(job.order))
+
+    def _shard_worker_at(self, fileno: int) -> WorkerEnd | None:
+        workers = self._of_shard.values()
+        return next((worker for worker in workers if worker.channel.fileno() == fileno), None)
 
     def _begins_next(self, worker: WorkerEnd) -> None:
         """Notes that a worker has ended a job: the one behind it has its turn."""
@@ -479,7 +571,7 @@ class WorkerPool:
     def _is_first(self, result: Result) -> bool:
         """Tells whether it is the first result of its job; a later one is dropped here."""
         self._tries.pop(result.job.key, None)
-        if self._open.pop(result.job.key, None) is not None or self._has_streams:
+        if self._open.pop(result.job.key, None) is not None:
             return True
         result.payload = None
         result.release()
@@ -490,12 +582,10 @@ class WorkerPool:
 
     def _is_open(self, job: WorkerJob) -> bool:
         """Tells whether nobody has made it yet."""
-        return job.key in self._open or self._has_streams
+        return job.key in self._open
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
         """Tells whether a worker that is in time has the job already."""
-        if self._has_streams:
-            return False
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
     def _free(self, worker: WorkerEnd, slot: int) -> None:
@@ -506,19 +596,39 @@ class WorkerPool:
         if self._wake is not None:
             self._wake()
 
+    def _end(self, worker: WorkerEnd) -> None:
+        """Ends the worker of a shard, whose jobs nobody waits for any more."""
+        del self._of_shard[worker.number]
+        self._ended[worker.number] = _generation(worker)
+        for job in worker.jobs:
+            self._open.pop(job.key, None)
+        worker.channel.close()
+        end_all([worker.process])
+
     def _bury(self, fileno: int, worker: WorkerEnd) -> list[Result]:
-        """Ends a dead worker, starts another one, and hands its job on."""
-        del self._workers[fileno]
+        """Ends a dead worker; for any job another one is started, and its jobs are handed on."""
         worker.channel.close()
         self.last_death = f"data worker {worker.number} {describe_exit(reap(worker.process))}"
+        lost: list[WorkerJob]
+        if worker.first is None:
+            del self._workers[fileno]
+            lost = self._replace(worker)
+        else:
+            del self._of_shard[worker.number]
+            self._ended[worker.number] = _generation(worker)
+            lost = list(worker.jobs)
+        if self._on_death is not None and not self._is_closed:
+            self._on_death(self.last_death)
+        return [self._lost(job, worker.number) for job in lost if self._is_open(job)]
+
+    def _replace(self, worker: WorkerEnd) -> list[WorkerJob]:
+        """Starts another worker, and hands the jobs of the dead one on; returns what is lost."""
         deaths = worker.deaths_in_a_row + 1
-        if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW and not self._has_streams:
+        if not self._is_closed and deaths < MAX_DEATHS_IN_A_ROW:
             try:
                 self._begin(worker.number, deaths_in_a_row=deaths)
             except Exception as err:
                 self.last_death += f"; it cannot be started again: {err}"
-        if self._on_death is not None and not self._is_closed:
-            self._on_death(self.last_death)
         lost: list[WorkerJob] = []
         if worker.jobs:
             job = worker.jobs.popleft()
@@ -528,7 +638,7 @@ class WorkerPool:
             if not self._is_open(job) or self._is_in_hand(job):
                 # Given to another one when it was late.
                 tries = 0
-            if tries < MAX_TRIES and not self._has_streams:
+            if tries < MAX_TRIES:
                 self._tries[job.key] = tries
                 self._retries.appendleft(job)
             else:
@@ -536,170 +646,23 @@ class WorkerPool:
         if not self._workers:
             lost.extend(self._retries)
             self._retries.clear()
-        return [self._lost(job, worker.number) for job in lost if self._is_open(job)]
+        return lost
 
     def _lost(self, job: WorkerJob, number: int) -> Result:
         self._tries.pop(job.key, None)
         self._open.pop(job.key, None)
+        what = self.last_death or "the worker of its shard has ended"
         error = FeedLostError(
-            f"a batch could not be made: {self.last_death}",
+            f"a batch could not be made: {what}",
             where=f"host {self._host}",
-            fix=advice_on(self.last_death),
+            fix=advice_on(what),
         )
         packed = pack_error(error, host=self._host, where=f"data worker {number}")
-        return Result(job, number, error=packed, summary=self.last_death, is_lost=True)
+        return Result(job, number, error=packed, summary=what, is_lost=True)
 
 
-# Batches of one stream that may be asked for: far more than any prefetch factor in use.
-MAX_OPEN = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
-    """The values that a stream's process starts with; another generation is another process.
-
-    Attributes:
-        epoch_id: Of the epoch it was begun for.
-        persists: It goes on with later epochs.
-    """
-
-    shard: int
-    num_shards: int
-    generation: int
-    base_seed: int
-    epoch_id: int
-    persists: bool
-
-
-@dataclass(eq=False)
-class _Running:
-    opening: Opening
-    pool: WorkerPool
-
-
-class StreamPool:
-    """Runs streams.
-
-    Args:
-        start: Starts a process with its end of the channel.
-        host: Named in errors.
-        wake: As WorkerPool's.
-        on_death: As WorkerPool's.
-    """
-
-    def __init__(
-        self,
-        start: Callable[[Opening, socket.socket], ChildProcess],
-        *,
-        host: str = "localhost",
-        wake: Callable[[], None] | None = None,
-        on_death: Callable[[str], None] | None = None,
-    ) -> None:
-        self._start = start
-        self._host = host
-        self._wake = wake
-        self._on_death = on_death
-        self._running: dict[int, _Running] = {}
-        self._dead: dict[int, int] = {}
-        self.last_death = ""
-
-    @property
-    def num_alive(self) -> int:
-        """Processes that run."""
-        return len(self._running)
-
-    def sockets(self) -> dict[int, bool]:
-        """Returns the descriptors to poll for reading; True: for writing too."""
-        return {
-            f: w for running in self._running.values() for f, w in running.pool.sockets().items()
-        }
-
-    def ask(self, job: WorkerJob, opening: Opening) -> list[Result]:
-        """Asks a stream for a batch; starts it if need be. Returns the batches that are lost so."""
-        running = self._running.get(opening.shard)
-        if running is not None and running.opening.generation < opening.generation:
-            self._end(opening.shard)
-            running = None
-        known = self._dead.get(opening.shard, -1) if running is None else running.opening.generation
-        if running is None and opening.generation > known:
-            try:
-                running = self._begin(opening)
-            except (OSError, FeedLostError) as err:
-                self.last_death = f"its process cannot be started: {err}"
-                self._dead[opening.shard] = opening.generation
-        if running is None or running.opening.generation != opening.generation:
-            return [self._lost(job)]
-        running.pool.assign(job)
-        return []
-
-    def handle(self, fileno: int) -> list[Result]:
-        """Takes what came over that descriptor."""
-        for shard, running in list(self._running.items()):
-            if fileno in running.pool.sockets():
-                results = running.pool.handle(fileno)
-                for result in results:
-                    result.worker = shard
-                if not running.pool.num_alive:
-                    self.last_death = running.pool.last_death
-                    self._end(shard)
-                return results
-        return []
-
-    def flush(self) -> None:
-        """Gives freed slots back to the processes."""
-        for running in self._running.values():
-            running.pool.flush()
-
-    def forget(self, *, before_epoch_id: int) -> None:
-        """Ends the streams of earlier epochs that do not persist."""
-        for shard, running in list(self._running.items()):
-            if running.opening.epoch_id < before_epoch_id and not running.opening.persists:
-                self._end(shard)
-
-    def abandon(self) -> list[Result]:
-        """Returns the batches under way, as lost ones: for a pool that is closed next."""
-        return [result for r in self._running.values() for result in r.pool.abandon()]
-
-    def close(self) -> None:
-        """Ends the processes; may be called twice."""
-        for shard in list(self._running):
-            self._end(shard)
-
-    def _begin(self, opening: Opening) -> _Running:
-        pool = WorkerPool(
-            lambda _, sock: self._start(opening, sock),
-            num_workers=1,
-            host=self._host,
-            wake=self._wake,
-            on_death=self._on_death,
-            has_streams=True,
-        )
-        running = self._running[opening.shard] = _Running(opening, pool)
-        return running
-
-    def _end(self, shard: int) -> None:
-        running = self._running.pop(shard)
-        self._dead[shard] = running.opening.generation
-        running.pool.close()
-
-    def _lost(self, job: WorkerJob) -> Result:
-        what = self.last_death or "its stream has ended"
-        error = FeedLostError(f"a batch could not be made: {what}", where=f"host {self._host}")
-        packed = pack_error(error, host=self._host, where="a stream")
-        return Result(job, -1, error=packed, summary=what, is_lost=True)
-
-
-def stream_job(message: Make, stream: Stream, key: tuple[object, ...]) -> tuple[WorkerJob, Opening]:
-    """Returns the job to give, and the process that it is for."""
-    opening = Opening(
-        shard=stream.shard,
-        num_shards=stream.num_shards,
-        generation=stream.generation,
-        base_seed=message.seed[0] if message.seed else 0,
-        epoch_id=message.epoch_id,
-        persists=stream.persists,
-    )
-    order = JobOrder(
-        index=message.index, epoch_id=message.epoch_id, number=message.number, stream=stream
-    )
-    return WorkerJob(key, order), opening
+def _generation(worker: WorkerEnd) -> int:
+    """Returns at which start of its shard the worker was begun."""
+    assert worker.first is not None
+    assert worker.first.stream is not None
+    return worker.first.stream.generation

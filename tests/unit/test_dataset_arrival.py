@@ -6,8 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire.dataset import digest
-from stoker.feed.wire.pieces import Arrival
+from stoker.feed.wire.dataset import Arrival, digest
 
 WHOLE = bytes(range(256)) * 40
 

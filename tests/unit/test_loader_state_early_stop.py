@@ -1,4 +1,4 @@
-"""Generators are as torch's loader leaves them when a pass over the feed is left."""
+"""Generators are as torch's loader leaves them when an epoch over the feed is left."""
 
 import itertools
 import threading
@@ -9,7 +9,7 @@ import torch
 import torch.utils.data as data
 
 import stoker
-from stoker.feed.books import LoaderBooks, Position, Rewind
+from stoker.feed.process import LoaderBooks, Position, Rewind
 from stoker.feed.sampler import SamplerOrder, yielded
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]
@@ -38,7 +38,7 @@ SAMPLERS: dict[str, Draw] = {
 
 
 class Pass:
-    """A pass over a loader as the feed goes through it: `ahead` batches before the script."""
+    """An epoch over a loader as the feed goes through it: `ahead` batches before the script."""
 
     def __init__(self, loader: data.DataLoader[object], books: LoaderBooks, ahead: int) -> None:
         self.order = SamplerOrder(loader, books, is_inline=False, is_fed=True)

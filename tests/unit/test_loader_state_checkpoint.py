@@ -98,7 +98,7 @@ class Tutorial(data.Sampler[int]):
 
 
 class Yielded(data.DistributedSampler[int]):
-    """As torchdata's StatefulDistributedSampler: stale at a pass's start until it is asked."""
+    """As torchdata's StatefulDistributedSampler: stale at an epoch's start until it is asked."""
 
     yielded = 0
     next_yielded: int | None = None
@@ -117,7 +117,7 @@ class Yielded(data.DistributedSampler[int]):
 
 
 class Consumed(data.Sampler[int]):
-    """Counts its epochs by itself, and is stale at a pass's start."""
+    """Counts its epochs by itself, and is stale at an epoch's start."""
 
     def __init__(self) -> None:
         self.state = {"epoch": -1, "consumed": LENGTH}
@@ -265,7 +265,7 @@ def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name: str) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_sampler_that_draws_when_its_iterator_is_made_is_gone_on_with(num_workers: int) -> None:
-    # With workers torch makes it twice a pass: the state is for a loader that does so too.
+    # With workers torch makes it twice an epoch: the state is for a loader that does so too.
     options: dict[str, object] = {"batch_size": None, "num_workers": num_workers}
     whole = saved((1, 2), options | {"sampler": PythonShuffled()})
     assert resumed(whole, options | {"sampler": PythonShuffled()}, 1) == whole.found[whole.after :]

@@ -5,7 +5,7 @@ import select
 import sys
 
 from stoker.feed.timeline import Timeline
-from stoker.feed.trainer.shared import SharedState
+from stoker.feed.trainer.session import SharedState
 from stoker.logs import Log
 
 

@@ -3,7 +3,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.agent.queue import (
+from stoker.feed.agent.dispatch import (
     MAX_CREDITS_PER_WORKER,
     AgentSession,
     CreditPool,
@@ -11,6 +11,7 @@ from stoker.feed.agent.queue import (
     Request,
     credits_for,
 )
+from stoker.feed.wire.protocol import Make
 
 
 def session(name: str = "s", *, rank: int = 0) -> AgentSession:
@@ -18,7 +19,8 @@ def session(name: str = "s", *, rank: int = 0) -> AgentSession:
 
 
 def request(number: int, *, spec: str = "spec", epoch: int = 0) -> Request:
-    return Request(session(), spec, "batch", epoch, number, b"", ())
+    make = Make(session="s", epoch_id=epoch, number=number, index=b"", seed=())
+    return Request(session(), spec, "batch", make)
 
 
 @given(st.lists(st.integers(0, 50)))
@@ -27,9 +29,9 @@ def test_requests_are_served_in_order_of_number_and_then_of_arrival(numbers: lis
     requests = [request(number) for number in numbers]
     for one in requests:
         queue.push(one)
-    served = [queue.pop(specs=[("spec", "batch")]) for _ in numbers]
+    served = [queue.pop(specs={"spec"}) for _ in numbers]
     assert served == sorted(requests, key=lambda r: r.number)
-    assert queue.pop(specs=[("spec", "batch")]) is None
+    assert queue.pop(specs={"spec"}) is None
 
 
 def test_a_request_waits_for_its_own_spec() -> None:
@@ -37,10 +39,9 @@ def test_a_request_waits_for_its_own_spec() -> None:
     first, second = request(0, spec="a"), request(1, spec="b")
     queue.push(first)
     queue.push(second)
-    assert queue.pop(specs=[("b", "batch")]) is second
-    assert queue.pop(specs=[("b", "batch")]) is None
-    assert queue.pop(specs=[("a", "sample")]) is None
-    assert queue.pop(specs=[("a", "batch")]) is first
+    assert queue.pop(specs={"b"}) is second
+    assert queue.pop(specs={"b"}) is None
+    assert queue.pop(specs={"a"}) is first
 
 
 def test_a_dropped_request_is_not_served() -> None:
@@ -50,7 +51,7 @@ def test_a_dropped_request_is_not_served() -> None:
     queue.push(other)
     dropped.is_dropped = True
     assert len(queue) == 1
-    assert queue.pop(specs=[("spec", "batch")]) is other
+    assert queue.pop(specs={"spec"}) is other
 
 
 @given(st.integers(1, 64), st.integers(1, 4), st.integers(1, 20))

@@ -30,8 +30,15 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
-from stoker.feed.books import Begun, LoaderBooks, LoaderState, Position, Rewind, SamplerSnapshot
-from stoker.feed.process import TrainerProcess
+from stoker.feed.process import (
+    Begun,
+    LoaderBooks,
+    LoaderState,
+    Position,
+    Rewind,
+    SamplerSnapshot,
+    TrainerProcess,
+)
 from stoker.feed.seeding import Occurrences, index_bytes
 
 # Samplers within samplers, as batch samplers and their wrappers hold them.

@@ -1,0 +1,182 @@
+"""Local workers are children of the trainer: they make its batches next to the data hosts."""
+
+import heapq
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import cast
+
+import torch.multiprocessing
+
+from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
+from stoker.feed.wire.protocol import Make
+from stoker.feed.workers.pool import (
+    ChildProcess,
+    Result,
+    WorkerJob,
+    WorkerPool,
+    WorkerRole,
+    job_of,
+)
+from stoker.feed.workers.worker import worker_main
+from stoker.host.processes import start_to_last
+
+# Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
+# the batches that local workers do not come to to others.
+NICENESS = 10
+_HURRY_SECONDS = 1.0
+
+
+def _run_child(
+    sock: socket.socket,
+    spec: DatasetSpec | bytes,
+    *,
+    worker_id: int,
+    num_workers: int,
+    base_seed: int,
+    seeding: str,
+    host: str,
+) -> None:
+    worker_main(
+        sock,
+        unpack_spec(spec) if isinstance(spec, bytes) else spec,
+        worker_id=worker_id,
+        num_workers=num_workers,
+        base_seed=base_seed,
+        seeding=seeding,
+        host=host,
+        niceness=NICENESS,
+    )
+
+
+class LocalWorkers:
+    """Children of this process, made by the thread that iterates and used by the I/O thread.
+
+    Args:
+        spec: What they make batches with; forked children share it, others get `packed`. Of an
+            iterable dataset all unpickle it, as it was at iter(): they begin wherever in an epoch.
+        num_workers: Children that make any batch. An iterable dataset has one for each shard that
+            is asked for here, and takes shards as so many workers would.
+        credits_each: Batches that each may be asked for at a time.
+        context: How children are started; None: torch's default.
+        wake: Called, from any thread, when the I/O thread should call `flush`.
+        on_death: Called by the I/O thread with how a worker ended.
+    """
+
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        packed: PackedSpec,
+        *,
+        num_workers: int,
+        credits_each: int,
+        context: BaseContext | None,
+        base_seed: int,
+        seeding: str,
+        host: str,
+        wake: Callable[[], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        chosen = context or torch.multiprocessing.get_context()
+        is_shared = chosen.get_start_method() == "fork" and not spec.is_iterable
+
+        def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
+            child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
+                target=_run_child,
+                args=(sock, spec if is_shared else packed.data),
+                kwargs={
+                    "worker_id": role.number,
+                    "num_workers": role.num_shards or num_workers,
+                    "base_seed": role.base_seed if role.num_shards else base_seed,
+                    "seeding": seeding,
+                    "host": host,
+                },
+                daemon=True,
+                name=f"stoker-{'shard' if role.num_shards else 'worker'}-{role.number}",
+            )
+            start_to_last(child.start)
+            return cast("ChildProcess", child)
+
+        self.digest = packed.digest
+        self._is_iterable = spec.is_iterable
+        self._max_credits = credits_each * num_workers
+        self._credits_each = credits_each
+        self._waiting: list[tuple[int, int, WorkerJob]] = []
+        self._hurry_at = 0.0
+        self._pool = WorkerPool(
+            start,
+            num_workers=0 if spec.is_iterable else num_workers,
+            host=host,
+            wake=wake,
+            on_death=on_death,
+        )
+
+    @property
+    def credits(self) -> int:
+        """Batches that may be asked for at a time; 0: no worker is left.
+
+        They do not grow where costs vary: children are asked without a delay, so more would only
+        bind later batches to a worker that may be slow for want of a core.
+        """
+        if self._is_iterable:
+            return self._max_credits
+        return self._credits_each * self._pool.num_alive
+
+    @property
+    def last_death(self) -> str:
+        """Says how the worker ended that ended last; empty: none did."""
+        return self._pool.last_death
+
+    def sockets(self) -> dict[int, bool]:
+        """Returns the descriptors to poll for reading; True: for writing too."""
+        return self._pool.sockets()
+
+    def ask(self, order: Make) -> list[Result]:
+        """Asks for a batch: of those for any worker the oldest is begun first.
+
+        Returns:
+            What is lost at once, see `WorkerPool.assign`.
+        """
+        generation = order.stream.generation if order.stream else 0
+        job = job_of(order, (order.epoch_id, order.number, generation))
+        if order.stream is not None:
+            return self._pool.assign(job)
+        heapq.heappush(self._waiting, (order.epoch_id, order.number, job))
+        self._feed()
+        return []
+
+    def forget(self, *, before_epoch_id: int) -> None:
+        """Drops what was asked for in earlier epochs and has not been begun; ends their shards."""
+        self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
+        heapq.heapify(self._waiting)
+        self._pool.forget(before_epoch_id=before_epoch_id)
+
+    def handle(self, fileno: int) -> list[Result]:
+        """Takes what came over that descriptor."""
+        results = self._pool.handle(fileno)
+        self._feed()
+        return results
+
+    def hurry(self) -> list[WorkerJob]:
+        """Gives what is late to other workers, too; returns what it gave. Looks once a second."""
+        now = time.monotonic()
+        if now < self._hurry_at:
+            return []
+        self._hurry_at = now + _HURRY_SECONDS
+        return self._pool.hurry()
+
+    def flush(self) -> None:
+        """Gives memory back to the workers."""
+        self._pool.flush()
+        self._feed()
+
+    def close(self) -> None:
+        """Ends the children; may be called twice."""
+        self._waiting.clear()
+        self._pool.close()
+
+    def _feed(self) -> None:
+        while self._waiting and self._pool.room > 0:
+            self._pool.assign(heapq.heappop(self._waiting)[2])

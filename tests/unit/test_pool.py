@@ -1,0 +1,151 @@
+"""Jobs are pinned to the worker of their shard, and others go to any worker."""
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from stoker.feed.wire.protocol import Stream
+from stoker.feed.workers.pipe import Error, JobOrder, Pipe, pack, to_worker
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
+
+
+class Child:
+    """A worker that makes nothing unless the test says so."""
+
+    def __init__(self, role: WorkerRole, sock: socket.socket) -> None:
+        self.role = role
+        self.exitcode: int | None = None
+        self.channel = Pipe(socket.socket(fileno=os.dup(sock.fileno())), blocking=True)
+
+    def kill(self) -> None:
+        self.exitcode = -9
+        self.channel.close()
+
+    def join(self, timeout: float | None = None) -> None:
+        """It ends when it is killed."""
+
+    def numbers(self, count: int) -> list[int]:
+        """What it is to make, in order, as far as it has come."""
+        orders: list[int] = []
+        while len(orders) < count:
+            orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]
+        return orders
+
+    def answer(self) -> None:
+        self.channel.send(pack(Error(b"", "made")))
+
+
+class Children:
+    def __init__(self) -> None:
+        self.all: list[Child] = []
+        self.error: OSError | None = None
+
+    def start(self, role: WorkerRole, sock: socket.socket) -> ChildProcess:
+        if self.error is not None:
+            raise self.error
+        self.all.append(Child(role, sock))
+        return self.all[-1]
+
+    @property
+    def last(self) -> Child:
+        return self.all[-1]
+
+
+@pytest.fixture
+def children() -> Children:
+    return Children()
+
+
+@pytest.fixture
+def pool(children: Children) -> Iterator[WorkerPool]:
+    made = WorkerPool(children.start, num_workers=1)
+    yield made
+    made.close()
+    assert all(child.exitcode is not None for child in children.all)
+
+
+def job(
+    number: int, *, shard: int | None = None, generation: int = 1, epoch: int = 0, **more: bool
+) -> WorkerJob:
+    stream = None
+    if shard is not None:
+        stream = Stream(shard=shard, num_shards=4, generation=generation, **more)
+    order = JobOrder(b"", (7,), epoch_id=epoch, number=number, stream=stream)
+    return WorkerJob((number, generation), order)
+
+
+def results_of(pool: WorkerPool) -> list[Result]:
+    ready, _, _ = select.select(list(pool.sockets()), [], [], 10.0)
+    return [result for fileno in ready for result in pool.handle(fileno)]
+
+
+def numbers_of(results: list[Result]) -> list[object]:
+    return [result.job.key[0] for result in results]
+
+
+def test_a_shard_has_a_worker_of_its_own_that_takes_any_number_of_its_jobs(
+    pool: WorkerPool, children: Children
+) -> None:
+    for number in (2, 6, 10, 14):
+        assert pool.assign(job(number, shard=2)) == []
+    (any_worker, of_shard) = children.all
+    assert of_shard.role == WorkerRole(number=2, num_shards=4, base_seed=7)
+    assert of_shard.numbers(4) == [2, 6, 10, 14]
+    assert (pool.num_alive, pool.idle_count, pool.busy_count, pool.room) == (1, 1, 0, 2)
+    pool.assign(job(0))
+    assert any_worker.numbers(1) == [0]
+    of_shard.answer()
+    (result,) = results_of(pool)
+    assert (result.job.key, result.worker, result.is_lost) == ((2, 1), 2, False)
+
+
+def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(
+    pool: WorkerPool, children: Children
+) -> None:
+    pool.assign(job(1, shard=1))
+    pool.assign(job(5, shard=1))
+    children.last.kill()
+    results = results_of(pool)
+    assert numbers_of(results) == [1, 5]
+    assert all(result.is_lost for result in results)
+    assert "data worker 1 was killed by SIGKILL" in results[0].summary
+    assert numbers_of(pool.assign(job(9, shard=1))) == [9]
+    assert len(children.all) == 2
+
+
+def test_a_shard_that_is_pinned_anew_begins_with_a_new_worker_and_an_old_start_is_refused(
+    pool: WorkerPool, children: Children
+) -> None:
+    pool.assign(job(1, shard=1))
+    before = children.last
+    assert pool.assign(job(1, shard=1, generation=2)) == []
+    assert before.exitcode is not None
+    assert children.last.numbers(1) == [1]
+    (lost,) = pool.assign(job(5, shard=1, generation=1))
+    assert lost.is_lost
+    assert children.last.exitcode is None
+
+
+def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pinned_anew(
+    pool: WorkerPool, children: Children
+) -> None:
+    children.error = OSError(11, "no more processes")
+    assert numbers_of(pool.assign(job(1, shard=1))) == [1]
+    children.error = None
+    (lost,) = pool.assign(job(5, shard=1))
+    assert "no more processes" in lost.summary
+    assert pool.assign(job(1, shard=1, generation=2)) == []
+
+
+def test_workers_of_shards_end_with_their_epoch_unless_they_persist(
+    pool: WorkerPool, children: Children
+) -> None:
+    pool.assign(job(0, shard=0, epoch=3))
+    pool.assign(job(1, shard=1, epoch=3, persists=True))
+    pool.assign(job(2, shard=2, epoch=4))
+    pool.forget(before_epoch_id=4)
+    assert [child.exitcode is None for child in children.all] == [True, False, True, True]
+    assert len(pool.sockets()) == 3
