@@ -1,7 +1,7 @@
 """A data host in small: agent and membership, without a launcher. Arguments: one JSON object.
 
-It is forked of a Python that has torch imported, and so is its fork server, which imports little
-else: both would take longer than most tests do.
+Where it is forked of a Python that has torch imported, so is its fork server, which imports little
+else: it would take longer than most tests do.
 """
 
 import contextlib
@@ -97,8 +97,10 @@ def main() -> None:
         bind="127.0.0.1",
         port=given["port"],
     )
-    # The first fork server; one that takes its place begins as everywhere.
-    popen, subprocess.Popen = subprocess.Popen, Forked
+    # The fork server; without torch here it begins as everywhere.
+    popen = subprocess.Popen
+    if "torch" in sys.modules:
+        subprocess.Popen = Forked
     agent.open()
     subprocess.Popen = popen
     signal.signal(signal.SIGTERM, lambda *_: agent.drain())

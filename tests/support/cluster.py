@@ -150,9 +150,7 @@ def run_script(
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
-    names = {name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)}
-    names -= _SET_BY_TORCH
-    if all(variables.get(name) == _FORKED_WITH.get(name) for name in names):
+    if _may_be_forked(variables):
         return Trainer(WarmProcess(argv, variables))
     return Trainer(
         subprocess.Popen(
@@ -164,6 +162,13 @@ def run_script(
             env=variables,
         )
     )
+
+
+def _may_be_forked(variables: Mapping[str, str]) -> bool:
+    """Whether the start of Python and torch with these variables is that of the warm Python."""
+    names = {name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)}
+    names -= _SET_BY_TORCH
+    return all(variables.get(name) == _FORKED_WITH.get(name) for name in names)
 
 
 @dataclass
@@ -231,8 +236,18 @@ class Cluster:
         }
         argv = [str(SUPPORT / "agent_host.py"), json.dumps(given)]
         variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}
+        process: subprocess.Popen[bytes] | WarmProcess
         with self.log_of(number).open("ab") as log:
-            process = WarmProcess(argv, variables, log=log)
+            if _may_be_forked(variables):
+                process = WarmProcess(argv, variables, log=log)
+            else:
+                process = subprocess.Popen(
+                    [sys.executable, *argv],
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    env=variables,
+                )
         self.hosts[number : number + 1] = [process]
 
     def agent_port(self, number: int) -> int:
