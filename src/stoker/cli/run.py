@@ -61,7 +61,8 @@ def run_verb(
     if from_step is not None and from_step not in STEPS:
         raise UsageError(f"--from {from_step} is not a step", fix=nearest(from_step, STEPS))
     first = STEPS.index(from_step) if from_step else 0
-    run_dir = latest_run_dir(record, needs=needed_files(first)) if first else fresh_run_dir(record)
+    needs = [f"{_RECORD_OF[step]}.json" for step in STEPS[:first]]
+    run_dir = latest_run_dir(record, needs=needs) if first else fresh_run_dir(record)
     chain = Chain(
         workload=record,
         source=workload,
@@ -264,11 +265,6 @@ def fresh_run_dir(workload: "Workload") -> Path:
     write_text(run_dir / "workload.sha256", workload.digest() + "\n")
     write_json(run_dir / "workload.json", workload)
     return run_dir
-
-
-def needed_files(first: int) -> tuple[str, ...]:
-    """Returns the records that an earlier run must have, to begin with step number `first`."""
-    return tuple(f"{_RECORD_OF[step]}.json" for step in STEPS[:first])
 
 
 def forget_later(run_dir: Path, first: int) -> None:
