@@ -122,7 +122,7 @@ class PeerState:
 
 Peer = Hashable
 
-# A head-of-line batch is asked for elsewhere after max(this, 4 x p95), DESIGN section 5, 3.
+# A head-of-line batch is asked for elsewhere after max(this, 4 x p95).
 _OVERDUE_SECONDS = 2.0
 # The first batch of all includes opening files and warm-up.
 _FIRST_OVERDUE_SECONDS = 10.0
@@ -286,7 +286,7 @@ class Scheduler(ABC):
         return None
 
     def may_assign(self) -> bool:
-        """Tells whether `assign` could hand out something, without looking: it looks itself."""
+        """Tells whether `assign` is worth a call; False where it is known to have nothing."""
         return True
 
     def overdue(self, now: float) -> list[int]:
