@@ -10,8 +10,12 @@ from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import FeedSession, SharedState
-from stoker.feed.wire.protocol import Member, Roster
+from stoker.feed.trainer.session import LOCAL, Asked, FeedSession, SharedState
+from stoker.feed.trainer.shards import ShardScheduler
+from stoker.feed.wire.dataset import DatasetSpec, pack_spec
+from stoker.feed.wire.protocol import Make, Member, Roster
+from stoker.feed.workers.pipe import JobOrder
+from stoker.feed.workers.pool import Result, WorkerJob
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from stoker.settings import from_environment
@@ -117,3 +121,51 @@ def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(
     alone.session.had_peers = False
     assert alone.judge(60.0) is None
     assert isinstance(alone.judge(60.1), FeedLostError)
+
+
+class StartsOnlyOnce:
+    """Local workers, the first of whose processes cannot be started."""
+
+    def __init__(self) -> None:
+        self.refused: set[int] = set()
+        self.asked: list[tuple[int, int]] = []
+
+    def ask(self, order: Make) -> list[Result]:
+        assert order.stream is not None
+        generation = order.stream.generation
+        self.asked.append((order.number, generation))
+        if self.refused and generation not in self.refused:
+            return []
+        self.refused.add(generation)
+        job = WorkerJob((order.epoch_id, order.number, generation), JobOrder(order.index))
+        return [Result(job, -1, error=b"", summary="no more processes", is_lost=True)]
+
+    def hurry(self) -> list[WorkerJob]:
+        return []
+
+    def flush(self) -> None:
+        """There is nothing to give back."""
+
+
+def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one() -> None:
+    alone = Alone(comes_back=False)
+    schedule = ShardScheduler(num_shards=1, prefetch=3, max_bytes=1 << 20)
+    session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
+    session.begin(
+        epoch=0,
+        spec=pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20),
+        seeding="torch",
+        local=None,
+        indices=iter(()),
+        asked_each=Asked(b"index", (7,)),
+        is_eager=False,
+        pins_on=None,
+    )
+    local = StartsOnlyOnce()
+    session.local = local  # type: ignore[assignment]
+    schedule.grant(LOCAL, 2)
+    schedule.settle()
+    for _ in range(2):
+        alone._asking.ask(session, 0.0)
+    assert local.asked == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2)]
+    assert session.failure is None
