@@ -21,7 +21,7 @@ REPLACED = {
 
 @functools.cache
 def forked() -> list[Line]:
-    found = run_script({"start": "fork", "replaced": False}, script=SCRIPT).finish()
+    found = run_script({"start": "fork", "loaders": ["stoker"]}, script=SCRIPT).finish()
     assert [list(line) for line in found] == [["Drawing"], ["Stream"]]
     return found
 
@@ -41,9 +41,9 @@ ALONE = [
 
 @pytest.mark.parametrize(("replaced", "start"), ALONE)
 def test_workers_of_one_machine_begin_by_any_start_method(replaced: bool, start: str) -> None:
-    env = REPLACED if replaced else {}
-    trainer = run_script({"start": start, "replaced": replaced}, script=SCRIPT, env=env)
-    assert trainer.finish() == forked() * (2 if replaced else 1)
+    given = {"start": start, "loaders": ["torch" if replaced else "stoker"]}
+    trainer = run_script(given, script=SCRIPT, env=REPLACED if replaced else {})
+    assert trainer.finish() == forked()
     assert "Error" not in trainer.errors
 
 
@@ -59,6 +59,7 @@ BESIDE = [
 def test_workers_beside_a_data_group_begin_by_any_start_method(
     host: Cluster, start: str, local: int
 ) -> None:
-    trainer = host.train(script=SCRIPT, start=start, replaced=True, workers=local, env=REPLACED)
+    loaders = ["stoker", "torch"]
+    trainer = host.train(script=SCRIPT, start=start, loaders=loaders, workers=local, env=REPLACED)
     assert trainer.finish() == forked() * 2
     assert "Error" not in trainer.errors

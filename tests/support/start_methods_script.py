@@ -1,6 +1,7 @@
-"""Goes through loaders whose workers begin by a start method. Argument: {"start": ..., "local": N}.
+"""Goes through loaders whose workers begin by a start method.
 
-Prints one JSON line a loader: the digest of two epochs with a worker, or of one with two. stoker is
+Argument: {"start": ..., "loaders": names among "stoker" and "torch", whose class is replaced}.
+Prints one JSON line a loader: the digest of two passes with a worker, or of one with two. stoker is
 the first import, so in a spawned worker it is stoker that imports torch.
 """
 
@@ -39,10 +40,12 @@ class Stream(IterableDataset[torch.Tensor]):
 def main() -> None:
     given = json.loads(sys.argv[1])
     torch.multiprocessing.set_start_method(given["start"])
-    torch_loader = torch.utils.data.DataLoader
-    cases = [(DataLoader, Drawing(), 1, 2), (DataLoader, Stream(), 2, 1)]
-    if given["replaced"]:
-        cases += [(torch_loader, *case) for _, *case in cases]
+    classes = {"stoker": DataLoader, "torch": torch.utils.data.DataLoader}
+    cases = [
+        (classes[name], dataset, *counts)
+        for name in given["loaders"]
+        for dataset, *counts in ((Drawing(), 1, 2), (Stream(), 2, 1))
+    ]
     for loader_class, dataset, num_workers, epochs in cases:
         torch.manual_seed(7)
         loader = loader_class(dataset, batch_size=4, num_workers=num_workers)
