@@ -1524,7 +1524,9 @@ def states_are_taken_up_wherever(load: Load) -> object:
             torch.save(loader.state_dict(), buffer)
             states = [buffer.getvalue()]
             if load.states is not None:
-                states += [file.read_bytes() for file in load.states.glob(f"{name}-{stop}@*")]
+                others = (file.read_bytes() for file in load.states.glob(f"{name}-{stop}@*"))
+                # Some mixes leave the very same.
+                states += {*others} - {*states}
                 mine = load.states / f"{os.getpid()}"
                 mine.write_bytes(states[0])
                 mine.rename(load.states / f"{name}-{stop}@{os.getpid()}")
