@@ -91,6 +91,7 @@ class _HoldsTheLock(torch.utils.data.Dataset[torch.Tensor]):
         return torch.zeros(4)
 
 
+@pytest.mark.alone
 def test_handovers_are_timed_where_batches_are_ready_and_their_workers_busy() -> None:
     loader = DataLoader(_HoldsTheLock(), batch_size=1, num_workers=1)
     read = read_round(
