@@ -8,8 +8,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-bar off
 TORCH := $(shell grep '^torch==' constraints.txt)
-# Processes that share the tests: most tests of faults wait.
-JOBS ?= 3
+# Processes that share the tests, on two cores: most tests of faults wait.
+JOBS ?= 4
 BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py benchmarks/engines.py
 
 # Stamps: what running needs, and what developing needs on top of it.
@@ -41,7 +41,7 @@ setup: $(DEV)  ## .venv with everything that developing needs
 run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, report
 	@$(BIN)/stoker run configs/mnist.yaml --yes
 
-test: $(DEV)  ## all tests: unit, contract, faults, end to end; in three processes (most wait), or JOBS
+test: $(DEV)  ## all tests: unit, contract, faults, end to end; in four processes (most wait), or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)
 
 test-failed: $(DEV)  ## what failed last, one after the other
