@@ -1,7 +1,7 @@
 """Goes through loaders whose workers begin by a start method.
 
 Argument: {"start": ..., "loaders": names among "stoker" and "torch", whose class is replaced}.
-Prints one JSON line a loader: the digest of two passes with a worker, or of one with two. stoker is
+Prints one JSON line a loader: the digest of two epochs with a worker, or of one with two. stoker is
 the first import, so in a spawned worker it is stoker that imports torch.
 """
 
