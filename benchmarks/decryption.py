@@ -6,7 +6,7 @@ import time
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from stoker.feed.wire.stream import KEY_BYTES, TAG_BYTES, records
+from stoker.feed.wire.sealing import KEY_BYTES, TAG_BYTES, records
 
 _NONCE = bytes(12)
 _BATCHES_BYTES = 100_000_000

@@ -36,7 +36,8 @@ from stoker.feed.wire.dataset import (
     unpack_error,
 )
 from stoker.feed.wire.protocol import PIECE_BYTES
-from stoker.feed.wire.stream import BatchReader, BufferPool, Unsealer, tune
+from stoker.feed.wire.sealing import Unsealer
+from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

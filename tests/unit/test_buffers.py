@@ -8,7 +8,7 @@ import torch
 
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.wire.codec import encode
-from stoker.feed.wire.stream import TAG_BYTES, Sealer, Unsealer
+from stoker.feed.wire.sealing import TAG_BYTES, Sealer, Unsealer
 
 NBYTES = 300_000
 

@@ -11,16 +11,9 @@ from dataclasses import dataclass
 import pytest
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire import stream
-from stoker.feed.wire.stream import (
-    HEAD_BYTES,
-    BatchReader,
-    BatchWriter,
-    BufferPool,
-    Sealer,
-    Unsealer,
-    tune,
-)
+from stoker.feed.wire import sealing
+from stoker.feed.wire.sealing import HEAD_BYTES, Sealer, Unsealer
+from stoker.feed.wire.stream import BatchReader, BatchWriter, BufferPool, tune
 
 KEY = bytes(range(32))
 MAX_HEAD_BYTES = 1 << 20
@@ -83,7 +76,7 @@ def read(reader: BatchReader) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("packed_bytes", [0, 300, 5000])
-@pytest.mark.parametrize("payload_bytes", [0, 1, 70_000, stream.RECORD_BYTES + 1])
+@pytest.mark.parametrize("payload_bytes", [0, 1, 70_000, sealing.RECORD_BYTES + 1])
 def test_what_is_written_is_read(pair: Pair, packed_bytes: int, payload_bytes: int) -> None:
     for _ in range(2):
         packed, payload = os.urandom(packed_bytes), os.urandom(payload_bytes)
@@ -175,7 +168,7 @@ def test_few_calls_move_a_batch(pair: Pair) -> None:
             return receive(*arguments)  # type: ignore[arg-type]
 
     pair.reader._socket = Counted()  # type: ignore[assignment]
-    payload = bytes(2 * stream.RECORD_BYTES)
+    payload = bytes(2 * sealing.RECORD_BYTES)
     with written(pair.writer, b"packed", payload):
         assert read(pair.reader)[1] == payload
     assert len(calls) == 3

@@ -23,16 +23,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from stoker.errors import StokerError
 from stoker.feed.wire.codec import Encoded, decode, encode
-from stoker.feed.wire.stream import (
-    KEY_BYTES,
-    BatchReader,
-    BatchWriter,
-    BufferPool,
-    Bytes,
-    Sealer,
-    Unsealer,
-    tune,
-)
+from stoker.feed.wire.sealing import KEY_BYTES, Sealer, Unsealer
+from stoker.feed.wire.stream import BatchReader, BatchWriter, BufferPool, Bytes, tune
 from stoker.host.counters import (
     OpenedFiles,
     bytes_read,

@@ -24,7 +24,8 @@ from stoker.errors import UsageError
 from stoker.feed.wire.codec import Bytes1D
 from stoker.feed.wire.crypto import HANDSHAKE_SECONDS, MAX_WAITING, StrangerLog
 from stoker.feed.wire.protocol import TICKET_BYTES, Ticket
-from stoker.feed.wire.stream import KEY_BYTES, BatchWriter, BufferPool, Sealer, SessionEpoch, tune
+from stoker.feed.wire.sealing import Sealer, SessionEpoch, new_key
+from stoker.feed.wire.stream import BatchWriter, BufferPool, tune
 from stoker.logs import Log
 
 # A ticket that is not used by then is void; trainers connect at once, and ask again.
@@ -110,7 +111,7 @@ class BatchPort:
         self._end(identity)
         line = _SendLine(
             ticket=secrets.token_bytes(TICKET_BYTES),
-            key=secrets.token_bytes(KEY_BYTES),
+            key=new_key(),
             made_at=now,
             wake=self._wake,
         )

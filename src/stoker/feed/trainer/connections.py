@@ -27,7 +27,8 @@ from stoker.feed.trainer.control import (
 from stoker.feed.wire.crypto import Keys
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.protocol import PIECE_BYTES, Attach, Member, Message, Ship, Ticket
-from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, BufferPool, Unsealer, tune
+from stoker.feed.wire.sealing import Unsealer
+from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, BufferPool, tune
 
 # From the ticket to the data host's first record; its loop turns within milliseconds.
 ANSWER_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""Keys from one token decide who may speak, by CURVE; batches are sealed in records of AES-GCM.
+"""Keys from one token decide who may speak, by CURVE; `sealing` has the keys of batches.
 
 Every process of a run holds the token, so every one can be server or client; whoever has not the
 token can be neither. CURVE alone lets in any client that knows the server's public key: the
@@ -7,26 +7,6 @@ is parsed. A bounded number of connections may wait for their handshake at a tim
 seconds. Who connects when the places are taken takes that of the one who has waited longest: a
 member of the run proves itself within milliseconds, so a flood of strangers keeps it out for no
 longer than that.
-
-A batch is a *head* and its payload, both in records of AES-256-GCM with at most 4 MiB of plain text
-(processors have AES in hardware: 0.1 CPU-seconds per GB on each side; CURVE's cipher takes 0.4):
-
-    prefix        key generation (u32), bytes of the packed message (u32), of the payload (u64)
-    first record  the packed message, as much of it as fits; its additional data are the prefix
-    padding       zeros, so that a head has 1024 bytes and is received in one call
-    records       the rest of the packed message, if there is one; then the payload
-
-The sizes of all records follow from the prefix, which the first record authenticates before memory
-is taken. The nonce of a record is the key generation and the number of the record on its
-connection, which both ends count and nobody sends: what is changed, cut, put in, left out, comes
-twice or in another order fails to decrypt. The number runs on over the life of a connection, so no
-nonce is ever used twice.
-
-A key is of one connection and one direction. The first key is told over CURVE with the ticket of
-the connection. The next generation's key is HKDF of the one before (as TLS 1.3 updates its keys):
-whoever gets hold of a key reads nothing that was sent under an earlier one. The sender goes on to
-it with each epoch of a session, and after 64 GB; the receiver follows by one generation at a time,
-once a head proves it. Neither keys nor plain bytes are ever in an error.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Batches cross a TCP connection, sealed, and land in memory that is used again.
 
-A batch is sealed with AES-256-GCM, record by record, and unsealed to where it will live.
+`sealing` has how a batch is sealed; it is unsealed to where it will live.
 
 Both ends block, in threads of their own: one call of the kernel moves up to 4 MiB without the
 interpreter's lock, and no loop of ours turns in between. A batch may take as long as the network
@@ -18,155 +18,21 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire.crypto import derive
-
-KEY_BYTES = 32
-TAG_BYTES = 16
-# Of plain text a record. A call for each, with the interpreter's lock to be had anew: larger ones
-# are fewer calls; beyond 1 MiB there is no gain otherwise, see benchmarks/README.md.
-RECORD_BYTES = 4 << 20
-# What a head has at least: nearly all packed messages fit.
-HEAD_BYTES = 1024
-# RFC 8446, 5.5: AES-GCM keys are good for 24 million full-size TLS records, 388 GB.
-REKEY_BYTES = 64 * 10**9
-
-_PREFIX = struct.Struct(">IIQ")
-_NONCE = struct.Struct(">IQ")
-# Of the packed message, in the head.
-FIRST_BYTES = HEAD_BYTES - _PREFIX.size - TAG_BYTES
-_NEXT_KEY = b"stoker feed v1 next batch key"
-
-SessionEpoch = tuple[str, int]
-
-
-def records(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Returns the plain text of `nbytes` in records: start and end of each."""
-    return ((at, min(at + RECORD_BYTES, nbytes)) for at in range(0, nbytes, RECORD_BYTES))
-
-
-class _Key:
-    """The current key of a connection, and the number of the next record."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self.generation = 0
-        self.number = 0
-        self.cipher = AESGCM(key)
-
-    def next(self) -> "_Key":
-        """Returns the key after this one."""
-        made = _Key(derive(self._key, info=_NEXT_KEY))
-        made.generation, made.number = self.generation + 1, self.number
-        return made
-
-    def nonce(self) -> bytes:
-        """Returns the nonce of the next record."""
-        return _NONCE.pack(self.generation, self.number)
-
-
-class Sealer:
-    """The sender's end of one connection; used by one thread.
-
-    Args:
-        key: As told to the receiver.
-        rekey_bytes: Plain text under one key, about.
-    """
-
-    def __init__(self, key: bytes, *, rekey_bytes: int = REKEY_BYTES) -> None:
-        self._now = _Key(key)
-        self._rekey_bytes = rekey_bytes
-        self._sealed_bytes = 0
-        self._epochs: dict[str, int] = {}
-
-    def head(self, packed: bytes, *, payload_bytes: int, of: SessionEpoch) -> bytes:
-        """Returns the head of a batch: prefix, first record, padding. `record` seals what is left.
-
-        Args:
-            packed: The message that describes the batch.
-            of: Session and epoch of the batch; another epoch than the session's batch before has
-                another key.
-        """
-        session, epoch = of
-        if self._epochs.setdefault(session, epoch) != epoch or (
-            self._sealed_bytes >= self._rekey_bytes
-        ):
-            self._now, self._sealed_bytes = self._now.next(), 0
-            self._epochs[session] = epoch
-        now = self._now
-        prefix = _PREFIX.pack(now.generation, len(packed), payload_bytes)
-        sealed = now.cipher.encrypt(now.nonce(), packed[:FIRST_BYTES], prefix)
-        now.number += 1
-        self._sealed_bytes += len(packed) + payload_bytes
-        return (prefix + sealed).ljust(HEAD_BYTES, b"\0")
-
-    def record(self, plain: memoryview, into: memoryview) -> None:
-        """Seals the next record into `into`, which has TAG_BYTES more than `plain`."""
-        now = self._now
-        now.cipher.encrypt_into(now.nonce(), plain, None, into)
-        now.number += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The authenticated head of a batch.
-
-    Attributes:
-        packed: The message, or its first part.
-        missing_bytes: Of the message, in records of their own.
-        payload_bytes: Of the payload, in the records that follow.
-    """
-
-    packed: bytes
-    missing_bytes: int
-    payload_bytes: int
-
-
-class Unsealer:
-    """The receiver's end of one connection; used by one thread."""
-
-    def __init__(self, key: bytes) -> None:
-        self._now = _Key(key)
-
-    def head(self, head: memoryview) -> Head:
-        """Decrypts HEAD_BYTES.
-
-        Raises:
-            ProtocolError: If it is not what the sender sealed next.
-        """
-        generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
-        now = self._now.next() if generation == self._now.generation + 1 else self._now
-        first_bytes = min(packed_bytes, FIRST_BYTES)
-        sealed = head[_PREFIX.size : _PREFIX.size + first_bytes + TAG_BYTES]
-        try:
-            packed = now.cipher.decrypt(now.nonce(), sealed, head[: _PREFIX.size])
-        except InvalidTag:
-            raise ProtocolError("a batch's head is not what was sealed next") from None
-        now.number += 1
-        self._now = now
-        return Head(packed, packed_bytes - first_bytes, payload_bytes)
-
-    def record(self, sealed: memoryview, into: memoryview) -> None:
-        """Decrypts the next record into `into`.
-
-        Raises:
-            ProtocolError: If it is not what the sender sealed next; what `into` holds then is
-                nothing.
-        """
-        now = self._now
-        try:
-            now.cipher.decrypt_into(now.nonce(), sealed, None, into)
-        except InvalidTag:
-            raise ProtocolError("a batch's payload is not what was sealed next") from None
-        now.number += 1
-
+from stoker.feed.wire.sealing import (
+    FIRST_BYTES,
+    HEAD_BYTES,
+    RECORD_BYTES,
+    TAG_BYTES,
+    Sealer,
+    SessionEpoch,
+    Unsealer,
+    records,
+)
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
-from stoker.feed.wire import stream
+from stoker.feed.wire import sealing
 from stoker.feed.wire.protocol import Ticket
-from stoker.feed.wire.stream import (
+from stoker.feed.wire.sealing import (
     FIRST_BYTES,
     HEAD_BYTES,
     TAG_BYTES,
@@ -59,7 +59,7 @@ def _text(unsealer: Unsealer, sealed: Iterator[bytearray], nbytes: int) -> bytes
 
 @pytest.fixture
 def small_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "RECORD_BYTES", 100)
+    monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
 
 
 def test_records_are_the_pinned_ones() -> None:
@@ -195,7 +195,7 @@ def test_each_pass_of_a_session_has_another_key() -> None:
 
 
 def test_so_have_64_gb_of_one_pass() -> None:
-    assert stream.REKEY_BYTES == 64 * 10**9
+    assert sealing.REKEY_BYTES == 64 * 10**9
     sealer, unsealer = Sealer(KEY, rekey_bytes=1000), Unsealer(KEY)
     seen = []
     for _ in range(6):
@@ -227,8 +227,8 @@ def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch: pytest.MonkeyPat
             seen.append((self._key, nonce))
             return self._cipher.encrypt_into(nonce, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(stream, "AESGCM", Recorded)
-    monkeypatch.setattr(stream, "RECORD_BYTES", 100)
+    monkeypatch.setattr(sealing, "AESGCM", Recorded)
+    monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
     sealer = Sealer(KEY, rekey_bytes=3000)
     for epoch, _ in itertools.product(range(4), range(10)):
         seal(sealer, b"m" * 1200, bytes(250), epoch=epoch)
@@ -238,7 +238,7 @@ def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch: pytest.MonkeyPat
 
 def test_a_key_tells_nothing_of_the_one_before() -> None:
     """Whoever has the key of an epoch cannot compute that of an earlier one: HKDF goes one way."""
-    first, second = stream._Key(KEY), stream._Key(KEY).next()
+    first, second = sealing._Key(KEY), sealing._Key(KEY).next()
     assert second._key != first._key
     assert second.next()._key not in (first._key, second._key)
     assert len(second._key) == 32
