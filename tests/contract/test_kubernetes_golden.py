@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.objects import network_policies
 from stoker.platforms.kubernetes.request import manifest, plan_runtime
-from stoker.platforms.kubernetes.submit import network_policies, rbac
+from stoker.platforms.kubernetes.submit import rbac
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
 from support.command import Done, process

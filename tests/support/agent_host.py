@@ -20,7 +20,7 @@ from typing import NoReturn
 from stoker.feed.agent.agent import Agent
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
-from stoker.launch.membership import Membership
+from stoker.launch.leader_connection import Membership
 from stoker.logs import Log
 from stoker.records import FeedSettings
 

@@ -23,11 +23,10 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch import coordinator as coordinator_module
-from stoker.launch import members
-from stoker.launch import membership as membership_module
+from stoker.launch import host_leases, leader_connection
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.members import Change
-from stoker.launch.membership import Membership, MembershipVerdict, new_incarnation
+from stoker.launch.host_leases import Change
+from stoker.launch.leader_connection import Membership, MembershipVerdict, new_incarnation
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -219,8 +218,8 @@ def test_a_leader_without_a_heartbeat_is_lost_after_first_contact(run: Run) -> N
 def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "MAX_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(membership_module, "REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(host_leases, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(leader_connection, "REFUSED_SECONDS", 0.5)
     coordinator = run.coordinator(lease_seconds=600.0)
     assert run.member("d1", lease_seconds=600.0).wait_until_welcome(DEADLINE)
     coordinator.close()
@@ -232,8 +231,8 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(
 def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "MAX_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(members, "CUT_OFF_SECONDS", 0.5)
+    monkeypatch.setattr(host_leases, "MAX_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(host_leases, "CUT_OFF_SECONDS", 0.5)
     run.coordinator(followers=("f1",), lease_seconds=600.0)
     member = run.member("f1", lease_seconds=600.0)
     assert member.wait_until_welcome(DEADLINE)
@@ -378,7 +377,7 @@ def test_a_resolver_that_does_not_answer_holds_up_no_verdict(
 ) -> None:
     answers = threading.Event()
     monkeypatch.setattr(
-        membership_module.socket, "getaddrinfo", lambda *_, **__: answers.wait(DEADLINE) and []
+        leader_connection.socket, "getaddrinfo", lambda *_, **__: answers.wait(DEADLINE) and []
     )
     member = run.member("d1")
     try:

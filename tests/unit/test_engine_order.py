@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.launch.engines.server import EngineOrder, order_of
-from stoker.launch.membership import HostRun
+from stoker.launch.leader_connection import HostRun
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec, run_environment

@@ -9,8 +9,8 @@ import zmq
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, HostStage, Join, Leave
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.members import Members
-from stoker.launch.membership import Membership, new_incarnation
+from stoker.launch.host_leases import Members
+from stoker.launch.leader_connection import Membership, new_incarnation
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.local_job import until

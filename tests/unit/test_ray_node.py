@@ -22,7 +22,7 @@ from stoker.launch.engines.ray_node import (
     store_bytes,
 )
 from stoker.launch.engines.server import forget_secret, order_of, secret_file
-from stoker.launch.membership import HostRun
+from stoker.launch.leader_connection import HostRun
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
 from stoker.settings import from_environment

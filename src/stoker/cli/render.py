@@ -41,8 +41,9 @@ def render_verb(
     rbac is a Role and its binding, runtime a TrainingRuntime, network-policy the NetworkPolicies.
     """
     from stoker.cli.workloads import RUNS, groups_of, read_with_params
+    from stoker.platforms.kubernetes.objects import network_policies
     from stoker.platforms.kubernetes.request import manifest, plan_runtime
-    from stoker.platforms.kubernetes.submit import network_policies, rbac
+    from stoker.platforms.kubernetes.submit import rbac
     from stoker.records import Decision, KubernetesSettings, nearest, read_json
     from stoker.train import prepare
 

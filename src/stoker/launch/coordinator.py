@@ -43,7 +43,7 @@ from stoker.feed.wire.protocol import (
     Unpacker,
     pack,
 )
-from stoker.launch.members import Change, Members
+from stoker.launch.host_leases import Change, Members
 from stoker.logs import Log, now_utc
 from stoker.records import Event, FeedSettings
 

@@ -12,7 +12,7 @@ from stoker.errors import StokerError
 from stoker.feed.agent.agent import Agent
 from stoker.host import cpu, spawn
 from stoker.launch.engines.hosts import exit_code_of
-from stoker.launch.membership import HostRun, Membership, MembershipVerdict
+from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 
 # Batches in progress when the first SIGTERM comes may still be sent; trainers ask other hosts.

@@ -21,7 +21,7 @@ from stoker.launch import exports
 from stoker.launch.engines.hosts import serve_command
 from stoker.launch.engines.server import forget_secret
 from stoker.launch.finish import leave_in_pod, write_failure
-from stoker.launch.membership import HostRun, keys_of
+from stoker.launch.leader_connection import HostRun, keys_of
 from stoker.launch.supervise import Inbox, signals_to
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
 from stoker.launch.trainer_host import follow, lead

@@ -20,8 +20,8 @@ from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.hosts import EngineCommands, beside
 from stoker.launch.finish import RunOutcome, record_end, write_failure
-from stoker.launch.members import Change
-from stoker.launch.membership import HostRun, Membership, MembershipVerdict
+from stoker.launch.host_leases import Change
+from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
 from stoker.launch.strategies.mpi import MpiHost
 from stoker.launch.strategies.start import Trainer

@@ -11,7 +11,7 @@ from stoker.errors import FeedError, FeedLostError, StokerError
 from stoker.host import spawn
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
-from stoker.launch.membership import HostRun, Membership, MembershipVerdict
+from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived, reap_orphans
 
 NEVER_CAME = FeedLostError.exit_code

@@ -22,7 +22,7 @@ import psutil
 from stoker.errors import UsageError
 from stoker.host import cpu, machine, spawn
 from stoker.launch import exports
-from stoker.launch.membership import HostRun
+from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
 from stoker.logs import Log
 from stoker.records import EngineCommand, EngineSettings

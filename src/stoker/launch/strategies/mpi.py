@@ -22,7 +22,7 @@ from pathlib import Path
 from stoker.errors import PlatformError, UsageError
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.membership import HostRun, Membership
+from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.strategies import mpi_programs
 from stoker.launch.supervise import Decided, Ending, SignalReceived
 from stoker.logs import Log

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from stoker.launch.membership import ENDED_SECONDS, REFUSED_SECONDS, Silence
+from stoker.launch.leader_connection import ENDED_SECONDS, REFUSED_SECONDS, Silence
 
 LEASE = 60.0
 

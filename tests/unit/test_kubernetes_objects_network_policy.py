@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.objects import network_policies
 from stoker.platforms.kubernetes.request import replicated_jobs
-from stoker.platforms.kubernetes.submit import network_policies
 from stoker.records import Json
 from stoker.settings import workload_from
 from support.kubernetes_jobs import EVERYTHING, job

@@ -1,4 +1,6 @@
-"""A run has members: joins, leases, losses. Pure: the clock is handed in, nothing is sent.
+"""A host that is silent for longer than its lease is lost: the leader keeps the run's hosts here.
+
+Pure: the clock is handed in, nothing is sent.
 
 A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
 another incarnation; the older one is superseded and refused from then on. A data host may come

@@ -39,7 +39,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
-from stoker.launch.members import LATE_BEATS, heartbeat_seconds
+from stoker.launch.host_leases import LATE_BEATS, heartbeat_seconds
 from stoker.launch.supervise import Inbox
 from stoker.launch.topology import Topology
 from stoker.logs import Log

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
-from stoker.launch.members import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, Members
+from stoker.launch.host_leases import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, Members
 
 LEASE = 12.0
 START = 1800.0
