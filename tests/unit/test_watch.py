@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stoker.cli import log_sources
-from stoker.cli.live_view import RunView, as_table, plain_line
-from stoker.cli.log_sources import source_of
-from stoker.cli.watch import watch_verb
+from stoker.cli import watch
+from stoker.cli.watch import RunView, as_table, plain_line, source_of, watch_verb
 from stoker.errors import PlatformError, UsageError
 from stoker.launch.telemetry import FeedInterval, HostRate, RankRate, csv_text
 from stoker.logs import Log, LogValue, parse_line
@@ -199,7 +197,7 @@ def test_a_run_whose_launcher_is_gone_ends_with_its_record(
 def test_a_log_that_falls_silent_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_sources, "SILENCE_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "SILENCE_SECONDS", 0.3)
     (tmp_path / "leader.log").write_text(progress_line())
     with pytest.raises(PlatformError, match="logged nothing"):
         watch_verb(str(tmp_path / "leader.log"), once=False, as_json=False)

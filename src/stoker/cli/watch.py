@@ -1,11 +1,40 @@
-"""`stoker watch` shows how a run is doing until it ends."""
+"""`stoker watch` shows how a run is doing until it ends: a table on a terminal, lines elsewhere.
 
+Its log is read from its folder, from a file or from standard input.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from stoker.cli.options import AsJson
+from stoker.cli.workloads import RUNS
+from stoker.errors import PlatformError, UsageError
+from stoker.launch.telemetry import (
+    FeedInterval,
+    HostRate,
+    StepProgress,
+    bottleneck_of,
+    interval_in,
+    progress_in,
+)
+from stoker.logs import LogEvent, parse_line
+from stoker.platforms.follow import FileTail
 
 
 def watch_verb(
@@ -27,8 +56,361 @@ def watch_verb(
 
     It also says what limits the run. It ends when the run ends.
     """
-    from stoker.cli.live_view import shower
-    from stoker.cli.log_sources import follow, source_of
-
     with closing(source_of(run)) as source, ExitStack() as stack:
         follow(source, shower(stack, as_json=as_json, once=once), once=once)
+
+
+_HOSTS_IN_A_LINE = 6
+_RANKS_SHOWN = 6
+_FILE_WIDTH = 500
+_EVENTS = 5
+# Events of hosts and workers, in words for people.
+_HAPPENINGS = {
+    "host_joined": "joined",
+    "host_rejoined": "joined again",
+    "host_left": "left",
+    "host_lost": "was lost",
+    "host_absent": "did not join",
+    "agent_connection_lost": "lost its connection to a trainer",
+    "batch_dropped": "dropped a batch",
+    "local_worker_died": "lost a local worker",
+    "worker_died": "lost a worker",
+    "training_failed": "training failed",
+}
+
+
+class RunView:
+    """The state of a run, as far as it is known.
+
+    Attributes:
+        run: Run id; empty until the first line.
+        progress: Of rank 0; None until a step is logged.
+        interval: Latest report of the feed; None without a feed, as in a run of one host.
+        happenings: The latest events, as `HH:MM:SS host what`.
+        status: How the run ended; empty while it runs.
+        is_complete: Whether the last event described the feed and all its hosts.
+    """
+
+    def __init__(self) -> None:
+        self.run = ""
+        self.progress: StepProgress | None = None
+        self.interval: FeedInterval | None = None
+        self.happenings: deque[str] = deque(maxlen=_EVENTS)
+        self.status = ""
+        self.is_complete = False
+
+    def take(self, event: LogEvent) -> bool:
+        """Takes one event; returns whether there is something new to show."""
+        self.run = _clean(event.run)
+        self.is_complete = False
+        if progress := progress_in(event):
+            self.progress = progress
+        elif interval := interval_in(event):
+            self.interval = interval
+            self.is_complete = True
+        elif event.event == "training_ended":
+            self.status = _clean(event.values.get("status", "")) or "ended"
+        elif event.event in _HAPPENINGS:
+            host = event.values.get("about") or event.values.get("agent") or event.host
+            reason = event.values.get("reason", "")
+            words = _HAPPENINGS[event.event] + (f": {reason}" if reason else "")
+            self.happenings.append(_clean(f"{event.when[11:19]} {host} {words}")[:200])
+        else:
+            return False
+        return True
+
+    def end_quietly(self, *, is_over: bool) -> None:
+        """Notes that no line will follow, whether or not the log told how the run ended."""
+        if is_over and not self.status:
+            self.status = "ended"
+
+    def document(self) -> dict[str, object]:
+        """Returns the whole state, for JSON."""
+        progress = self.progress or StepProgress(steps=0, step_seconds=0.0, wait_seconds=0.0)
+        limit = bottleneck_of(self.interval) if self.interval else None
+        return {
+            "run": self.run,
+            "status": self.status or "running",
+            **dataclasses.asdict(progress),
+            "feed": dataclasses.asdict(self.interval) if self.interval else None,
+            "bottleneck": dataclasses.asdict(limit) if limit else None,
+            "happenings": list(self.happenings),
+        }
+
+    def head(self) -> str:
+        """Says in one line where the training is."""
+        progress = self.progress
+        return f"step {progress.steps}, {progress.words}" if progress else "no step yet"
+
+
+def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView], None]:
+    """Returns a function that shows a view: as JSON, in one line, or as a table.
+
+    A table is what a terminal shows, which redraws it, and whoever asks only once.
+    """
+    if as_json:
+        return lambda view: print(json.dumps(view.document()), flush=True)
+    console = Console()
+    if once:
+        if not console.is_terminal:
+            # No line is broken that somebody may search for.
+            console = Console(width=_FILE_WIDTH)
+        return lambda view: console.print(as_table(view, max_ranks=None))
+    if console.is_terminal:
+        # Hosts of the local platform are cores of this machine: a view must not use their time.
+        live = stack.enter_context(Live(console=console, auto_refresh=False))
+        return lambda view: live.update(as_table(view, max_ranks=_RANKS_SHOWN), refresh=True)
+    shown: list[str] = []
+
+    def say(view: RunView) -> None:
+        line = plain_line(view)
+        if line not in shown[-1:]:
+            shown[:] = [line]
+            print(line, flush=True)
+
+    return say
+
+
+def plain_line(view: RunView) -> str:
+    """Returns the view in one line, for a log: waits, rates of the hosts, what limits the run."""
+    parts = [view.head()]
+    interval = view.interval
+    if interval:
+        if interval.queue_depth is not None:
+            parts.append(f"{interval.queue_depth:.1f} batches ready")
+        hosts = [_brief(host) for host in interval.hosts[:_HOSTS_IN_A_LINE]]
+        more = len(interval.hosts) - len(hosts)
+        parts.append(", ".join(hosts) + (f" and {more} more hosts" if more else ""))
+        parts.append(f"limit: {bottleneck_of(interval).limit}")
+    if view.status:
+        parts.append(f"the run has {view.status}" if view.status == "ended" else view.status)
+    return "; ".join(part for part in parts if part)
+
+
+def as_table(view: RunView, *, max_ranks: int | None) -> Group:
+    """Returns the view as lines and a table of hosts; what is in bold is also in words."""
+    lines: list[Text | Table] = [
+        Text(f"{view.run or 'run'}: {view.status or 'running'}", style="bold"),
+        Text(view.head()),
+    ]
+    interval = view.interval
+    if interval:
+        lines += [
+            Text(
+                f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
+                f"{_share(rank.wait_share)} waiting, {_figure(rank.queue_depth)} ready of a window "
+                f"of {rank.window}"
+            )
+            for rank in interval.ranks[:max_ranks]
+        ]
+        table = Table(box=None, pad_edge=False, expand=False)
+        for column in _COLUMNS:
+            table.add_column(column, justify="left" if column == "host" else "right", no_wrap=True)
+        for host in interval.hosts:
+            table.add_row(*(Text(cell) for cell in _cells(host)))
+        limit = bottleneck_of(interval)
+        lines += [
+            table,
+            Text(f"limit: {limit.words}", style="bold"),
+            Text(f"try:   {limit.advice}"),
+        ]
+    return Group(*lines, *map(Text, view.happenings))
+
+
+_COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked", "moved")
+
+
+def _cells(host: HostRate) -> tuple[str, ...]:
+    slow, fast = host.slowest_worker, host.fastest_worker
+    return (
+        _name(host),
+        f"{host.batches_per_second:.1f}",
+        f"{host.bytes_per_second / 1e6:.1f}",
+        str(host.workers),
+        "-" if slow is None or fast is None else f"{slow:.1f} to {fast:.1f}",
+        _share(host.busy_share),
+        f"{host.in_flight} of {host.credits}" if host.credits else "gone",
+        str(host.moved),
+    )
+
+
+def _brief(host: HostRate) -> str:
+    if not host.credits:
+        return f"{_name(host)} gone"
+    return f"{_name(host)} {host.batches_per_second:.1f}/s {host.bytes_per_second / 1e6:.1f} MB/s"
+
+
+def _name(host: HostRate) -> str:
+    return _clean(host.name)[:40] + (" (local)" if host.kind == "local" else "")
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _clean(text: str) -> str:
+    """Replaces control characters by blanks: anyone may write to a log, and this is a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+POLL_SECONDS = 0.25
+# After so long without a line the run or its log is gone: as long as hosts wait for each other.
+SILENCE_SECONDS = 1800.0
+_CHUNK_BYTES = 1 << 16
+_LINES_LOOKED_AT = 100_000
+
+
+class LogOfRun:
+    """A log that may still grow, or those of all hosts in `RUN/logs`, also of later ones.
+
+    Args:
+        path: The log, or the run's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tails: dict[Path, FileTail] = {}
+
+    def read(self) -> Iterator[str]:
+        """Yields the lines that are new, host by host."""
+        is_folder = self._path.is_dir()
+        for path in sorted(self._path.glob("logs/*.log")) if is_folder else [self._path]:
+            self._tails.setdefault(path, FileTail(path))
+        for tail in self._tails.values():
+            yield from tail.read()
+
+    def has_ended(self) -> bool:
+        """Returns whether the run's record is there: it is written last. A log alone has none."""
+        return (self._path / "training.json").is_file()
+
+    def close(self) -> None:
+        """Closes the logs."""
+        for tail in self._tails.values():
+            tail.close()
+        self._tails.clear()
+
+
+class StandardInput:
+    """A log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._is_over = False
+
+    def read(self) -> Iterator[str]:
+        """Yields the lines that are there, after POLL_SECONDS at most."""
+        descriptor = sys.stdin.fileno()
+        if self._is_over or not select.select([descriptor], [], [], POLL_SECONDS)[0]:
+            return
+        # Not through Python's buffer, which `select` does not see.
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        self._is_over = not chunk
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if self._is_over and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            yield line.decode(errors="replace")
+
+    def has_ended(self) -> bool:
+        """Returns whether the other command has ended."""
+        return self._is_over
+
+    def close(self) -> None:
+        """Leaves standard input open."""
+
+
+LogSource = LogOfRun | StandardInput
+
+
+def source_of(run: str) -> LogSource:
+    """Returns the source that `run` names.
+
+    Raises:
+        UsageError: If there is no such run.
+    """
+    if run == "-":
+        return StandardInput()
+    for path in (Path(run), RUNS / run):
+        if path.is_dir() or path.is_file():
+            if words := _why_not_watched(path):
+                raise UsageError(
+                    words,
+                    where=str(path.absolute()),
+                    fix="name a folder runs/ID, its ID, or the log of a dnn host",
+                )
+            return LogOfRun(path)
+    raise UsageError(f"no run {run}", where=str(Path.cwd()), fix="ls runs, or name a log file")
+
+
+def _why_not_watched(path: Path) -> str:
+    """Says why nothing would ever come of `path`; empty if it may be a run."""
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        # A run in an empty folder, or in a folder of runs, may have just begun.
+        has_begun = bool(names) and path.absolute().parent.name != RUNS.name
+        is_run = names & {"logs", "hosts", "workload.json", "training.json"}
+        return f"{path} is not a run: it has no logs" if has_begun and not is_run else ""
+    with closing(FileTail(path)) as tail:
+        is_empty = True
+        # The launcher writes the first line of its log, but other programs may write before it.
+        for line in itertools.islice(tail.read(is_last=True), _LINES_LOOKED_AT):
+            is_empty = False
+            if parse_line(line):
+                return ""
+    return "" if is_empty else f"{path} is not the log of a run: stoker wrote no line of it"
+
+
+def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) -> None:
+    """Reads the run and shows it until it ends.
+
+    Args:
+        source: Of the log.
+        show: Draws or prints the state of the run.
+        once: Whether to show only what the source has now; of standard input all that comes.
+
+    Raises:
+        UsageError: If standard input holds no line of a run's log.
+        PlatformError: If the run logs nothing for SILENCE_SECONDS.
+    """
+    view = RunView()
+    is_stream = isinstance(source, StandardInput)
+    began = heard_at = time.monotonic()
+    while True:
+        has_ended = source.has_ended()
+        is_enough = once and (not is_stream or time.monotonic() - began > SILENCE_SECONDS)
+        is_new = False
+        for line in source.read():
+            heard_at = time.monotonic()
+            event = parse_line(line) if "stoker " in line else None
+            # Every report of the feed is shown; between two of them, only the last state.
+            if event is not None and view.take(event) and not once:
+                if view.is_complete:
+                    show(view)
+                is_new = not view.is_complete
+        if has_ended or is_enough:
+            if is_stream and not view.run:
+                raise UsageError(
+                    "no line of a run's log came in",
+                    where="stdin",
+                    fix="stoker logs ... | stoker watch -",
+                )
+            view.end_quietly(is_over=has_ended)
+            show(view)
+            return
+        if is_new:
+            show(view)
+        if view.status and not once:
+            return
+        if time.monotonic() - heard_at > SILENCE_SECONDS and not once:
+            raise PlatformError(
+                f"the run has logged nothing for {SILENCE_SECONDS:.0f} s",
+                where="its log",
+                fix="check whether it still runs: stoker status, or the tools of the platform",
+            )
+        if not is_stream:
+            time.sleep(POLL_SECONDS)
