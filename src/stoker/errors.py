@@ -82,7 +82,7 @@ class FeedError(StokerError):
 
 
 class FeedLostError(FeedError, RuntimeError):
-    """No data worker is left, or none came in time."""
+    """No data worker is left, or none came in time: `feed/trainer/client.py` says so, code 5."""
 
 
 class ShippingError(FeedError):

@@ -140,7 +140,7 @@ class StartsOnlyOnce:
         job = WorkerJob((order.epoch_id, order.number, generation), JobOrder(order.index))
         return [Result(job, -1, error=b"", summary="no more processes", is_lost=True)]
 
-    def hurry(self) -> list[WorkerJob]:
+    def give_late_jobs_again(self) -> list[WorkerJob]:
         return []
 
     def flush(self) -> None:

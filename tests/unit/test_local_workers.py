@@ -99,7 +99,7 @@ def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary()
         while len(made) < 60 and time.monotonic() < until:
             ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
             made += [result.job.key for each in ready for result in local.handle(each)]
-            local.hurry()
+            local.give_late_jobs_again()
             local.flush()
             seen.add(local.credits)
         assert sorted(made) == [(0, number, 0) for number in range(60)]

@@ -1,5 +1,7 @@
 """The end of a run is decided and written: its first failure, output/failure, the leader's record.
 
+`records.training` makes and writes the record, of the facts that are gathered here.
+
 When one rank fails, the others fail a moment later because it is gone. Which of them is seen first
 is chance, so that a failure that only says "my peer is gone" never counts as the cause while there
 is another one.

@@ -1,4 +1,8 @@
-"""One command is supervised: signals, output, what it leaves behind, and how it ended."""
+"""One command is supervised: signals, output, what it leaves behind, and how it ended.
+
+A SIGTERM to the host is handed to the command, once; it has 90 s to save a checkpoint, and is then
+killed.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,7 @@
-"""A dnn host has one of two roles: leader or follower."""
+"""A dnn host leads the run or follows the leader; it trains in either role.
+
+The training command itself, and what SIGTERM means for its checkpoint, is in `supervise`.
+"""
 
 import contextlib
 import dataclasses

@@ -517,10 +517,10 @@ class Specs:
                 pool.close()
                 del spec.pools["session", session]
 
-    def hurry(self) -> list[WorkerJob]:
+    def give_late_jobs_again(self) -> list[WorkerJob]:
         """Gives what is late to other workers of the host, too; returns what it gave."""
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
-        return [job for pool in pools for job in pool.hurry()]
+        return [job for pool in pools for job in pool.give_late_jobs_again()]
 
     def flush(self) -> None:
         """Gives freed slots back to their workers."""

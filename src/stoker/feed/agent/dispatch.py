@@ -438,7 +438,7 @@ class Dispatch:
 
     def tick(self) -> None:
         """Does what is due once a second: gives late jobs out again, and adapts the credits."""
-        for job in self._specs.hurry():
+        for job in self._specs.give_late_jobs_again():
             (late,) = job.key
             assert isinstance(late, Request)
             self._log.event("batch_overdue", epoch_id=late.epoch_id, batch=late.number)

@@ -140,7 +140,7 @@ class Requester:
         for result in lost:
             drop_local(session, result, host=self._settings.host)
         if session.local is not None:
-            for _ in session.local.hurry():
+            for _ in session.local.give_late_jobs_again():
                 self._shared.log.event("local_batch_overdue", epoch=session.epoch)
             session.local.flush()
 

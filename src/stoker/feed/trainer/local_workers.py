@@ -159,13 +159,13 @@ class LocalWorkers:
         self._feed()
         return results
 
-    def hurry(self) -> list[WorkerJob]:
+    def give_late_jobs_again(self) -> list[WorkerJob]:
         """Gives what is late to other workers, too; returns what it gave. Looks once a second."""
         now = time.monotonic()
         if now < self._hurry_at:
             return []
         self._hurry_at = now + _HURRY_SECONDS
-        return self._pool.hurry()
+        return self._pool.give_late_jobs_again()
 
     def flush(self) -> None:
         """Gives memory back to the workers."""

@@ -4,6 +4,9 @@ Three things would differ from process to process though the script is the same:
 cloudpickle gives a class of the script, the order of a set of strings, and the addresses that torch
 writes next to a tensor's bytes.
 
+What can be imported travels by its name. Functions and classes of the training script travel by
+value: `is_by_name` tells which, as cloudpickle does.
+
 A dataset that is built where batches are made travels as a factory (`DatasetFactory`).
 """
 

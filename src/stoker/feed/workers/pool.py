@@ -459,7 +459,7 @@ class WorkerPool:
             if self._is_open(job) and not self._is_in_hand(job):
                 self.assign(job)
 
-    def hurry(self) -> list[WorkerJob]:
+    def give_late_jobs_again(self) -> list[WorkerJob]:
         """Gives what is late to other workers too, as far as there are any; returns what it gave.
 
         To be called about once a second. The worker of a shard is waited for.

@@ -69,6 +69,8 @@ class KubeflowRequest:
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
     """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
 
+    The project's own `pipelines/kubeflow.py` makes it of its `components/`, with kfp's compiler.
+
     Args:
         workload: With an image, today's cluster, and, but for the platform `local`, its pool.
         folder: Project folder; absent: the current one.
