@@ -1,5 +1,6 @@
 """`stoker run` runs the four components in a row, with their records in one folder."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -268,7 +269,15 @@ def fresh_run_dir(workload: "Workload") -> Path:
 
 
 def forget_later(run_dir: Path, first: int) -> None:
-    """Removes what the steps to come will write: an old record must not pass for a new one."""
+    """Removes what the steps to come will write: an old record must not pass for a new one.
+
+    Raises:
+        PlatformError: If hosts of an earlier `stoker run` in that folder still run here.
+    """
+    from stoker.platforms.local import lock_run_folder
+
+    if run_dir.is_dir():
+        os.close(lock_run_folder(run_dir, run=run_dir.name))
     for step in STEPS[first:]:
         (run_dir / f"{_RECORD_OF[step]}.json").unlink(missing_ok=True)
     if first <= STEPS.index("train"):

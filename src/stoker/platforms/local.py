@@ -172,27 +172,24 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK
 _FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
 
 
-def lock_run_folder(request: LocalRequest) -> int:
+def lock_run_folder(folder: Path, *, run: str) -> int:
     """Takes the run's folder for one run, and returns the open descriptor that holds it.
 
     Launchers inherit the descriptor: the folder is free again when this process has closed it and
     all launchers have ended, also those of a process that was killed.
 
     Raises:
-        PlatformError: If hosts of this run still run, or there can be no such folder.
+        PlatformError: If hosts of this run still run.
+        OSError: If there can be no such folder.
     """
-    folder = request.job.run_dir
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
-    except OSError as err:
-        raise _cannot_start(err, request) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         raise PlatformError(
-            f"run {request.job.name} is still running on this machine",
+            f"run {run} is still running on this machine",
             where=f"folder {folder}",
             fix="wait for its end, stop it, or choose another --name",
         ) from None
@@ -359,7 +356,10 @@ class LocalRun:
         self.name = request.job.name
         self.not_comparable = request.not_comparable
         self._request = request
-        self._lock: int | None = lock_run_folder(request)
+        try:
+            self._lock: int | None = lock_run_folder(request.job.run_dir, run=request.job.name)
+        except OSError as err:
+            raise _cannot_start(err, request) from None
         self._token_file = (request.job.run_dir / "token").absolute()
         self._events: list[Event] = []
         self._failure = ""
