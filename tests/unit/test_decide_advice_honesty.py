@@ -19,6 +19,7 @@ from stoker.decide import decide, explain
 from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.work import measure, today_of
 from stoker.profile.combine import combine
+from stoker.profile.explain import explain as explain_profile
 from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,
@@ -30,7 +31,6 @@ from stoker.profile.rank_results import (
     RankResult,
     Reads,
 )
-from stoker.profile.words import explain as explain_profile
 from stoker.records import (
     Constraints,
     Decision,

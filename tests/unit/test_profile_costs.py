@@ -10,8 +10,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from stoker.profile.combine import transforms_of
 from stoker.profile.costs import measure_costs, name_of, size_of, time_transforms
+from stoker.profile.explain import transform_table
 from stoker.profile.rank_results import Cost, RankResult
-from stoker.profile.words import transform_table
 from stoker.records import Place, Profile, ProfiledHost, StepTerms, convert, to_document
 
 Sample = torch.Tensor

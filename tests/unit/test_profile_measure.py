@@ -7,6 +7,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.profile.combine import combine
+from stoker.profile.explain import explain
 from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,
@@ -17,7 +18,6 @@ from stoker.profile.rank_results import (
     RankResult,
     Receive,
 )
-from stoker.profile.words import explain
 from stoker.records import Parts, Place, Profile, ProfileSettings, TodaysGroup, convert, to_document
 
 

@@ -27,6 +27,7 @@ from stoker.host.counters import (
 )
 from stoker.host.cpu import cpu_groups, group_cpu_seconds, group_quota
 from stoker.profile.combine import combine
+from stoker.profile.explain import explain
 from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,
@@ -41,7 +42,6 @@ from stoker.profile.rank_results import (
 )
 from stoker.profile.states import MIN_KNOCKS
 from stoker.profile.steps import KNOCK_SECONDS, StepWatch
-from stoker.profile.words import explain
 from stoker.records import (
     Place,
     Profile,

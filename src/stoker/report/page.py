@@ -9,7 +9,7 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from stoker.profile.words import TERMS, term
+from stoker.profile.explain import TERMS, term
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans
