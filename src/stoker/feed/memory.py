@@ -1,6 +1,6 @@
-"""This module bounds how much of this host's memory the batches that wait may take."""
+"""This module says how much memory batches take, and bounds how much those that wait may take."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from stoker.host.machine import host_bytes
@@ -44,3 +44,46 @@ def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
     """
     taken = [other.committed_bytes for other in others]
     return max(0, min(total_bytes // (len(taken) + 1), total_bytes - sum(taken)))
+
+
+_MAX_DEPTH = 16
+
+
+def num_bytes(batch: object, *, depth: int = 0) -> int:
+    """Returns the bytes of its tensors and arrays; looks one level into other classes' objects.
+
+    Args:
+        batch: Any nesting of lists, tuples and dicts.
+        depth: At which it stands in another one.
+    """
+    if hasattr(batch, "dtype"):
+        return _own_bytes(batch)
+    if depth >= _MAX_DEPTH:
+        return 0
+    if isinstance(batch, Mapping):
+        return sum(num_bytes(item, depth=depth + 1) for item in batch.values())
+    if isinstance(batch, Sequence):
+        if isinstance(batch, str | bytes | bytearray):
+            return 0
+        return sum(num_bytes(item, depth=depth + 1) for item in batch)
+    held = getattr(batch, "__dict__", None)
+    if not isinstance(held, dict):
+        return 0
+    return sum(_own_bytes(value) for value in held.values() if hasattr(value, "dtype"))
+
+
+def _own_bytes(array: object) -> int:
+    try:
+        size = getattr(array, "nbytes", 0)
+        return size if isinstance(size, int) else 0
+    except (RuntimeError, NotImplementedError):
+        # A sparse tensor of torch has no size; its parts do.
+        return _sparse_bytes(array)
+
+
+def _sparse_bytes(tensor: object) -> int:
+    try:
+        parts = (tensor._indices(), tensor._values())  # type: ignore[attr-defined]
+        return sum(int(part.nbytes) for part in parts)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return 0

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.feed.wire.sizes import num_bytes
+from stoker.feed.memory import num_bytes
 from stoker.host.counters import bytes_read
 from stoker.host.cpu import process_clock, thread_clock
 from stoker.host.processes import descendant_pids

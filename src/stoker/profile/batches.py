@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.feed.wire.sizes import num_bytes
+from stoker.feed.memory import num_bytes
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.steps import AsIsSteps
 

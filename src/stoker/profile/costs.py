@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from stoker.feed.wire.sizes import num_bytes
+from stoker.feed.memory import num_bytes
 from stoker.profile import batches
 from stoker.profile.loader_phases import TaskSource, run_in_workers
 from stoker.profile.rank_results import Cost

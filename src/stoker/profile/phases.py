@@ -10,9 +10,9 @@ import msgspec
 import torch.distributed
 from torch.utils.data import DataLoader
 
+from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
-from stoker.feed.wire.sizes import num_bytes
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.agree import Agreement, Board, Findings, RankPlace

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.feed.wire.sizes import num_bytes
+from stoker.feed.memory import num_bytes
 
 
 class Unwilling:
