@@ -17,30 +17,29 @@ import pytest
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms import PLATFORMS, platform_named
 from stoker.platforms.base import JobSpec, Run, groups_of_channel
-from stoker.records import Channel, StrategySettings
+from stoker.records import PLATFORM_INFOS, Channel, StrategySettings
 from stoker.settings import RunEnvironment
 from support.builders import group
 from support.local_job import until
 from support.platform_jobs import (
     EXIT_CODE,
+    LOCAL_JOBS,
     NAME,
     REASON,
+    SERVICE_JOBS,
     Followed,
     PlatformJob,
     follower,
     platform_job,
 )
 
-JOBS = ("local", "sagemaker", "jobset", "trainer")
-# A local run's hosts end with the process that started them: a later attempt finds none to adopt.
-ADOPT = pytest.mark.parametrize("job", JOBS[1:], indirect=True)
-
-LOCAL = pytest.mark.parametrize("job", JOBS[:1], indirect=True)
+ADOPT = pytest.mark.parametrize("job", SERVICE_JOBS, indirect=True)
+LOCAL = pytest.mark.parametrize("job", LOCAL_JOBS, indirect=True)
 
 Follow = Callable[[Run], Followed]
 
 
-@pytest.fixture(params=JOBS)
+@pytest.fixture(params=(*LOCAL_JOBS, *SERVICE_JOBS))
 def job(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[PlatformJob]:
@@ -65,6 +64,7 @@ def begin(job: PlatformJob, follow: Follow) -> Followed:
 
 
 def test_platforms_are_known_by_name() -> None:
+    assert set(PLATFORMS) == PLATFORM_INFOS.keys()
     assert [platform_named(name).name for name in PLATFORMS] == list(PLATFORMS)
     with pytest.raises(UsageError, match="lunar"):
         platform_named("lunar")

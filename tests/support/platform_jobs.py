@@ -33,6 +33,10 @@ from support.local_job import QUICK, is_running, marked_processes, until
 from support.moto import REGION, AwsServer
 from support.sagemaker_service import sagemaker_service
 
+# A local run's hosts end with the process that started them: a later attempt finds none to adopt.
+LOCAL_JOBS = ("local",)
+SERVICE_JOBS = ("sagemaker", "jobset", "trainer")
+
 NAME = "mnist-1"
 EXIT_CODE = 7
 REASON = "ValueError: no such layer"
@@ -414,7 +418,7 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 def platform_job(
     name: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[PlatformJob]:
-    """The job of a platform: local, sagemaker, jobset or trainer."""
+    """The job of that name, one of LOCAL_JOBS or SERVICE_JOBS."""
     if name == "local":
         yield LocalPlatformJob(folder)
     elif name == "sagemaker":

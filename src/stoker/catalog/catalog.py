@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeVar
 
 from stoker.errors import UsageError
@@ -441,9 +440,6 @@ def _choice(*words: str) -> Callable[[str], str]:
 LOCAL_USD_PER_CORE_HOUR = 0.05
 # Loopback carries more than any plan here needs; the receive CPU limits first.
 _LOOPBACK_GBPS = 20.0
-_PLATFORMS: Mapping[str, PlatformName] = MappingProxyType(
-    {"local": "local", "sagemaker": "sagemaker", "kubernetes": "kubernetes"}
-)
 _LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
 
 
@@ -460,12 +456,13 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
         UsageError: If the platform is unknown, or the file is missing or wrong, with line and
             column.
     """
-    if platform not in _PLATFORMS:
+    named = next((name for name in PLATFORM_INFOS if name == platform), None)
+    if named is None:
         raise UsageError(
-            f"no platform is called {platform!r}", fix=nearest(platform, list(_PLATFORMS))
+            f"no platform is called {platform!r}", fix=nearest(platform, list(PLATFORM_INFOS))
         )
-    named = _PLATFORMS[platform]
-    catalog = _local(cores) if named == "local" else _aws(named)
+    is_this_machine = PLATFORM_INFOS[named].is_this_machine
+    catalog = _local(named, cores) if is_this_machine else _aws(named)
     if prices is None:
         return catalog
     table = parse_table(read_text(prices), platform=catalog.platform, source=str(prices))
@@ -489,11 +486,11 @@ def local_instance(instance_type: str) -> Instance | None:
     )
 
 
-def _local(cores: int | None) -> Catalog:
+def _local(platform: PlatformName, cores: int | None) -> Catalog:
     available = cores if cores is not None else _cores()
     made = (local_instance(f"local.c{number}") for number in range(1, available + 1))
     return Catalog(
-        platform="local",
+        platform=platform,
         instances=[instance for instance in made if instance is not None],
         source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ a core and hour, billed by nobody",
         purchase="nominal",

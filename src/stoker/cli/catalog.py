@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Prices, writable_file
+from stoker.cli.options import PLATFORM_WORDS, AsJson, Prices, writable_file
 from stoker.cli.progress import say
 from stoker.errors import PlatformError, UsageError
 
@@ -28,7 +28,7 @@ def catalog_verb(
     ] = None,
     *,
     platform: Annotated[
-        str, typer.Option("--platform", metavar="P", help="Lists local, sagemaker or kubernetes.")
+        str, typer.Option("--platform", metavar="P", help=f"Lists {PLATFORM_WORDS}.")
     ] = "sagemaker",
     prices: Prices = None,
     from_cluster: Annotated[

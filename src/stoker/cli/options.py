@@ -12,6 +12,7 @@ from typing import Annotated, Protocol
 import typer
 
 from stoker.errors import UsageError
+from stoker.platforms import PLATFORMS
 
 
 class Verb(Protocol):
@@ -160,12 +161,13 @@ Groups = Annotated[
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Prints a traceback with each error.")]
+PLATFORM_WORDS = " or ".join((", ".join(PLATFORMS[:-1]), PLATFORMS[-1]))
 PlatformName = Annotated[
     str | None,
     typer.Option(
         "--platform",
         metavar="P",
-        help="Platform: local, sagemaker or kubernetes (default: as in the workload).",
+        help=f"Platform: {PLATFORM_WORDS} (default: as in the workload).",
     ),
 ]
 

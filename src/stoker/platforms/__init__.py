@@ -1,18 +1,21 @@
 """Platforms run jobs: each has a name and the interface of `base`."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from stoker.errors import UsageError
-from stoker.platforms.base import Platform
 
+if TYPE_CHECKING:
+    from stoker.platforms.base import Platform
+
+# The help of verbs names them, which must not wait for the records to be imported.
 PLATFORMS = ("local", "sagemaker", "kubernetes")
 
 
-def platform_named(name: str, *, region: str | None = None) -> Platform[object]:
+def platform_named(name: str, *, region: str | None = None) -> "Platform[object]":
     """Returns the platform of that name; each plans and submits requests of a type of its own.
 
     Args:
-        name: local, sagemaker or kubernetes.
+        name: One of PLATFORMS.
         region: Of a cloud; absent: what its own configuration says.
 
     Raises:
