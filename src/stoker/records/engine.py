@@ -26,7 +26,8 @@ import msgspec
 
 from stoker.records.base import Name, NonNegativeInt, PositiveFloat, Record
 
-StrategyName = Literal["auto", "torchrun", "smddp", "mpi", "none"]
+Strategy = Literal["torchrun", "smddp", "mpi", "none"]
+StrategyName = Literal["auto", Strategy]
 EngineName = Literal["feed", "command", "tf.data.service", "ray"]
 # What SageMaker's data-parallel library runs on; p3 types are no longer developed. No newer type is
 # supported, nor PyTorch beyond 2.4.1 (library 2.5.0 of October 2024, the last one).

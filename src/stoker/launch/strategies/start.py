@@ -4,7 +4,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import stoker
 from stoker.host import cpu, machine
@@ -13,10 +12,10 @@ from stoker.launch.strategies import mpi, smddp
 from stoker.launch.topology import Topology
 from stoker.logs import Log
 from stoker.records import FeedSettings, StrategySettings
+from stoker.records.engine import Strategy
 from stoker.settings import ProcessSettings
 
 SITE_DIR = Path(stoker.__file__).parent / "site"
-Strategy = Literal["none", "torchrun", "smddp", "mpi"]
 # Fields that a launcher sets for the processes that it starts, whatever it was told itself.
 _TOLD = (
     *("run_id", "base_dir", "host", "group"),
