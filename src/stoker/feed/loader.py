@@ -30,6 +30,12 @@ MakeIterator = Callable[[AnyLoader], _BaseDataLoaderIter]
 class DataLoader(torch.utils.data.DataLoader[_T]):
     """Drop-in for `torch.utils.data.DataLoader`; every argument means what it means there.
 
+        from stoker import DataLoader
+
+        loader = DataLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
+        for images, labels in loader:
+            ...
+
     Batches are the same bytes wherever they are made: in this process, in local workers or on a
     data host. Under a data group every loader takes its batches from there too; `num_workers` then
     says how many local workers join.
