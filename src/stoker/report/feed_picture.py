@@ -47,9 +47,18 @@ class FeedStory:
     present_limit: Bottleneck
 
     @property
-    def rows(self) -> tuple[tuple[str, ...], ...]:
-        """Rows of the hosts' table."""
-        return tuple(_cells(host) for host in self.whole.hosts)
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Head and style class of each column of the hosts' table, after the host's name."""
+        return _COLUMNS
+
+    @property
+    def rows(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+        """Rows of the hosts' table: the host's name, and each cell with its style class."""
+        styles = [style for _, style in _COLUMNS]
+        return tuple(
+            (_name(host), tuple(zip(_cells(host), styles, strict=True)))
+            for host in self.whole.hosts
+        )
 
 
 def read_feed(path: Path) -> FeedStory | None:
@@ -216,10 +225,21 @@ def _name(host: HostRate) -> str:
     return f"{host.name}, local workers" if host.kind == "local" else host.name
 
 
+# In the order of `_cells`; a narrow page leaves some out.
+_COLUMNS = (
+    ("Batches/s", "number"),
+    ("MB/s", "number"),
+    ("Workers", "number hide-narrow"),
+    ("Batches/s per worker", "number hide-narrow"),
+    ("Time at work", "number"),
+    ("Made elsewhere", "number"),
+    ("Came twice", "number hide-narrow"),
+)
+
+
 def _cells(host: HostRate) -> tuple[str, ...]:
     slow, fast = host.slowest_worker, host.fastest_worker
     return (
-        _name(host),
         digits(host.batches_per_second, 3, max_places=2),
         digits(host.bytes_per_second / 1e6, 3, max_places=2),
         str(host.workers),
