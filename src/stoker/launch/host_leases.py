@@ -1,6 +1,7 @@
 """A host that is silent for longer than its lease is lost: the leader keeps the run's hosts here.
 
-Pure: the clock is handed in, nothing is sent.
+The default is `FeedSettings.lease_seconds` in `records/workload.py`. Pure: the clock is handed in,
+nothing is sent.
 
 A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
 another incarnation; the older one is superseded and refused from then on. A data host may come

@@ -1,4 +1,8 @@
-"""Platforms run jobs: each has a name and the interface of `base`."""
+"""Platforms run jobs: each has a name and the interface of `base`.
+
+A new one is a package here, a name and a class below, and its name and facts in
+`records/platforms.py`; docs/architecture.md has the rest.
+"""
 
 from typing import TYPE_CHECKING, cast
 
