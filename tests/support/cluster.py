@@ -179,12 +179,15 @@ class Cluster:
         agents: Data hosts.
         workers: Data workers of each.
         feed: Feed settings of all.
+        late: Data hosts are started by `start_agent`.
+        warm: Data hosts are forked of the warm Python; where times count, they begin as for users.
     """
 
     agents: int = 1
     workers: int = 1
     feed: Mapping[str, object] = field(default_factory=dict)
     late: bool = False
+    warm: bool = True
 
     def __enter__(self) -> "Cluster":
         self.run = f"test-{secrets.token_hex(4)}"
@@ -238,7 +241,7 @@ class Cluster:
         variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}
         process: subprocess.Popen[bytes] | WarmProcess
         with self.log_of(number).open("ab") as log:
-            if _may_be_forked(variables):
+            if self.warm and _may_be_forked(variables):
                 process = WarmProcess(argv, variables, log=log)
             else:
                 process = subprocess.Popen(
