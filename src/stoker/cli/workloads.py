@@ -130,10 +130,9 @@ def named_run_dir(name: str) -> Path:
     Raises:
         UsageError: If it cannot be made, or the name is not allowed.
     """
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", name):
-        raise UsageError(
-            f"{name!r} is not a name for a run", fix="use letters, digits and dashes, 63 at most"
-        )
+    from stoker.platforms.base import check_run_name
+
+    check_run_name(name, most=63)
     try:
         (RUNS / name).mkdir(parents=True, exist_ok=True)
     except OSError as err:

@@ -260,6 +260,20 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 
 
+def check_run_name(name: str, *, most: int | None = None) -> None:
+    """Refuses the name of a run that is not one, or has more characters than `most`.
+
+    Raises:
+        UsageError: Naming the option and what is allowed.
+    """
+    if not _RUN_NAME.fullmatch(name) or (most is not None and len(name) > most):
+        raise UsageError(
+            f"{name!r} is not a name for a run",
+            where="option --name, or key name",
+            fix="use letters, digits and dashes" + (f", {most} at most" if most else ""),
+        )
+
+
 def check_job(job: JobSpec) -> None:
     """Refuses a job that no platform runs.
 
@@ -268,12 +282,7 @@ def check_job(job: JobSpec) -> None:
             command, the first group and no other is not the one that trains, two groups have one
             name, or the strategy cannot use the hosts of the dnn group.
     """
-    if not _RUN_NAME.fullmatch(job.name):
-        raise UsageError(
-            f"{job.name!r} is not a name for a run",
-            where="option --name, or key name",
-            fix="use letters, digits and dashes",
-        )
+    check_run_name(job.name)
     if not job.command:
         raise UsageError(
             "no command to run",
