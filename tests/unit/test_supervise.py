@@ -48,6 +48,25 @@ def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(
         for happening in happenings:
             inbox.put(happening)
         log = Log(run="test", host="algo-2", stream=io.StringIO())
-        signals, decided = supervise._follow(process, inbox, log, None, others, asks_children=False)
+        signals, decided = supervise._follow(
+            process, inbox, log, None, others, spared=others, asks_children=False
+        )
     assert process.returncode == 0
     assert (signals, decided) == ((signal.SIGTERM,), "the training stopped")
+
+
+def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
+        leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+        ending = supervise.supervise(
+            [sys.executable, "-c", leaves],
+            environ={},
+            inbox=queue.SimpleQueue(),
+            log=Log(run="test", host="algo-1", stream=io.StringIO()),
+        )
+        assert ending.exit_code == 0
+        assert earlier.poll() is None
+        left = [child.name() for child in psutil.Process().children()]
+        assert "sleep" not in left
+        earlier.communicate(b"\n", timeout=10)
+    assert earlier.returncode == 0

@@ -185,7 +185,7 @@ def supervise(
     asks_children: bool = False,
     takes_input: bool = False,
 ) -> Ending:
-    """Runs `command` to its end and ends everything it left behind.
+    """Runs `command` to its end and ends everything it left behind, but no earlier child.
 
     Blocks for as long as the command runs; after the first SIGTERM or SIGINT for GRACE_SECONDS at
     most, after a second one, or a `Decided` alone, for a few seconds. However many of them come,
@@ -198,7 +198,7 @@ def supervise(
         log: Of this host.
         on_tick: Called about twice a second.
         folder: Where it runs; None: here.
-        beside: Children of this process that are none of the command's, and stay.
+        beside: Children of this process whose exit status is left to whoever started them.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
         takes_input: It reads this process's standard input; else there is none.
@@ -206,6 +206,8 @@ def supervise(
     spawn.adopt_orphans()
     kills_before = machine.num_memory_kills()
     began, cpu_before = _now(), _cpu_seconds()
+    # Earlier children are none of the command's: they end when whoever started them says so.
+    spared = {*beside, *(child.pid for child in psutil.Process().children())}
     process = subprocess.Popen(
         spawn.wrapped(command, signal_number=signal.SIGKILL),
         env=dict(environ),
@@ -226,9 +228,11 @@ def supervise(
         _thread(partial(forward, process.stderr.fileno(), sys.stderr.fileno(), tail)),
     ]
     waiter = _thread(partial(_wait_for, process, inbox))
-    signals, decided = _follow(process, inbox, log, on_tick, beside, asks_children=asks_children)
+    signals, decided = _follow(
+        process, inbox, log, on_tick, beside, spared=spared, asks_children=asks_children
+    )
     waiter.join()
-    end_descendants(spared=beside)
+    end_descendants(spared=spared)
     for pump in pumps:
         pump.join(LEFTOVER_SECONDS)
     process.stdout.close()
@@ -307,6 +311,7 @@ def _follow(
     on_tick: Callable[[], None] | None,
     beside: Collection[int],
     *,
+    spared: Collection[int],
     asks_children: bool,
 ) -> tuple[tuple[int, ...], str]:
     signals: list[int] = []
@@ -343,7 +348,7 @@ def _follow(
         if _now() >= kill_at:
             kill_at = float("inf")
             log.event("command_killed", pid=process.pid)
-            _kill_tree(process, beside)
+            _kill_tree(process, spared)
 
 
 def _send(process: "subprocess.Popen[bytes]", number: int) -> None:
