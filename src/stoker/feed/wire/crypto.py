@@ -165,6 +165,8 @@ class AllowList:
         self.socket.close()
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
+        # ZeroMQ's RFC 27 (ZAP): version, request id, domain, address, routing id, mechanism, the
+        # client's key.
         request = frames[1] if len(frames) > 1 else b""
         is_ours = (
             len(frames) == 7
@@ -195,6 +197,7 @@ def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
 
 def derive(secret: bytes, *, info: bytes) -> bytes:
     """Returns a key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
+    # One block is all of HKDF's output: 32 bytes, as many as SHA-256 has.
     extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
 
@@ -277,11 +280,14 @@ class HandshakeGuard:
     def proved(self, frame: zmq.Frame) -> None:
         """Notes that a message has come: who sent it is of this run."""
         if self._waiting:
+            # libzmq says with each message over which descriptor it came.
             self._waiting.pop(int(frame.get("__fd")), None)
 
     def tick(self, now: float) -> None:
         """Does what is due once a second: forgets whom libzmq itself has cut by now."""
         for descriptor, accepted in list(self._waiting.items()):
+            # A little after libzmq's own limit: who is still connected has passed its handshake,
+            # and only has not sent a message yet.
             if now - accepted.since > HANDSHAKE_SECONDS + 2:
                 del self._waiting[descriptor]
         self._log.tick(now)
@@ -299,6 +305,9 @@ class HandshakeGuard:
             is_to_end: Shuts it down; libzmq, whose it is, sees its end and closes it.
         """
         try:
+            # libzmq closes its descriptors in its own thread, at any time: the number may be
+            # nobody's by now (dup fails), or another file's (its port differs). A duplicate, for
+            # this socket closes what it wraps.
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 if connection.getsockname()[1] != self._port:
                     return ""

@@ -36,14 +36,15 @@ PROTOCOL_VERSION = 21
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
 
-# The first bytes on a connection for batches.
+# The first bytes on a connection for batches: random, so long that none can be guessed.
 TICKET_BYTES = 32
 
 # As large as fits a frame (crypto.MAX_CONTROL_BYTES) next to its message. 6 MB, encrypted, on one
 # busy machine, from Need to the memory: 29 ms in one piece, its digest included; 12 ms in pieces of
 # 512 KiB, the digest taken while the spec is unpickled; 2 ms more in pieces of this size.
 PIECE_BYTES = 240 << 10
-# Long messages that are under way at a time.
+# Long messages that are under way at a time, one a peer: a data host has few trainers, and one that
+# is lost in the middle of a message leaves its pieces here.
 _MAX_UNFINISHED = 64
 
 # Of a daemon that a follower starts.
@@ -551,6 +552,7 @@ class Unpacker:
         """
         try:
             return self._decoder.decode(data)
+        # RecursionError: nested lists of a peer, a byte each, go deeper than the stack.
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             raise ProtocolError(f"not a message of the feed: {err}") from None
 
@@ -574,6 +576,8 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
             "install the same stoker everywhere"
         ), ""
     theirs = message.versions
+    # cloudpickle carries functions as bytecode, which differs between minor versions of Python.
+    # Other libraries mostly open each other's pickles, so for them there is a warning.
     if "python" in theirs and _minor(theirs["python"]) != _minor(own["python"]):
         return (
             f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "
@@ -582,6 +586,8 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
     differing = [
         f"{name} {theirs[name]} in the trainer, {version} here"
         for name, version in own.items()
+        # Without the build (+cpu, +cu124): a data host has no accelerator, and often another build
+        # of the same torch.
         if name in theirs and theirs[name].partition("+")[0] != version.partition("+")[0]
     ]
     return "", "; ".join(differing)
@@ -608,6 +614,8 @@ class Assembly:
         Raises:
             ProtocolError: If the message is too long; it is forgotten.
         """
+        # Taken out and put in again with each piece: the first of the dict is always the peer that
+        # has been silent for longest.
         whole = self._parts.pop(peer, None) or bytearray()
         whole += piece
         if len(whole) > self._max_bytes:
@@ -616,6 +624,6 @@ class Assembly:
             return whole
         self._parts[peer] = whole
         while len(self._parts) > _MAX_UNFINISHED:
-            # Of a peer that is gone, for others send theirs without a pause.
+            # Its peer is gone, most likely: the others send their pieces without a pause.
             del self._parts[next(iter(self._parts))]
         return None

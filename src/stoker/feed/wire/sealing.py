@@ -14,7 +14,7 @@ connection, which both ends count and nobody sends: what is changed, cut, put in
 twice or in another order fails to decrypt. The number runs on over the life of a connection, so no
 nonce is ever used twice.
 
-A key is of one connection and one direction. The first key is told over CURVE with the ticket of
+A key is for one connection and one direction. The first key is sent over CURVE with the ticket of
 the connection. The next generation's key is HKDF of the one before (as TLS 1.3 updates its keys):
 whoever gets hold of a key reads nothing that was sent under an earlier one. The sender goes on to
 it with each epoch of a session, and after 64 GB; the receiver follows by one generation at a time,
@@ -73,6 +73,8 @@ class _Key:
     def next(self) -> "_Key":
         """Returns the key after this one."""
         made = _Key(derive(self._key, info=_NEXT_KEY))
+        # The number is not begun again: the same pair of key and nonce never comes twice, even if a
+        # generation were wrong.
         made.generation, made.number = self.generation + 1, self.number
         return made
 
@@ -104,6 +106,8 @@ class Sealer:
                 another key.
         """
         session, epoch = of
+        # Each epoch has its own key, so that one that leaks opens no earlier epoch. The session's
+        # first batch needs no change: nothing of an earlier epoch was sent for it.
         if self._epochs.setdefault(session, epoch) != epoch or (
             self._sealed_bytes >= self._rekey_bytes
         ):
@@ -114,6 +118,7 @@ class Sealer:
         sealed = now.cipher.encrypt(now.nonce(), packed[:FIRST_BYTES], prefix)
         now.number += 1
         self._sealed_bytes += len(packed) + payload_bytes
+        # Padding is not authenticated, and nobody reads it: the prefix says where the record ends.
         return (prefix + sealed).ljust(HEAD_BYTES, b"\0")
 
     def record(self, plain: memoryview, into: memoryview) -> None:
@@ -151,6 +156,8 @@ class Unsealer:
             ProtocolError: If it is not what the sender sealed next.
         """
         generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
+        # One step at most: a forged generation costs one derivation, and then fails to decrypt.
+        # With any other generation than these two the current key fails as well.
         now = self._now.next() if generation == self._now.generation + 1 else self._now
         first_bytes = min(packed_bytes, FIRST_BYTES)
         sealed = head[_PREFIX.size : _PREFIX.size + first_bytes + TAG_BYTES]
@@ -158,6 +165,7 @@ class Unsealer:
             packed = now.cipher.decrypt(now.nonce(), sealed, head[: _PREFIX.size])
         except InvalidTag:
             raise ProtocolError("a batch's head is not what was sealed next") from None
+        # Only after the proof: until here nothing that the head says is believed.
         now.number += 1
         self._now = now
         return Head(packed, packed_bytes - first_bytes, payload_bytes)
