@@ -31,7 +31,9 @@ from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import JobOrder, Pipe, channel_pair, keep_from_children
 
-# From the end of a worker's connection to its exit status; from kill to end.
+# From the end of a worker's connection to its exit status; from kill to end. Both take
+# milliseconds; a process in the kernel's disk sleep takes longer, and the event loop waits
+# meanwhile.
 REAP_SECONDS = 2.0
 KILL_SECONDS = 5.0
 
@@ -238,6 +240,7 @@ class WorkerEnd:
             message = pipe.from_worker.decode(data)
             match message:
                 case pipe.Slot(slot, nbytes):
+                    # mmap keeps a duplicate of the descriptor.
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
                 case pipe.Retired(slot):
                     self.slots.pop(slot, None)
@@ -266,6 +269,7 @@ class WorkerEnd:
         result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
         result.has_pickle = batch.has_pickle
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
+        # Only a batch resets it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
         if memory is not None:
             result.payload = np.frombuffer(memory, dtype=np.uint8, count=batch.nbytes)
@@ -273,6 +277,7 @@ class WorkerEnd:
         return result
 
     def _finish(self) -> Result:
+        # A worker answers in order, each job once: what it says is of the first.
         if not self.jobs:
             raise ProtocolError("a result that nobody asked for")
         return Result(self.jobs.popleft(), self.number)
@@ -286,6 +291,7 @@ OVERDUE_SECONDS = 2.0
 FIRST_OVERDUE_SECONDS = 10.0
 _OVERDUE_FACTOR = 4.0
 _AGAIN_FACTOR = 4.0
+# The last batches, of all workers together: enough for a p95, and soon forgotten when costs change.
 _MEMORY = 32
 
 
@@ -442,6 +448,7 @@ class WorkerPool:
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
             self.last_death = f"worker {worker.number} sent what cannot be read: {err}"
+            # Killed below: after one message that makes no sense no other can be trusted.
             worker.channel.is_closed = True
         if worker.channel.is_closed:
             results.extend(self._bury(fileno, worker))
@@ -456,6 +463,7 @@ class WorkerPool:
                 worker.channel.send(pipe.pack(pipe.Free(slot)))
         while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
             job = self._retries.popleft()
+            # A late worker may have answered it meanwhile, or another one been given it.
             if self._is_open(job) and not self._is_in_hand(job):
                 self.assign(job)
 
@@ -520,6 +528,7 @@ class WorkerPool:
 
     def _started(self, role: WorkerRole) -> WorkerEnd:
         ours, theirs = channel_pair()
+        # Before the fork: the worker would hold its own other end open, and not see our death.
         keep_from_children(ours)
         try:
             with theirs:
@@ -543,10 +552,13 @@ class WorkerPool:
                 worker = self._of_shard[stream.shard] = self._started(role)
             except (OSError, FeedLostError) as err:
                 self.last_death = f"its process cannot be started: {err}"
+                # Else the next order would try again here, before the trainer has decided where.
                 self._ended[stream.shard] = stream.generation
                 return [self._lost(job, -1)]
             worker.first = job.order
         elif worker is None or generation > stream.generation:
+            # Of this generation it has died, or the trainer has begun a later one since: said to be
+            # lost, and the trainer, which alone knows what has arrived, raises the generation.
             return [self._lost(job, -1)]
         self._give(job, worker)
         return []
@@ -573,6 +585,7 @@ class WorkerPool:
         self._tries.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
+        # The view first: it must not see the next batch in that slot.
         result.payload = None
         result.release()
         return False
@@ -589,6 +602,8 @@ class WorkerPool:
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
     def _free(self, worker: WorkerEnd, slot: int) -> None:
+        # Called by whatever thread drops the last view, without a lock: first added, then looked
+        # at, so of this and `close` whoever is later empties it.
         self._freed.append((worker, slot))
         if self._is_closed:
             # Nobody takes them any more: they would hold memory for as long as the pool is held.
@@ -632,7 +647,8 @@ class WorkerPool:
         lost: list[WorkerJob] = []
         if worker.jobs:
             job = worker.jobs.popleft()
-            # What it had not begun is not to blame.
+            # What it had not begun is not to blame: it goes back in front, and this was no try of
+            # it.
             self._retries.extendleft(reversed(worker.jobs))
             tries = self._tries.get(job.key, 0) + 1
             if not self._is_open(job) or self._is_in_hand(job):
