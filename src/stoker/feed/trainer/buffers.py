@@ -41,6 +41,7 @@ class LayoutCache:
         if plan is not None:
             return plan(payload)
         value = decode(tree, payload, allow_pickle=allow_pickle)
+        # From the second in a row on: a tree that holds numbers of its batch never comes again.
         if key == self._last:
             # It fits a payload of this size, or `decode` had refused it.
             plan = _plan(_decoder.decode(tree))

@@ -129,6 +129,7 @@ class BatchReceiver:
     def _receive(self) -> None:
         with socket.create_connection(self._peer, self._connect_seconds) as connection:
             self._socket = connection
+            # Still with the timeout of the dialling; from `tune` on the kernel's limits hold.
             connection.sendall(self._ticket.ticket)
             tune(connection)
             unsealer = Unsealer(self._ticket.key)
@@ -148,6 +149,7 @@ class BatchReceiver:
                 max_head_bytes=self._max_head_bytes,
                 silent_seconds=self._silent_seconds,
             )
+            # `close` finds no socket to shut down while this thread dials: then it ends here.
             while not self.is_closed:
                 packed, nbytes = self.reader.head()
                 self._take(self, packed, nbytes)
@@ -240,6 +242,7 @@ class Link:
         if is_address(self.name):
             self._dial(resolve(self.name))
             return
+        # In a thread: the resolver may take seconds, and all other hosts would wait.
         self._is_resolving = True
         threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
 
@@ -375,6 +378,7 @@ class AgentLink(Link):
         self.receiver = None
         if receiver.num_taken:
             self._fruitless = 0
+        # One that was up and asked for nothing proves nothing: a long validation, say.
         elif self.has_asked or not receiver.has_been_up:
             self._fruitless += 1
         if self._fruitless < MAX_FRUITLESS:
@@ -432,12 +436,15 @@ class AgentLink(Link):
 
     def ship(self, spec: PackedSpec) -> None:
         """Queues a spec, piece by piece, without a copy."""
+        # Queued all at once: zmq holds the memory, and sends a piece while the next is encrypted.
         whole = memoryview(spec.data)
         for offset in range(0, len(whole), PIECE_BYTES):
             self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
         """Tells whether `member` is the very agent that this link goes to."""
+        # A host that was started again has another incarnation, at the same address: it knows
+        # nothing of what was said to the one before.
         mine = self.member
         return (mine.incarnation, mine.address, mine.port, mine.batch_port) == (
             member.incarnation,

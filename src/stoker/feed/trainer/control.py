@@ -137,8 +137,10 @@ class Connection:
         self.close()
         made: ZmqSocket = self._context.socket(zmq.DEALER)
         secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
+        # Never dials again on its own: see the head of this file.
         made.reconnect_ivl = -1
         made.connect_timeout = round(CONNECT_SECONDS * 1000)
+        # No limit of zmq's, at which `send` would fail: credits bound what is asked for.
         made.sndhwm = made.rcvhwm = 0
         self._monitor = made.get_monitor_socket(_UP | _DOWN)
         self._socket, self.is_open = made, True
@@ -174,6 +176,8 @@ class Connection:
         """Queues a message; silent without a connection, whose loss the monitor tells."""
         if self._socket is None:
             return
+        # The descriptor tells of a message only once, and to send takes note of it as well: what
+        # came meanwhile would wait for the next message (tests/unit/test_connections.py).
         self.is_drained = False
         packed = pack(message)
         # Not contextlib's `suppress`, which takes longer than the rest.

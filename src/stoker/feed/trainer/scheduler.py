@@ -115,6 +115,7 @@ class PeerState:
         # Without the longest: one batch that had to wait for a cold cache is no habit.
         long = ordered[-2] if count > 1 else latency
         self.reach_seconds = p95 + _SPREADS * max(0.0, long - ordered[count // 2])
+        # It made so many one after the other in that time, this one the last of them.
         service = latency / queued
         known = self.service_seconds
         self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
@@ -426,6 +427,7 @@ class BatchScheduler(Scheduler):
             makers.discard(peer)
             if not makers:
                 del self._makers[number]
+        # Taken or here already, by another peer; or never asked for, by mistake of a peer.
         if number < self.head or number in self._arrived or number >= self._next_new:
             return False
         self._arrived[number] = frame_bytes
@@ -535,11 +537,13 @@ class BatchScheduler(Scheduler):
         if it comes first.
         """
         makers = self._makers.get(self.head)
+        # The cheap bound first: this is asked at every turn, and nearly always nothing is late.
         if not makers or self.head in self._queued_again or now < self._overdue_at_least(makers):
             return []
         due = max(self._due(peer, self.head) for peer in makers)
         if now < due or not self._others(self.head):
             return []
+        # With the head all else that is late with the same peers: they are stopped, most likely.
         again = []
         for peer in makers:
             for number in self._peers[peer].asked:
@@ -574,6 +578,7 @@ class BatchScheduler(Scheduler):
         interval = self._interval()
         window = total + 2
         if interval is not None:
+            # Multiplied and not divided: an interval may be 0, where all is taken at once.
             if slowest > interval * _MAX_WINDOW_PER_CREDIT * total:
                 window = _MAX_WINDOW_PER_CREDIT * total
             elif interval > 0:
@@ -591,6 +596,7 @@ class BatchScheduler(Scheduler):
             takes = self._takes
             self._interval_seconds = None
             if len(takes) >= 4:
+                # n takes have n - 1 gaps, and n - 2 without the longest.
                 rest = takes[-1] - takes[0] - max(self._gaps)
                 self._interval_seconds = max(rest, 0.0) / (len(takes) - 2)
                 self._is_quick = self._interval_seconds < _QUICK_SECONDS
@@ -622,6 +628,8 @@ class BatchScheduler(Scheduler):
             for other, state in self._peers.items()
             if other != peer and state.service_seconds > 0 and self._keeps_pace(state, now)
         ]
+        # Gives one batch after the other to whoever is done first: are all that are left made
+        # before this peer would be done with its first?
         heapq.heapify(ends)
         for _ in range(left if ends else 0):
             end, service = ends[0]
@@ -631,6 +639,7 @@ class BatchScheduler(Scheduler):
         return bool(ends)
 
     def _keeps_pace(self, state: PeerState, now: float) -> bool:
+        # One that is hung, or slower than usual, is not relied on for the last batches.
         ages = [now - asked_at for asked_at, _ in state.asked.values()]
         return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_leaving
 
@@ -690,7 +699,8 @@ class BatchScheduler(Scheduler):
     def _latency(self, state: PeerState, now: float) -> float:
         """Returns the seconds that a peer usually takes, or is taking now if that is more."""
         usual = state.reach_seconds
-        # What was asked for first comes first.
+        # In the order in which they were asked for: the first one is the longest under way. What
+        # others were asked for as well does not count, for it holds nobody up.
         for number, (asked_at, _) in state.asked.items():
             if len(self._makers.get(number, ())) == 1:
                 return max(usual, now - asked_at)
