@@ -174,6 +174,7 @@ class _CopiedAhead(Generic[_T]):
             self._coming = coming
             self._owner.hold(0, is_under_way=False)
             raise StopIteration
+        # The script's kernels begin after this batch is copied; the host does not wait for it.
         torch.cuda.current_stream(self._owner.device).wait_stream(self._stream)
         self._coming = self._start()
         self._owner.hold(not isinstance(self._coming.error, StopIteration), is_under_way=True)

@@ -242,6 +242,7 @@ class HeldGenerators:
         """Walks once more; True if there is a generator that was not known."""
         for grown in self._watched.grown():
             _, count = self._changes.get(id(grown), (grown, 0))
+            # Kept with its count, so that its address stays its own.
             self._changes[id(grown)] = (grown, count + 1)
         caches = {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
         walk = _Walk(caches)
@@ -374,6 +375,7 @@ class _Walk:
 
     def _entry(self, path: str, values: Dictionary, key: object) -> None:
         value = values.get(key)
+        # Watched: a generator may be made where None is now, or be replaced by another one.
         if value is None or kind_of(value) is not None:
             self.watched.entry(values.get, key, value)
         self._push(path, value)

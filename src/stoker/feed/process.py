@@ -133,6 +133,8 @@ class Rewind:
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()
         self._states.append((num_drawn, states))
+        # `leave` needs the state after taken + ahead draws, and what is taken only grows: those
+        # before are of no use.
         while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
             self._states.popleft()
 
@@ -225,6 +227,7 @@ class Position:
 
     def drop(self) -> None:
         """Does as `leave`, in a finalizer; in another thread than draws, the next epoch does it."""
+        # A finalizer may run in any thread, while the one that draws is in the middle of a draw.
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
             self.leave()
@@ -330,6 +333,7 @@ def _process(pid: int) -> TrainerProcess:
     timeline = Timeline(path, usage=usage)
 
     def close() -> None:
+        # A forked child inherits the handler, and would write its parent's steps once more.
         if os.getpid() == pid:
             timeline.close()
 

@@ -208,6 +208,8 @@ class _Span:
             pids = descendant_pids() or []
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
+        # With those that have ended: a worker's CPU time is not lost when it ends between two
+        # looks.
         self.children_cpu = ended.ru_utime + ended.ru_stime
         self.children_cpu += sum(process_clock(pid) or 0.0 for pid in pids)
         self.feed_cpu = sum(thread_clock(tid) or 0.0 for tid in _feed_threads())

@@ -102,6 +102,8 @@ class SamplerOrder:
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
+            # torch has drawn a seed that nobody uses: undone, so that the script's next draws are
+            # those of the run that saved the state.
             position.base_seed = books.base_seed
             self._set_seeding_state(self._before_seed)
         else:
@@ -196,6 +198,7 @@ class SamplerOrder:
         assert state is not None
         begun = state["begun"]
         assert begun is not None
+        # The sampler draws from the global states again; what the script draws next must not move.
         here = snapshots.take(self._parts, with_own=False)
         try:
             iterator, ahead = replay_sampler(

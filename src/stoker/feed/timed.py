@@ -70,6 +70,7 @@ class TimedBatches(Generic[_T]):
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
+            # copy and pickle ask for such names before there is a `_batches`: it would ask itself.
             raise AttributeError(name)
         value: object = getattr(self._batches, name)
         return value
