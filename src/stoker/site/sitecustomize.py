@@ -83,6 +83,7 @@ def _write_failure(
         "traceback": "".join(traceback.format_exception(kind, error, trace)),
     }
     path = os.path.join(output, f"failure-rank{rank}.json")
+    # Renamed when it is whole: the launcher may read it at any time.
     with open(f"{path}.{os.getpid()}", "w", encoding="utf-8", errors="replace") as file:
         json.dump(failure, file)
     os.replace(f"{path}.{os.getpid()}", path)
@@ -95,6 +96,7 @@ def _end_with_torchrun() -> None:
 
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    # It died before the request, and no signal comes any more.
     if os.getppid() != parent:
         os._exit(128 + _SIGKILL)
 
@@ -117,6 +119,7 @@ class _Finder:
             return None
         from importlib.util import find_spec
 
+        # `find_spec` asks all finders, this one among them: it must not answer now.
         self._is_looking = True
         try:
             spec = find_spec(name)
