@@ -19,7 +19,7 @@ import msgspec
 
 from stoker.feed.memory import num_bytes
 from stoker.host.counters import bytes_read
-from stoker.host.cpu import process_clock, thread_clock
+from stoker.host.machine import process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
 # Steps that are shorter have their CPU time read together.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from stoker.host.cpu import group_cpu_seconds, limiting_group, process_clock, thread_clock
+from stoker.host.machine import group_cpu_seconds, limiting_group, process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
 

@@ -24,7 +24,7 @@ from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
-from stoker.host.cpu import interrupting_nobody
+from stoker.host.machine import interrupting_nobody
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
