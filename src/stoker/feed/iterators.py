@@ -355,7 +355,7 @@ def is_making() -> bool:
 
 
 def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
-    """Returns torch's own iterator, for a loader that another one's dataset goes through.
+    """Returns torch's own iterator, for a loader that another one's dataset iterates over.
 
     It draws from the random states of the batch that it is a part of, wherever that is made.
     """

@@ -443,7 +443,7 @@ def replay_sampler(
         now: When the state was taken.
         occurrences: Counts what was yielded, for `sample` seeding.
         epoch: Its number, in errors.
-        rewind: Is told of every draw.
+        rewind: Notes every draw.
 
     Returns:
         The rest of the sampler, and what was drawn and not yielded.

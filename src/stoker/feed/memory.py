@@ -54,7 +54,7 @@ def num_bytes(batch: object, *, depth: int = 0) -> int:
 
     Args:
         batch: Any nesting of lists, tuples and dicts.
-        depth: At which it stands in another one.
+        depth: Of this part in the batch.
     """
     if hasattr(batch, "dtype"):
         return _own_bytes(batch)

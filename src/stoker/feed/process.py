@@ -325,7 +325,7 @@ def _process(pid: int) -> TrainerProcess:
     settings = from_environment()
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
-        # What a data worker goes through is no step of the training.
+        # What a data worker iterates over is no step of the training.
         settings = replace(settings, output=None)
     path = settings.output and settings.output / FILE.format(rank=settings.rank)
     file = settings.output and settings.output / f"usage-rank{settings.rank}.json"

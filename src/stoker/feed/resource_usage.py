@@ -1,7 +1,7 @@
 """A trainer process sums up what the steps of each of its loaders use: CPU, bytes read, bytes made.
 
 This is the passive half of a profile: CPU clocks are read at each step, or 100 times a second where
-steps are shorter (a read costs 5 us), what lies outside the process once a second, and the sums go
+steps are shorter (a read costs 5 us), children, threads and storage once a second, and the sums go
 to STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them when the training
 has ended. It is kept apart from the telemetry (`launch.telemetry`): nobody looks at it while the
 run goes on, and it is about a process, with or without a feed.
@@ -38,7 +38,7 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
         steps: From one batch asked for to the next.
         trainer_cpu_seconds: Of this process.
         next_cpu_seconds: Of its iterating thread while it asks for a batch; of steps that are read
-            together the first one stands for all.
+            together the first one counts for all.
         wall_seconds: Of the steps.
         span_steps: Those over which the following were taken.
         children_cpu_seconds: Of all processes below this one.

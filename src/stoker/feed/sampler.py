@@ -258,7 +258,7 @@ class _Draws:
         if position.resumed is not None:
             self._iterator, self._ahead = self._order.replay(position)
         if position.rewind is not None:
-            # Where it is further behind than torch, there is nothing to be put back.
+            # Drawn at least as far as torch's loader would have: `Rewind` can go back, not forward.
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
             index = self._ahead.popleft()

@@ -1,7 +1,7 @@
 """This file runs at the start of each Python process of a training: the launcher puts it in front.
 
-It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ties ranks to
-torchrun's life, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
+It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ends ranks with
+their torchrun, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
 here is one line on stderr: it must never break a process that is not ours.
 """
 

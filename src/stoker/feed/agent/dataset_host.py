@@ -104,7 +104,7 @@ class DatasetHost:
 
     Attributes:
         channel: To poll for reading; then `handle`.
-        held: What became of the spec; None: not known yet.
+        held: Whether the spec could be unpickled; None: not known yet.
     """
 
     def __init__(self, channel: Pipe) -> None:
@@ -186,7 +186,7 @@ class ForkServer:
         return self._process.poll() is None and not self.channel.is_closed
 
     def hold(self, spec: str, memory: int) -> DatasetHost:
-        """Starts a dataset host with a pickled spec; its `held` says later what became of it.
+        """Starts a dataset host with a pickled spec; `held` says later whether it was unpickled.
 
         Args:
             memory: Descriptor of the memory that the spec is in; the caller's.
@@ -412,7 +412,7 @@ class Specs:
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def hold(self, spec: HostedSpec) -> None:
-        """Has a dataset host unpickle what has arrived; `handle` says later what became of it.
+        """Has a dataset host unpickle what has arrived; `handle` says later whether it could.
 
         Raises:
             FeedLostError: If the fork server is gone.

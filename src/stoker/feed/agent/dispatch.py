@@ -50,8 +50,8 @@ class AgentSession:
         identity: Routing id of its connection.
         spec: Digest of the spec it uses now.
         base_seed: Of workers that start before they have a job; None: they start with one.
-        is_ready: It was told Ready for that spec.
-        credits: What it was told last.
+        is_ready: A Ready for that spec was sent to it.
+        credits: The number that was sent to it last.
         requests: Those that are queued or being made, by epoch and number.
         unreachable_since: Monotonic seconds, where a message could not be delivered.
     """
@@ -178,7 +178,7 @@ class CreditPool:
         self._dry += is_dry
 
     def measured(self, seconds: float, *, worker: int) -> bool:
-        """Notes how long a batch took; the first of each worker, which opens files, tells nothing.
+        """Notes how long a batch took; the first of each worker, which opens files, is left out.
 
         Returns:
             Whether `per_worker` has risen, which is looked at every few batches.
@@ -319,7 +319,7 @@ class Outbox:
         self.send(request.session, dropped)
 
     def result(self, request: Request, result: Result) -> None:
-        """Sends what became of a request."""
+        """Sends the answer to a request."""
         session = request.session
         name, epoch_id, number = session.name, request.epoch_id, request.number
         if result.is_lost:

@@ -4,8 +4,8 @@ It is a clean process that has imported torch once (1.25 CPU-seconds, 223 MB) an
 sockets of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the
 modules that specs name, once for all of them, and forks a dataset host for each spec, ahead of it
 where there is time; a dataset host unpickles the dataset and forks that spec's workers, copy on
-write. Death goes down the chain at once: agent → fork server → template → dataset hosts → workers
-(PR_SET_PDEATHSIG, and the end of their channels).
+write. When one of these dies, so do all after it, at once: agent → fork server → template →
+dataset hosts → workers (PR_SET_PDEATHSIG, and the end of their channels).
 """
 
 import contextlib

@@ -124,7 +124,7 @@ class BatchPort:
         return line is not None and line.put(batch)
 
     def handle(self, ready: Container[int], now: float) -> None:
-        """Takes what has come on those descriptors."""
+        """Handles the descriptors that are ready."""
         for identity, line in list(self._lines.items()):
             connection = line.connection
             # A closed line is one whose thread has ended on its own, and has woken the loop for

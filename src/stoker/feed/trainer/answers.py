@@ -132,7 +132,7 @@ class Answers:
     def _take_batch(
         self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
     ) -> None:
-        """Receives a batch whose head has come; in the receiver's thread."""
+        """Receives a batch whose head has arrived; in the receiver's thread."""
         made = self._unpack_batch(packed)
         assert isinstance(made, protocol.Made)
         # Without the lock, which is taken once the batch is here: if the session ends meanwhile,

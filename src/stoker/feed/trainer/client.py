@@ -228,7 +228,7 @@ class Requester:
             self._heard_at[member.host] = now - member.silent_seconds
 
     def _fates(self, session: FeedSession, now: float) -> Iterator[str]:
-        """Yields what became of each data host, and when it was last heard."""
+        """Yields the state of each data host, and when it was last heard."""
         for host, link in self._links.items():
             if link.is_up and session.name in link.failed:
                 yield f"{host} ({link.failed[session.name].reason})"
@@ -263,7 +263,7 @@ class Requester:
         )
 
 
-# Progress to the coordinator, and a look at what no event tells.
+# Progress to the coordinator, and a check of what no event reports.
 _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT
 

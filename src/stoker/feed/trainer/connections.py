@@ -213,7 +213,7 @@ class Link:
         return self.connection.down_since
 
     def has_input(self) -> bool:
-        """Tells whether there is input that no descriptor tells of; ask before you wait."""
+        """Tells whether there is input that no descriptor shows; to be called before a poll."""
         # At every turn of the I/O thread.
         connection = self.connection
         return not (connection.is_drained and connection.is_quiet) and connection.has_input()
@@ -260,7 +260,7 @@ class Link:
         self.connection.send(message, frame)
 
     def receive(self, take: Take, *, ready: Container[int]) -> None:
-        """Hands over what has come.
+        """Hands over the messages that have arrived.
 
         Args:
             ready: Descriptors that can be read from.
@@ -409,7 +409,7 @@ class AgentLink(Link):
         return session in self.failed and session not in self.opened
 
     def may_open(self, session: str, *, epoch_id: int) -> bool:
-        """Tells whether the host is to be asked, or told of a new epoch."""
+        """Tells whether the host is to make batches of the session in that epoch."""
         return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
     def forget(self, session: str) -> None:

@@ -109,7 +109,7 @@ class Connection:
         self.dial_at = now
 
     def has_input(self) -> bool:
-        """Tells whether there is input that no descriptor tells of; ask before you wait."""
+        """Tells whether there is input that no descriptor shows; to be called before a poll."""
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:
@@ -133,7 +133,7 @@ class Connection:
         return not self.is_drained
 
     def dial(self, endpoint: str) -> None:
-        """Connects to `tcp://ADDRESS:PORT`; `watch` tells what becomes of it."""
+        """Connects to `tcp://ADDRESS:PORT`; `watch` says whether it succeeds."""
         self.close()
         made: ZmqSocket = self._context.socket(zmq.DEALER)
         secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
@@ -173,7 +173,7 @@ class Connection:
         self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
-        """Queues a message; silent without a connection, whose loss the monitor tells."""
+        """Queues a message; does nothing without a connection, whose loss `watch` reports."""
         if self._socket is None:
             return
         # The descriptor tells of a message only once, and to send takes note of it as well: what

@@ -23,8 +23,8 @@ from stoker.feed.workers.pool import (
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
-# Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
-# the batches that local workers do not come to to others.
+# Where vCPUs are scarce the trainer comes first: all wait for its step, and batches that local
+# workers have no time for are asked of data hosts.
 NICENESS = 10
 _HURRY_SECONDS = 1.0
 

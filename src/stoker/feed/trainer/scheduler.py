@@ -254,7 +254,7 @@ class Scheduler(ABC):
         Args:
             generation: Of its shard's process, as all that follows.
             digest: Checksum of all that the process made in this epoch.
-            random_state: Random states with which it began the epoch, if it tells them.
+            random_state: Random states with which it began the epoch, if it sent them.
 
         Raises:
             ProtocolError: If it is of a shard where there is none, or of none where there are.
@@ -283,7 +283,7 @@ class Scheduler(ABC):
         """Returns the batches to ask for now, and of whom; they count as asked."""
 
     def stream_of(self, number: int, *, shared_seed: int | None) -> Stream | None:
-        """Returns what goes along with the ask for a batch of a shard; None: there are none."""
+        """Returns what is sent with the request for a batch of a shard; None: it is of none."""
         return None
 
     def may_assign(self) -> bool:
@@ -308,7 +308,7 @@ class Scheduler(ABC):
         """Bytes of the batches that wait to be taken, and of those under way as far as known."""
 
     def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
-        """Returns how the session stands; what is counted between two looks is counted anew.
+        """Returns the state of the session; its counts begin at 0 again with each call.
 
         Args:
             now: Monotonic seconds.
@@ -329,7 +329,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _num_ready(self) -> int:
-        """Returns how many batches lie ready."""
+        """Returns how many batches are ready."""
 
     def peers(self) -> list[Peer]:
         """Returns the peers that are known, leaving ones among them."""

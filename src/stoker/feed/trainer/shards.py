@@ -44,8 +44,8 @@ class Shard:
         taken: Positions below were delivered.
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
-        state: Random states with which the epoch, or one before it, began, as its process has told;
-            empty: as it is seeded.
+        state: Random states with which the epoch, or one before it, began, as its process has sent
+            them; empty: as it is seeded.
         earlier: Batches that were asked of each epoch since then.
         state_at_end: With which the next epoch begins.
     """

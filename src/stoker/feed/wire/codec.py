@@ -630,7 +630,7 @@ def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> 
     Args:
         value: A batch, or an index.
         allow_pickle: Whether parts may travel pickled.
-        arena: Memory that the payload is to be in; the rest is placed behind what it holds.
+        arena: Memory that the payload is to be in; the rest is placed after what it holds.
 
     Raises:
         ShippingError: If a part of it would have to be pickled and must not, or cannot be, naming
@@ -669,7 +669,7 @@ def pack_value(value: object, *, allow_pickle: bool) -> bytes:
     if flat is not None:
         return flat
     encoded = encode(value, allow_pickle=allow_pickle)
-    # Written to memory of its own: behind the tree it would not be aligned, as torch needs it.
+    # Written to memory of its own: after the tree it would not be aligned, as torch needs it.
     payload: Bytes1D = np.zeros(encoded.nbytes, dtype=np.uint8)
     if encoded.nbytes:
         encoded.write_into(payload.data)

@@ -242,7 +242,7 @@ class HandshakeGuard:
     """Bounds the connections to a CURVE server that are in the middle of their handshake.
 
     libzmq bounds a handshake's time and frames, but not how many there are at a time. Its monitor
-    tells of connections by their descriptors, and so does each message that comes.
+    reports connections by their descriptors, and each message says over which one it came.
 
     Args:
         server: A ROUTER that is bound to `port`; call `close` before it is closed.
@@ -259,7 +259,7 @@ class HandshakeGuard:
         )
 
     def handle(self, now: float) -> None:
-        """Reads what the monitor tells, without blocking, and cuts who is too many."""
+        """Reads what the monitor reports, without blocking; cuts the oldest beyond MAX_WAITING."""
         while True:
             try:
                 event = recv_monitor_message(self.monitor, zmq.NOBLOCK)

@@ -3,7 +3,7 @@
 Each message is one zmq multipart: the packed message first, then its frames (at most one); to an
 agent, a long one goes in pieces, and each piece is encrypted, sent, decrypted and written while the
 others are on their way. There are two services, both ROUTER sockets with CURVE, one fixed port a
-host; batches come from an agent's next port, which is no zmq socket, sealed (see crypto):
+host; batches come from an agent's next port, which is no zmq socket, sealed (see sealing):
 
 coordinator (in the dnn leader's launcher)
     launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
@@ -246,8 +246,8 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         seconds: Of the rank's clock, since its feed began: what rates are taken over.
         taken: Batches that the trainer took so far.
-        ready_at_takes: Batches that lay ready behind the one taken, summed over `taken`.
-        ready: Batches that lie ready, now.
+        ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
+        ready: Batches that are ready now.
         window: How far ahead of the trainer batches are made, now.
     """
 
@@ -260,7 +260,7 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """A rank tells what it did so far, about once a second."""
+    """A rank reports what it did so far, about once a second."""
 
     rank: Count
     steps: Count
@@ -285,7 +285,7 @@ class Ticket(Message, frozen=True, kw_only=True):
 
     Attributes:
         ticket: To be sent as its first bytes.
-        key: The first one that its records are sealed with, see crypto.
+        key: The first one that its records are sealed with, see sealing.
     """
 
     ticket: Annotated[bytes, msgspec.Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
@@ -312,7 +312,7 @@ class Open(Message, frozen=True, kw_only=True):
         base_seed: Of the epoch that begins: workers start with it while the spec is on its way;
             None: they start with the first batch that is asked for.
         first_worker: Id of the host's first data worker, for worker_init_fn.
-        worker_step: From one id to the next: those of other hosts lie between them.
+        worker_step: From one id to the next: the ids of other hosts are in between.
         host: Whom it is for; empty: whoever listens.
     """
 
@@ -384,7 +384,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes.
         persists: The process goes on with the next epoch.
-        state: Random states, as a process of the shard has told them, for one that is new.
+        state: Random states, as a process of the shard has sent them, for one that is new.
         earlier: Batches of each epoch since `state` that a new process makes again first.
     """
 
@@ -406,7 +406,7 @@ class Make(Message, frozen=True, kw_only=True):
         index: Encoded (see codec.pack_value).
         epoch_id: Only grows within the session: an epoch that is gone through once more, as after
             load_state_dict, has another one.
-        seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
+        seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
             often the epoch had each index of the batch before, if it had any. Of a stream: the
             base seed.
         stream: Of an iterable dataset.
@@ -598,7 +598,7 @@ def _minor(version: str) -> list[str]:
 
 
 class Assembly:
-    """Long messages of several peers, as far as their pieces have come.
+    """Collects the pieces of long messages, of several peers at a time.
 
     Args:
         max_bytes: Of one message.

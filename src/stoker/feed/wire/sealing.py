@@ -52,7 +52,7 @@ SessionEpoch = tuple[str, int]
 
 
 def new_key() -> bytes:
-    """Returns a random first key of a connection, which its ticket tells."""
+    """Returns a random first key of a connection, which is sent with its ticket."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -87,7 +87,7 @@ class Sealer:
     """The sender's end of one connection; used by one thread.
 
     Args:
-        key: As told to the receiver.
+        key: The one that the receiver got with its ticket.
         rekey_bytes: Plain text under one key, about.
     """
 

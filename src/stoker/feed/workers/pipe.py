@@ -173,7 +173,7 @@ class Pipe:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what waits, as far as it goes."""
+        """Sends what waits, as far as the kernel takes it."""
         while self._outgoing and not self.is_closed:
             view, descriptors = self._outgoing[0]
             try:

@@ -59,7 +59,7 @@ def reap(process: ChildProcess) -> int | None:
     """Returns the exit status of a process whose connection has ended; kills it if it goes on."""
     _join(process, REAP_SECONDS)
     if process.exitcode is None:
-        # It closed its connection and yet goes on, or does not tell.
+        # It closed its connection and yet goes on, or its status is not known.
         _quietly(process.kill)
         _join(process, KILL_SECONDS)
     return process.exitcode
@@ -116,7 +116,7 @@ class WorkerJob:
 
     Attributes:
         key: The caller's name for it.
-        order: What the worker is told; with a stream, the job is pinned to the worker of its shard.
+        order: What is sent to the worker; with a stream, the job is pinned to its shard's worker.
     """
 
     key: tuple[object, ...]
@@ -283,7 +283,7 @@ class WorkerEnd:
         return Result(self.jobs.popleft(), self.number)
 
 
-# A job that takes longer than max(this, 4 x p95), and all that waits behind it, is given to another
+# A job that takes longer than max(this, 4 x p95), and all that waits after it, is given to another
 # worker too, whoever is first counts: a stopped or hung worker is not judged. Each time again after
 # four times as long, for a batch that is slow everywhere must not keep all workers.
 OVERDUE_SECONDS = 2.0
@@ -575,7 +575,7 @@ class WorkerPool:
         return next((worker for worker in workers if worker.channel.fileno() == fileno), None)
 
     def _begins_next(self, worker: WorkerEnd) -> None:
-        """Notes that a worker has ended a job: the one behind it has its turn."""
+        """Notes that a worker has ended a job, and begins its next one."""
         now = self._clock()
         self._lateness.took(now - worker.begun_at)
         worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)

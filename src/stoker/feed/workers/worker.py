@@ -71,7 +71,7 @@ class BatchSource(Protocol):
         ...
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Notes that the batch is in that slot; returns what goes with it: digest and state."""
+        """Notes that the batch is in that slot; returns what is sent with it: digest and state."""
         ...
 
     def failed(self, err: Exception) -> Error:
@@ -100,7 +100,7 @@ def worker_main(
         base_seed: The same; with `torch` seeding until a job says another.
         seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
         host: Named in errors.
-        niceness: Added to the process's own; a trainer next to it goes first.
+        niceness: Added to the process's own; a trainer on the same host comes first.
     """
     become_worker()
     os.nice(niceness)
@@ -386,7 +386,7 @@ class IndexedSource:
         return self._fetch(order, index)
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Returns that nothing goes with it."""
+        """Returns no digest and no states: only shards have them."""
         return 0, b""
 
     def failed(self, err: Exception) -> Error:
