@@ -260,7 +260,7 @@ def state_of(
     """Returns the state of `loader` now.
 
     Args:
-        num_held: 1 if who goes through the loader holds its last batch back from the script.
+        num_held: 1 if the loader's last batch is held back from the script, as by `to_device`.
         is_under_way: The script has not seen the end of the epoch yet, even if the loader has.
 
     Raises:

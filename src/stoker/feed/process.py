@@ -33,7 +33,7 @@ class SamplerSnapshot(TypedDict):
         torch: Of torch's default generator.
         python: Of the module `random`.
         numpy: Of NumPy's global generator.
-        generators: Of those that the loader and its samplers hold.
+        generators: States of the generators that the loader and its samplers hold.
         epochs: Of samplers that count them (`set_epoch`).
         own: Of samplers with a `state_dict`.
     """
@@ -53,7 +53,7 @@ class Begun(TypedDict):
         num_yielded: Batches that the script got.
         num_drawn: Batches that the sampler was asked for: those that are being made, too.
         is_drawn_out: The sampler said that there is no more (at which it may draw once again).
-        digest: Of all that the sampler gave.
+        digest: Checksum of all that the sampler gave.
         at_iter: When the sampler's iterator was made.
         at_draw: When it was first asked; None: not yet.
         ahead: What was drawn and not yielded, where a sampler keeps a state of its own.
@@ -74,7 +74,7 @@ class LoaderState(TypedDict):
     """The state of a loader.
 
     Attributes:
-        version: Of this form.
+        version: Version of this format.
         loader: What the loader that takes the state has to have in common.
         epoch: Number of the one under way, or of the next.
         num_yielded: Batches of it that the script got.
@@ -242,7 +242,7 @@ class LoaderBooks:
         epochs: Epochs begun.
         position: How far the epoch begun last is; None: there was none.
         loaded: A state that the next epoch goes on from.
-        base_seed: Of the epoch begun last.
+        base_seed: The one of the epoch begun last.
         is_unshippable: What makes its batches cannot travel: they are made here.
         keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
     """

@@ -36,16 +36,16 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
 
     Attributes:
         steps: From one batch asked for to the next.
-        trainer_cpu_seconds: Of this process.
+        trainer_cpu_seconds: CPU time of this process.
         next_cpu_seconds: Of its iterating thread while it asks for a batch; of steps that are read
             together the first one counts for all.
-        wall_seconds: Of the steps.
+        wall_seconds: Wall-clock time of the steps.
         span_steps: Those over which the following were taken.
-        children_cpu_seconds: Of all processes below this one.
-        feed_cpu_seconds: Of this process's threads that receive batches.
+        children_cpu_seconds: CPU time of all processes below this one.
+        feed_cpu_seconds: CPU time of this process's threads that receive batches.
         read_bytes: From storage, this process and its children; None: the system does not tell.
         sized_batches: Batches whose tensors were counted.
-        batch_bytes: Of those together.
+        batch_bytes: Bytes of these batches together.
         num_workers: Children that made batches, the most seen.
         is_elsewhere: Whether something else than a DataLoader made them: in threads, in processes
             of its own or on other hosts. Then all processes below this one count as children.

@@ -26,7 +26,7 @@ class SamplerOrder:
 
     Args:
         loader: Whose sampler it is.
-        books: Of the loader.
+        books: The books of the loader.
         is_inline: Batches are made in this process.
         is_fed: Who asks the sampler is the feed, as far ahead as it sees fit.
     """

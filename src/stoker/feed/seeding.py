@@ -231,7 +231,7 @@ class Seeder:
             try:
                 made = make()
             except Exception:
-                # It may have come of what was drawn.
+                # What was drawn from the new generator may be the cause.
                 if not (self._held.has_changed() and self._has_new()):
                     raise
                 continue

@@ -136,7 +136,7 @@ class _Finder:
                 sys.meta_path.remove(self)
                 _guarded(self._callback)
 
-        # On the loader at hand, whose type stays what it was: others look at it.
+        # Set on this loader object: others look at its type, which stays what it was.
         setattr(spec.loader, "exec_module", execute_and_tell)  # noqa: B010
         return spec
 

@@ -480,7 +480,7 @@ class Agent:
             self.close()
 
     def stop(self) -> None:
-        """Ends `run` at once. Any thread and any signal handler may call it, twice too."""
+        """Ends `run` at once. Any thread and any signal handler may call it, also twice."""
         self._state = "stopping" if self._state != "closed" else "closed"
         self.wake()
 

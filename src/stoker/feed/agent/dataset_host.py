@@ -175,7 +175,7 @@ class ForkServer:
                 [sys.executable, "-m", "stoker.feed.agent.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Ctrl-C and SIGTERM to the agent's group are the agent's to judge.
+                # Ctrl-C and SIGTERM to the agent's group: the agent alone decides what they mean.
                 process_group=0,
             )
         self.channel = Pipe(ours, blocking=False)
@@ -228,7 +228,7 @@ class ForkServer:
 
 
 def _wait(channel: Pipe, events: int, seconds: float) -> None:
-    # Not select: amid a flood of connections, descriptors have numbers above what it takes.
+    # Not select: under a flood of connections, descriptors have numbers above its limit of 1024.
     poller = select.poll()
     poller.register(channel, events)
     poller.poll(seconds * 1000)
@@ -247,7 +247,7 @@ class HostedSpec:
         state: expected (a trainer was asked for it), held (its dataset host unpickles it), ready,
             failed.
         since: Monotonic seconds of the last change, or of the last piece of it that came.
-        nbytes: Of its pickle.
+        nbytes: Size of its pickle.
         shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
             several were asked.
         reason: Why it failed.
@@ -359,7 +359,7 @@ class Specs:
     """All specs of a data host; owns the fork server.
 
     Args:
-        workers: Of each pool.
+        workers: How many each pool has.
         wake: Wakes the event loop, from whatever thread.
         on_death: Called with how a worker ended.
     """

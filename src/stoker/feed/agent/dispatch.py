@@ -32,7 +32,7 @@ MAX_CREDITS_PER_WORKER = 8
 CREDITS_PER_VARIATION = 3
 # Workers that run dry want one more batch to be on its way; four cover any round trip.
 _MAX_CREDITS_FOR_DRY_WORKERS = 4
-# What varies is judged by so many batches, at least and at most.
+# How many batches the variation is computed from, at least and at most.
 _MIN_COSTS, _MAX_COSTS = 8, 64
 # Credits are taken back when they were too many for so many seconds.
 _SECONDS_BEFORE_FEWER = 5

@@ -116,7 +116,7 @@ def _serve_as_template(sock: socket.socket) -> None:
 
 
 # What a template answers to an order: it was given to a dataset host; so it was, and it was the
-# last one; it was not, for another process must begin anew.
+# last one; it was not: a new template has to take it.
 _TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
@@ -145,10 +145,10 @@ class _Modules:
         """Imports what the spec in `memory` names, before it is unpickled.
 
         Returns:
-            stale: A file of what was imported has changed since, or what the script says of its
-            environment. started: What was imported has
-            started threads of Python's, or an accelerator: a forked process would not have them.
-            (Native pools begin with their first work, or begin anew in a child, as OpenBLAS's do.)
+            stale: A file of what was imported has changed since, or the part of the script's
+            environment that travels. started: What was imported has started threads of Python's,
+            or an accelerator: a forked process would not have them. (Native thread pools start with
+            their first work, or again in a child, as OpenBLAS's do.)
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):
@@ -406,7 +406,7 @@ def _run_child(
             run()
         status = 0
     except SystemExit as end:
-        # A dataset that calls sys.exit(3): whoever reads of this worker's end reads of the 3.
+        # A dataset that calls sys.exit(3): the report of this worker's end says 3, too.
         traceback.print_exc()
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

@@ -54,7 +54,7 @@ class LayoutCache:
 
 
 def _plan(node: object) -> _Plan | None:
-    """Returns a function that makes the value of a node that was judged; None: use `decode`."""
+    """Returns a function that makes the value of a node that was checked; None: use `decode`."""
     if not isinstance(node, list):
         return lambda _: node
     match node:

@@ -92,7 +92,7 @@ class BatchReceiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, which is not waited for; any thread may call it, twice too."""
+        """Ends the thread, which is not waited for; any thread may call it, also twice."""
         self.is_closed = True
         connection = self._socket
         if connection is not None:
@@ -300,7 +300,7 @@ class Failure:
     """A host's failure: it could make nothing for a session; others perhaps can.
 
     Attributes:
-        epoch_id: Of the epoch in which it failed.
+        epoch_id: Id of the epoch in which it failed.
         times: How often it has failed by now, on this connection.
     """
 
@@ -367,7 +367,7 @@ class AgentLink(Link):
         self.receiver, self._is_attaching = receiver, False
 
     def lose_batches(self, now: float) -> FeedLostError | None:
-        """Notes that the connection for batches has ended by itself: all is dialled again.
+        """Notes that the connection for batches was lost: both connections are dialled again.
 
         Returns:
             The reason to give the host up instead, with the connection left as it is: no batch has

@@ -44,7 +44,7 @@ def resolve(name: str, *, attempt: int = 0) -> str:
     """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
 
     Args:
-        name: Of the host.
+        name: Name of the host.
         attempt: Of several addresses each has its turn: one may be that of a pod that is gone.
 
     Raises:
@@ -74,7 +74,7 @@ class Connection:
     """A DEALER socket with its monitor; used by the I/O thread only.
 
     Args:
-        keys: Of the run.
+        keys: Keys of the run.
         max_message_bytes: A longer frame cuts the connection before memory is taken for it.
 
     Attributes:

@@ -341,7 +341,7 @@ class Scheduler(ABC):
 
 
 class BatchScheduler(Scheduler):
-    """Has any peer make any number, and has late ones made elsewhere as well: whoever is first."""
+    """Has any peer make any number, and another one make late ones too: the first answer counts."""
 
     def __init__(self, *, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)
@@ -533,7 +533,7 @@ class BatchScheduler(Scheduler):
     def overdue(self, now: float) -> list[int]:
         """Returns numbers to be asked for elsewhere too, because the head of the line is late.
 
-        They are handed out by the next `assign`; the late peer is not judged, its answer is taken
+        They are handed out by the next `assign`; the late peer stays, its answer is taken
         if it comes first.
         """
         makers = self._makers.get(self.head)

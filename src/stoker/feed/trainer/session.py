@@ -1,6 +1,6 @@
 """A session is one loader of this process at the feed, one epoch at a time.
 
-An epoch that is gone through once more, as after load_state_dict, has its number again, and an id
+An epoch that is iterated over once more, as after load_state_dict, has its number again, and an id
 of its own. The thread that iterates and the I/O thread meet here, under one lock: the one supplies
 indices and takes finished batches, the other asks for batches and brings them.
 """
@@ -60,7 +60,7 @@ class FeedSession:
         spec: What the workers of this epoch are to have.
         local: Local workers, if any.
         failure: Ends every wait of this session.
-        abandoned_epoch_id: Of an epoch whose iterator is gone.
+        abandoned_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
         is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
@@ -377,7 +377,7 @@ class SharedState:
         # Without a lock, for a finalizer may come while this very thread holds it.
         self._is_called = True
         if not self._is_asleep:
-            # It looks at what it is called for before it sleeps.
+            # It is awake, and looks for work before it sleeps.
             return
         self._is_asleep = False
         with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ ascending order, those of exhausted shards left out, are the order of torch's ow
 workers. `Shard` keeps the books of one shard, `ShardScheduler` decides who makes it, and when.
 
 A stream cannot be asked for its n-th batch elsewhere without making all before it again. So a slow
-or stopped process is not judged here (torch's own loader waits for it, too): only where it is
+or stopped process is waited for (as torch's own loader does): only where it is
 *lost*, by its death, its host's or the connection's, is its shard started again by another process,
 which makes what has arrived once more and throws it away. A running checksum of what it makes,
 which each batch brings along, tells whether it makes the same again: a stream that does not is an

@@ -1,6 +1,6 @@
 """Keys from one token decide who may speak, by CURVE; `sealing` has the keys of batches.
 
-Every process of a run holds the token, so every one can be server or client; whoever has not the
+Every process of a run holds the token, so every one can be server or client; a process without the
 token can be neither. CURVE alone lets in any client that knows the server's public key: the
 allow-list lets in the run's own client key only, and the handshake fails before a byte of a message
 is parsed. A bounded number of connections may wait for their handshake at a time, each for a few
@@ -33,8 +33,8 @@ HANDSHAKE_SECONDS = 10.0
 # thread answers for a process that is busy, so slow is not mistaken for dead.
 HEARTBEAT_SECONDS = 3.0
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-# Of a frame at a server's port: what a stranger can have it hold before the handshake. Longer
-# messages of members go in pieces.
+# Largest frame at a server's port: as much as a stranger can have it hold before the handshake.
+# Longer messages of members are sent in pieces.
 MAX_CONTROL_BYTES = 256 << 10
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"

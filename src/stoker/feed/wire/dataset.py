@@ -44,7 +44,7 @@ _SECRETS = re.compile(
 )
 # user:password@host
 _SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-# Of a rank, a host, a launcher or the libraries that talk between ranks.
+# Names that belong to one rank, one host, a launcher or a library that ranks talk by.
 _OF_ONE_PROCESS = re.compile(
     r"^(STOKER|SM|SAGEMAKER|MASTER|LOCAL|GROUP|NODE|ROLE|TORCHELASTIC|OMPI|PMI|PMIX|PRTE|MPI|SLURM"
     r"|HOROVOD|KUBERNETES|CUDA|NVIDIA|ROCR|HIP|NCCL|TORCH_NCCL|GLOO|UCX|FI|RAY|WANDB"
@@ -319,7 +319,7 @@ def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) ->
     """Says what of a spec cannot travel, as `pack_spec` does; empty: nothing, as far as was looked.
 
     Args:
-        max_bytes: Of a pickle that is looked at.
+        max_bytes: How much of the pickle is looked at.
         max_seconds: After so long it is not looked at any further.
     """
     try:
@@ -428,7 +428,7 @@ class Arrival:
 
     Args:
         name: The spec's: what `digest` says of all pieces together.
-        nbytes: Of them together.
+        nbytes: Size of all pieces together.
 
     Attributes:
         descriptor: Of the memory; closed by `close`.
@@ -480,7 +480,8 @@ class _PackedError:
     arguments: bytes | None = field(default=None)
 
 
-# Of an error on its way: its text, of which beginning and end say most, and what it holds.
+# Limits of an error that is sent: for its text, of which beginning and end are kept, and for its
+# pickled arguments.
 _MAX_ERROR_TEXT = 200_000
 _MAX_ERROR_BYTES = 1 << 20
 

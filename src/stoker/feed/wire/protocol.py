@@ -47,7 +47,7 @@ PIECE_BYTES = 240 << 10
 # is lost in the middle of a message leaves its pieces here.
 _MAX_UNFINISHED = 64
 
-# Of a daemon that a follower starts.
+# Arguments of a daemon that a follower starts.
 MAX_START_ARGUMENTS = 500
 Argument = Annotated[str, msgspec.Meta(max_length=8000)]
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -221,7 +221,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         in_flight: Batches it is asked for, now.
         credits: How many it may be asked for, now; 0: it is gone.
         busy_seconds: Of its workers together, wall clock.
-        cpu_seconds: Of its workers together.
+        cpu_seconds: CPU time of its workers together.
         num_workers: That have made a batch.
         workers: Of a great many, the first ones.
     """
@@ -313,7 +313,7 @@ class Open(Message, frozen=True, kw_only=True):
             None: they start with the first batch that is asked for.
         first_worker: Id of the host's first data worker, for worker_init_fn.
         worker_step: From one id to the next: the ids of other hosts are in between.
-        host: Whom it is for; empty: whoever listens.
+        host: The data host that it is for; empty: any.
     """
 
     protocol: int
@@ -404,12 +404,12 @@ class Make(Message, frozen=True, kw_only=True):
 
     Attributes:
         index: Encoded (see codec.pack_value).
-        epoch_id: Only grows within the session: an epoch that is gone through once more, as after
+        epoch_id: Only grows within the session: an epoch that is iterated over once more, as after
             load_state_dict, has another one.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
             often the epoch had each index of the batch before, if it had any. Of a stream: the
             base seed.
-        stream: Of an iterable dataset.
+        stream: The shard that the batch is of, for an iterable dataset.
     """
 
     session: Identifier
@@ -424,7 +424,7 @@ class Made(Message, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     Attributes:
-        generation: Of its stream.
+        generation: The generation of its stream, see Stream.
         digest: Checksum of all that its stream gave in this epoch.
         state: Random states with which its stream began the epoch.
     """
@@ -459,7 +459,7 @@ class Raised(Message, frozen=True, kw_only=True):
     """The dataset or collate function raised; the frame is the pickled error.
 
     Attributes:
-        generation: Of its stream.
+        generation: The generation of its stream, see Stream.
         digest: Checksum of all that its stream gave in this epoch.
         is_final: The stream cannot go on: it is not what it was before it was lost.
         state: As of a batch.
@@ -480,7 +480,7 @@ class Dropped(Message, frozen=True, kw_only=True):
 
     Attributes:
         is_lost: The workers died that tried it; else the session has to be opened again.
-        generation: Of its stream.
+        generation: The generation of its stream, see Stream.
     """
 
     session: Identifier
@@ -601,7 +601,7 @@ class Assembly:
     """Collects the pieces of long messages, of several peers at a time.
 
     Args:
-        max_bytes: Of one message.
+        max_bytes: Limit of one message.
     """
 
     def __init__(self, *, max_bytes: int) -> None:

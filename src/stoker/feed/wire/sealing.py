@@ -34,8 +34,9 @@ from stoker.feed.wire.crypto import derive
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-# Of plain text a record. A call for each, with the interpreter's lock to be had anew: larger ones
-# are fewer calls; beyond 1 MiB there is no gain otherwise, see benchmarks/README.md.
+# Plain text in a record. Each record is a call, after which the thread has to get the interpreter's
+# lock again: larger records are fewer calls; beyond 1 MiB there is no gain otherwise, see
+# benchmarks/README.md.
 RECORD_BYTES = 4 << 20
 # What a head has at least: nearly all packed messages fit.
 HEAD_BYTES = 1024
@@ -44,7 +45,7 @@ REKEY_BYTES = 64 * 10**9
 
 _PREFIX = struct.Struct(">IIQ")
 _NONCE = struct.Struct(">IQ")
-# Of the packed message, in the head.
+# Bytes of the packed message that the head has room for.
 FIRST_BYTES = HEAD_BYTES - _PREFIX.size - TAG_BYTES
 _NEXT_KEY = b"stoker feed v1 next batch key"
 

@@ -142,7 +142,7 @@ class WorkerRole:
     Attributes:
         number: Of the worker, from 0; or of the shard.
         num_shards: 0: it is for any job.
-        base_seed: Of the shard.
+        base_seed: The base seed of the shard.
     """
 
     number: int
@@ -184,7 +184,7 @@ class Result:
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:
-        """Gives the memory back; any thread may call it, twice too. No view may be used after."""
+        """Gives the memory back; any thread may call it, also twice. No view may be used after."""
         release, self._release = self._release, None
         if release is not None:
             release()

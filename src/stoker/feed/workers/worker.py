@@ -144,7 +144,7 @@ def become_worker() -> None:
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
-# Of a batch that was built in its slot and changed then, bytes that may travel for nothing.
+# Bytes that may be sent for nothing, where a batch was built in its slot and changed after that.
 _UNUSED_BYTES = 64 << 10
 
 
