@@ -20,7 +20,7 @@ import stoker
 from stoker.errors import StokerError, UsageError
 from stoker.feed.trainer.control import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
-from stoker.host import cpu, machine
+from stoker.host import machine
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import now_utc
 from stoker.platforms.aws import Aws
@@ -133,7 +133,7 @@ def torch_check(*, trains: bool) -> Finding:
 
 def vcpus_check() -> Finding:
     """Reports the vCPUs that may be used, of those that are there."""
-    usable, total = cpu.usable_vcpus(), os.cpu_count() or 1
+    usable, total = machine.usable_vcpus(), os.cpu_count() or 1
     text = f"{usable} usable" + (f" of {total} (quota or affinity)" if usable < total else "")
     if usable < 2:
         return Finding(

@@ -12,7 +12,7 @@ import pytest
 from stoker.errors import UsageError
 from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline, read_timelines
 from stoker.feed.wire.protocol import Progress
-from stoker.host import cpu
+from stoker.host import machine
 from stoker.launch import exports
 from stoker.launch.finish import (
     FAILURE_CHARACTERS,
@@ -407,4 +407,4 @@ def test_the_failure_file_keeps_the_first_line_and_the_end_of_a_long_text(tmp_pa
 
 
 def test_this_machine_has_vcpus_within_its_affinity() -> None:
-    assert 1 <= cpu.usable_vcpus() <= len(os.sched_getaffinity(0))
+    assert 1 <= machine.usable_vcpus() <= len(os.sched_getaffinity(0))

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.host import cpu
-from stoker.host.cpu import cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
+from stoker.host import machine
+from stoker.host.machine import cpu_quota, limiting_group, usable_vcpus, vcpu_capacity
 from stoker.profile.combine import host_of, note_of_host
 from stoker.profile.inventory import (
     accelerators,
@@ -80,10 +80,10 @@ def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
     monkeypatch: pytest.MonkeyPatch, quota_us: int, capacity: float, workers: int
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
-    monkeypatch.setattr("stoker.host.cpu.cpu_quota", lambda: quota_us / 100_000 or None)
+    monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: quota_us / 100_000 or None)
     assert vcpu_capacity() == capacity
     assert usable_vcpus() == workers
-    assert cpu.usable_vcpus() == workers
+    assert machine.usable_vcpus() == workers
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from stoker.host.counters import (
     storage_stall_seconds,
     throttling,
 )
-from stoker.host.cpu import cpu_groups, group_cpu_seconds, group_quota
+from stoker.host.machine import cpu_groups, group_cpu_seconds, group_quota
 from stoker.profile.combine import combine
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import (

@@ -152,7 +152,7 @@ def profile_verb(
 def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
     """Returns today's cluster; a bare command has all cores of this machine, as without stoker."""
     from stoker.cli.workloads import todays_cluster
-    from stoker.host.cpu import usable_vcpus
+    from stoker.host.machine import usable_vcpus
     from stoker.records import Cluster, TodaysGroup
 
     if is_command and workload.cluster is None and workload.platform_info.is_this_machine:

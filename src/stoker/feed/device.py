@@ -46,7 +46,7 @@ def to_device(
     anything else that has a `to(device, non_blocking=...)`. With `dtype`, `mean` or `std` uint8
     tensors become `(pixels / 255 - mean) / std`; others keep type and values.
 
-    One batch more than the script uses is on the device. It may be gone through again and again,
+    One batch more than the script uses is on the device. It may be iterated over again and again,
     epoch by epoch. Its `state_dict` and `load_state_dict` are the loader's, less the batch ahead:
     with this between, save its state and not the loader's.
 
@@ -174,6 +174,7 @@ class _CopiedAhead(Generic[_T]):
             self._coming = coming
             self._owner.hold(0, is_under_way=False)
             raise StopIteration
+        # The script's kernels begin after this batch is copied; the host does not wait for it.
         torch.cuda.current_stream(self._owner.device).wait_stream(self._stream)
         self._coming = self._start()
         self._owner.hold(not isinstance(self._coming.error, StopIteration), is_under_way=True)

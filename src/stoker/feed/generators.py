@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 import torch
 
-# Of torch's: scripts make an int64 of `initial_seed()`.
+# Largest seed for torch: scripts make an int64 of `initial_seed()`.
 MAX_SEED = (1 << 63) - 1
 
 _PCG = (np.random.PCG64, np.random.PCG64DXSM)
@@ -132,7 +132,7 @@ _KINDS: dict[type, Kind] = {
 _known: dict[type, Kind | None] = {}
 
 
-# Of a walk: 10 to 20 ms; what is near to the dataset is found first.
+# Objects that one walk visits, in 10 to 20 ms; what is near to the dataset is found first.
 MAX_OBJECTS = 10_000
 # To be seeded for each batch: 2 to 25 us each.
 MAX_GENERATORS = 256
@@ -163,7 +163,7 @@ _BUILT_IN = (FunctionType, MethodType, functools.partial, list, tuple, deque, di
 _SEEDERS = ("seed", "manual_seed", "set_random_state", "set_seed", "reseed")
 _PYTHONS = (FunctionType, staticmethod, classmethod, property, MemberDescriptorType)
 
-# Of a class: they have run in the trainer.
+# Methods of a class that have run in the trainer: a worker does not call them.
 _IN_TRAINER = ("__init__", "__post_init__", "__getstate__", "__reduce__", "__reduce_ex__")
 _MISSING = object()
 
@@ -242,6 +242,7 @@ class HeldGenerators:
         """Walks once more; True if there is a generator that was not known."""
         for grown in self._watched.grown():
             _, count = self._changes.get(id(grown), (grown, 0))
+            # Kept with its count, so that its address stays its own.
             self._changes[id(grown)] = (grown, count + 1)
         caches = {key for key, (_, count) in self._changes.items() if count >= _MAX_CHANGES}
         walk = _Walk(caches)
@@ -374,6 +375,7 @@ class _Walk:
 
     def _entry(self, path: str, values: Dictionary, key: object) -> None:
         value = values.get(key)
+        # Watched: a generator may be made where None is now, or be replaced by another one.
         if value is None or kind_of(value) is not None:
             self.watched.entry(values.get, key, value)
         self._push(path, value)

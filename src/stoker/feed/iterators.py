@@ -82,6 +82,7 @@ class Epoch:
         self._next_batch += 1
         if self.order.occurrences is not None:
             if isinstance(index, Iterator):
+                # It is gone through here, and once more by the fetcher.
                 index = list(index)
             words += self.order.occurrences.of(index)
         return Numbered(words, index)
@@ -100,6 +101,8 @@ class Epoch:
             self.steps.end()
             raise
         except BaseException:
+            # The error comes in the place of a batch: the size that was noted for it is not the
+            # next one's.
             self._next_size()
             raise
         self.steps.got(self._next_size())
@@ -352,7 +355,7 @@ def is_making() -> bool:
 
 
 def part_iterator(loader: "DataLoader[object]") -> _BaseDataLoaderIter:
-    """Returns torch's own iterator, for a loader that another one's dataset goes through.
+    """Returns torch's own iterator, for a loader that another one's dataset iterates over.
 
     It draws from the random states of the batch that it is a part of, wherever that is made.
     """

@@ -75,6 +75,8 @@ def parts_of(loader: "DataLoader[object]") -> SamplerParts:
     """Returns the generators and samplers of `loader` whose states are to be kept."""
     samplers: dict[str, object] = {}
     name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
+    # By identity, for samplers may say that they are equal; wrappers may hold each other in a
+    # circle.
     while len(samplers) < _MAX_DEPTH and not any(inner is known for known in samplers.values()):
         samplers[name] = inner
         found = [attr for attr in _INNER if getattr(inner, attr, None) is not None]
@@ -258,7 +260,7 @@ def state_of(
     """Returns the state of `loader` now.
 
     Args:
-        num_held: 1 if who goes through the loader holds its last batch back from the script.
+        num_held: 1 if the loader's last batch is held back from the script, as by `to_device`.
         is_under_way: The script has not seen the end of the epoch yet, even if the loader has.
 
     Raises:
@@ -326,6 +328,7 @@ def load(
     if sets_globals:
         set_globals(given["now"])
     set_generators(parts, given["now"])
+    # In the middle of an epoch `replay_sampler` sets both, to what they were at its beginning.
     if given["begun"] is None:
         set_epochs(parts, given["now"])
         set_own(parts, given["now"])
@@ -359,6 +362,7 @@ def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
     if state["begun"] is None:
         state["now"] = now
     else:
+        # The epoch is replayed from what was loaded; only the script's own draws have gone on.
         here = state["now"]
         here["torch"], here["python"], here["numpy"] = now["torch"], now["python"], now["numpy"]
     return state
@@ -439,7 +443,7 @@ def replay_sampler(
         now: When the state was taken.
         occurrences: Counts what was yielded, for `sample` seeding.
         epoch: Its number, in errors.
-        rewind: Is told of every draw.
+        rewind: Notes every draw.
 
     Returns:
         The rest of the sampler, and what was drawn and not yielded.
@@ -450,7 +454,7 @@ def replay_sampler(
     num_drawn, at_iter = begun["num_drawn"], begun["at_iter"]
     assert at_iter is not None
     own = bool(at_iter["own"])
-    # A sampler's own state may be stale at the start of an epoch, and mended by its first draw:
+    # A sampler's own state may be stale at the start of an epoch, and put right by its first draw:
     # then it is taken as the script made it.
     for with_own in (True, False) if own else (False,):
         if with_own:
@@ -467,6 +471,7 @@ def replay_sampler(
         if occurrences is not None:
             occurrences.clear()
         for number in range(num_drawn):
+            # Not next(): a sampler that ends too early gives another digest, and no error here.
             for index in iterator:
                 digest = digest_with(index, before=digest)
                 if number >= begun["num_yielded"]:
@@ -477,6 +482,7 @@ def replay_sampler(
             if rewind is not None:
                 rewind.after(number + 1, num_taken=begun["num_yielded"])
         if begun["is_drawn_out"]:
+            # It said that there is no more: if it gives more now, the digest is another.
             digest = "".join([digest, *("more" for _ in iterator)])
             if rewind is not None:
                 rewind.after(num_drawn + 1, num_taken=begun["num_yielded"])

@@ -6,10 +6,11 @@ from typing import Protocol
 from stoker.host.machine import host_bytes
 from stoker.records import FeedSettings
 
-# Of a host's memory, for batches that wait, where `feed.max_bytes` does not say it: the training,
+# Share of a host's memory for batches that wait, unless `feed.max_bytes` is set: the training,
 # its pinned copies and the page cache want the rest.
 DEFAULT_SHARE = 0.25
-# Of a batch before any has come: larger than most, so that the first ones do not fill the memory.
+# What a batch counts for before the first one is here: more than most have, so that the first ones
+# do not fill the memory.
 UNKNOWN_BATCH_BYTES = 64 << 20
 
 
@@ -39,7 +40,7 @@ def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
     may have one batch), also while a new one joins.
 
     Args:
-        total_bytes: Of the process.
+        total_bytes: What all loaders of the process may take together.
         others: The other loaders that are iterated over now.
     """
     taken = [other.committed_bytes for other in others]
@@ -54,7 +55,7 @@ def num_bytes(batch: object, *, depth: int = 0) -> int:
 
     Args:
         batch: Any nesting of lists, tuples and dicts.
-        depth: At which it stands in another one.
+        depth: How deep in the batch this part is.
     """
     if hasattr(batch, "dtype"):
         return _own_bytes(batch)

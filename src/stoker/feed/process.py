@@ -33,7 +33,7 @@ class SamplerSnapshot(TypedDict):
         torch: Of torch's default generator.
         python: Of the module `random`.
         numpy: Of NumPy's global generator.
-        generators: Of those that the loader and its samplers hold.
+        generators: States of the generators that the loader and its samplers hold.
         epochs: Of samplers that count them (`set_epoch`).
         own: Of samplers with a `state_dict`.
     """
@@ -53,7 +53,7 @@ class Begun(TypedDict):
         num_yielded: Batches that the script got.
         num_drawn: Batches that the sampler was asked for: those that are being made, too.
         is_drawn_out: The sampler said that there is no more (at which it may draw once again).
-        digest: Of all that the sampler gave.
+        digest: Checksum of all that the sampler gave.
         at_iter: When the sampler's iterator was made.
         at_draw: When it was first asked; None: not yet.
         ahead: What was drawn and not yielded, where a sampler keeps a state of its own.
@@ -74,7 +74,7 @@ class LoaderState(TypedDict):
     """The state of a loader.
 
     Attributes:
-        version: Of this form.
+        version: Version of this format.
         loader: What the loader that takes the state has to have in common.
         epoch: Number of the one under way, or of the next.
         num_yielded: Batches of it that the script got.
@@ -133,6 +133,8 @@ class Rewind:
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()
         self._states.append((num_drawn, states))
+        # `leave` needs the state after taken + ahead draws, and what is taken only grows: those
+        # before are of no use.
         while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
             self._states.popleft()
 
@@ -225,6 +227,7 @@ class Position:
 
     def drop(self) -> None:
         """Does as `leave`, in a finalizer; in another thread than draws, the next epoch does it."""
+        # A finalizer may run in any thread, while the one that draws is in the middle of a draw.
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
             self.leave()
@@ -239,7 +242,7 @@ class LoaderBooks:
         epochs: Epochs begun.
         position: How far the epoch begun last is; None: there was none.
         loaded: A state that the next epoch goes on from.
-        base_seed: Of the epoch begun last.
+        base_seed: The one of the epoch begun last.
         is_unshippable: What makes its batches cannot travel: they are made here.
         keeps_seed: Whether one base seed is for all epochs, where a loaded state says so.
     """
@@ -322,7 +325,7 @@ def _process(pid: int) -> TrainerProcess:
     settings = from_environment()
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and torch_data.get_worker_info() is not None:
-        # What a data worker goes through is no step of the training.
+        # What a data worker iterates over is no step of the training.
         settings = replace(settings, output=None)
     path = settings.output and settings.output / FILE.format(rank=settings.rank)
     file = settings.output and settings.output / f"usage-rank{settings.rank}.json"
@@ -330,6 +333,7 @@ def _process(pid: int) -> TrainerProcess:
     timeline = Timeline(path, usage=usage)
 
     def close() -> None:
+        # A forked child inherits the handler, and would write its parent's steps once more.
         if os.getpid() == pid:
             timeline.close()
 

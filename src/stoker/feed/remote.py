@@ -132,9 +132,9 @@ class FactsOf(DatasetFactory):
 def _ask_facts(remote: Remote) -> Facts:
     """Returns the facts of `remote`, from the first data host that knows them.
 
-    It asks as an epoch of one batch over a dataset that holds nothing but the facts: what befalls
-    hosts and connections meanwhile is dealt with as for any batch, and what the factory raises
-    comes back. Without a data group, and in a data worker, the dataset is built here.
+    It asks as an epoch of one batch over a dataset that holds nothing but the facts: lost hosts and
+    connections are handled as for any batch, and what the factory raises is raised here. Without a
+    data group, and in a data worker, the dataset is built here.
 
     Raises:
         FeedLostError: If no data host came in time.

@@ -58,6 +58,7 @@ def install_stateful(cls: type["AnyLoader"]) -> None:
     import torch.utils.data
 
     install(cls)
+    # torchdata's `__iter__` makes iterators of its own; torch's asks `_get_iterator` for one.
     replaced = {
         "__iter__": torch.utils.data.DataLoader.__iter__,
         "state_dict": state_dict,

@@ -1,7 +1,7 @@
 """A trainer process sums up what the steps of each of its loaders use: CPU, bytes read, bytes made.
 
 This is the passive half of a profile: CPU clocks are read at each step, or 100 times a second where
-steps are shorter (a read costs 5 us), what lies outside the process once a second, and the sums go
+steps are shorter (a read costs 5 us), children, threads and storage once a second, and the sums go
 to STOKER_OUTPUT/usage-rankR.json. What a step asks of its hosts is read from them when the training
 has ended. It is kept apart from the telemetry (`launch.telemetry`): nobody looks at it while the
 run goes on, and it is about a process, with or without a feed.
@@ -19,7 +19,7 @@ import msgspec
 
 from stoker.feed.memory import num_bytes
 from stoker.host.counters import bytes_read
-from stoker.host.cpu import process_clock, thread_clock
+from stoker.host.machine import process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
 # Steps that are shorter have their CPU time read together.
@@ -36,16 +36,16 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
 
     Attributes:
         steps: From one batch asked for to the next.
-        trainer_cpu_seconds: Of this process.
+        trainer_cpu_seconds: CPU time of this process.
         next_cpu_seconds: Of its iterating thread while it asks for a batch; of steps that are read
-            together the first one stands for all.
-        wall_seconds: Of the steps.
+            together the first one counts for all.
+        wall_seconds: Wall-clock time of the steps.
         span_steps: Those over which the following were taken.
-        children_cpu_seconds: Of all processes below this one.
-        feed_cpu_seconds: Of this process's threads that receive batches.
+        children_cpu_seconds: CPU time of all processes below this one.
+        feed_cpu_seconds: CPU time of this process's threads that receive batches.
         read_bytes: From storage, this process and its children; None: the system does not tell.
         sized_batches: Batches whose tensors were counted.
-        batch_bytes: Of those together.
+        batch_bytes: Bytes of these batches together.
         num_workers: Children that made batches, the most seen.
         is_elsewhere: Whether something else than a DataLoader made them: in threads, in processes
             of its own or on other hosts. Then all processes below this one count as children.
@@ -208,6 +208,8 @@ class _Span:
             pids = descendant_pids() or []
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
+        # With those that have ended: a worker's CPU time is not lost when it ends between two
+        # looks.
         self.children_cpu = ended.ru_utime + ended.ru_stime
         self.children_cpu += sum(process_clock(pid) or 0.0 for pid in pids)
         self.feed_cpu = sum(thread_clock(tid) or 0.0 for tid in _feed_threads())

@@ -26,7 +26,7 @@ class SamplerOrder:
 
     Args:
         loader: Whose sampler it is.
-        books: Of the loader.
+        books: The books of the loader.
         is_inline: Batches are made in this process.
         is_fed: Who asks the sampler is the feed, as far ahead as it sees fit.
     """
@@ -102,6 +102,8 @@ class SamplerOrder:
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
+            # torch has drawn a seed that nobody uses: undone, so that the script's next draws are
+            # those of the run that saved the state.
             position.base_seed = books.base_seed
             self._set_seeding_state(self._before_seed)
         else:
@@ -196,6 +198,7 @@ class SamplerOrder:
         assert state is not None
         begun = state["begun"]
         assert begun is not None
+        # The sampler draws from the global states again; what the script draws next must not move.
         here = snapshots.take(self._parts, with_own=False)
         try:
             iterator, ahead = replay_sampler(
@@ -255,7 +258,7 @@ class _Draws:
         if position.resumed is not None:
             self._iterator, self._ahead = self._order.replay(position)
         if position.rewind is not None:
-            # Where it is further behind than torch, there is nothing to be put back.
+            # Drawn at least as far as torch's loader would have: `Rewind` can go back, not forward.
             self._keep_up(1 + (position.num_yielded or 0) + position.rewind.num_ahead)
         if self._ahead:
             index = self._ahead.popleft()

@@ -133,6 +133,7 @@ class Occurrences:
 
     def _count(self, index: object) -> int:
         key = index if isinstance(index, int) else index_bytes(index)
+        # NumPy's and torch's integers count as the same index as Python's.
         if isinstance(key, bytes) and key[:1] == b"i":
             key = int(key[1:])
         before = self._seen.get(key, 0)
@@ -230,13 +231,17 @@ class Seeder:
             try:
                 made = make()
             except Exception:
-                # It may have come of what was drawn.
+                # What was drawn from the new generator may be the cause.
                 if not (self._held.has_changed() and self._has_new()):
                     raise
                 continue
             if not (self._held.has_changed() and self._has_new()):
                 return made
+            # Before it is made again: a worker gives up a slot of which a view lives (see
+            # Slots.free).
             del made
+        # It makes a new generator each time: nothing that is found can be seeded before its first
+        # draw.
         self._seed_batch(words)
         return make()
 

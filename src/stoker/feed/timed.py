@@ -32,8 +32,8 @@ def timed(
     step. Outside of a run, and around loaders that stoker times already, only the batches are
     passed on.
 
-    What the source has next to its batches (`len`, attributes) is had from here, too. It may be
-    gone through again and again, as often as the source may: each `iter` is an epoch.
+    `len` and attributes are those of the source. It may be iterated over as often as the source
+    may: each `iter` is an epoch.
 
     Args:
         batches: Any iterable; its errors, and those of its iterators, are passed on.
@@ -70,6 +70,7 @@ class TimedBatches(Generic[_T]):
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
+            # copy and pickle ask for such names before there is a `_batches`: it would ask itself.
             raise AttributeError(name)
         value: object = getattr(self._batches, name)
         return value

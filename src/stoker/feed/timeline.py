@@ -143,7 +143,11 @@ class Timeline:
         return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)
 
     def add(self, row: _Row, *, may_write: bool = True) -> None:
-        """Adds one step. A finalizer must not write."""
+        """Adds one step.
+
+        Args:
+            may_write: False in a finalizer.
+        """
         _, _, asked, got, ended, samples = row
         if self._zero is None:
             self._zero = self._flushed = asked
@@ -153,6 +157,8 @@ class Timeline:
         self.compute_seconds += ended - got
         if self._path is not None:
             self._rows.append(row)
+            # A finalizer may run in the thread that holds the lock of `flush`, and would wait for
+            # ever.
             if may_write and ended - self._flushed > _FLUSH_SECONDS:
                 self.flush()
 

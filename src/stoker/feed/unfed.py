@@ -1,4 +1,4 @@
-"""A training under a data group that takes no batches from it is told so, at its first steps.
+"""A training that takes no batches from its data hosts says so in its log, at its first steps.
 
 Libraries have loaders of their own, and scripts forget the changed import: nothing fails then, and
 data hosts would idle for as long as the training lasts. Optimizer steps tell that batches came.
@@ -141,11 +141,12 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: UnfedWatch) -> None:
 def is_released(process: TrainerProcess) -> bool:
     """Tells whether the data hosts are given back because no rank had asked for a batch.
 
-    To be called by a rank that is about to ask for one after all: it takes its word back first, and
-    the launcher looks at the words again once the file is there. So one of the two sees the other.
+    To be called by a rank that is about to ask for one after all.
     """
     settings = process.settings
     if not process.said_unfed or settings.output is None:
         return False
+    # First the word is taken back, then the file is looked for. The launcher does the opposite: it
+    # writes the file, and then looks at the words again. So one of the two sees the other.
     (settings.output / unfed_file(settings.rank)).unlink(missing_ok=True)
     return (settings.output / RELEASED_FILE).exists()

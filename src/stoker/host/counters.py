@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from stoker.host.cpu import group_cpu_seconds, limiting_group, process_clock, thread_clock
+from stoker.host.machine import group_cpu_seconds, limiting_group, process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
 
@@ -241,6 +241,7 @@ class OpenedFiles:
         sys.addaudithook(self._hear)
 
     def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        # In whatever thread opens a file: an error here would be that thread's.
         if event == "open" and len(self._names) < _MAX_FILES:
             name = arguments[0]
             if isinstance(name, bytes):

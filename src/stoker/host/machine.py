@@ -1,12 +1,161 @@
-"""This host's memory and its limit, accelerators, interfaces and kills for memory are read here."""
+"""This module reads what the host has, and what control groups allow of it.
 
+It has CPUs, memory, accelerators and network interfaces. The CPU clocks of processes and threads
+are exact to a nanosecond, where /proc counts in hundredths of a second.
+"""
+
+import contextlib
 import os
 import re
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+# Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid.
+_PROCESS, _THREAD = 0b010, 0b110
+
+
+def process_clock(pid: int) -> float | None:
+    """Returns user and system seconds of a process; None if it ended, or there is no such clock."""
+    return _read(pid, _PROCESS)
+
+
+def thread_clock(tid: int) -> float | None:
+    """Returns the same of a thread of this process, by its native id."""
+    return _read(tid, _THREAD)
+
+
+def _read(number: int, kind: int) -> float | None:
+    try:
+        return time.clock_gettime((~number << 3) | kind)
+    except (OSError, AttributeError):
+        return None
+
+
 CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+# Version 1 has its controllers in folders of their own; two may share one.
+_V1_FOLDERS = ("cpu", "cpu,cpuacct")
+_CPU_FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
+
+
+def usable_vcpus() -> int:
+    """Returns the vCPUs that this process may use, as a number of workers: rounded, at least 1."""
+    return max(1, round(vcpu_capacity()))
+
+
+def vcpu_capacity() -> float:
+    """Returns the vCPUs that this process may use, by affinity and groups' quota; not rounded."""
+    quota = cpu_quota()
+    return min(_affine(), quota) if quota else float(_affine())
+
+
+def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
+    """Returns the smallest quota from this process's group to the root, in vCPUs; None: none.
+
+    Args:
+        root: Where control groups are mounted.
+        membership: The kernel's list of the groups that this process is in.
+    """
+    quotas = [group_quota(group) for group in cpu_groups(root=root, membership=membership)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
+    """Returns the group whose quota allows less than this process's affinity; None: none does."""
+    limited = [
+        (quota, index, group)
+        for index, group in enumerate(cpu_groups(root=root, membership=membership))
+        if (quota := group_quota(group)) is not None
+    ]
+    if not limited or min(limited)[0] >= _affine():
+        return None
+    return min(limited)[2]
+
+
+def cpu_groups(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> tuple[Path, ...]:
+    """Returns the folders of this process's group for CPU and of those above, as seen here.
+
+    In a container the group's name may be that of the host: then only the mounted root is known.
+    """
+    # With version 1 next to it, version 2 is mounted below.
+    tops = [(root, ""), (root / "unified", ""), *((root / name, "cpu") for name in _V1_FOLDERS)]
+    folders = [
+        folder
+        for top, controller in tops
+        for path in _paths(membership, controller=controller)
+        for folder in _upwards(top, path)
+    ]
+    found = (folder for folder in folders if any((folder / name).is_file() for name in _CPU_FILES))
+    return tuple(dict.fromkeys(found))
+
+
+def group_quota(folder: Path) -> float | None:
+    """Returns the vCPUs that the quota of one group allows; None: it has none."""
+    quota = _quota_v2(folder)
+    return _quota_v1(folder) if quota is None else quota
+
+
+def group_cpu_seconds(folder: Path) -> float | None:
+    """Returns CPU-seconds of all processes of a group so far; None: the kernel does not say."""
+    for line in _lines(folder / "cpu.stat"):
+        name, _, count = line.partition(" ")
+        if name == "usage_usec" and count.strip().isdigit():
+            return int(count) / 1e6
+    counted = _lines(folder / "cpuacct.usage")
+    return int(counted[0]) / 1e9 if counted and counted[0].isdigit() else None
+
+
+def _affine() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
+
+
+def _paths(membership: Path, *, controller: str) -> list[str]:
+    """Returns the group of that controller (empty: of version 2), and the root."""
+    found = []
+    for line in _lines(membership):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            found.append(path)
+    # In a container the path may be the host's, and the mount already its own group.
+    return [*found, "/"]
+
+
+def _upwards(top: Path, path: str) -> Iterator[Path]:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        parts = []
+    for depth in range(len(parts), -1, -1):
+        yield top.joinpath(*parts[:depth])
+
+
+def _quota_v2(folder: Path) -> float | None:
+    for line in _lines(folder / "cpu.max"):
+        quota, _, period = line.partition(" ")
+        if quota.isdigit() and period.strip().isdigit() and int(period) > 0:
+            return int(quota) / int(period) or None
+    return None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _lines(folder / "cpu.cfs_quota_us"), _lines(folder / "cpu.cfs_period_us")
+    if quota and period and quota[0].isdigit() and period[0].isdigit() and int(period[0]) > 0:
+        return int(quota[0]) / int(period[0]) or None
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
 _ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
@@ -20,7 +169,7 @@ def limit_bytes() -> int | None:
     """Returns the memory limit of this cgroup, where there is one."""
     for group in memory_groups():
         for name in ("memory.max", "memory.limit_in_bytes"):
-            for line in lines_of(group / name):
+            for line in _lines(group / name):
                 if line.isdigit() and int(line) < 1 << 60:
                     return int(line)
     return None
@@ -29,7 +178,7 @@ def limit_bytes() -> int | None:
 def memory_groups() -> list[Path]:
     """Returns folders that may describe this process's memory cgroup, the nearest first."""
     groups = []
-    for line in lines_of(Path("/proc/self/cgroup")):
+    for line in _lines(Path("/proc/self/cgroup")):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
@@ -43,7 +192,7 @@ def num_memory_kills() -> int | None:
     """Returns how often the kernel killed a process of this cgroup for its memory, if known."""
     for group in memory_groups():
         for name in ("memory.events", "memory.oom_control"):
-            for line in lines_of(group / name):
+            for line in _lines(group / name):
                 key, _, value = line.partition(" ")
                 if key == "oom_kill" and value.isdigit():
                     return int(value)
@@ -66,9 +215,24 @@ def has_interface(name: str) -> bool:
     return any(known == name for _, known in socket.if_nameindex())
 
 
-def lines_of(path: Path) -> list[str]:
-    """Returns the lines of a file; none where it cannot be read."""
+@contextlib.contextmanager
+def interrupting_nobody() -> Iterator[None]:
+    """Makes the calling thread, and those it starts meanwhile, wait for an idle core or their turn.
+
+    A worker that hands over a batch wakes the agent, and the kernel may run the woken at once where
+    the waker runs, even next to an idle core: the worker waits while its batch is sealed
+    (1 ms for 5 MB), before it can begin the next. SCHED_BATCH keeps threads from "extra
+    preemptions (between the workload's tasks)", sched(7). Where all cores are busy their turn
+    comes with the next slice, within some 3 ms. Nothing is done where the thread has another policy
+    than the default one, by the user's will, or where it may not be changed.
+    """
+    is_set = False
+    with contextlib.suppress(OSError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            is_set = True
     try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+        yield
+    finally:
+        if is_set:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

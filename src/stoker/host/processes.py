@@ -27,6 +27,7 @@ def descendant_pids() -> list[int] | None:
     if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         return None
     found = _children("self")
+    # The list grows while it is gone through: children of children are appended.
     for pid in found:
         found += _children(str(pid))
     return found
@@ -64,6 +65,7 @@ def start_to_last(start: Callable[[], None]) -> None:
         start()
         return
     started: Future[None] = Future()
+    # By pid: after a fork the child has the cached queue, but not the thread that serves it.
     _starter(os.getpid()).put((start, started))
     started.result()
 
@@ -149,6 +151,7 @@ def kill_all(session: int, marker: bytes) -> bool:
     deadline = time.monotonic() + KILL_SECONDS
     while True:
         pids = processes_of(session, marker)
+        # Orphans of a daemon are this process's children by now: unreaped they would stay zombies.
         _reap(session)
         if not pids:
             return True
@@ -157,6 +160,7 @@ def kill_all(session: int, marker: bytes) -> bool:
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+        # Once more after a while: one that was being forked is not in this list.
         time.sleep(0.02)
 
 
@@ -166,7 +170,8 @@ def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
     Raises:
         OSError: If none are found.
     """
-    # Not for secrets: two runs that draw the same ports would only have to draw again.
+    # At random, for nothing holds a port between this look and its use: two runs that begin at once
+    # on a host would otherwise take the same.
     for first in random.sample(PORTS, 200):
         ports = set(range(first, first + count))
         if not ports & taken and all(_is_free(port) for port in ports):
@@ -177,6 +182,7 @@ def free_ports(taken: set[int], *, count: int = PORTS_PER_HOST) -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        # A port whose last connections are in TIME_WAIT is free for a server.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

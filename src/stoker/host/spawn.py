@@ -25,6 +25,8 @@ def wrapped(
         cores: To pin it to; none: where this process may run.
     """
     pinned = ",".join(str(core) for core in cores) or "-"
+    # -I and -S: no site-packages, no variable of the user's: a few milliseconds, and none of the
+    # training's own start-up code runs here.
     head = (sys.executable, "-I", "-S", __file__, str(os.getpid()), str(signal_number), pinned)
     return (*head, "--", *command)
 
@@ -50,6 +52,8 @@ def _prctl(option: int, value: int) -> bool:
 def _main(arguments: list[str]) -> int:
     parent, signal_number, cores, _, *command = arguments
     end_with_parent(int(signal_number))
+    # After the request, not before: a parent that dies in between is seen here. As if the signal
+    # had ended this process.
     if os.getppid() != int(parent):
         return 128 + int(signal_number)
     if cores != "-" and hasattr(os, "sched_setaffinity"):

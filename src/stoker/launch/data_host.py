@@ -10,7 +10,7 @@ import psutil
 
 from stoker.errors import StokerError
 from stoker.feed.agent.agent import Agent
-from stoker.host import cpu, spawn
+from stoker.host import machine, spawn
 from stoker.launch.engines.hosts import exit_code_of
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
@@ -27,7 +27,7 @@ def serve(run: HostRun) -> int:
     """
     assert run.keys is not None
     settings = run.settings
-    workers = settings.workers.get("data") or cpu.usable_vcpus()
+    workers = settings.workers.get("data") or machine.usable_vcpus()
     agent = Agent(
         keys=run.keys,
         workers=workers,

@@ -23,7 +23,7 @@ from stoker.errors import UsageError
 from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
-from stoker.host import cpu
+from stoker.host import machine
 from stoker.host.processes import ended_words
 from stoker.launch.passive_profile import (
     FILE,
@@ -138,7 +138,7 @@ def record_end(
                 for host in group.hosts
                 if group.instance_type
             },
-            vcpus=cpu.usable_vcpus(),
+            vcpus=machine.usable_vcpus(),
             catalog=load_catalog(record.job.platform),
         )
         if found is not None:

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from stoker.host import machine, spawn
-from stoker.host.cpu import vcpu_capacity
+from stoker.host.machine import vcpu_capacity
 from stoker.logs import Log
 
 STDERR_TAIL_BYTES = 64 << 10

@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from stoker.host.counters import descendants
-from stoker.host.cpu import vcpu_capacity
+from stoker.host.machine import vcpu_capacity
 from stoker.profile.rank_results import RankResult
 from stoker.records import write_text
 from stoker.settings import PROFILE_ENDED_FILE

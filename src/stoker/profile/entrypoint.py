@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from stoker.errors import StokerError, UsageError
-from stoker.host.cpu import vcpu_capacity
+from stoker.host.machine import vcpu_capacity
 from stoker.launch import launch
 from stoker.launch.finish import write_failure
 from stoker.launch.launcher import output_folder

@@ -31,7 +31,7 @@ from stoker.host.counters import (
     threads_cpu_seconds,
     throttling,
 )
-from stoker.host.cpu import cpu_groups, cpu_quota
+from stoker.host.machine import cpu_groups, cpu_quota
 from stoker.profile.rank_results import (
     AcceleratorOnly,
     AsIs,

@@ -1,7 +1,7 @@
 """This file runs at the start of each Python process of a training: the launcher puts it in front.
 
-It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ties ranks to
-torchrun's life, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
+It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ends ranks with
+their torchrun, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
 here is one line on stderr: it must never break a process that is not ours.
 """
 
@@ -83,6 +83,7 @@ def _write_failure(
         "traceback": "".join(traceback.format_exception(kind, error, trace)),
     }
     path = os.path.join(output, f"failure-rank{rank}.json")
+    # Renamed when it is whole: the launcher may read it at any time.
     with open(f"{path}.{os.getpid()}", "w", encoding="utf-8", errors="replace") as file:
         json.dump(failure, file)
     os.replace(f"{path}.{os.getpid()}", path)
@@ -95,6 +96,7 @@ def _end_with_torchrun() -> None:
 
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    # It died before the request, and no signal comes any more.
     if os.getppid() != parent:
         os._exit(128 + _SIGKILL)
 
@@ -117,6 +119,7 @@ class _Finder:
             return None
         from importlib.util import find_spec
 
+        # `find_spec` asks all finders, this one among them: it must not answer now.
         self._is_looking = True
         try:
             spec = find_spec(name)
@@ -133,7 +136,7 @@ class _Finder:
                 sys.meta_path.remove(self)
                 _guarded(self._callback)
 
-        # On the loader at hand, whose type stays what it was: others look at it.
+        # Set on this loader object: others look at its type, which stays what it was.
         setattr(spec.loader, "exec_module", execute_and_tell)  # noqa: B010
         return spec
 

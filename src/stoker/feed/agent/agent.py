@@ -24,7 +24,7 @@ from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
-from stoker.host.cpu import interrupting_nobody
+from stoker.host.machine import interrupting_nobody
 from stoker.logs import Log
 from stoker.records import FeedSettings
 
@@ -102,6 +102,8 @@ class Service:
             self._probed_at = now
             for session in self._sessions.values():
                 if session.is_ready and not session.requests:
+                    # Credits that have not changed: they tell the trainer nothing new, but zmq says
+                    # whether it is still connected.
                     message = protocol.Credits(session=session.name, credits=session.credits)
                     self._outbox.send(session, message)
                     if session.unreachable_since is None:
@@ -155,7 +157,8 @@ class Service:
 
     def _open_session(self, identity: bytes, message: protocol.Open) -> None:
         if message.host not in ("", self._host):
-            # Were it opened, the session's other connection would get no answers any more.
+            # The trainer means another host, whose address this one has now. Opened here, the
+            # session would send its answers to this connection, and the right one would get none.
             self._outbox.answer(identity, protocol.WrongHost(host=self._host))
             return
         if self._is_draining:
@@ -224,6 +227,9 @@ class Service:
         if not is_complete:
             return
         self._log.event("spec_arrives", spec=held.digest, bytes=held.nbytes)
+        # In this order all three happen at once: the dataset host unpickles, workers wait to be
+        # forked, and here the digest is taken (0.8 ms a MB). Who ships has the run's token: the
+        # digest finds a mistake, it keeps nobody out.
         self._specs.hold(held)
         for session in self._sessions.values():
             if session.spec == held.digest and session.base_seed is not None:
@@ -250,6 +256,8 @@ class Service:
                 self._fail(session, held.reason, held.error, is_of_host=not held.error)
         if held.state == "failed":
             self._log.event("spec_fails", spec=held.digest, reason=held.reason)
+            # Forgotten: whoever opens it again has it shipped and tried anew; memory may be free
+            # then.
             self._specs.forget(held)
             self._dispatch.drop("the dataset failed on this host", spec=held.digest)
 
@@ -281,6 +289,7 @@ class Service:
         if session is None:
             return
         session.before_epoch_id = max(session.before_epoch_id, before_epoch_id)
+        # A worker that has begun one of them finishes it: `Dispatch` throws the result away.
         for key, request in list(session.requests.items()):
             if request.epoch_id < session.before_epoch_id:
                 request.is_dropped = True
@@ -319,6 +328,7 @@ class Service:
 
     def _retire(self) -> None:
         used = {session.spec for session in self._sessions.values()}
+        # A session that has changed its spec may still wait for batches of the one before.
         used.update(r.spec for s in self._sessions.values() for r in s.requests.values())
         self._specs.retire(used)
 
@@ -425,6 +435,8 @@ class Agent:
                 # libzmq starts them with the first socket.
                 self._allow = crypto.AllowList(self._context, self._keys)
             self._router = self._context.socket(zmq.ROUTER)
+            # Else zmq drops without a word what is for a peer that is gone; so `send` returns
+            # False.
             self._router.router_mandatory = True
             # Bounded by credits, not by dropping.
             self._router.sndhwm = 0
@@ -468,7 +480,7 @@ class Agent:
             self.close()
 
     def stop(self) -> None:
-        """Ends `run` at once. Any thread and any signal handler may call it, twice too."""
+        """Ends `run` at once. Any thread and any signal handler may call it, also twice."""
         self._state = "stopping" if self._state != "closed" else "closed"
         self.wake()
 
@@ -505,6 +517,7 @@ class Agent:
         """Ends workers, fork server and sockets; may be called twice. 10 s at most."""
         if self._state == "closed":
             return
+        # After a drain the last answers are still to be sent; else nobody waits for them.
         linger = _LINGER_MILLISECONDS if self._state == "draining" else 0
         self._state = "closed"
         if hasattr(self, "_specs"):
@@ -516,7 +529,8 @@ class Agent:
         if self._context is not None:
             self._context.destroy(linger=linger)
         with self._wake_lock:
-            # What zmq lets go of later must not write to another file of that number.
+            # A thread that still sends calls `wake` with its last batch: by then the number may be
+            # another file's.
             wake_fd, self._wake_fd = self._wake_fd, -1
             os.close(wake_fd)
         self._log.event("agent_ends", batches=self.num_sent)
@@ -538,10 +552,12 @@ class Agent:
         self._watch()
         ready = dict(self._poller.poll(round(TICK_SECONDS * 1000)))
         if self._wake_fd in ready:
+            # Before anything is looked at: a call that comes from here on ends the next poll.
             os.eventfd_read(self._wake_fd)
         if self._allow.socket in ready:
             self._allow.handle()
         if self._guard.monitor in ready:
+            # Before messages are received: `proved` looks for a connection that was accepted.
             self._guard.handle(time.monotonic())
         if self._router in ready:
             self._receive()
@@ -567,6 +583,7 @@ class Agent:
         self._registered = {fileno: self._registered[fileno] for fileno in wanted}
 
     def _receive(self) -> None:
+        # So many, then workers and batches have their turn; what is left is there at the next poll.
         for _ in range(_MAX_MESSAGES_A_TURN):
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -587,6 +604,8 @@ class Agent:
                         continue
                     message, frame = _unpack(whole), memoryview(b"")
                 self._service.take(identity, message, frame)
+            # One message is refused, and its peer may go on: it has the token, so this is a mistake
+            # of ours (tests/faults/test_agent.py).
             except ProtocolError as err:
                 self._service.warn(identity, "peer_sends_rubbish", str(err))
 

@@ -94,6 +94,7 @@ class WorkerProcess:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
+            # The agent's loop waits here: rarely, and until the dataset host has reaped the worker.
             _wait(self._dataset_host.channel, select.POLLIN, left)
             self._dataset_host.handle()
 
@@ -103,7 +104,7 @@ class DatasetHost:
 
     Attributes:
         channel: To poll for reading; then `handle`.
-        held: What became of the spec; None: not known yet.
+        held: Whether the spec could be unpickled; None: not known yet.
     """
 
     def __init__(self, channel: Pipe) -> None:
@@ -123,7 +124,8 @@ class DatasetHost:
         if self.channel.is_closed:
             raise FeedLostError("the process that holds the dataset is gone")
         token, self._next = self._next, self._next + 1
-        # Ours until the worker's end: the message may not have left when the caller closes its own.
+        # A duplicate: the message may not have left when the caller closes its own. It is kept
+        # until the worker's end then, for nothing says when the message has left.
         descriptor = os.dup(sock.fileno())
         order = Fork(token, worker_id, num_workers, base_seed, seeding)
         self.channel.send(pack(order), [descriptor])
@@ -173,7 +175,7 @@ class ForkServer:
                 [sys.executable, "-m", "stoker.feed.agent.forkserver", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                # Ctrl-C and SIGTERM to the agent's group are the agent's to judge.
+                # Ctrl-C and SIGTERM to the agent's group: the agent alone decides what they mean.
                 process_group=0,
             )
         self.channel = Pipe(ours, blocking=False)
@@ -184,7 +186,7 @@ class ForkServer:
         return self._process.poll() is None and not self.channel.is_closed
 
     def hold(self, spec: str, memory: int) -> DatasetHost:
-        """Starts a dataset host with a pickled spec; its `held` says later what became of it.
+        """Starts a dataset host with a pickled spec; `held` says later whether it was unpickled.
 
         Args:
             memory: Descriptor of the memory that the spec is in; the caller's.
@@ -194,6 +196,7 @@ class ForkServer:
         """
         ours, theirs = channel_pair()
         try:
+            # Until it has left: its descriptors are closed afterwards, here and by the caller.
             self.channel.send(pack(Hold(spec, self._host)), [memory, theirs.fileno()])
             if not self._until(lambda: not self.channel.wants_write):
                 raise FeedLostError("the fork server takes no orders", where=f"host {self._host}")
@@ -225,7 +228,7 @@ class ForkServer:
 
 
 def _wait(channel: Pipe, events: int, seconds: float) -> None:
-    # Not select: amid a flood of connections, descriptors have numbers above what it takes.
+    # Not select: under a flood of connections, descriptors have numbers above its limit of 1024.
     poller = select.poll()
     poller.register(channel, events)
     poller.poll(seconds * 1000)
@@ -244,7 +247,7 @@ class HostedSpec:
         state: expected (a trainer was asked for it), held (its dataset host unpickles it), ready,
             failed.
         since: Monotonic seconds of the last change, or of the last piece of it that came.
-        nbytes: Of its pickle.
+        nbytes: Size of its pickle.
         shipper: Routing id of the trainer that was asked for it, or has begun to ship it; empty:
             several were asked.
         reason: Why it failed.
@@ -274,6 +277,8 @@ class HostedSpec:
             ProtocolError: If it is not the next piece.
             OSError: If there is no memory for it.
         """
+        # From its beginning: the first piece of all, or the same trainer once more, which has been
+        # asked a second time. One trainer at a time: pieces of two would not make one spec.
         if offset == 0 and (self.arrival is None or self.shipper == shipper):
             if self.arrival is not None:
                 self.arrival.close()
@@ -306,7 +311,8 @@ class HostedSpec:
         if dataset_host.channel.fileno() in ready:
             dataset_host.handle()
         if self.state == "held" and _has_failed(dataset_host):
-            # No worker has died: none was forked.
+            # Channels of workers that wait to be forked have ended with it. Read as deaths, they
+            # would start others, in a dataset host that is gone.
             return []
         results: list[Result] = []
         for pool in self.pools.values():
@@ -327,6 +333,7 @@ class HostedSpec:
         if self.state in ("held", "ready") and dataset_host.channel.is_closed:
             self.fail("the process that holds the dataset died, perhaps out of memory")
             return True
+        # A pool of shards is never dead: its workers come with their jobs.
         dead = next((pool for pool in self.pools.values() if pool.is_dead), None)
         if self.state == "ready" and dead is not None:
             self.fail(f"its data workers die: {dead.last_death}")
@@ -352,7 +359,7 @@ class Specs:
     """All specs of a data host; owns the fork server.
 
     Args:
-        workers: Of each pool.
+        workers: How many each pool has.
         wake: Wakes the event loop, from whatever thread.
         on_death: Called with how a worker ended.
     """
@@ -405,7 +412,7 @@ class Specs:
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def hold(self, spec: HostedSpec) -> None:
-        """Has a dataset host unpickle what has arrived; `handle` says later what became of it.
+        """Has a dataset host unpickle what has arrived; `handle` says later whether it could.
 
         Raises:
             FeedLostError: If the fork server is gone.
@@ -425,6 +432,7 @@ class Specs:
         with contextlib.closing(arrival):
             if not arrival.is_right():
                 self.forget(spec)
+                # Still wanted, and expected of anybody: after SHIP_SECONDS the trainers are asked.
                 now = time.monotonic()
                 self.expect(spec.digest, nbytes=spec.nbytes, shipper=b"", now=now)
                 self.number_workers(spec.digest, first=spec.first_worker, step=spec.worker_step)
@@ -450,6 +458,7 @@ class Specs:
         """Ends its workers and its dataset host; what they were making is lost."""
         self._specs.pop(spec.digest, None)
         for pool in spec.pools.values():
+            # Their jobs are answered as lost, so that the trainers ask other hosts.
             self._results.extend(pool.abandon())
             pool.close()
         if spec.dataset_host is not None:
@@ -488,6 +497,8 @@ class Specs:
         pool = self._specs[digest].pools.get(key)
         if pool is None:
             return may_begin
+        # Ahead only where none is idle: a job behind another one waits, while an idle worker would
+        # begin it at once.
         return pool.room > 0 and (may_begin or pool.idle_count == 0)
 
     def num_busy(self) -> int:
@@ -533,7 +544,7 @@ class Specs:
         specs, self._specs = list(self._specs.values()), {}
         for spec in specs:
             if spec.dataset_host is not None:
-                # Its workers end with it.
+                # First: its workers end with it, so that the pools need not wait for theirs.
                 spec.dataset_host.close()
             for pool in spec.pools.values():
                 pool.close()

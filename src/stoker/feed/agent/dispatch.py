@@ -32,7 +32,7 @@ MAX_CREDITS_PER_WORKER = 8
 CREDITS_PER_VARIATION = 3
 # Workers that run dry want one more batch to be on its way; four cover any round trip.
 _MAX_CREDITS_FOR_DRY_WORKERS = 4
-# What varies is judged by so many batches, at least and at most.
+# How many batches the variation is computed from, at least and at most.
 _MIN_COSTS, _MAX_COSTS = 8, 64
 # Credits are taken back when they were too many for so many seconds.
 _SECONDS_BEFORE_FEWER = 5
@@ -50,8 +50,8 @@ class AgentSession:
         identity: Routing id of its connection.
         spec: Digest of the spec it uses now.
         base_seed: Of workers that start before they have a job; None: they start with one.
-        is_ready: It was told Ready for that spec.
-        credits: What it was told last.
+        is_ready: A Ready for that spec was sent to it.
+        credits: The number that was sent to it last.
         requests: Those that are queued or being made, by epoch and number.
         unreachable_since: Monotonic seconds, where a message could not be delivered.
     """
@@ -133,6 +133,7 @@ class Queue:
                 found = entry[2]
             else:
                 kept.append(entry)
+        # With the arrival number that they had: they keep their places.
         for entry in kept:
             heapq.heappush(self._heap, entry)
         return found
@@ -162,6 +163,8 @@ class CreditPool:
 
         Ranks with a session that is used have equal parts, to one; so have the sessions of a rank.
         """
+        # Also the one in question, active or not: when it is opened it has asked for nothing yet.
+        # Sorted, so that each call deals out what does not divide evenly in the same way.
         active = {s.name: s for s in sessions if s.is_active(now)} | {session.name: session}
         ranks = sorted({other.rank for other in active.values()})
         names = sorted(name for name, other in active.items() if other.rank == session.rank)
@@ -175,7 +178,7 @@ class CreditPool:
         self._dry += is_dry
 
     def measured(self, seconds: float, *, worker: int) -> bool:
-        """Notes how long a batch took; the first of each worker, which opens files, tells nothing.
+        """Notes how long a batch took; the first of each worker, which opens files, is left out.
 
         Returns:
             Whether `per_worker` has risen, which is looked at every few batches.
@@ -197,6 +200,7 @@ class CreditPool:
         # One in five: a worker that waits now and then costs nothing.
         ran_dry = self._jobs >= 5 and self._dry * 5 > self._jobs
         self._jobs = self._dry = 0
+        # It never falls again: what the round trip needs does not change during a run.
         if ran_dry and self._for_dry < _MAX_CREDITS_FOR_DRY_WORKERS:
             self._for_dry += 1
         wanted = self._wanted()
@@ -315,7 +319,7 @@ class Outbox:
         self.send(request.session, dropped)
 
     def result(self, request: Request, result: Result) -> None:
-        """Sends what became of a request."""
+        """Sends the answer to a request."""
         session = request.session
         name, epoch_id, number = session.name, request.epoch_id, request.number
         if result.is_lost:
@@ -358,6 +362,8 @@ class Outbox:
 
     def _send_batch(self, request: Request, made: protocol.Made, result: Result) -> None:
         self.num_sent += 1
+        # The only view from now on is that of the batch: whoever sends it drops it before `done`,
+        # for then the worker writes the next batch to that memory.
         payload, result.payload = result.payload, None
         nbytes = 0 if payload is None else payload.nbytes
         if payload is not None:
@@ -429,8 +435,10 @@ class Dispatch:
         """Sends what was made, and keeps the workers busy."""
         self._outbox.settle()
         results = list(self._specs.results())
+        # Shards are not counted: their workers are their own, and take no place of others.
         self.num_begun -= sum(result.job.order.stream is None for result in results)
-        # Before the batches are sent: their workers may be idle.
+        # Before the batches are sent: the workers that made them may be idle, and to send takes
+        # longer.
         self._give()
         is_dry = self._specs.num_busy() < self._workers
         for result in results:
@@ -494,6 +502,8 @@ class Dispatch:
                 return "the dataset failed on this host"
             if known is not None and known.generation > stream.generation:
                 return "its shard was begun again"
+            # Not by credits: the trainer asks each shard for its prefetch factor, on whichever host
+            # it is.
             limit = max(limit, MAX_OPEN * stream.num_shards)
         if message.epoch_id < session.before_epoch_id:
             return "it is of an epoch that was said to be over"
@@ -530,18 +540,22 @@ class Dispatch:
         sent_bytes = self._outbox.sent_bytes
         batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
         waiting = sent_bytes + (self.num_begun + 1) * batch_bytes
+        # One batch always goes, however large: else nothing would ever free memory
+        # (tests/faults/test_stragglers.py).
         return waiting <= self._max_bytes or not (self.num_begun or sent_bytes)
 
     def _deliver(self, result: Result, *, is_dry: bool) -> None:
         (request,) = result.job.key
         assert isinstance(request, Request)
         if not request.generation:
+            # A shard's worker makes one batch after the other: credits do not steer it.
             self._credits.count(is_dry=is_dry)
             if result.tree is not None and self._credits.measured(
                 result.wall_seconds, worker=result.worker
             ):
                 self.share_credits()
         session = request.session
+        # A later start of the shard may have its own request under that number by now.
         if session.requests.get((request.epoch_id, request.number)) is request:
             del session.requests[request.epoch_id, request.number]
         if request.is_dropped:

@@ -4,8 +4,8 @@ It is a clean process that has imported torch once (1.25 CPU-seconds, 223 MB) an
 sockets of zmq or locks of others: what it forks is safe. It forks a *template*, which imports the
 modules that specs name, once for all of them, and forks a dataset host for each spec, ahead of it
 where there is time; a dataset host unpickles the dataset and forks that spec's workers, copy on
-write. Death goes down the chain at once: agent → fork server → template → dataset hosts → workers
-(PR_SET_PDEATHSIG, and the end of their channels).
+write. When one of these dies, so do all after it, at once: agent → fork server → template →
+dataset hosts → workers (PR_SET_PDEATHSIG, and the end of their channels).
 """
 
 import contextlib
@@ -80,6 +80,7 @@ def _serve_as_template(sock: socket.socket) -> None:
     orders = Pipe(sock, blocking=False)
     children = _Children()
     modules = _Modules()
+    # The first one at once: most scripts have one dataset, and its first batch waits for this.
     spare = _ForkedAhead(children, orders, _hold_next)
     while not orders.is_closed:
         seconds = None if spare.is_there else SPARE_SECONDS
@@ -91,6 +92,7 @@ def _serve_as_template(sock: socket.socket) -> None:
         for data, (memory, theirs) in orders.receive():
             found = modules.prepare(memory)
             if found != "ready" or modules.are_news:
+                # It was forked before these modules were imported, and would import them itself.
                 spare.close()
             if found == "started" and modules.is_first:
                 # A fork would lose what was started: this process is the dataset host.
@@ -109,11 +111,12 @@ def _serve_as_template(sock: socket.socket) -> None:
                 orders.send(_TAKEN)
             os.close(theirs)
             os.close(memory)
+    # Replaced by a new template; its dataset hosts, which still serve, would die with this process.
     children.await_end()
 
 
 # What a template answers to an order: it was given to a dataset host; so it was, and it was the
-# last one; it was not, for another process must begin anew.
+# last one; it was not: a new template has to take it.
 _TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
@@ -142,10 +145,10 @@ class _Modules:
         """Imports what the spec in `memory` names, before it is unpickled.
 
         Returns:
-            stale: A file of what was imported has changed since, or what the script says of its
-            environment. started: What was imported has
-            started threads of Python's, or an accelerator: a forked process would not have them.
-            (Native pools begin with their first work, or begin anew in a child, as OpenBLAS's do.)
+            stale: A file of what was imported has changed since, or the part of the script's
+            environment that travels. started: What was imported has started threads of Python's,
+            or an accelerator: a forked process would not have them. (Native thread pools start with
+            their first work, or again in a child, as OpenBLAS's do.)
         """
         self.are_news = False
         if any(_version_of(file) != version for file, version in self._files.items()):
@@ -167,6 +170,8 @@ class _Modules:
             return "ready"
         self.are_news = True
         num_threads = len(sys._current_frames())
+        # The modules may be next to the script, and may read the environment when they are
+        # imported.
         place.enter()
         for name in missing:
             # What cannot be imported is said where it is unpickled.
@@ -227,6 +232,7 @@ class _Children:
         self._readable.setblocking(False)
         self._writable.setblocking(False)
         self.pids: set[int] = set()
+        # It does nothing, but with SIG_DFL Python would write no byte to the wake-up descriptor.
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._writable.fileno(), warn_on_full_buffer=False)
 
@@ -336,6 +342,8 @@ class _ForkedAhead:
         """Takes what it answers to its order."""
         for reply, _ in self._orders.receive() if self._orders is not None else ():
             if reply == _REFUSED and self._given is not None:
+                # The next template takes it. Taken out first: `close` closes the descriptors of an
+                # order that was not answered.
                 refused, self._given = self._given, None
                 self.close()
                 self.fork((refused,))
@@ -366,6 +374,7 @@ def _fork(
 ) -> int:
     """Forks a child that runs `run` and holds nothing of its parent's, nor of a sibling to come:
     whoever holds the end of a worker's channel keeps its death from being seen."""
+    # Else the child would print once more what is still in the buffers.
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -391,11 +400,13 @@ def _run_child(
         for _, descriptors in waiting:
             for descriptor in descriptors:
                 os.close(descriptor)
+        # Else the parent died before die_with_parent: no signal comes any more, and nobody would
+        # end this.
         if os.getppid() == parent:
             run()
         status = 0
     except SystemExit as end:
-        # A dataset that calls sys.exit(3): whoever reads of this worker's end reads of the 3.
+        # A dataset that calls sys.exit(3): the report of this worker's end says 3, too.
         traceback.print_exc()
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
@@ -404,6 +415,7 @@ def _run_child(
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        # Without exit handlers and finalizers: these are the parent's, inherited by the fork.
         os._exit(status & 0xFF)
 
 
@@ -417,6 +429,7 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
         writable = [channel.fileno()] if channel.wants_write else []
         select.select([channel.fileno(), children.fileno()], writable, [])
         channel.flush()
+        # A queue, for what waits in it holds descriptors of other workers: a child closes them.
         waiting = deque(channel.receive())
         while waiting:
             data, descriptors = waiting.popleft()
@@ -428,6 +441,7 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
                     sock.close()
                 case Kill(token):
                     for pid, known in tokens.items():
+                        # A pid that was reaped may be another process's by now.
                         if known == token and pid in children.pids:
                             os.kill(pid, signal.SIGKILL)
         for pid, status in children.reap().items():
@@ -448,6 +462,7 @@ def _unpack(order: Hold, memory: int, channel: Pipe) -> DatasetSpec | None:
         return None
     finally:
         os.close(memory)
+    # Before workers are forked: a collection in each of them would copy the dataset's pages.
     gc.freeze()
     channel.send(pack(Held()))
     return spec

@@ -124,9 +124,11 @@ class BatchPort:
         return line is not None and line.put(batch)
 
     def handle(self, ready: Container[int], now: float) -> None:
-        """Takes what has come on those descriptors."""
+        """Handles the descriptors that are ready."""
         for identity, line in list(self._lines.items()):
             connection = line.connection
+            # A closed line is one whose thread has ended on its own, and has woken the loop for
+            # this.
             if line.is_closed or (connection is not None and connection.fileno() in ready):
                 # It has hung up, or speaks, which nobody asked it to.
                 self._end(identity)
@@ -177,6 +179,8 @@ class BatchPort:
             connection.setblocking(False)
             self._waiting[connection.fileno()] = _Stranger(connection, str(address[0]), now)
             if len(self._waiting) > MAX_WAITING:
+                # The oldest: a trainer sends its ticket at once, so who has waited longest is no
+                # trainer.
                 self._cut(next(iter(self._waiting)), f"more than {MAX_WAITING} at a time")
 
     def _read(self, fileno: int) -> None:
@@ -196,6 +200,8 @@ class BatchPort:
                 self._cut(fileno, "no ticket of this run")
                 return
             del self._waiting[fileno]
+            # It is no stranger any more: from here on bytes that it sends end the connection, see
+            # `handle`.
             line.attach(stranger.connection, self._pool)
 
     def _line_of(self, ticket: bytes) -> "_SendLine | None":
@@ -253,6 +259,8 @@ class _SendLine:
     def put(self, batch: OutgoingBatch) -> bool:
         """Queues a batch; False if the line is closed."""
         with self._lock:
+            # With the lock, for the thread closes it at its end and then drops what waits: a batch
+            # that was queued after that would never be let go of.
             if not self.is_closed:
                 self._batches.put(batch)
             return not self.is_closed
@@ -301,8 +309,10 @@ class _SendLine:
                     payload = None if batch.payload is None else batch.payload.data
                     writer.write(batch.packed, payload, of=batch.of)
                 finally:
+                    # All views of the slot go before it is said to be free.
                     payload = batch.payload = None
                     batch.done()
+                    # Else this name would keep it until the next batch comes.
                     del batch
         except OSError:
             # The trainer has hung up, or its host is gone; it dials again.

@@ -46,6 +46,7 @@ def drop(
         where=f"epoch {session.epoch}, batch {number}, last tried on host {host}",
         fix=advice_on(reason),
     )
+    # The error takes the place of the batch, so that the epoch goes on after it.
     if schedule.arrived(peer, number, frame_bytes=0, now=time.monotonic(), generation=generation):
         session.deliver(number, BatchOutcome(error=error))
     else:
@@ -131,9 +132,11 @@ class Answers:
     def _take_batch(
         self, link: AgentLink, receiver: BatchReceiver, packed: bytes, nbytes: int
     ) -> None:
-        """Receives a batch whose head has come; in the receiver's thread."""
+        """Receives a batch whose head has arrived; in the receiver's thread."""
         made = self._unpack_batch(packed)
         assert isinstance(made, protocol.Made)
+        # Without the lock, which is taken once the batch is here: if the session ends meanwhile,
+        # `_take_made` drops the batch.
         session = self._shared.sessions.get(made.session)
         if nbytes > self._max_bytes:
             error = FeedError(
@@ -146,6 +149,7 @@ class Answers:
                     session.fail(error)
             raise ProtocolError(error.what)
         payload = _NOTHING
+        # Also for a session that is gone: the next head comes after this payload.
         if nbytes:
             pins_on = None if session is None else session.pins_on
             payload = receiver.buffers.room(nbytes, pins_on)
@@ -156,6 +160,7 @@ class Answers:
     def _lost_batches(self, link: AgentLink, receiver: BatchReceiver) -> None:
         """Takes the end of the connection for batches; in the I/O thread."""
         if link.receiver is not receiver:
+            # It was closed by us, with its connection, and another one is in its place.
             return
         failure = receiver.failure
         if not isinstance(failure, OSError | ProtocolError):
@@ -200,7 +205,8 @@ class Answers:
                     for session in self._shared.sessions.values():
                         session.schedule.leave(link.member.host)
             case protocol.WrongHost():
-                # The name's answer is older than the host: whoever has the address now is another.
+                # The name was looked up before the host went away, and another one has its address
+                # now: asked again at once, the name server would say the same.
                 self._shared.log.event(
                     "agent_is_another_host", agent=link.member.host, found=message.host
                 )
@@ -237,6 +243,7 @@ class Answers:
             if session.is_due:
                 session.ring()
             has_work = session.schedule.may_assign()
+        # After the lock is free: the I/O thread wants it at once.
         if has_work:
             self._shared.wake()
 
@@ -308,6 +315,7 @@ class Answers:
         with self._shared.lock:
             session = self._shared.sessions.get(message.session)
             if session is None or session.spec is None or session.spec.digest != message.spec:
+                # Of a spec that the loader had before: the answer to its Open follows.
                 return
         if link.has_failed(message.session):
             # It was left out while this was on its way.
@@ -431,6 +439,7 @@ class LocalAnswers:
                 schedule.ended(LOCAL, number, generation=generation, random_state=result.state)
                 session.stir(is_head=True)
                 return
+            # Before the batch is copied below: nobody else is asked for it meanwhile.
             is_wanted = schedule.arrived(
                 LOCAL,
                 number,

@@ -41,6 +41,7 @@ class LayoutCache:
         if plan is not None:
             return plan(payload)
         value = decode(tree, payload, allow_pickle=allow_pickle)
+        # From the second in a row on: a tree that holds numbers of its batch never comes again.
         if key == self._last:
             # It fits a payload of this size, or `decode` had refused it.
             plan = _plan(_decoder.decode(tree))
@@ -53,7 +54,7 @@ class LayoutCache:
 
 
 def _plan(node: object) -> _Plan | None:
-    """Returns a function that makes the value of a node that was judged; None: use `decode`."""
+    """Returns a function that makes the value of a node that was checked; None: use `decode`."""
     if not isinstance(node, list):
         return lambda _: node
     match node:

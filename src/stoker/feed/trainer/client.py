@@ -97,12 +97,15 @@ class Requester:
                         spec_bytes=len(session.spec.data),
                         seeding=session.seeding,
                         base_seed=session.base_seed,
+                        # The ids of all hosts interleave (place, place + hosts, ...), so that none
+                        # is given out twice, without a word between the hosts.
                         first_worker=self._first_worker(session.spec) + link.member.place,
                         worker_step=max(1, self.expected or 1),
                         versions=_VERSIONS,
                         host=link.member.host,
                     )
                 )
+            # After the Open: with that the agent forgets which epochs were over.
             link.send(protocol.Forget(session=session.name, before_epoch_id=before))
 
     def _first_worker(self, spec: PackedSpec) -> int:
@@ -124,6 +127,7 @@ class Requester:
                 for other in sessions.values()
                 if other is not session and other.is_busy
             ]
+            # What other loaders hold changes with each batch, so this is asked anew at each turn.
             schedule.max_bytes = allowance(session.max_bytes, others=others)
         for number in schedule.overdue(now):
             self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
@@ -208,6 +212,7 @@ class Requester:
             for link in self._links.values()
             if link.is_up and link.has_failed(session.name)
         ]
+        # A host that is lost may come back, and may be able to make them.
         if self.expected is None or (self.lost and self._settings.comes_back):
             return None
         is_all = len(failures) + len(self.lost) >= self.expected
@@ -223,7 +228,7 @@ class Requester:
             self._heard_at[member.host] = now - member.silent_seconds
 
     def _fates(self, session: FeedSession, now: float) -> Iterator[str]:
-        """Yields what became of each data host, and when it was last heard."""
+        """Yields the state of each data host, and when it was last heard."""
         for host, link in self._links.items():
             if link.is_up and session.name in link.failed:
                 yield f"{host} ({link.failed[session.name].reason})"
@@ -258,7 +263,7 @@ class Requester:
         )
 
 
-# Progress to the coordinator, and a look at what no event tells.
+# Progress to the coordinator, and a check of what no event reports.
 _TICK_SECONDS = 1.0
 _IN, _OUT = select.POLLIN, select.POLLOUT
 
@@ -280,6 +285,7 @@ class IoThread:
         self._keys = keys
         self._context: ZmqContext = zmq.Context()
         self._unpack_coordinator = protocol.Unpacker(protocol.FromCoordinator)
+        # Cannot be taken back: a weak reference, so that a feed that was closed is not kept.
         os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(shared)))
         now = time.monotonic()
         self._polled: _Polled = ([], [], {})
@@ -307,9 +313,10 @@ class IoThread:
         )
 
     def run(self) -> None:
-        """Pumps until the feed is closed; a crash ends every session with its error."""
+        """Runs the loop until the feed is closed; a crash ends every session with its error."""
         shared = self._shared
         try:
+            # The first turn dials: this takes its time while the connection is set up.
             self._turn()
             send_uncopied_ahead()
             while not shared.is_closing:
@@ -348,8 +355,12 @@ class IoThread:
                     for fileno, wants_write in session.local.sockets().items():
                         children[fileno] = (session, _IN | _OUT if wants_write else _IN)
         self._watch(links, children)
+        # `sleeps` last, after all that is looked at above: who calls `wake` from here on ends the
+        # poll. Rounded up, for a poll that ends too early turns once more for nothing.
         milliseconds = int(seconds * 1000) + 1 if shared.sleeps() and not served else 0
         ready = {fileno for fileno, _ in self._poll.poll(milliseconds)}
+        # In this order: a `wake` from here on is for the next poll, so what is posted while posted
+        # functions run does not wait for a second.
         shared.is_up(is_rung=shared.wake_fd in ready)
         shared.run_posted()
         for fileno in ready:
@@ -367,6 +378,7 @@ class IoThread:
         filenos = [link.connection.filenos for link in links]
         polled = (links, filenos, children)
         if polled == self._polled:
+            # Nearly always: to register all descriptors anew would cost more than the poll.
             return
         self._poll, self._polled = select.poll(), polled
         self._poll.register(self._shared.wake_fd, _IN)
@@ -378,7 +390,8 @@ class IoThread:
 
     def _serve(self, link: Link, ready: Container[int]) -> None:
         has_events = link.has_events(ready)
-        # First what came, then what became of the connection: the last words count.
+        # First what was received, then what became of the connection: a host that leaves says so,
+        # and may hang up before this is read.
         if isinstance(link, AgentLink):
             link.receive(partial(self._answers.take, link), ready=ready)
         else:
@@ -434,7 +447,7 @@ class IoThread:
                 forget_peer(self._shared, link)
                 self._remove(link)
             elif not link.is_listed and not link.is_up:
-                # It left, and its last words are read.
+                # It left, and what it sent last is read.
                 self._remove(link)
         for host, member in listed.items():
             if host not in self._links:
@@ -450,7 +463,7 @@ class IoThread:
         for link in [self._coordinator, *self._links.values()]:
             if not link.connection.is_open:
                 if isinstance(link, AgentLink) and not link.is_listed:
-                    # It left, and its last words are read.
+                    # It left, and what it sent last is read.
                     self._remove(link)
                 else:
                     link.tick(now)
@@ -477,6 +490,7 @@ class IoThread:
             for agent in self._links.values():
                 agent.forget(session.name)
                 agent.send(protocol.Close(session=session.name))
+        # Without the lock: their end may take seconds, in which the script would get no batch.
         for local in locals_ended:
             local.close()
 
@@ -512,6 +526,7 @@ class IoThread:
             del self._links[link.member.host]
 
     def _close(self) -> None:
+        # First: a thread that waits for a batch would wait for ever.
         self._shared.fail(FeedError("the feed of this process is closed"))
         with self._shared.lock:
             sessions = [*self._shared.sessions.values(), *self._shared.take_retired()]
@@ -528,6 +543,7 @@ class IoThread:
             link.close(linger_seconds=GOODBYE_SECONDS)
         for receiver in list(self._shared.receivers):
             receiver.join(GOODBYE_SECONDS)
+        # Waits until all sockets have sent what they had, or lingered: GOODBYE_SECONDS at most.
         self._context.term()
 
 
@@ -539,7 +555,7 @@ def _let_go(shared: "weakref.ref[SharedState]") -> None:
         receiver.forget()
 
 
-# The I/O thread's last words take milliseconds; ending local workers may take a little longer.
+# The I/O thread's goodbye takes milliseconds; the end of local workers may take a little longer.
 CLOSE_SECONDS = 8.0
 
 
@@ -597,6 +613,8 @@ class Feed:
                     continue
                 known.reserve()
                 return known
+            # Random: a rank that was started again must not meet the session that its agents still
+            # keep of the one before.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
             session = FeedSession(
@@ -609,6 +627,7 @@ class Feed:
             session.failure = shared.failure
             shared.sessions[name] = session
             sessions.append(session)
+        # Not at exit, where `close` ends all sessions together.
         weakref.finalize(books, shared.retire, session).atexit = False
         return session
 
@@ -672,4 +691,5 @@ def _show_and_exit(
     """Ends the script, after an uncaught error of the feed, with its own exit code, not with 1."""
     show(kind, error, trace)
     if isinstance(error, FeedError):
+        # From an excepthook this is what Python exits with.
         raise SystemExit(error.exit_code)

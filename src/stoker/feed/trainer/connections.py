@@ -92,7 +92,7 @@ class BatchReceiver:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, which is not waited for; any thread may call it, twice too."""
+        """Ends the thread, which is not waited for; any thread may call it, also twice."""
         self.is_closed = True
         connection = self._socket
         if connection is not None:
@@ -129,6 +129,7 @@ class BatchReceiver:
     def _receive(self) -> None:
         with socket.create_connection(self._peer, self._connect_seconds) as connection:
             self._socket = connection
+            # Still with the timeout of the dialling; from `tune` on the kernel's limits hold.
             connection.sendall(self._ticket.ticket)
             tune(connection)
             unsealer = Unsealer(self._ticket.key)
@@ -148,6 +149,7 @@ class BatchReceiver:
                 max_head_bytes=self._max_head_bytes,
                 silent_seconds=self._silent_seconds,
             )
+            # `close` finds no socket to shut down while this thread dials: then it ends here.
             while not self.is_closed:
                 packed, nbytes = self.reader.head()
                 self._take(self, packed, nbytes)
@@ -211,7 +213,7 @@ class Link:
         return self.connection.down_since
 
     def has_input(self) -> bool:
-        """Tells whether there is input that no descriptor tells of; ask before you wait."""
+        """Tells whether there is input that no descriptor shows; to be called before a poll."""
         # At every turn of the I/O thread.
         connection = self.connection
         return not (connection.is_drained and connection.is_quiet) and connection.has_input()
@@ -240,6 +242,7 @@ class Link:
         if is_address(self.name):
             self._dial(resolve(self.name))
             return
+        # In a thread: the resolver may take seconds, and all other hosts would wait.
         self._is_resolving = True
         threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
 
@@ -257,7 +260,7 @@ class Link:
         self.connection.send(message, frame)
 
     def receive(self, take: Take, *, ready: Container[int]) -> None:
-        """Hands over what has come.
+        """Hands over the messages that have arrived.
 
         Args:
             ready: Descriptors that can be read from.
@@ -297,7 +300,7 @@ class Failure:
     """A host's failure: it could make nothing for a session; others perhaps can.
 
     Attributes:
-        epoch_id: Of the epoch in which it failed.
+        epoch_id: Id of the epoch in which it failed.
         times: How often it has failed by now, on this connection.
     """
 
@@ -364,7 +367,7 @@ class AgentLink(Link):
         self.receiver, self._is_attaching = receiver, False
 
     def lose_batches(self, now: float) -> FeedLostError | None:
-        """Notes that the connection for batches has ended by itself: all is dialled again.
+        """Notes that the connection for batches was lost: both connections are dialled again.
 
         Returns:
             The reason to give the host up instead, with the connection left as it is: no batch has
@@ -375,6 +378,7 @@ class AgentLink(Link):
         self.receiver = None
         if receiver.num_taken:
             self._fruitless = 0
+        # One that was up and asked for nothing proves nothing: a long validation, say.
         elif self.has_asked or not receiver.has_been_up:
             self._fruitless += 1
         if self._fruitless < MAX_FRUITLESS:
@@ -405,7 +409,7 @@ class AgentLink(Link):
         return session in self.failed and session not in self.opened
 
     def may_open(self, session: str, *, epoch_id: int) -> bool:
-        """Tells whether the host is to be asked, or told of a new epoch."""
+        """Tells whether the host is to make batches of the session in that epoch."""
         return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
     def forget(self, session: str) -> None:
@@ -432,12 +436,15 @@ class AgentLink(Link):
 
     def ship(self, spec: PackedSpec) -> None:
         """Queues a spec, piece by piece, without a copy."""
+        # Queued all at once: zmq holds the memory, and sends a piece while the next is encrypted.
         whole = memoryview(spec.data)
         for offset in range(0, len(whole), PIECE_BYTES):
             self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
         """Tells whether `member` is the very agent that this link goes to."""
+        # A host that was started again has another incarnation, at the same address: it knows
+        # nothing of what was said to the one before.
         mine = self.member
         return (mine.incarnation, mine.address, mine.port, mine.batch_port) == (
             member.incarnation,

@@ -44,7 +44,7 @@ def resolve(name: str, *, attempt: int = 0) -> str:
     """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
 
     Args:
-        name: Of the host.
+        name: Name of the host.
         attempt: Of several addresses each has its turn: one may be that of a pod that is gone.
 
     Raises:
@@ -74,7 +74,7 @@ class Connection:
     """A DEALER socket with its monitor; used by the I/O thread only.
 
     Args:
-        keys: Of the run.
+        keys: Keys of the run.
         max_message_bytes: A longer frame cuts the connection before memory is taken for it.
 
     Attributes:
@@ -109,7 +109,7 @@ class Connection:
         self.dial_at = now
 
     def has_input(self) -> bool:
-        """Tells whether there is input that no descriptor tells of; ask before you wait."""
+        """Tells whether there is input that no descriptor shows; to be called before a poll."""
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:
@@ -133,12 +133,14 @@ class Connection:
         return not self.is_drained
 
     def dial(self, endpoint: str) -> None:
-        """Connects to `tcp://ADDRESS:PORT`; `watch` tells what becomes of it."""
+        """Connects to `tcp://ADDRESS:PORT`; `watch` says whether it succeeds."""
         self.close()
         made: ZmqSocket = self._context.socket(zmq.DEALER)
         secure_client(made, self._keys, max_message_bytes=self._max_message_bytes)
+        # Never dials again on its own: see the head of this file.
         made.reconnect_ivl = -1
         made.connect_timeout = round(CONNECT_SECONDS * 1000)
+        # No limit of zmq's, at which `send` would fail: credits bound what is asked for.
         made.sndhwm = made.rcvhwm = 0
         self._monitor = made.get_monitor_socket(_UP | _DOWN)
         self._socket, self.is_open = made, True
@@ -171,9 +173,11 @@ class Connection:
         self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
-        """Queues a message; silent without a connection, whose loss the monitor tells."""
+        """Queues a message; does nothing without a connection, whose loss `watch` reports."""
         if self._socket is None:
             return
+        # The descriptor tells of a message only once, and to send takes note of it as well: what
+        # came meanwhile would wait for the next message (tests/unit/test_connections.py).
         self.is_drained = False
         packed = pack(message)
         # Not contextlib's `suppress`, which takes longer than the rest.

@@ -23,8 +23,8 @@ from stoker.feed.workers.pool import (
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
-# Where vCPUs are scarce the trainer goes first: its step is what all wait for, and the pool gives
-# the batches that local workers do not come to to others.
+# Where vCPUs are scarce the trainer comes first: all wait for its step, and batches that local
+# workers have no time for are asked of data hosts.
 NICENESS = 10
 _HURRY_SECONDS = 1.0
 
@@ -80,6 +80,8 @@ class LocalWorkers:
         on_death: Callable[[str], None],
     ) -> None:
         chosen = context or torch.multiprocessing.get_context()
+        # Forked when a shard is pinned here, in the middle of an epoch, a child would have the
+        # dataset as the script has changed it by then.
         is_shared = chosen.get_start_method() == "fork" and not spec.is_iterable
 
         def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
@@ -96,6 +98,8 @@ class LocalWorkers:
                 daemon=True,
                 name=f"stoker-{'shard' if role.num_shards else 'worker'}-{role.number}",
             )
+            # A worker that died is started again by the I/O thread, and a child ends with the
+            # thread that started it: see `start_to_last`.
             start_to_last(child.start)
             return cast("ChildProcess", child)
 
@@ -121,6 +125,7 @@ class LocalWorkers:
         bind later batches to a worker that may be slow for want of a core.
         """
         if self._is_iterable:
+            # Its processes come with their shards: none is alive before the first one is asked for.
             return self._max_credits
         return self._credits_each * self._pool.num_alive
 

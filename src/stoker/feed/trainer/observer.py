@@ -1,7 +1,7 @@
 """The observer counts what the feed of one process does: who made which batches, their cost, moves.
 
 The I/O thread counts where answers come in anyway (a few additions a batch), and the counts are
-told to the leader with the rank's progress about once a second. All counts only grow; whoever reads
+sent to the leader with the rank's progress about once a second. All counts only grow; whoever reads
 them takes differences, so that a report that is lost loses nothing.
 """
 
@@ -24,12 +24,12 @@ class Standing:
 
     Attributes:
         taken: Batches that the trainer took since the last look.
-        ready_at_takes: Of all these moments, the batches that lay ready behind the one taken.
+        ready_at_takes: Batches that were ready after the one taken, summed over these.
         moved: Batches that were taken away from a peer since the last look: it was lost, dropped
             them, or is late.
         in_flight: Batches that each peer was asked for and has not answered, now.
         credits: How many each may be asked for, now.
-        ready: Batches that lie ready, now.
+        ready: Batches that are ready now.
         window: How far ahead of the trainer batches are made, now.
     """
 

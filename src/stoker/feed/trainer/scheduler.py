@@ -115,6 +115,7 @@ class PeerState:
         # Without the longest: one batch that had to wait for a cold cache is no habit.
         long = ordered[-2] if count > 1 else latency
         self.reach_seconds = p95 + _SPREADS * max(0.0, long - ordered[count // 2])
+        # It made so many one after the other in that time, this one the last of them.
         service = latency / queued
         known = self.service_seconds
         self.service_seconds = service if known == 0.0 else 0.8 * known + 0.2 * service
@@ -253,7 +254,7 @@ class Scheduler(ABC):
         Args:
             generation: Of its shard's process, as all that follows.
             digest: Checksum of all that the process made in this epoch.
-            random_state: Random states with which it began the epoch, if it tells them.
+            random_state: Random states with which it began the epoch, if it sent them.
 
         Raises:
             ProtocolError: If it is of a shard where there is none, or of none where there are.
@@ -282,7 +283,7 @@ class Scheduler(ABC):
         """Returns the batches to ask for now, and of whom; they count as asked."""
 
     def stream_of(self, number: int, *, shared_seed: int | None) -> Stream | None:
-        """Returns what goes along with the ask for a batch of a shard; None: there are none."""
+        """Returns what is sent with the request for a batch of a shard; None: it is of none."""
         return None
 
     def may_assign(self) -> bool:
@@ -307,7 +308,7 @@ class Scheduler(ABC):
         """Bytes of the batches that wait to be taken, and of those under way as far as known."""
 
     def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
-        """Returns how the session stands; what is counted between two looks is counted anew.
+        """Returns the state of the session; its counts begin at 0 again with each call.
 
         Args:
             now: Monotonic seconds.
@@ -328,7 +329,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _num_ready(self) -> int:
-        """Returns how many batches lie ready."""
+        """Returns how many batches are ready."""
 
     def peers(self) -> list[Peer]:
         """Returns the peers that are known, leaving ones among them."""
@@ -340,7 +341,7 @@ class Scheduler(ABC):
 
 
 class BatchScheduler(Scheduler):
-    """Has any peer make any number, and has late ones made elsewhere as well: whoever is first."""
+    """Has any peer make any number, and another one make late ones too: the first answer counts."""
 
     def __init__(self, *, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)
@@ -426,6 +427,7 @@ class BatchScheduler(Scheduler):
             makers.discard(peer)
             if not makers:
                 del self._makers[number]
+        # Taken or here already, by another peer; or never asked for, by mistake of a peer.
         if number < self.head or number in self._arrived or number >= self._next_new:
             return False
         self._arrived[number] = frame_bytes
@@ -531,15 +533,17 @@ class BatchScheduler(Scheduler):
     def overdue(self, now: float) -> list[int]:
         """Returns numbers to be asked for elsewhere too, because the head of the line is late.
 
-        They are handed out by the next `assign`; the late peer is not judged, its answer is taken
+        They are handed out by the next `assign`; the late peer stays, its answer is taken
         if it comes first.
         """
         makers = self._makers.get(self.head)
+        # The cheap bound first: this is asked at every turn, and nearly always nothing is late.
         if not makers or self.head in self._queued_again or now < self._overdue_at_least(makers):
             return []
         due = max(self._due(peer, self.head) for peer in makers)
         if now < due or not self._others(self.head):
             return []
+        # With the head all else that is late with the same peers: they are stopped, most likely.
         again = []
         for peer in makers:
             for number in self._peers[peer].asked:
@@ -574,6 +578,7 @@ class BatchScheduler(Scheduler):
         interval = self._interval()
         window = total + 2
         if interval is not None:
+            # Multiplied and not divided: an interval may be 0, where all is taken at once.
             if slowest > interval * _MAX_WINDOW_PER_CREDIT * total:
                 window = _MAX_WINDOW_PER_CREDIT * total
             elif interval > 0:
@@ -591,6 +596,7 @@ class BatchScheduler(Scheduler):
             takes = self._takes
             self._interval_seconds = None
             if len(takes) >= 4:
+                # n takes have n - 1 gaps, and n - 2 without the longest.
                 rest = takes[-1] - takes[0] - max(self._gaps)
                 self._interval_seconds = max(rest, 0.0) / (len(takes) - 2)
                 self._is_quick = self._interval_seconds < _QUICK_SECONDS
@@ -622,6 +628,8 @@ class BatchScheduler(Scheduler):
             for other, state in self._peers.items()
             if other != peer and state.service_seconds > 0 and self._keeps_pace(state, now)
         ]
+        # Gives one batch after the other to whoever is done first: are all that are left made
+        # before this peer would be done with its first?
         heapq.heapify(ends)
         for _ in range(left if ends else 0):
             end, service = ends[0]
@@ -631,6 +639,7 @@ class BatchScheduler(Scheduler):
         return bool(ends)
 
     def _keeps_pace(self, state: PeerState, now: float) -> bool:
+        # One that is hung, or slower than usual, is not relied on for the last batches.
         ages = [now - asked_at for asked_at, _ in state.asked.values()]
         return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_leaving
 
@@ -690,7 +699,8 @@ class BatchScheduler(Scheduler):
     def _latency(self, state: PeerState, now: float) -> float:
         """Returns the seconds that a peer usually takes, or is taking now if that is more."""
         usual = state.reach_seconds
-        # What was asked for first comes first.
+        # In the order in which they were asked for: the first one is the longest under way. What
+        # others were asked for as well does not count, for it holds nobody up.
         for number, (asked_at, _) in state.asked.items():
             if len(self._makers.get(number, ())) == 1:
                 return max(usual, now - asked_at)

@@ -1,6 +1,6 @@
 """A session is one loader of this process at the feed, one epoch at a time.
 
-An epoch that is gone through once more, as after load_state_dict, has its number again, and an id
+An epoch that is iterated over once more, as after load_state_dict, has its number again, and an id
 of its own. The thread that iterates and the I/O thread meet here, under one lock: the one supplies
 indices and takes finished batches, the other asks for batches and brings them.
 """
@@ -60,7 +60,7 @@ class FeedSession:
         spec: What the workers of this epoch are to have.
         local: Local workers, if any.
         failure: Ends every wait of this session.
-        abandoned_epoch_id: Of an epoch whose iterator is gone.
+        abandoned_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
         is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
@@ -140,6 +140,7 @@ class FeedSession:
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
             if is_new_spec:
+                # Every agent has to open the session anew, and is a peer again once it is ready.
                 for peer in self.schedule.peers():
                     self.schedule.lost(peer)
             self.schedule.begin()
@@ -147,6 +148,7 @@ class FeedSession:
             self.base_seed = base_seed
             if local is not self.local:
                 if self.local is not None:
+                    # Closed by the I/O thread: it takes up to 5 s, and this is the script's thread.
                     self.retired_locals.append(self.local)
                 self.schedule.lost(LOCAL)
                 self.local = local
@@ -211,6 +213,8 @@ class FeedSession:
         """Waits for the batch at the head of the line; None: ask the sampler for more first."""
         while True:
             head = self.schedule.head
+            # Both: a local batch counts as arrived before its pinned copy is made, and a batch of a
+            # shard may be here before those that come first.
             if head in self.outcomes and self.schedule.is_there(head):
                 self.schedule.take(time.monotonic())
                 self._asked.pop(head, None)
@@ -242,6 +246,7 @@ class FeedSession:
             self.retired_locals.append(self.local)
             self.local = None
             self.schedule.lost(LOCAL)
+        # An epoch without numbers: until the next one nothing is asked for.
         self.schedule.begin()
         self.schedule.finish()
         self._asked.clear()
@@ -276,9 +281,11 @@ class FeedSession:
             except StopIteration:
                 is_last = True
             except Exception as err:
+                # Raised once all batches before it are taken, as torch's loader does.
                 self._sampler_error = err
                 is_last = True
         with self._lock:
+            # The sampler may take long: another thread may have ended the epoch meanwhile.
             if self.epoch_id == epoch_id and self.is_busy:
                 self._asked.update(fresh)
                 self.schedule.supply(len(fresh))
@@ -366,9 +373,11 @@ class SharedState:
 
     def wake(self) -> None:
         """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
+        # First noted, then looked at, as in `sleeps`: whichever of the two is later sees the other.
+        # Without a lock, for a finalizer may come while this very thread holds it.
         self._is_called = True
         if not self._is_asleep:
-            # It looks at what it is called for before it sleeps.
+            # It is awake, and looks for work before it sleeps.
             return
         self._is_asleep = False
         with contextlib.suppress(OSError):

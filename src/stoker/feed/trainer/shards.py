@@ -8,7 +8,7 @@ ascending order, those of exhausted shards left out, are the order of torch's ow
 workers. `Shard` keeps the books of one shard, `ShardScheduler` decides who makes it, and when.
 
 A stream cannot be asked for its n-th batch elsewhere without making all before it again. So a slow
-or stopped process is not judged here (torch's own loader waits for it, too): only where it is
+or stopped process is waited for (as torch's own loader does): only where it is
 *lost*, by its death, its host's or the connection's, is its shard started again by another process,
 which makes what has arrived once more and throws it away. A running checksum of what it makes,
 which each batch brings along, tells whether it makes the same again: a stream that does not is an
@@ -44,8 +44,8 @@ class Shard:
         taken: Positions below were delivered.
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
-        state: Random states with which the epoch, or one before it, began, as its process has told;
-            empty: as it is seeded.
+        state: Random states with which the epoch, or one before it, began, as its process has sent
+            them; empty: as it is seeded.
         earlier: Batches that were asked of each epoch since then.
         state_at_end: With which the next epoch begins.
     """
@@ -97,9 +97,11 @@ class Shard:
     def lose(self) -> None:
         """Notes that its process is gone: what has not arrived is to be made by another one."""
         self.owner, self.generation = None, self.generation + 1
+        # Also what had overtaken others: a stream goes on from one place.
         self.asked = self.arrived
         self.early.clear()
         if not self.is_whole():
+            # An end that overtook batches: the next process comes to it again.
             self.end = None
 
     def is_exhausted(self) -> bool:
@@ -194,6 +196,8 @@ class ShardScheduler(Scheduler):
 
     def leave(self, peer: Peer) -> None:
         """Gives the shards of a peer that drains to others."""
+        # At once: with `BatchScheduler` the peer finishes what it was asked for, but the rest of a
+        # shard has to move anyway.
         super().leave(peer)
         if peer in self._peers:
             self._take_away(peer, self._peers[peer])
@@ -202,6 +206,7 @@ class ShardScheduler(Scheduler):
         """Forgets a peer that is gone: its shards are started again elsewhere."""
         super().lost(peer)
         if not self._peers:
+            # Settles anew, as at the start: else whoever is back first would get all shards.
             self.is_settled, self._settle_at = False, None
 
     def _take_away(self, peer: Peer, state: PeerState) -> None:
@@ -228,6 +233,7 @@ class ShardScheduler(Scheduler):
         position, shard = self._answered(peer, number, generation)
         if shard is None or not shard.arrives(position, digest=digest):
             return False
+        # Told with the first batch of an epoch: what led up to it need not be made again.
         if random_state:
             shard.state, shard.earlier = random_state, []
         self._mean_bytes = (
@@ -249,6 +255,7 @@ class ShardScheduler(Scheduler):
         if shard is None:
             return False
         self._moved[peer] += shard.asked - shard.arrived
+        # Answers to these would be of the process that died: nothing is under way any more.
         for other in [n for n in self._peers[peer].asked if self._shard_of(n) is shard]:
             del self._peers[peer].asked[other]
         shard.lose()
@@ -271,6 +278,7 @@ class ShardScheduler(Scheduler):
         num_open = sum(shard.asked - shard.taken for shard in self._shards)
         window = self.window(now)
         while (number := self._next_ask()) is not None:
+            # The head in any case: the trainer waits for it, and frees memory only then.
             if num_open >= window and number != self.head:
                 break
             shard = self._shard_of(number)

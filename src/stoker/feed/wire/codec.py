@@ -6,7 +6,7 @@ offsets and come back as views of it, so that a received batch is never copied a
 is pickled by cloudpickle (a class of the training script comes back intact only so), but the
 tensors and arrays inside it still travel as raw buffers.
 
-Bytes of a peer are judged before anything is made of them: offsets, shapes and sizes against the
+Bytes of a peer are checked before anything is made of them: offsets, shapes and sizes against the
 payload, depth against a bound, and pickles are opened only where the caller allows it.
 """
 
@@ -37,15 +37,21 @@ if TYPE_CHECKING:
 
 Bytes1D = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
+# A cache line, as torch's own allocator gives.
 ALIGNMENT = 64
+# What is nested deeper is pickled. The decoder calls itself for each level of a peer's tree: the
+# bound keeps it far below Python's limit of 1,000 calls.
 MAX_DEPTH = 64
 MAX_DIMENSIONS = 64
 
 # Longer ones are payload: they need no copy into the message's head.
 INLINE_BYTES = 1024
+# A peer's bytes become an array of such a dtype only. Not of objects (O), which are pointers, and
+# none with fields (V), whose names `dtype.str` does not say: these are pickled.
 ARRAY_DTYPE = re.compile(
     r"[<>|=](?:[biufc][1-9]\d?|[SU][1-9]\d{0,8}|[mM]8(?:\[\d{0,9}[a-zA-Z]{1,2}\])?)"
 )
+# A list, for the names that a peer sends are looked up in torch itself.
 TENSOR_DTYPES = frozenset(
     (
         "bool",
@@ -96,6 +102,8 @@ class Arena:
     def offset_of(self, address: int, nbytes: int) -> int | None:
         """Returns where in the arena the bytes at `address` lie, if they can stay there."""
         offset = address - self.memory.ctypes.data
+        # A view that begins in the middle of what was stacked is copied: the decoder takes aligned
+        # offsets only.
         is_inside = offset >= 0 and offset + nbytes <= self.end
         return offset if is_inside and offset % ALIGNMENT == 0 else None
 
@@ -140,6 +148,8 @@ class Encoder:
         Raises:
             ShippingError: If it cannot travel.
         """
+        # By its very type: an IntEnum or a numpy.float64 would come back as int or float.
+        # isinstance() next to it is for the type checker.
         kind = type(value)
         if value is None or kind is bool or kind is float:
             return value
@@ -175,6 +185,7 @@ class Encoder:
 
     def leaf(self, value: object) -> list[object] | None:
         """Returns the node of a tensor, array or NumPy scalar; None if it does not travel raw."""
+        # A tensor that the batch holds twice is sent once, and both places share its memory again.
         known = self._nodes.get(id(value))
         if known is not None:
             return known[1]
@@ -184,6 +195,7 @@ class Encoder:
             else _tensor(self, value)
         )
         if node is not None:
+            # With the value: while it is held, no other object gets its id.
             self._nodes[id(value)] = (value, node)
         return node
 
@@ -203,6 +215,7 @@ class Encoder:
             array, tag = value, Tag.ARRAY
         else:
             return None
+        # `dtype.str` says nothing of metadata: it would be lost.
         if not ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.metadata:
             return None
         axes = [] if array.flags.c_contiguous else _order(array.strides)
@@ -256,6 +269,7 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
             f"the batch holds a tensor on {value.device}",
             fix="make batches on the CPU and move them in the training loop",
         )
+    # Conjugate and negative views are marks on the tensor: its raw bytes are other values.
     tensor = value.detach().resolve_conj().resolve_neg()
     axes = [] if tensor.is_contiguous() else _order(tensor.stride())
     if axes and tensor.permute(axes).is_contiguous():
@@ -265,6 +279,7 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
         axes = []
     end: list[object] = [*_back(axes)]
     if value.requires_grad:
+        # With an empty order of axes before it: the decoder knows the mark by its place.
         end = [*(end or [[]]), True]
     nbytes = tensor.numel() * tensor.element_size()
     if encoder.arena is not None and nbytes and tensor.is_contiguous():
@@ -299,11 +314,7 @@ def _copy_array(
 
 
 class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves tensors and arrays out of the pickle.
-
-    A class with `__slots__` that came here by value has lost them on its way (cloudpickle), but has
-    them in the trainer, whose objects then take no `__dict__`.
-    """
+    """Leaves tensors and arrays out of the pickle."""
 
     def __init__(self, file: io.BytesIO, encoder: Encoder, leaves: list[object]) -> None:
         super().__init__(file, protocol=5)
@@ -333,6 +344,9 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         plain = obj.__reduce_ex__(5)
         if isinstance(plain, tuple) and len(plain) > 2 and plain[2] is not None:
+            # The class came here by value, and cloudpickle lost its `__slots__` on the way: here
+            # its objects have a `__dict__`, in the trainer they have none. A pair as state is (for
+            # `__dict__`, for slots): pickle sets the latter with setattr.
             return (*plain[:2], (None, vars(obj)), *plain[3:])
         return reduced
 
@@ -483,6 +497,7 @@ class Decoder:
         sizes = tuple(size for size in shape if type(size) is int and 0 <= size < 1 << 48)
         if len(sizes) != len(shape) or len(sizes) > MAX_DIMENSIONS:
             raise ProtocolError(f"a shape of {len(shape)} dimensions that is none")
+        # A size of 0 must not hide the others: torch multiplies these to strides all the same.
         if math.prod(max(size, 1) for size in sizes) >= 1 << 48:
             raise ProtocolError("a shape of more than 2**48 elements")
         return sizes
@@ -542,6 +557,7 @@ class Decoder:
                 "dicts, or trust the data hosts: feed.accept_pickles: true",
             )
         values: list[object] = []
+        # Not of any node: a pickle within a pickle would get around the bound on depth.
         for leaf in leaves:
             if not isinstance(leaf, list) or leaf[:1] not in (
                 [Tag.TENSOR],
@@ -601,6 +617,8 @@ class Encoded:
             target: Where `write_into` wrote it; the gaps between its parts do not count.
         """
         digest = zlib.crc32(self.tree, start)
+        # Not over the gaps between them: a slot is used again, and holds bytes of older batches
+        # there.
         for offset, nbytes, _ in self._leaves:
             digest = zlib.crc32(target[offset : offset + nbytes], digest)
         return digest
@@ -612,7 +630,7 @@ def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> 
     Args:
         value: A batch, or an index.
         allow_pickle: Whether parts may travel pickled.
-        arena: Memory that the payload is to be in; the rest is placed behind what it holds.
+        arena: Memory that the payload is to be in; the rest is placed after what it holds.
 
     Raises:
         ShippingError: If a part of it would have to be pickled and must not, or cannot be, naming
@@ -651,7 +669,7 @@ def pack_value(value: object, *, allow_pickle: bool) -> bytes:
     if flat is not None:
         return flat
     encoded = encode(value, allow_pickle=allow_pickle)
-    # Written to memory of its own: behind the tree it would not be aligned, as torch needs it.
+    # Written to memory of its own: after the tree it would not be aligned, as torch needs it.
     payload: Bytes1D = np.zeros(encoded.nbytes, dtype=np.uint8)
     if encoded.nbytes:
         encoded.write_into(payload.data)
@@ -664,6 +682,7 @@ def _flat(value: object) -> bytes | None:
         return None
     try:
         tree = _encoder.encode([_LIST, *value])
+    # An integer of more than 64 bits: the usual way sends its digits.
     except OverflowError:
         return None
     return _LENGTH.pack(len(tree)) + tree
@@ -683,5 +702,7 @@ def unpack_value(data: bytes | memoryview, *, allow_pickle: bool) -> object:
     start = _LENGTH.size + length
     if start > len(view):
         raise ProtocolError(f"a tree of {length} bytes in a frame of {len(view)}")
+    # Copied: the frame can only be read, while tensors of an index may be written to; and behind
+    # the tree it is not aligned.
     payload: Bytes1D = np.array(np.frombuffer(view[start:], dtype=np.uint8))
     return decode(view[_LENGTH.size : start], payload, allow_pickle=allow_pickle)

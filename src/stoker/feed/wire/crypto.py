@@ -1,6 +1,6 @@
 """Keys from one token decide who may speak, by CURVE; `sealing` has the keys of batches.
 
-Every process of a run holds the token, so every one can be server or client; whoever has not the
+Every process of a run holds the token, so every one can be server or client; a process without the
 token can be neither. CURVE alone lets in any client that knows the server's public key: the
 allow-list lets in the run's own client key only, and the handshake fails before a byte of a message
 is parsed. A bounded number of connections may wait for their handshake at a time, each for a few
@@ -33,8 +33,8 @@ HANDSHAKE_SECONDS = 10.0
 # thread answers for a process that is busy, so slow is not mistaken for dead.
 HEARTBEAT_SECONDS = 3.0
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-# Of a frame at a server's port: what a stranger can have it hold before the handshake. Longer
-# messages of members go in pieces.
+# Largest frame at a server's port: as much as a stranger can have it hold before the handshake.
+# Longer messages of members are sent in pieces.
 MAX_CONTROL_BYTES = 256 << 10
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -165,6 +165,8 @@ class AllowList:
         self.socket.close()
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:
+        # ZeroMQ's RFC 27 (ZAP): version, request id, domain, address, routing id, mechanism, the
+        # client's key.
         request = frames[1] if len(frames) > 1 else b""
         is_ours = (
             len(frames) == 7
@@ -195,6 +197,7 @@ def _limit(socket: "zmq.Socket[bytes]", max_message_bytes: int) -> None:
 
 def derive(secret: bytes, *, info: bytes) -> bytes:
     """Returns a key of 32 bytes, by HKDF-SHA256 with the salt "stoker"."""
+    # One block is all of HKDF's output: 32 bytes, as many as SHA-256 has.
     extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
 
@@ -239,7 +242,7 @@ class HandshakeGuard:
     """Bounds the connections to a CURVE server that are in the middle of their handshake.
 
     libzmq bounds a handshake's time and frames, but not how many there are at a time. Its monitor
-    tells of connections by their descriptors, and so does each message that comes.
+    reports connections by their descriptors, and each message says over which one it came.
 
     Args:
         server: A ROUTER that is bound to `port`; call `close` before it is closed.
@@ -256,7 +259,7 @@ class HandshakeGuard:
         )
 
     def handle(self, now: float) -> None:
-        """Reads what the monitor tells, without blocking, and cuts who is too many."""
+        """Reads what the monitor reports, without blocking; cuts the oldest beyond MAX_WAITING."""
         while True:
             try:
                 event = recv_monitor_message(self.monitor, zmq.NOBLOCK)
@@ -277,11 +280,14 @@ class HandshakeGuard:
     def proved(self, frame: zmq.Frame) -> None:
         """Notes that a message has come: who sent it is of this run."""
         if self._waiting:
+            # libzmq says with each message over which descriptor it came.
             self._waiting.pop(int(frame.get("__fd")), None)
 
     def tick(self, now: float) -> None:
         """Does what is due once a second: forgets whom libzmq itself has cut by now."""
         for descriptor, accepted in list(self._waiting.items()):
+            # A little after libzmq's own limit: who is still connected has passed its handshake,
+            # and only has not sent a message yet.
             if now - accepted.since > HANDSHAKE_SECONDS + 2:
                 del self._waiting[descriptor]
         self._log.tick(now)
@@ -299,6 +305,9 @@ class HandshakeGuard:
             is_to_end: Shuts it down; libzmq, whose it is, sees its end and closes it.
         """
         try:
+            # libzmq closes its descriptors in its own thread, at any time: the number may be
+            # nobody's by now (dup fails), or another file's (its port differs). A duplicate, for
+            # this socket closes what it wraps.
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 if connection.getsockname()[1] != self._port:
                     return ""

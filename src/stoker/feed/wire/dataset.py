@@ -44,7 +44,7 @@ _SECRETS = re.compile(
 )
 # user:password@host
 _SECRET_VALUE = re.compile(r"://[^/@\s]*:[^/@\s]*@")
-# Of a rank, a host, a launcher or the libraries that talk between ranks.
+# Names that belong to one rank, one host, a launcher or a library that ranks talk by.
 _OF_ONE_PROCESS = re.compile(
     r"^(STOKER|SM|SAGEMAKER|MASTER|LOCAL|GROUP|NODE|ROLE|TORCHELASTIC|OMPI|PMI|PMIX|PRTE|MPI|SLURM"
     r"|HOROVOD|KUBERNETES|CUDA|NVIDIA|ROCR|HIP|NCCL|TORCH_NCCL|GLOO|UCX|FI|RAY|WANDB"
@@ -106,11 +106,9 @@ class ScriptEnvironment:
 
 
 def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
-    """Returns the environment that this script was started with; None: it is not known.
-
-    Of a child that multiprocessing spawned it is the parent's: what the script set before is set in
-    the child's, too.
-    """
+    """Returns the environment that this script was started with; None: it is not known."""
+    # A child that multiprocessing spawned was started with what the script had set by then: the
+    # parent's shows what the script changed.
     if pid == "self" and "--multiprocessing-fork" in sys.orig_argv:
         pid = str(os.getppid())
     try:
@@ -234,6 +232,8 @@ class DatasetPlace:
     def of_this_process(cls, modules: Iterable[str]) -> "DatasetPlace":
         """Returns it as it is now."""
         directory = _working_directory()
+        # An empty entry is the working directory; without one (it was removed) there is nothing to
+        # join.
         paths = [os.path.join(directory, path) for path in sys.path if directory or path]
         return cls(
             directory,
@@ -245,10 +245,14 @@ class DatasetPlace:
     def enter(self) -> None:
         """Has this process find what the trainer finds; before a module is imported there."""
         self.environment.set()
+        # The same path, if this image has it: the trainer's own directory may be a volume of its
+        # host.
         if os.path.isdir(self.directory):
             os.chdir(self.directory)
         for path in self.paths:
             if path not in sys.path and os.path.exists(path):
+                # Behind the host's own: what is installed here is not hidden by the trainer's
+                # paths.
                 sys.path.append(path)
 
 
@@ -293,6 +297,7 @@ def pack_spec(spec: DatasetSpec, *, max_bytes: int) -> PackedSpec:
         ) from err
     place = DatasetPlace.of_this_process(pickler.modules)
     environment = place.environment
+    # The arguments come first and have a fixed size: `digest` leaves them out by that.
     head = (place.directory, place.paths, place.modules, environment.packed_changes())
     data = b"".join((environment.packed_arguments(), pickle.dumps(head), buffer.getbuffer()))
     if len(data) > max_bytes:
@@ -314,7 +319,7 @@ def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) ->
     """Says what of a spec cannot travel, as `pack_spec` does; empty: nothing, as far as was looked.
 
     Args:
-        max_bytes: Of a pickle that is looked at.
+        max_bytes: How much of the pickle is looked at.
         max_seconds: After so long it is not looked at any further.
     """
     try:
@@ -369,6 +374,8 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
         ShippingError: If it cannot be rebuilt on this host.
     """
     try:
+        # First: unpickling imports the spec's modules, which need the path and may ask for the
+        # environment.
         read_place(file).enter()
         spec = SpecUnpickler(file).load()
     except Exception as err:
@@ -382,7 +389,7 @@ def read_spec(file: BinaryIO) -> DatasetSpec:
 
 
 def read_place(file: BinaryIO) -> DatasetPlace:
-    """Reads what stands in front of a pickled spec."""
+    """Reads the place that travels before a pickled spec."""
     arguments = file.read(ARGUMENT_BYTES)
     directory, paths, modules, changes = pickle.load(file)
     return DatasetPlace(directory, paths, modules, ScriptEnvironment.unpacked(changes, arguments))
@@ -421,7 +428,7 @@ class Arrival:
 
     Args:
         name: The spec's: what `digest` says of all pieces together.
-        nbytes: Of them together.
+        nbytes: Size of all pieces together.
 
     Attributes:
         descriptor: Of the memory; closed by `close`.
@@ -444,6 +451,7 @@ class Arrival:
             OSError: If there is no memory.
         """
         end = offset + len(piece)
+        # An empty piece is none, either: a peer could send them for ever.
         if offset != self._taken or end > self._nbytes or not len(piece):
             raise ProtocolError(f"a piece of a spec from {offset} to {end}, not {self._taken}")
         view = memoryview(piece)
@@ -472,7 +480,8 @@ class _PackedError:
     arguments: bytes | None = field(default=None)
 
 
-# Of an error on its way: its text, of which beginning and end say most, and what it holds.
+# Limits of an error that is sent: for its text, of which beginning and end are kept, and for its
+# pickled arguments.
 _MAX_ERROR_TEXT = 200_000
 _MAX_ERROR_BYTES = 1 << 20
 
@@ -506,11 +515,13 @@ def unpack_error(data: bytes | memoryview) -> Exception:
         raise ShippingError(f"an error from a data worker cannot be read: {err}") from err
     if not isinstance(packed, _PackedError):
         raise ShippingError(f"expected an error, found a {type(packed).__name__}")
+    # Each part on its own: the type may be here where the arguments cannot be rebuilt, or neither.
     kind = _try_unpickle(packed.kind)
     if kind is KeyError:
         return KeyError(_Text(packed.message))
     original = _try_unpickle(packed.arguments)
     if isinstance(original, StokerError):
+        # Not made anew from a text: it would lose where it was raised and what to do about it.
         original.add_note(packed.message)
         return original
     if isinstance(kind, type) and issubclass(kind, Exception):

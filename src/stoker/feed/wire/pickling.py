@@ -52,6 +52,7 @@ def factories_in(dataset: object, depth: int = 8) -> Iterator[DatasetFactory]:
     if issubclass(type(dataset), DatasetFactory):
         yield cast("DatasetFactory", dataset)
         return
+    # Datasets may hold each other in a circle: the depth ends it.
     held = getattr(dataset, "__dict__", {}) if depth else {}
     several = held.get("datasets")
     parts = several.values() if isinstance(several, dict) else several
@@ -76,6 +77,7 @@ def reduced(obj: object) -> tuple[object, ...] | None:
         state = {name: value for name, value in vars(obj).items() if name not in ("func", "lock")}
         return (kind, (cast("functools.cached_property[object]", obj).func,), state)
     if kind is WeakKeyDictionary or kind is WeakValueDictionary:
+        # A list first: the collector may take entries while they are pickled.
         items = list(cast("WeakKeyDictionary[object, object]", obj).items())
         return (kind, (), None, None, iter(items))
     return None
@@ -94,6 +96,7 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
 def is_importable(found: object) -> bool:
     """Tells whether its module has it under its name; not of the training script."""
     name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    # On a data host `__main__` is another program.
     if name in (None, "__main__"):
         return False
     try:
@@ -111,6 +114,7 @@ def place_of(found: type) -> tuple[str, str] | None:
     module = sys.modules.get(found.__module__)
     if module is None or found.__module__ == "__main__" or is_importable(found):
         return None
+    # A list: another thread may import into the module meanwhile.
     for name, value in list(vars(module).items()):
         if value is found:
             return found.__module__, name
@@ -172,6 +176,8 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         inner = getattr(obj, "_datapipe", None)
         if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
             return (kind, (inner,))
+        # Noted here and not by the unpickler: the fork server imports them once for all workers,
+        # before anything is unpickled.
         if issubclass(kind, (FunctionType, type, CachedFunction)):
             if is_by_name(obj):
                 self.modules.add(str(getattr(obj, "__module__", "builtins")))
@@ -188,6 +194,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _set_id(self, found: "set[object] | frozenset[object]") -> object:
         if id(found) in self._sets:
             return (self._sets[id(found)][0], None)
+        # Pickled as usual: its order is the same everywhere, or there is none to be had.
         if not _is_sortable(found):
             return None
         number = len(self._sets)

@@ -3,7 +3,7 @@
 Each message is one zmq multipart: the packed message first, then its frames (at most one); to an
 agent, a long one goes in pieces, and each piece is encrypted, sent, decrypted and written while the
 others are on their way. There are two services, both ROUTER sockets with CURVE, one fixed port a
-host; batches come from an agent's next port, which is no zmq socket, sealed (see crypto):
+host; batches come from an agent's next port, which is no zmq socket, sealed (see sealing):
 
 coordinator (in the dnn leader's launcher)
     launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
@@ -36,17 +36,18 @@ PROTOCOL_VERSION = 21
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
 
-# The first bytes on a connection for batches.
+# The first bytes on a connection for batches: random, so long that none can be guessed.
 TICKET_BYTES = 32
 
 # As large as fits a frame (crypto.MAX_CONTROL_BYTES) next to its message. 6 MB, encrypted, on one
 # busy machine, from Need to the memory: 29 ms in one piece, its digest included; 12 ms in pieces of
 # 512 KiB, the digest taken while the spec is unpickled; 2 ms more in pieces of this size.
 PIECE_BYTES = 240 << 10
-# Long messages that are under way at a time.
+# Long messages that are under way at a time, one a peer: a data host has few trainers, and one that
+# is lost in the middle of a message leaves its pieces here.
 _MAX_UNFINISHED = 64
 
-# Of a daemon that a follower starts.
+# Arguments of a daemon that a follower starts.
 MAX_START_ARGUMENTS = 500
 Argument = Annotated[str, msgspec.Meta(max_length=8000)]
 Identifier = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -220,7 +221,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         in_flight: Batches it is asked for, now.
         credits: How many it may be asked for, now; 0: it is gone.
         busy_seconds: Of its workers together, wall clock.
-        cpu_seconds: Of its workers together.
+        cpu_seconds: CPU time of its workers together.
         num_workers: That have made a batch.
         workers: Of a great many, the first ones.
     """
@@ -245,8 +246,8 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         seconds: Of the rank's clock, since its feed began: what rates are taken over.
         taken: Batches that the trainer took so far.
-        ready_at_takes: Batches that lay ready behind the one taken, summed over `taken`.
-        ready: Batches that lie ready, now.
+        ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
+        ready: Batches that are ready now.
         window: How far ahead of the trainer batches are made, now.
     """
 
@@ -259,7 +260,7 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """A rank tells what it did so far, about once a second."""
+    """A rank reports what it did so far, about once a second."""
 
     rank: Count
     steps: Count
@@ -284,7 +285,7 @@ class Ticket(Message, frozen=True, kw_only=True):
 
     Attributes:
         ticket: To be sent as its first bytes.
-        key: The first one that its records are sealed with, see crypto.
+        key: The first one that its records are sealed with, see sealing.
     """
 
     ticket: Annotated[bytes, msgspec.Meta(min_length=TICKET_BYTES, max_length=TICKET_BYTES)]
@@ -311,8 +312,8 @@ class Open(Message, frozen=True, kw_only=True):
         base_seed: Of the epoch that begins: workers start with it while the spec is on its way;
             None: they start with the first batch that is asked for.
         first_worker: Id of the host's first data worker, for worker_init_fn.
-        worker_step: From one id to the next: those of other hosts lie between them.
-        host: Whom it is for; empty: whoever listens.
+        worker_step: From one id to the next: the ids of other hosts are in between.
+        host: The data host that it is for; empty: any.
     """
 
     protocol: int
@@ -383,7 +384,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         digest: Checksum of these.
         shared_seed: Torch's, for data pipes.
         persists: The process goes on with the next epoch.
-        state: Random states, as a process of the shard has told them, for one that is new.
+        state: Random states, as a process of the shard has sent them, for one that is new.
         earlier: Batches of each epoch since `state` that a new process makes again first.
     """
 
@@ -403,12 +404,12 @@ class Make(Message, frozen=True, kw_only=True):
 
     Attributes:
         index: Encoded (see codec.pack_value).
-        epoch_id: Only grows within the session: an epoch that is gone through once more, as after
+        epoch_id: Only grows within the session: an epoch that is iterated over once more, as after
             load_state_dict, has another one.
-        seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, behind them how
+        seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
             often the epoch had each index of the batch before, if it had any. Of a stream: the
             base seed.
-        stream: Of an iterable dataset.
+        stream: The shard that the batch is of, for an iterable dataset.
     """
 
     session: Identifier
@@ -423,7 +424,7 @@ class Made(Message, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     Attributes:
-        generation: Of its stream.
+        generation: The generation of its stream, see Stream.
         digest: Checksum of all that its stream gave in this epoch.
         state: Random states with which its stream began the epoch.
     """
@@ -458,7 +459,7 @@ class Raised(Message, frozen=True, kw_only=True):
     """The dataset or collate function raised; the frame is the pickled error.
 
     Attributes:
-        generation: Of its stream.
+        generation: The generation of its stream, see Stream.
         digest: Checksum of all that its stream gave in this epoch.
         is_final: The stream cannot go on: it is not what it was before it was lost.
         state: As of a batch.
@@ -479,7 +480,7 @@ class Dropped(Message, frozen=True, kw_only=True):
 
     Attributes:
         is_lost: The workers died that tried it; else the session has to be opened again.
-        generation: Of its stream.
+        generation: The generation of its stream, see Stream.
     """
 
     session: Identifier
@@ -551,6 +552,7 @@ class Unpacker:
         """
         try:
             return self._decoder.decode(data)
+        # RecursionError: nested lists of a peer, a byte each, go deeper than the stack.
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
             raise ProtocolError(f"not a message of the feed: {err}") from None
 
@@ -574,6 +576,8 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
             "install the same stoker everywhere"
         ), ""
     theirs = message.versions
+    # cloudpickle carries functions as bytecode, which differs between minor versions of Python.
+    # Other libraries mostly open each other's pickles, so for them there is a warning.
     if "python" in theirs and _minor(theirs["python"]) != _minor(own["python"]):
         return (
             f"the trainer runs Python {theirs['python']}, this host {own['python']}: functions "
@@ -582,6 +586,8 @@ def compare_versions(message: Open, own: Mapping[str, str]) -> tuple[str, str]:
     differing = [
         f"{name} {theirs[name]} in the trainer, {version} here"
         for name, version in own.items()
+        # Without the build (+cpu, +cu124): a data host has no accelerator, and often another build
+        # of the same torch.
         if name in theirs and theirs[name].partition("+")[0] != version.partition("+")[0]
     ]
     return "", "; ".join(differing)
@@ -592,10 +598,10 @@ def _minor(version: str) -> list[str]:
 
 
 class Assembly:
-    """Long messages of several peers, as far as their pieces have come.
+    """Collects the pieces of long messages, of several peers at a time.
 
     Args:
-        max_bytes: Of one message.
+        max_bytes: Limit of one message.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
@@ -608,6 +614,8 @@ class Assembly:
         Raises:
             ProtocolError: If the message is too long; it is forgotten.
         """
+        # Taken out and put in again with each piece: the first of the dict is always the peer that
+        # has been silent for longest.
         whole = self._parts.pop(peer, None) or bytearray()
         whole += piece
         if len(whole) > self._max_bytes:
@@ -616,6 +624,6 @@ class Assembly:
             return whole
         self._parts[peer] = whole
         while len(self._parts) > _MAX_UNFINISHED:
-            # Of a peer that is gone, for others send theirs without a pause.
+            # Its peer is gone, most likely: the others send their pieces without a pause.
             del self._parts[next(iter(self._parts))]
         return None

@@ -14,7 +14,7 @@ connection, which both ends count and nobody sends: what is changed, cut, put in
 twice or in another order fails to decrypt. The number runs on over the life of a connection, so no
 nonce is ever used twice.
 
-A key is of one connection and one direction. The first key is told over CURVE with the ticket of
+A key is for one connection and one direction. The first key is sent over CURVE with the ticket of
 the connection. The next generation's key is HKDF of the one before (as TLS 1.3 updates its keys):
 whoever gets hold of a key reads nothing that was sent under an earlier one. The sender goes on to
 it with each epoch of a session, and after 64 GB; the receiver follows by one generation at a time,
@@ -34,8 +34,9 @@ from stoker.feed.wire.crypto import derive
 
 KEY_BYTES = 32
 TAG_BYTES = 16
-# Of plain text a record. A call for each, with the interpreter's lock to be had anew: larger ones
-# are fewer calls; beyond 1 MiB there is no gain otherwise, see benchmarks/README.md.
+# Plain text in a record. Each record is a call, after which the thread has to get the interpreter's
+# lock again: larger records are fewer calls; beyond 1 MiB there is no gain otherwise, see
+# benchmarks/README.md.
 RECORD_BYTES = 4 << 20
 # What a head has at least: nearly all packed messages fit.
 HEAD_BYTES = 1024
@@ -44,7 +45,7 @@ REKEY_BYTES = 64 * 10**9
 
 _PREFIX = struct.Struct(">IIQ")
 _NONCE = struct.Struct(">IQ")
-# Of the packed message, in the head.
+# Bytes of the packed message that the head has room for.
 FIRST_BYTES = HEAD_BYTES - _PREFIX.size - TAG_BYTES
 _NEXT_KEY = b"stoker feed v1 next batch key"
 
@@ -52,7 +53,7 @@ SessionEpoch = tuple[str, int]
 
 
 def new_key() -> bytes:
-    """Returns a random first key of a connection, which its ticket tells."""
+    """Returns a random first key of a connection, which is sent with its ticket."""
     return secrets.token_bytes(KEY_BYTES)
 
 
@@ -73,6 +74,8 @@ class _Key:
     def next(self) -> "_Key":
         """Returns the key after this one."""
         made = _Key(derive(self._key, info=_NEXT_KEY))
+        # The number is not begun again: the same pair of key and nonce never comes twice, even if a
+        # generation were wrong.
         made.generation, made.number = self.generation + 1, self.number
         return made
 
@@ -85,7 +88,7 @@ class Sealer:
     """The sender's end of one connection; used by one thread.
 
     Args:
-        key: As told to the receiver.
+        key: The one that the receiver got with its ticket.
         rekey_bytes: Plain text under one key, about.
     """
 
@@ -104,6 +107,8 @@ class Sealer:
                 another key.
         """
         session, epoch = of
+        # Each epoch has its own key, so that one that leaks opens no earlier epoch. The session's
+        # first batch needs no change: nothing of an earlier epoch was sent for it.
         if self._epochs.setdefault(session, epoch) != epoch or (
             self._sealed_bytes >= self._rekey_bytes
         ):
@@ -114,6 +119,7 @@ class Sealer:
         sealed = now.cipher.encrypt(now.nonce(), packed[:FIRST_BYTES], prefix)
         now.number += 1
         self._sealed_bytes += len(packed) + payload_bytes
+        # Padding is not authenticated, and nobody reads it: the prefix says where the record ends.
         return (prefix + sealed).ljust(HEAD_BYTES, b"\0")
 
     def record(self, plain: memoryview, into: memoryview) -> None:
@@ -151,6 +157,8 @@ class Unsealer:
             ProtocolError: If it is not what the sender sealed next.
         """
         generation, packed_bytes, payload_bytes = _PREFIX.unpack_from(head)
+        # One step at most: a forged generation costs one derivation, and then fails to decrypt.
+        # With any other generation than these two the current key fails as well.
         now = self._now.next() if generation == self._now.generation + 1 else self._now
         first_bytes = min(packed_bytes, FIRST_BYTES)
         sealed = head[_PREFIX.size : _PREFIX.size + first_bytes + TAG_BYTES]
@@ -158,6 +166,7 @@ class Unsealer:
             packed = now.cipher.decrypt(now.nonce(), sealed, head[: _PREFIX.size])
         except InvalidTag:
             raise ProtocolError("a batch's head is not what was sealed next") from None
+        # Only after the proof: until here nothing that the head says is believed.
         now.number += 1
         self._now = now
         return Head(packed, packed_bytes - first_bytes, payload_bytes)

@@ -1,15 +1,13 @@
-"""Batches cross a TCP connection, sealed, and land in memory that is used again.
+"""Batches cross a TCP connection, sealed, and are decrypted into memory that is used again.
 
-`sealing` has how a batch is sealed; it is unsealed to where it will live.
+`sealing` has how a batch is sealed.
 
 Both ends block, in threads of their own: one call of the kernel moves up to 4 MiB without the
 interpreter's lock, and no loop of ours turns in between. A batch may take as long as the network
 takes for it: while bytes come, or go, the connection is alive.
 
 Fresh memory for each batch costs its page faults (0.02 to 0.08 CPU-s/GB), so blocks are used again
-once their last view is gone. A tensor's end says nothing about its memory: `detach()`, `numpy()`
-and slices outlive it. So the finalizer sits on the one array that exports the block's buffer; every
-view, of torch or NumPy, holds that array.
+once their last view is gone.
 """
 
 import mmap
@@ -72,7 +70,12 @@ class BufferPool:
             block = free.pop()
         except IndexError:
             block = mmap.mmap(-1, size_class)
+        # The end of a tensor says nothing about its memory: `detach()`, `numpy()` and slices
+        # outlive it. So the finalizer is on the one array that exports the buffer: every view holds
+        # it.
         array = np.frombuffer(block, dtype=np.uint8, count=size)
+        # The callback of a weak reference runs only while the reference itself lives: `_lent` keeps
+        # it.
         lent = _Lent(array, self._give_back)
         lent.free, lent.block = free, block
         self._lent[id(lent)] = lent
@@ -84,6 +87,8 @@ class BufferPool:
 
     def _give_back(self, lent: "_Lent") -> None:
         del self._lent[id(lent)]
+        # Without a lock, for a finalizer must not wait: two threads may both find room for the last
+        # block, and the bound is passed by one block, which does no harm.
         if self.idle_bytes() + len(lent.block) <= self._max_idle_bytes:
             lent.free.append(lent.block)
 
@@ -96,7 +101,8 @@ def _size_class(size: int) -> int:
 
 # No byte for so long in the middle of a batch: the connection is lost.
 SILENT_SECONDS = 30.0
-# Where nothing is under way, a peer whose host is gone is noticed within 25 s, else within 30 s.
+# Where nothing is under way, a peer whose host is gone is noticed within 25 s (10 + 3 x 5), else,
+# with bytes that nobody acknowledges, within 30 s.
 _TCP_OPTIONS = {
     socket.TCP_NODELAY: 1,
     socket.TCP_KEEPIDLE: 10,
@@ -111,6 +117,8 @@ def tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _TCP_OPTIONS.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    # A timeout of Python's would make the descriptor non-blocking: a poll before each call, and
+    # MSG_WAITALL would return early. The reader's limit is SO_RCVTIMEO, see BatchReader.
     connection.settimeout(None)
 
 
@@ -141,13 +149,15 @@ class BatchWriter:
         longest = min(max(payload_bytes, len(packed) - FIRST_BYTES, 0), RECORD_BYTES)
         buffer = self._pool.take(HEAD_BYTES + longest + TAG_BYTES).data
         buffer[:HEAD_BYTES] = head
-        # Head and first record go by one call.
+        # Head and first record leave by one call: with TCP_NODELAY each call is a packet of its
+        # own.
         filled = HEAD_BYTES
         for plain in _plain_records(packed, payload):
             end = filled + plain.nbytes + TAG_BYTES
             self._sealer.record(plain, buffer[filled:end])
             self._socket.sendall(buffer[:end])
             filled = 0
+        # Nothing followed the head: a short message without payload, as an agent's first one.
         if filled:
             self._socket.sendall(buffer[:filled])
 
@@ -183,7 +193,8 @@ class BatchReader:
         self._max_head_bytes = max_head_bytes
         self._silent_seconds = silent_seconds
         self._head = memoryview(bytearray(HEAD_BYTES))
-        # By the kernel. A call that has got some bytes by then returns these: that is progress.
+        # The kernel counts it, for each call. One that has got some bytes by then returns these,
+        # and the next begins anew: only a connection without a single byte for so long is lost.
         seconds, rest = divmod(silent_seconds, 1)
         timeout = struct.pack("ll", int(seconds), int(rest * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
@@ -229,6 +240,8 @@ class BatchReader:
                 received = self._socket.recv_into(view[filled:], 0, socket.MSG_WAITALL)
             except BlockingIOError:
                 if may_wait and not filled:
+                    # Between two batches silence says nothing: the next is not made yet. A host
+                    # that is gone meanwhile is found by TCP's own keepalive, see _TCP_OPTIONS.
                     continue
                 raise TimeoutError(f"no byte for {self._silent_seconds:g} s") from None
             if not received:

@@ -19,9 +19,12 @@ from stoker.feed.wire.protocol import Stream
 
 # An index of a million samples is 10 MB; nothing else is near that.
 MAX_MESSAGE_BYTES = 256 << 20
+# Two are sent at most: the memory of a spec and a channel.
 _MAX_DESCRIPTORS = 4
 _HEAD = struct.Struct("<IB")
 _READ_BYTES = 1 << 16
+# Room for one message's: descriptors are a barrier in the byte stream (unix(7)), so one read never
+# returns those of two messages.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
 
 Received = tuple[bytes, tuple[int, ...]]
@@ -125,6 +128,7 @@ def _close_what_is_not_for_children() -> None:
         end.close()
 
 
+# For every fork of this process, multiprocessing's and the script's own among them.
 os.register_at_fork(after_in_child=_close_what_is_not_for_children)
 
 
@@ -169,7 +173,7 @@ class Pipe:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what waits, as far as it goes."""
+        """Sends what waits, as far as the kernel takes it."""
         while self._outgoing and not self.is_closed:
             view, descriptors = self._outgoing[0]
             try:
@@ -185,6 +189,8 @@ class Pipe:
             if sent == len(view):
                 self._outgoing.popleft()
             else:
+                # The descriptors left with the first byte: sent again, the reader would get them
+                # twice.
                 self._outgoing[0] = (view[sent:], ())
 
     def receive(self) -> list[Received]:
@@ -195,6 +201,7 @@ class Pipe:
         Raises:
             ProtocolError: If a message is longer than the bound.
         """
+        # What an earlier read brought may be complete already: a blocking read would wait for more.
         messages = list(self._parse())
         while not self.is_closed and not (self._blocking and messages):
             if not self._read():
@@ -223,6 +230,7 @@ class Pipe:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")
+                # Descriptors that were cut off (EMFILE) may end in the middle of a number.
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 self._descriptors.extend(numbers)
         if not data:

@@ -31,7 +31,9 @@ from stoker.feed.wire.protocol import Make
 from stoker.feed.workers import pipe
 from stoker.feed.workers.pipe import JobOrder, Pipe, channel_pair, keep_from_children
 
-# From the end of a worker's connection to its exit status; from kill to end.
+# From the end of a worker's connection to its exit status; from kill to end. Both take
+# milliseconds; a process in the kernel's disk sleep takes longer, and the event loop waits
+# meanwhile.
 REAP_SECONDS = 2.0
 KILL_SECONDS = 5.0
 
@@ -57,7 +59,7 @@ def reap(process: ChildProcess) -> int | None:
     """Returns the exit status of a process whose connection has ended; kills it if it goes on."""
     _join(process, REAP_SECONDS)
     if process.exitcode is None:
-        # It closed its connection and yet goes on, or does not tell.
+        # It closed its connection and yet goes on, or its status is not known.
         _quietly(process.kill)
         _join(process, KILL_SECONDS)
     return process.exitcode
@@ -114,7 +116,7 @@ class WorkerJob:
 
     Attributes:
         key: The caller's name for it.
-        order: What the worker is told; with a stream, the job is pinned to the worker of its shard.
+        order: What is sent to the worker; with a stream, the job is pinned to its shard's worker.
     """
 
     key: tuple[object, ...]
@@ -140,7 +142,7 @@ class WorkerRole:
     Attributes:
         number: Of the worker, from 0; or of the shard.
         num_shards: 0: it is for any job.
-        base_seed: Of the shard.
+        base_seed: The base seed of the shard.
     """
 
     number: int
@@ -182,7 +184,7 @@ class Result:
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:
-        """Gives the memory back; any thread may call it, twice too. No view may be used after."""
+        """Gives the memory back; any thread may call it, also twice. No view may be used after."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -238,6 +240,7 @@ class WorkerEnd:
             message = pipe.from_worker.decode(data)
             match message:
                 case pipe.Slot(slot, nbytes):
+                    # mmap keeps a duplicate of the descriptor.
                     self.slots[slot] = mmap.mmap(descriptors[0], nbytes)
                 case pipe.Retired(slot):
                     self.slots.pop(slot, None)
@@ -266,6 +269,7 @@ class WorkerEnd:
         result.tree, result.digest, result.state = batch.tree, batch.digest, batch.state
         result.has_pickle = batch.has_pickle
         result.cpu_seconds, result.wall_seconds = batch.cpu_seconds, batch.wall_seconds
+        # Only a batch resets it: a worker that answers errors and dies is given up, too.
         self.deaths_in_a_row = 0
         if memory is not None:
             result.payload = np.frombuffer(memory, dtype=np.uint8, count=batch.nbytes)
@@ -273,12 +277,13 @@ class WorkerEnd:
         return result
 
     def _finish(self) -> Result:
+        # A worker answers in order, each job once: what it says is of the first.
         if not self.jobs:
             raise ProtocolError("a result that nobody asked for")
         return Result(self.jobs.popleft(), self.number)
 
 
-# A job that takes longer than max(this, 4 x p95), and all that waits behind it, is given to another
+# A job that takes longer than max(this, 4 x p95), and all that waits after it, is given to another
 # worker too, whoever is first counts: a stopped or hung worker is not judged. Each time again after
 # four times as long, for a batch that is slow everywhere must not keep all workers.
 OVERDUE_SECONDS = 2.0
@@ -286,6 +291,7 @@ OVERDUE_SECONDS = 2.0
 FIRST_OVERDUE_SECONDS = 10.0
 _OVERDUE_FACTOR = 4.0
 _AGAIN_FACTOR = 4.0
+# The last batches, of all workers together: enough for a p95, and soon forgotten when costs change.
 _MEMORY = 32
 
 
@@ -442,6 +448,7 @@ class WorkerPool:
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
             self.last_death = f"worker {worker.number} sent what cannot be read: {err}"
+            # Killed below: after one message that makes no sense no other can be trusted.
             worker.channel.is_closed = True
         if worker.channel.is_closed:
             results.extend(self._bury(fileno, worker))
@@ -456,6 +463,7 @@ class WorkerPool:
                 worker.channel.send(pipe.pack(pipe.Free(slot)))
         while self._retries and any(len(w.jobs) < DEPTH for w in self._in_time()):
             job = self._retries.popleft()
+            # A late worker may have answered it meanwhile, or another one been given it.
             if self._is_open(job) and not self._is_in_hand(job):
                 self.assign(job)
 
@@ -520,6 +528,7 @@ class WorkerPool:
 
     def _started(self, role: WorkerRole) -> WorkerEnd:
         ours, theirs = channel_pair()
+        # Before the fork: the worker would hold its own other end open, and not see our death.
         keep_from_children(ours)
         try:
             with theirs:
@@ -543,10 +552,13 @@ class WorkerPool:
                 worker = self._of_shard[stream.shard] = self._started(role)
             except (OSError, FeedLostError) as err:
                 self.last_death = f"its process cannot be started: {err}"
+                # Else the next order would try again here, before the trainer has decided where.
                 self._ended[stream.shard] = stream.generation
                 return [self._lost(job, -1)]
             worker.first = job.order
         elif worker is None or generation > stream.generation:
+            # Of this generation it has died, or the trainer has begun a later one since: said to be
+            # lost, and the trainer, which alone knows what has arrived, raises the generation.
             return [self._lost(job, -1)]
         self._give(job, worker)
         return []
@@ -563,7 +575,7 @@ class WorkerPool:
         return next((worker for worker in workers if worker.channel.fileno() == fileno), None)
 
     def _begins_next(self, worker: WorkerEnd) -> None:
-        """Notes that a worker has ended a job: the one behind it has its turn."""
+        """Notes that a worker has ended a job, and begins its next one."""
         now = self._clock()
         self._lateness.took(now - worker.begun_at)
         worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
@@ -573,6 +585,7 @@ class WorkerPool:
         self._tries.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
+        # The view first: it must not see the next batch in that slot.
         result.payload = None
         result.release()
         return False
@@ -589,6 +602,8 @@ class WorkerPool:
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
     def _free(self, worker: WorkerEnd, slot: int) -> None:
+        # Called by whatever thread drops the last view, without a lock: first added, then looked
+        # at, so of this and `close` whoever is later empties it.
         self._freed.append((worker, slot))
         if self._is_closed:
             # Nobody takes them any more: they would hold memory for as long as the pool is held.
@@ -632,7 +647,8 @@ class WorkerPool:
         lost: list[WorkerJob] = []
         if worker.jobs:
             job = worker.jobs.popleft()
-            # What it had not begun is not to blame.
+            # What it had not begun is not to blame: it goes back in front, and this was no try of
+            # it.
             self._retries.extendleft(reversed(worker.jobs))
             tries = self._tries.get(job.key, 0) + 1
             if not self._is_open(job) or self._is_in_hand(job):

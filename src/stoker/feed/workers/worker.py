@@ -71,7 +71,7 @@ class BatchSource(Protocol):
         ...
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Notes that the batch is in that slot; returns what goes with it: digest and state."""
+        """Notes that the batch is in that slot; returns what is sent with it: digest and state."""
         ...
 
     def failed(self, err: Exception) -> Error:
@@ -100,7 +100,7 @@ def worker_main(
         base_seed: The same; with `torch` seeding until a job says another.
         seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
         host: Named in errors.
-        niceness: Added to the process's own; a trainer next to it goes first.
+        niceness: Added to the process's own; a trainer on the same host comes first.
     """
     become_worker()
     os.nice(niceness)
@@ -129,6 +129,8 @@ def worker_main(
 
 def become_worker() -> None:
     """Sets up a process that has just been forked or spawned."""
+    # If the parent is dead already the kernel sends nothing: then the channel has ended, and
+    # `serve` returns at once.
     die_with_parent()
     # Ctrl-C reaches the whole process group; the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -142,7 +144,7 @@ def become_worker() -> None:
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
-# Of a batch that was built in its slot and changed then, bytes that may travel for nothing.
+# Bytes that may be sent for nothing, where a batch was built in its slot and changed after that.
 _UNUSED_BYTES = 64 << 10
 
 
@@ -165,8 +167,11 @@ class Slots:
         if memory is None:
             return
         self._free[slot] = memory
+        # A dataset may keep a batch that it made (a cache, a running mean): written again, that
+        # memory would change in its hands (tests/unit/test_pipe_slots.py).
         if self._is_kept(slot):
             self._retire(slot)
+        # The smallest goes: a larger one takes smaller batches, too.
         while len(self._free) > _SPARE_SLOTS:
             self._retire(min(self._free, key=lambda number: len(self._free[number])))
 
@@ -191,6 +196,7 @@ class Slots:
         if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_nested:
             stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch)
             return stacked
+        # torch.stack refuses `out` where a gradient is asked for.
         out = None if any(tensor.requires_grad for tensor in batch) else self._room(batch)
         return torch.stack(list(batch), 0, out=out)
 
@@ -204,6 +210,9 @@ class Slots:
         if arena is not None and slot is not None and arena.end:
             encoded = codec.encode(value, allow_pickle=True, arena=arena)
             is_fit = encoded.nbytes <= arena.memory.nbytes
+            # What was stacked and is no part of the batch (collate_fn changed it afterwards) would
+            # travel all the same, for the payload is one range. Beyond 64 KiB the batch is copied
+            # to another slot.
             if is_fit and arena.end - encoded.in_place <= _UNUSED_BYTES:
                 self._last_nbytes = encoded.nbytes
                 encoded.write_into(arena.memory.data)
@@ -247,6 +256,8 @@ class Slots:
             memory = self._free.pop(slot)
         else:
             if self._free:
+                # One goes for the one that comes: batches have grown, and memory is not to grow
+                # with each.
                 self._retire(min(self._free, key=lambda number: len(self._free[number])))
             slot, memory = self._make(nbytes)
         self._held[slot] = memory
@@ -298,6 +309,7 @@ def answer(order: JobOrder, slots: Slots, source: BatchSource) -> Batch | Error 
         return source.failed(err)
     finally:
         slots.clear()
+    # Outside of `try`: an error here is ours, and no answer of the dataset.
     digest, state = source.made(encoded, slot)
     return Batch(
         slot,
@@ -366,13 +378,15 @@ class IndexedSource:
         index = codec.unpack_value(order.index, allow_pickle=True)
         if self._seeder is not None:
             return self._seeder.make(order.seed, lambda: self._fetch(order, index))
+        # `torch` seeding: once an epoch, as torch's workers begin each epoch anew. What they draw
+        # then depends on which batches this worker gets, see docs/feed.md.
         if order.seed[:3] != self._seeded_for:
             self._seeded_for = order.seed[:3]
             self._seed_as_torch(order.seed[0] if order.seed else self._base_seed)
         return self._fetch(order, index)
 
     def made(self, encoded: Encoded, slot: int) -> tuple[int, bytes]:
-        """Returns that nothing goes with it."""
+        """Returns no digest and no states: only shards have them."""
         return 0, b""
 
     def failed(self, err: Exception) -> Error:
@@ -381,7 +395,8 @@ class IndexedSource:
         return Error(self._pack(err, where), f"{type(err).__name__} at {where}{self._name}")
 
     def _fetch(self, order: JobOrder, index: object) -> object:
-        # Again, where it is made again.
+        # Called twice for a batch that the Seeder makes a second time: the first one's room is
+        # free.
         self._slots.begin()
         per_sample = self._seeder if self._seeding == "sample" else None
         if not self._spec.auto_collation:
@@ -403,6 +418,7 @@ class IndexedSource:
         for index in indices:
             self._at = index
             yield index
+        # All samples are made: what raises now is collate_fn, and no index is to blame.
         self._at = None
 
     def _seed_as_torch(self, base_seed: int) -> None:
@@ -471,9 +487,12 @@ class ShardStream:
         is_new = self._epoch_id is None
         self._epoch_id, self.position, self.is_exhausted = epoch_id, 0, False
         self._init_error = None
+        # worker_init_fn before the iterator, as in torch's worker: what it has drawn, __iter__ does
+        # not draw again. Data pipes are seeded by a generator of their own.
         try:
             if is_new:
                 self._start()
+            # Each epoch, for a process that persists too: torch shuffles data pipes anew then.
             self._share(goes_on.shared_seed)
             if is_new:
                 self._initialise()
@@ -490,7 +509,8 @@ class ShardStream:
     def _take_up(self, goes_on: Stream, index: object) -> None:
         """Goes on with the random states of another process of the shard."""
         if goes_on.state and set_states(goes_on.state, self._roots()):
-            # A generator that is made at its first use.
+            # Some generators are not there yet: the dataset makes them at their first use. One
+            # batch makes them, and then all states are set once more.
             self._make_again(1, index)
             set_states(goes_on.state, self._roots())
         for count in goes_on.earlier:
@@ -591,6 +611,7 @@ class ShardSource:
         try:
             self._catch_up(position, order.stream, index)
         except FeedError as err:
+            # No use in trying on another host: the script's dataset itself differs from run to run.
             return Error(self._pack(err), str(err.what), is_final=True)
         try:
             return self._stream.make(index)
@@ -616,6 +637,7 @@ class ShardSource:
         """
         while self._stream.position < position and not self._stream.is_exhausted:
             self._throw_away(index)
+            # Only there: the digest of shorter beginnings nobody has kept.
             if self._stream.position == goes_on.made and self.digest != goes_on.digest:
                 raise self._changed(f"its first {goes_on.made} batches are others than before")
         if self._stream.position < goes_on.made:
@@ -636,6 +658,7 @@ class ShardSource:
             self._note_error(err)
 
     def _note_error(self, err: Exception) -> None:
+        # Its type only: a text may hold an address, a time or a pid, other in each process.
         self.digest = zlib.crc32(type(err).__qualname__.encode(), self.digest)
 
     def _changed(self, how: str) -> FeedError:

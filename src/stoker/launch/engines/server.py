@@ -20,7 +20,7 @@ from typing import Literal
 import psutil
 
 from stoker.errors import UsageError
-from stoker.host import cpu, machine, spawn
+from stoker.host import machine, spawn
 from stoker.launch import exports
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
@@ -251,7 +251,7 @@ def _num_workers(run: HostRun) -> int:
     if decided is not None:
         return decided
     if role == "data":
-        return cpu.usable_vcpus()
+        return machine.usable_vcpus()
     local = run.settings.feed.local_workers
     # `auto` is what the script says to a loader; it says nothing to an engine.
     return 0 if local == "auto" else local
@@ -268,7 +268,7 @@ def _environ(run: HostRun) -> dict[str, str]:
         topology,
         settings.base_dir,
         values=exports.hyperparameters(settings.base_dir),
-        num_cpus=cpu.usable_vcpus(),
+        num_cpus=machine.usable_vcpus(),
         num_accelerators=machine.num_accelerators(run.environ),
         environ=run.environ,
     )

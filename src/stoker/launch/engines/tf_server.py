@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from stoker.errors import StokerError, UsageError
-from stoker.host import cpu
+from stoker.host import machine
 
 # TensorFlow's own 30 s and 200 s leave a training with a dead worker waiting for minutes.
 HEARTBEAT_MS = 1_000
@@ -65,7 +65,7 @@ def _serve_task() -> None:
         protocol=resolver.rpc_layer or "grpc",
         config=tensorflow.compat.v1.ConfigProto(
             # On a host of few cores, steps that wait for each other would take all threads.
-            inter_op_parallelism_threads=max(cpu.usable_vcpus(), num_tasks + 1)
+            inter_op_parallelism_threads=max(machine.usable_vcpus(), num_tasks + 1)
         ),
         start=True,
     )

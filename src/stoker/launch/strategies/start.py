@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import stoker
-from stoker.host import cpu, machine
+from stoker.host import machine
 from stoker.launch import exports
 from stoker.launch.strategies import mpi, smddp
 from stoker.launch.topology import Topology
@@ -73,7 +73,7 @@ class Trainer:
             topology,
             settings.base_dir,
             values=values,
-            num_cpus=cpu.usable_vcpus(),
+            num_cpus=machine.usable_vcpus(),
             num_accelerators=num_accelerators,
             environ=environ,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.host.cpu import interrupting_nobody
+from stoker.host.machine import interrupting_nobody
 
 
 @pytest.fixture(autouse=True)
