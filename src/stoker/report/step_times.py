@@ -50,6 +50,7 @@ class StepTimes:
     def quantiles(self) -> Quantiles:
         """Returns the quantiles of the time of all steps."""
         values = [step.seconds for step in self.steps]
+        # 19 cuts, 5 % apart; a single step is each of its own quantiles.
         cuts = quantiles(values, n=20, method="inclusive") if len(values) > 1 else 19 * values
         return Quantiles(*(cuts[place] for place in (0, 4, 9, 14, 18)))
 
@@ -62,19 +63,24 @@ class StepTimes:
         middle = (starts[0] + self.steps[-1].end_seconds - seconds) / 2
 
         def cut(first: int) -> tuple[MeasuredStep, ...]:
+            # A step that begins where the window ends, but for rounding, is not in it.
             last = bisect_left(starts, starts[first] + seconds - 1e-9)
             return self.steps[first : max(last, first + 1)]
 
+        # The middle of the run: neither its first steps, which warm up, nor its last.
         order = sorted(range(len(starts)), key=lambda index: abs(starts[index] - middle))
         for first in order:
             steps = cut(first)
             full = steps[-1].end_seconds >= starts[first] + seconds
             if full and steps[0].epoch == steps[-1].epoch:
                 return steps
+        # Epochs shorter than the window: any window crosses from one to the next.
         return cut(order[0]) if starts[-1] - starts[0] > seconds else cut(0)
 
     def bins(self, at_most: int) -> list[Bin]:
         """Divides the whole run into no more than `at_most` neighbourhoods."""
+        # Means of neighbours, not every n-th step: a periodic one (a checkpoint) would show always
+        # or never.
         size = math.ceil(len(self.steps) / at_most)
         parts = [(n, self.steps[n : n + size]) for n in range(0, len(self.steps), size)]
         return [
@@ -122,4 +128,5 @@ def shown_seconds(step_seconds: Sequence[float]) -> float:
     Where one is very much faster, it shows more than 40 so that the other shows two.
     """
     slow, fast = max(step_seconds), min(step_seconds)
+    # More than 400 marks of the fast run would run into each other.
     return min(24 * slow, max(40 * fast, 2 * slow), 400 * fast)

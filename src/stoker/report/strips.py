@@ -46,6 +46,7 @@ def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     windows = [strip.timeline.window(seconds) for strip in strips]
     heads = [_head(strip, steps, unit) for strip, steps in zip(strips, windows, strict=True)]
+    # One head in two rows breaks all of them, so that all strips are of one height.
     broken = any(text_width(title + right, _TITLE) + 24 > width for title, right in heads)
     block = _TITLE + (_ROW if broken else 0) + 2 * _ROW + 12 + _BAR + 26
     drawing = Drawing(
@@ -116,6 +117,7 @@ def _marks(
     drawing.rect(0, bar, seconds * scale, _BAR, "ground")
     for step in steps:
         x = (step.start_seconds - origin) * scale
+        # The last step of a window may reach beyond it.
         end = min(seconds, step.end_seconds - origin) * scale
         middle = min(end, x + step.wait_seconds * scale)
         # A gap of 1 between steps lets them be counted; it is taken from the mark, not added.
@@ -140,12 +142,14 @@ def _callout(
     unit: TimeUnit,
 ) -> None:
     """Names the two parts of one step, the first ordinary one of the strip."""
+    # In the first third there is room for the words, at the right of their lines.
     early = steps[: max(1, len(steps) // 3)]
     typical = sorted(step.seconds for step in steps)[len(steps) // 2]
 
     def oddness(step: MeasuredStep) -> float:
         return abs(step.seconds - typical)
 
+    # Within a tenth of the median: words at an unusual step would mislead.
     ordinary = [step for step in early if oddness(step) < 0.1 * typical]
     step = ordinary[0] if ordinary else min(early, key=oddness)
     left = (step.start_seconds - steps[0].start_seconds) * scale
@@ -188,6 +192,7 @@ def series_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
     panel = (width - _GAP) / 2 if side_by_side else width
     height = _HEAD + 12 + _PLOT + 40
     rows = 1 if side_by_side else len(strips)
+    # A bin of 5 pixels or more: narrower ones look like noise.
     at_most = max(24, int(panel / 5))
     bins = [strip.timeline.bins(at_most) for strip in strips]
     # Single long steps (the first, a checkpoint) would flatten all others: the scale ends above
@@ -268,6 +273,7 @@ def _panel(
     compute: list[tuple[float, float]] = []
     whole_step: list[tuple[float, float]] = []
     for part in parts:
+        # Both edges at one height: a bin is a mean, no slope leads from one to the next.
         for edge in (part.first, part.first + part.steps):
             x = plot + edge / steps * (right - plot)
             compute.append((x, height_of(part.compute_seconds)))
@@ -334,6 +340,7 @@ def intervals_drawing(
     for index, row in enumerate(rows):
         y = index * row_height + row_height - _INTERVAL_ROW / 2
         if row.kind == "predicted":
+            # Down to the next row, the measurement that the prediction is held against.
             reach = _INTERVAL_ROW / 2 if index + 1 == len(rows) else row_height + 12
             drawing.rect(
                 x_of(row.low), y - 12, max(x_of(row.high) - x_of(row.low), 1), 12 + reach, "band"
