@@ -327,8 +327,7 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
 def _known_batch(step: StepTerms) -> int | None:
     """Returns the samples of a step; None: not known."""
     size = step.global_batch_size
-    # The field was once required: profiles of those versions have 1 where only a step's time was
-    # given (`stoker decide --step-seconds`).
+    # 1: a profile made of a bare step time (`stoker decide --step-seconds`) holds it, too.
     return size if size and size > 1 else None
 
 

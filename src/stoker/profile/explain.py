@@ -96,6 +96,7 @@ def explain(profile: Profile) -> str:
     for note in [*notes, *filter(None, [speed_words(profile)])]:
         lines += wrapped(f"note: {note}")
     if profile.fixes:
+        # Next to other programs a fix stays right, but its figure would be made of noise.
         is_busy = bool(_too_busy(profile))
         lines += ["", "free, or nearly free:"]
         for fix in profile.fixes:
@@ -153,6 +154,8 @@ def _limit(profile: Profile) -> str | None:
 def _check(profile: Profile) -> str:
     assert profile.check is not None
     check = profile.check
+    # The check's own step is made from its error: it is a mean where other programs were there, and
+    # not the median of the table.
     error = percentage(check.error, signed=True)
     text = (
         f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "

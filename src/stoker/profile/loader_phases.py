@@ -141,6 +141,7 @@ def read_round(
         for item in iterator:
             assert isinstance(item, list | tuple)
             stamp: Stamp = item[1]
+            # Its shared memory is free again before the next batch is waited for.
             del item
             stamps.setdefault(stamp[0], []).append(stamp)
             now = time.monotonic()
@@ -148,10 +149,12 @@ def read_round(
                 first = now
             else:
                 count += 1
+            # Three of each: the first one holds the worker's start, and two make a rate.
             is_measured = len(stamps) == workers and min(map(len, stamps.values())) >= 3
             if is_stopped() or now >= until + _START_SECONDS or (now >= until and is_measured):
                 break
         if first is not None and count and not is_stopped():
+            # The loader's own pace; slower than that, a batch is ready when it is asked for.
             interval = (time.monotonic() - first) / count
             handovers = _handovers(iterator, every=_PACE * interval, until=began + seconds)
     finally:
@@ -318,6 +321,7 @@ def run_in_workers(
         fresh: DataLoader[object] = torch.utils.data.DataLoader(
             shell,
             batch_size=None,
+            # Torch deals items out in turn: each worker gets one, the task with its number.
             sampler=range(workers),
             num_workers=workers,
             collate_fn=_as_it_is,
@@ -357,6 +361,7 @@ class _Shell(torch.utils.data.Dataset[object]):
         if not self._is_stream:
             source = loader.batch_sampler if self._is_batched else loader.sampler
             drawn = list(itertools.islice(Endless(source), workers * num_batches))
+        # As torch deals batches out: of W workers, number n gets n, n + W, n + 2 W ...
         self._indices = [drawn[number::workers] for number in range(workers)]
 
     def __len__(self) -> int:
@@ -407,12 +412,10 @@ _POLL_SECONDS = 0.1
 
 
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
-    """Returns the numbers of workers of one rank that are tried, the most telling first.
-
-    Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
-    the vCPUs (whether hyper-threads are worth a whole core).
-    """
+    """Returns the numbers of workers of one rank that are tried, the most telling first."""
     most = max(1, vcpus // ranks_on_host)
+    # Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
+    # the vCPUs (whether hyper-threads are worth a whole core).
     return list(dict.fromkeys([most, 1, max(1, script), max(1, most // 2)]))
 
 
@@ -442,11 +445,11 @@ def measure_loading(
 ) -> tuple[list[Drain], list[str]]:
     """Drains the loader at each of `counts`, in `seconds` together; with notes on what failed.
 
-    Where there is time, the counts take turns, up to three times, so that a machine that becomes
-    slower or faster meanwhile does so for all of them.
+    Where there is time, the counts take turns, up to three times.
     """
     until = time.monotonic() + seconds
     rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
+    # In turns, so that a machine that becomes slower or faster meanwhile does so for all counts.
     turns = [workers for _ in range(rounds) for workers in counts]
     rounds_of: dict[int, list[Round]] = {}
     failed: dict[int, str] = {}
@@ -675,6 +678,7 @@ def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
     key = os.urandom(KEY_BYTES)
     landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
     source, sink = _connected()
+    # Real sockets and real keys: a shortcut would leave out what receiving costs.
     with source, sink:
         threads = [
             threading.Thread(target=_send, args=(source, key, frame), daemon=True),

@@ -162,6 +162,7 @@ def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
         / own.as_is.step_seconds.mean
         for own in signs
     )
+    # The larger one: not everywhere may a process read what the machine does.
     return min(1.0, max(used, sum(machines.values())) / vcpus)
 
 
@@ -327,6 +328,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
         parts: Parts of the step; None: the loader could not be measured alone.
     """
     signs = [signs_of(rank) for rank in ranks]
+    # The others wait for this rank in all-reduce: it shows what all of them wait for.
     waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
     stopped = throttled(signs)
     vcpus = vcpus_of(signs)
@@ -395,13 +397,12 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
 
 
 def _shared_reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | None:
-    """Finds workers that wait for what they share; if the parts name storage, any wait counts.
-
-    Copying what was read can be most of a worker's time.
-    """
+    """Finds workers that wait for what they share."""
     if own.wait_share < MIN_SHARE or not own.alone:
         return None
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
+    # If the parts name storage, any wait counts: copying what was read can be most of a worker's
+    # time.
     if not is_storage and not (is_shared and is_waiting and own.is_loading_awaited):
         return None
     seen = ""
