@@ -46,7 +46,9 @@ def app_for(*words: str) -> typer.Typer:
         help="Keeps accelerators fed: profile, decide, train, evaluate.",
         no_args_is_help=True,
         add_completion=False,
+        # With it, `stoker --help` would import rich, and brackets in a help text would be markup.
         rich_markup_mode=None,
+        # Errors are shown by `edge`, in three lines.
         pretty_exceptions_enable=False,
     )
     app.callback()(_stoker)

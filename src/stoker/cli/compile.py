@@ -72,6 +72,7 @@ def compile_verb(
     )
     write_text(out, compiled.definition)
     files = _write_components(record, components) if is_kubeflow and components else []
+    # SageMaker shows parameters in camel case, Kubeflow in snake case.
     defaults = {
         p.name if is_kubeflow else p.camel_name: p.default(record) for p in compiled.parameters
     }
@@ -107,6 +108,7 @@ def compiled_for(
     from stoker.records import Decision, read_json
 
     if target == "kubeflow":
+        # There a pod of the run trains, or submits the job: it has no other kind of training step.
         if train_step != "launched" or decision:
             raise UsageError(
                 "--train-step native and --decision are only for sagemaker: on Kubeflow each run "

@@ -35,6 +35,8 @@ def with_options(verb: Verb) -> Verb:
     for parameter in inspect.signature(verb).parameters.values():
         kind = parameter.annotation
         if isinstance(kind, type) and is_dataclass(kind):
+            # Typer knows no dataclasses: their fields become parameters of the verb, and are put
+            # together again below.
             groups[parameter.name] = kind
             options += inspect.signature(kind).parameters.values()
         else:
@@ -49,7 +51,9 @@ def with_options(verb: Verb) -> Verb:
         return verb(**values)
 
     called.__doc__ = verb.__doc__
+    # Typer reads types from here, and names and defaults from the signature.
     called.__annotations__ = {option.name: option.annotation for option in options}
+    # Typer asks `inspect`, which believes this attribute.
     vars(called)["__signature__"] = inspect.Signature(options)
     return called
 

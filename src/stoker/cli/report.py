@@ -46,6 +46,7 @@ def report_verb(
     throughput and cost over cluster sizes.
     """
     first, *others = runs
+    # A folder of that name is a run like any other.
     if others and str(first) == "scaling" and not first.exists():
         runs, scaling = others, True
     if scaling:
@@ -138,10 +139,12 @@ def report_of_run(
         file,
         run_id=run_dir.name,
         workload=workload,
+        # Missing ones are None: a run that broke off has a report, too.
         profile=_read(run_dir / "profile.json", Profile),
         decision=_read(run_dir / "decision.json", Decision),
         training=training,
         evaluation=_read(run_dir / "evaluation.json", Evaluation),
+        # The profile is a job of its own, in a folder of its own.
         before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=_timeline(run_dir / "training.json", training),
         feed_file=_existing(run_dir / "feed.csv"),

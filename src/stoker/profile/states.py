@@ -162,7 +162,7 @@ def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
         / own.as_is.step_seconds.mean
         for own in signs
     )
-    # The larger one: not everywhere may a process read what the machine does.
+    # The larger one: where nothing was watched next to the steps, `busy_vcpus` is 0.
     return min(1.0, max(used, sum(machines.values())) / vcpus)
 
 

@@ -78,6 +78,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
                 f"strategy none is one process a host, not {processes_per_host}",
                 "use torchrun or mpi",
             )
+        # With a fallback the training runs on any type, by another backend.
         is_smddp = self.name == "smddp" and self.fallback is None
         if is_smddp and f"ml.{instance_type.removeprefix('ml.')}" not in SMDDP_TYPES:
             return (
@@ -88,6 +89,8 @@ class StrategySettings(Record, frozen=True, kw_only=True):
         return None
 
 
+# Here and below without defaults: the engine travels in one variable, of 512 characters on
+# SageMaker.
 class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The test that tells when an engine's server takes work.
 
@@ -175,6 +178,7 @@ NAMES = (*PLAIN, *WITH_PORT, TF_CONFIG)
 PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 _NAMED = r"([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?"
+# Doubled braces first: what stays of them is group 1; a place is in groups 4 and 5.
 _PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
 
 
@@ -215,6 +219,7 @@ def mistake(
         ports: Ports of the engine.
     """
     if place.name == TF_CONFIG:
+        # A task is known by its port: TF_CONFIG names an address and a port for each.
         tasks = tuple(task for task in TF_TASKS if task in ports)
         if place.port in tasks:
             return None

@@ -18,6 +18,8 @@ from stoker.records.engine import (
 )
 from stoker.records.workload import FeedSettings
 
+# -P: without the training's own folder on the path, in which a file may be called as a module that
+# the server imports.
 _TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_server")
 _TF_DATA_WORKER = EngineCommand(
     command=(
@@ -39,6 +41,8 @@ _RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
 def _ray(role: str, *, followers_only: bool = False) -> EngineCommand:
     return EngineCommand(
         command=("python", "-P", "-m", "stoker.launch.engines.ray_node", role, *_RAY_NODE),
+        # Ray's own ports open before the node has joined: this one is opened by ray_node when it
+        # has.
         ready=ReadyProbe(port="joined"),
         environment=_RAY_TOKEN,
         followers_only=followers_only,
@@ -90,6 +94,7 @@ def completed(settings: EngineSettings) -> EngineSettings:
         leader=settings.leader or preset.leader,
         dnn=settings.dnn or preset.dnn,
         data=settings.data or preset.data,
+        # Name by name: whoever changes one port keeps the others.
         ports={**preset.ports, **settings.ports},
         environment={**preset.environment, **settings.environment},
         needs_all=preset.needs_all if settings.needs_all is None else settings.needs_all,
@@ -114,6 +119,7 @@ def check_engine(engine: EngineSettings, *, feed: FeedSettings, place: Place) ->
     """
     whole = completed(engine)
     if engine.name == "feed":
+        # Commands that nobody would ever run are a mistake, not a preference.
         if engine != EngineSettings():
             raise UsageError(
                 "the feed runs no commands",

@@ -119,12 +119,14 @@ def cause_of(failure: str) -> str:
     which stand between a script's last words, are never it.
     """
     lines = [line.strip() for line in failure.splitlines()]
+    # "stoker 2": the head of each line of the log, up to the century.
     lines = [line for line in lines if line and not line.startswith(("where:", "try:", "stoker 2"))]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     if not lines:
         return "no reason was left"
     if not lines[0].startswith("Traceback (most"):
         return printable(lines[0].removeprefix("error:").strip())
+    # Not simply the last line: libraries print after a traceback, too.
     raised = [line for line in lines if _RAISED.match(line)]
     return printable((errors or raised[-1:] or lines[-1:])[0])
 
@@ -313,6 +315,7 @@ def _failure(facts: TrainingFacts) -> str | None:
 
 def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | None:
     """Returns the leader's figures; whoever submitted the job adds cost and place of the steps."""
+    # The leader's launcher knows no prices, and not where its timeline will be kept.
     if measured is None or facts.leader is None:
         return measured
     usd = None

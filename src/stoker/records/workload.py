@@ -101,6 +101,7 @@ class TrainingSize(Record, frozen=True, kw_only=True):
         if self.steps:
             return self.steps
         if self.epochs and self.samples_per_epoch and self.global_batch_size:
+            # Rounded up: the smaller batch at the end of an epoch is a step, too.
             return self.epochs * -(-self.samples_per_epoch // self.global_batch_size)
         return None
 
@@ -180,6 +181,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         for number, ranks in enumerate(self.replicas):
             if rank in ranks:
                 return number
+        # A number of its own, which no replica that is listed has.
         return len(self.replicas) + rank
 
 
