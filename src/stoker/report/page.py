@@ -13,8 +13,7 @@ from stoker.profile.explain import TERMS, term
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans
-from stoker.report.step_times import flat_steps, read_steps
-from stoker.report.strips import (
+from stoker.report.step_times import (
     Interval,
     Strip,
     describe_windows,
@@ -22,6 +21,8 @@ from stoker.report.strips import (
     draw_intervals,
     draw_series,
     draw_strips,
+    flat_steps,
+    read_steps,
 )
 from stoker.report.verdict import (
     Figures,
