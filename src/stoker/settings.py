@@ -31,8 +31,7 @@ from stoker.records import (
     to_document,
 )
 from stoker.records.base import Record
-from stoker.records.engine import EngineHost
-from stoker.records.engine_check import check_engine
+from stoker.records.engine import EngineHost, check_engine
 
 # Keys and values of a workload, its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
@@ -450,7 +449,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
                 f"gate {gate.metric}: min {gate.min} is above max {gate.max}",
                 where=place.at(f"gate[{index}]"),
             )
-    check_engine(workload.engine_settings, feed=workload.feed, place=place)
+    check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
