@@ -211,6 +211,7 @@ def accelerators_check(environ: Mapping[str, str]) -> Finding:
 def clock_check(now: float | None = None) -> Finding:
     """Checks that the clock is not before stoker's installation: AWS refuses one minutes off."""
     seconds = time.time() if now is None else now
+    # The one time that this host knows for sure to be over; a minute for clocks of file servers.
     if seconds < Path(stoker.__file__).stat().st_mtime - 60:
         return Finding(
             name="clock",
@@ -288,6 +289,7 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
         return False
     context: ZmqContext = zmq.Context()
     deadline = time.monotonic() + HANDSHAKE_SECONDS
+    # 64 KiB: nothing is to come but the handshake.
     connection = Connection(context, keys, now=time.monotonic(), max_message_bytes=1 << 16)
     try:
         connection.dial(

@@ -106,5 +106,6 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def _quote(text: str) -> str:
+    # One event is one line: line breaks become blanks.
     flat = printable(" ".join(text.split()))
     return flat if flat and not set(flat) & set(" '\"\\") else shlex.quote(flat)

@@ -305,6 +305,7 @@ _PARAMETERS = (
         kind="string",
         text="Model package group in which a model that passed is registered.",
         default=_model_group,
+        # The registration reads it from the pipeline's parameters: no component's workload has it.
         overrides=_nothing,
     ),
     Parameter(
@@ -313,6 +314,7 @@ _PARAMETERS = (
         text="Approval status with which it is registered.",
         default=_approval,
         overrides=_nothing,
+        # From the record's type: one list of them.
         choices=get_args(ModelSettings.__annotations__["approval"]),
     ),
     Parameter(

@@ -333,6 +333,7 @@ def kubeflow_environment(
         endpoint=env.get("KF_PIPELINES_ENDPOINT", ""),
         ui=env.get("KF_PIPELINES_UI_ENDPOINT", ""),
         namespace=env.get("STOKER_KUBEFLOW_NAMESPACE", "") or own,
+        # Secrets come out of files as a rule, with a line break at the end.
         token=env.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
         cookie=env.get("STOKER_KUBEFLOW_COOKIE", "").strip(),
         is_pod=bool(own),
@@ -417,6 +418,7 @@ def workload_from(
     changed = dict(document)
     for override in overrides:
         _override(changed, override)
+    # Errors name the option where one of these is wrong, not the file.
     keys = [override.partition("=")[0].strip() for override in overrides]
     place = Place(source, lines, overridden=keys)
     workload = convert(changed, Workload, place)

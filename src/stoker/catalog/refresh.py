@@ -334,7 +334,7 @@ def _network(words: Json) -> tuple[float | None, bool]:
     match = _NETWORK.match(words) if isinstance(words, str) else None
     if match is None:
         return None, False
-    # "4x 100 Gigabit": a p4d has four network cards, and a training uses all of them.
+    # "4x 100 Gigabit" of a p4d: four network cards, 400 Gbit/s together.
     gbps = float(match.group("gbps")) * int(match.group("cards") or 1)
     return gbps / (1000 if match.group("unit") == "Mega" else 1), bool(match.group("burst"))
 

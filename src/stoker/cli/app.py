@@ -66,6 +66,7 @@ def app_for(*words: str) -> typer.Typer:
 
 def verb_named(name: str) -> Verb:
     """Returns the function of a verb."""
+    # What a verb works with it imports inside its function: help and slips need its options only.
     module = "pipelines" if name in _OF_PIPELINES else name
     verb: Verb = getattr(import_module(f"stoker.cli.{module}"), f"{name}_verb")
     return verb

@@ -151,6 +151,7 @@ def _refresh_pools(
                 "what daemons request is not known, as you may not list pods in all namespaces: "
                 "half a core and 1 GiB per node are left to them"
             )
+            # The right is missing for all pools alike.
             break
         daemons[pool.name] = daemon_requests(pods)
     table = pools_table(

@@ -85,6 +85,7 @@ def compile_verb(
         f"{compiled.name}: {len(compiled.definition.encode()) / 1024:.0f} KiB in {out}", quiet=False
     )
     for name, default in defaults.items():
+        # A pools file is a default of many lines.
         text = str(default).replace("\n", " ") or "(empty)"
         say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
     for file in files:

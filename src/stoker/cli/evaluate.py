@@ -177,6 +177,7 @@ def _training(
         folder = new_run_dir(workload.name)
         # The job's own record, where it left one: it knows more than what the step was handed.
         file = fetch_training(outputs_uri, folder=folder, aws=account) or file
+    # A pipeline judges every run: one whose hosts died without a word is a failed one.
     if may_be_lost and not file.is_file():
         return lost_training(workload, decision), file.parent
     return read_json(file, Training), file.parent

@@ -89,6 +89,7 @@ def project_source() -> Path:
     """
     from stoker.orchestrators.project import CARRIED
 
+    # One of them is there: the data files of a wheel, or the folders of a checkout.
     for root in CARRIED:
         if all((root / name).is_dir() for name in FOLDERS):
             return root

@@ -45,6 +45,7 @@ def with_options(verb: Verb) -> Verb:
     options.append(debug.replace(default=False))
 
     def called(**values: object) -> int | None:
+        # `edge` reads it from the command line, as errors may come before a verb is known.
         del values["debug"]
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})

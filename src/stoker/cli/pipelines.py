@@ -265,6 +265,7 @@ def upload_verb(
     if done.version:
         print(f"version: {done.version}  {done.version_id}")
     if done.url:
+        # Studio has no address of a single pipeline: the words say where to go from its first page.
         print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))
     print(f"next:    stoker start {service.name} {workload}{reach.words(service.name)}")
 
@@ -301,6 +302,7 @@ def start_verb(
         started = service.start(of, parameters=params or ())
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
+        # With --wait the one document is that of the end.
         if as_json and not wait:
             print(json.dumps(document(started), indent=2))
         say(f"started: {started.run}", quiet=as_json)
@@ -394,6 +396,7 @@ def schedule_verb(
             f"{' and '.join(named)} exclude each other" if named else "nothing says when to run",
             fix="name one of --cron, --every, --list, --delete",
         )
+    # None where it is not given: False would count as an option of Kubeflow's.
     options = kubeflow.options(catch_up=catch_up or None, max_concurrency=max_concurrency)
     if cron is None and every is None and (params or name or options):
         raise UsageError(
@@ -502,6 +505,7 @@ def stop_verb(
     else:
         say(f"stopping {before.run}", quiet=as_json)
         try:
+            # By its id: a name may stand for a newer run by now.
             after = service.stop(before.id)
         except (KeyboardInterrupt, TerminatedError) as err:
             say(

@@ -66,6 +66,7 @@ def report_scaling(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
         if (run / "training.json").is_file():
             trainings[str(run)] = read_json(run / "training.json", Training)
         else:
+            # Not an error: `runs/*` holds profiles and broken runs, too.
             print(f"left out: {run} has no training.json", file=sys.stderr)
     if not trainings:
         raise UsageError("no training.json in these folders", where="report scaling", fix="ls runs")
@@ -215,6 +216,7 @@ def environment() -> dict[str, str]:
     packages = {}
     for name in ("torch", "numpy", "pyzmq"):
         try:
+            # From the metadata: to import torch takes seconds.
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue

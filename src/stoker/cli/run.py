@@ -225,6 +225,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         ),
         decision_words,
     )
+    # Whichever plan is run: these fixes cost nothing and stay out of the plan.
     for text in free_advice(profiled, decision):
         say(step_line("  free", text, None), quiet=chain.quiet)
 
@@ -251,6 +252,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
             quiet=chain.quiet,
         )
+        # Nothing to judge: gates and a prediction are held against a training that ended well.
         return exit_code_of(training), None
     evaluation = chain.step(
         "evaluate",
@@ -287,6 +289,7 @@ def forget_later(run_dir: Path, first: int) -> None:
     for step in STEPS[first:]:
         (run_dir / f"{_RECORD_OF[step]}.json").unlink(missing_ok=True)
     if first <= STEPS.index("train"):
+        # A training that begins again in the same folder would write on at the end of these logs.
         for folder in ("hosts", "logs"):
             shutil.rmtree(run_dir / folder, ignore_errors=True)
 

@@ -153,6 +153,7 @@ def train_verb(
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
     workload = resolve(words or (), overrides=sets, params=params or ())
+    # A retry of a pipeline's step has the same id: it follows the job of the first attempt.
     name = name or (workload.run_name(run_id) if run_id else None)
     if decision and groups:
         raise UsageError("--decision and --group exclude each other", fix="leave one of them out")

@@ -114,6 +114,7 @@ class RunView:
             host = event.values.get("about") or event.values.get("agent") or event.host
             reason = event.values.get("reason", "")
             words = _HAPPENINGS[event.event] + (f": {reason}" if reason else "")
+            # HH:MM:SS of ISO 8601.
             self.happenings.append(_clean(f"{event.when[11:19]} {host} {words}")[:200])
         else:
             return False
@@ -387,6 +388,7 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
     while True:
         # Asked before reading: what is written before the end is read in this round.
         has_ended = source.has_ended()
+        # A stream is read to its end with `once`, too: what has come by now may be nothing.
         is_enough = once and (not is_stream or time.monotonic() - began > SILENCE_SECONDS)
         is_new = False
         for line in source.read():
@@ -419,5 +421,6 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
                 where="its log",
                 fix="check whether it still runs: stoker status, or the tools of the platform",
             )
+        # Standard input has waited already, in `select`.
         if not is_stream:
             time.sleep(POLL_SECONDS)

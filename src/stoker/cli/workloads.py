@@ -83,6 +83,7 @@ def check_command(command: Sequence[str], *, where: str) -> None:
         UsageError: If one is missing; it names it.
     """
     try:
+        # Records are UTF-8: a folder that is not would fail later, in the middle of a run.
         str(Path.cwd()).encode()
     except UnicodeEncodeError:
         raise UsageError(

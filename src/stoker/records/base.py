@@ -75,6 +75,7 @@ class Place:
         """Returns `file:line, key path` with as much of it as is known."""
         for key in self._overridden:
             if path == key or path.startswith((f"{key}.", f"{key}[")):
+                # It stands in no line of the file: the option that set it is named.
                 return f"--set {key}=..., key {path}"
         probe = path
         # A key that is missing has no line: the mapping that lacks it has.
@@ -283,6 +284,7 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
 
 
 def _plain_words(match: re.Match[str]) -> str:
+    # Nobody means to write null: to leave a key out says the same.
     words = [word for word in match.group(1).split(" | ") if word != "null"]
     return " or ".join(_PLAIN_WORDS.get(word, word) for word in words)
 

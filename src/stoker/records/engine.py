@@ -174,6 +174,7 @@ class EngineHost(Record, frozen=True, kw_only=True):
     ports: dict[Name, Port] = msgspec.field(default_factory=dict)
 
 
+# Places without a port, and those that may have one: `{address}`, `{address:PORT}`.
 PLAIN = ("host", "index", "data_hosts", "dnn_hosts", "workers", "input", "output", "secret_file")
 WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
 TF_CONFIG = "tf_config"
@@ -289,6 +290,7 @@ PRESETS: Mapping[EngineName, EngineSettings] = {
     "ray": EngineSettings(
         name="ray",
         leader=_ray("head"),
+        # On the first dnn host the head is a node itself.
         dnn=_ray("node", followers_only=True),
         data=_ray("node"),
         ports={

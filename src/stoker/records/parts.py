@@ -219,7 +219,7 @@ def shared_by_rates(
     least, most = few.workers * hosts, many.workers * hosts
     if least == most:
         return SharedLoading(least=least, most=most)
-    # Only the ends: numbers between them say the same, with the noise of both.
+    # The two ends tell most: between them the difference is smaller, and the noise is not.
     alone, together = 1 / few.steps_per_second, 1 / many.steps_per_second
     # What more workers should reach: the time divided among them, or all of the CPU.
     expected = max(least * alone / most, cpu / max(min(most, vcpus), 1e-9))

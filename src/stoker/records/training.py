@@ -267,6 +267,7 @@ def training_record(facts: TrainingFacts) -> Training:
         job=facts.job,
         data_group_release_seconds=release,
         events=tuple(
+            # ISO 8601 in UTC: sorted as text, they are sorted by time.
             sorted((*(leader.events if leader else ()), *facts.events), key=lambda each: each.when)
         ),
     )

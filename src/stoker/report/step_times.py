@@ -87,7 +87,7 @@ class StepTimes:
             full = steps[-1].end_seconds >= starts[first] + seconds
             if full and steps[0].epoch == steps[-1].epoch:
                 return steps
-        # Epochs shorter than the window: any window crosses from one to the next.
+        # No window fits into one epoch: it crosses to the next, or shows the whole of a short run.
         return cut(order[0]) if starts[-1] - starts[0] > seconds else cut(0)
 
     def bins(self, at_most: int) -> list[Bin]:
