@@ -1,4 +1,4 @@
-"""The parameters of a pipeline run stand in one table for all targets, with defaults and checks.
+"""The parameters of a pipeline run are in one table for all targets, with defaults and checks.
 
 A pipeline hands each component `--param NAME=VALUE`; the component turns them into overrides of its
 workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPerHour`).

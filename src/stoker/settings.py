@@ -35,7 +35,8 @@ from stoker.records.engine import EngineHost, check_engine
 
 # Keys and values of a workload, its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
-# In STOKER_OUTPUT: the profile ended the command, however its processes ended thereby.
+# In STOKER_OUTPUT: the profile ended the command, whatever the exit codes of its processes are
+# then.
 PROFILE_ENDED_FILE = "profile-ended"
 # There, too: the data hosts were given back, because no rank takes batches from them.
 RELEASED_FILE = "data-hosts-released"

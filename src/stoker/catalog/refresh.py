@@ -21,7 +21,7 @@ _GIB = 2**30
 # What daemons ask of a node where that cannot be read: network, proxy, storage, logs, metrics.
 ASSUMED_DAEMONS = (Decimal("0.5"), Decimal(_GIB))
 _PLAIN_PRICE = "usd_per_hour"
-# Kept of an earlier file where the cluster does not say it: filled in by hand.
+# Filled in by hand: kept from an earlier file where the cluster does not say it.
 _BY_HAND = ("family", "gpu_model", "network_gbps", "network_kind", "coremark_per_vcpu")
 
 

@@ -116,7 +116,7 @@ def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Pla
         if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
             first.append(plan)
         seen.add(plan.action)
-    # Of a long front a few plans from end to end.
+    # A few plans of a long front, from end to end.
     every = max(1, math.ceil(len(front) / _MOST_OF_FRONT))
     first += [plan for plan in (*front[:-1:every], *front[-1:]) if plan not in first]
     for plan in plans:

@@ -170,7 +170,7 @@ EFFICIENCY_MIXED = 0.85
 # More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
 WORTH_BEYOND = 0.88
 MANY_HOSTS = 8
-# Of a network interface's figure, what a feed reaches.
+# What a feed reaches of a network interface's nominal rate.
 NETWORK_EFFICIENCY = 0.7
 # Below this much of a host's vCPUs the trainer's reserve is not believed.
 _LEAST_FREE = 1 / 8

@@ -48,10 +48,10 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
 
 # Reason of a feasible plan that the user named; of one that may not be run, its begin.
 ASKED_FOR = "asked for"
-# Beyond any data group; each of them is a plan, of each type.
+# More than any training has; each number of hosts is a plan for each type.
 _MOST_DATA_HOSTS = 256
-# Of a prediction that lacks nothing: the model against the published runs (mean error 6 %, see
-# tests/unit/test_decide_published.py).
+# For a prediction from a complete profile: the model against the published runs (mean error 6 %,
+# see tests/unit/test_decide_published.py).
 _BAND = 0.10
 # More where the next limit is within 15 %: two limits at once are slower than either.
 _NEAR = 0.85

@@ -28,7 +28,7 @@ from stoker.text import ms, percentage
 
 _NumberT = TypeVar("_NumberT", int, float)
 
-# Of the step: a shorter wait is no starving.
+# As a share of the step: with a shorter wait the trainer does not count as starved.
 _WAITS = 0.1
 # CPU-seconds a byte of the feed's receive side where it was not measured: encrypted, flat out.
 _RECEIVE_CPU_PER_BYTE = 0.7e-9
@@ -94,7 +94,7 @@ def measure(
     guesses_trainer = profile.timed_step.trainer_cpu_seconds is None
     free = replace(raw, reserved_vcpus=0.0, trainer_cpu_seconds=0.0) if guesses_trainer else raw
     at_least = min(modelled.step_seconds, estimate(free, shape).step_seconds)
-    # Beyond five times it corrects nothing: the parts are wrong, and `_unexplained` says so.
+    # By five times at most: beyond that the parts are wrong, and `_unexplained` says so.
     ratio = raw.step_seconds / modelled.step_seconds
     work = replace(
         # Only what binds today: the measured step says nothing of the terms below it.

@@ -14,7 +14,7 @@ from stoker.feed.memory import num_bytes
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.steps import AsIsSteps
 
-# Of a large batch only this many values are looked at: enough to tell bytes from real numbers.
+# Only this many values of a large batch are looked at: enough to tell bytes from real numbers.
 _LOOK_AT_VALUES = 65536
 
 

@@ -68,7 +68,7 @@ def batch_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
 
 
 def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
-    """Returns the parts of loading: getitem with its parts, then collate; the dearest first."""
+    """Returns the parts of loading: getitem and its parts, most expensive first, then collate."""
     costs = next((rank.costs for rank in ranks if rank.costs), ())
     whole = sum(cost.cpu_seconds for cost in costs if cost.within is None)
     if not whole:
@@ -343,8 +343,8 @@ def _loader_cpu(own: _Whole) -> Quartiles:
     drain = fitting[0] if fitting else _busiest(own.rank)
     if drain:
         return drain.cpu_seconds
-    # The loader could not be tried alone: what its workers used beside the model, or what the
-    # trainer used more than without loading.
+    # The loader could not be tried alone: what its workers used while the model trained, or what
+    # the trainer used more than without loading.
     as_is = own.as_is
     seconds = (
         as_is.children_cpu_seconds

@@ -182,7 +182,7 @@ def _name_of(transform: object) -> str:
 
 
 def _in_place(transform: object, timed: Timed) -> object:
-    """Times the calls of an object in place: isinstance still holds; wraps a function."""
+    """Times the calls of an object, which stays itself (isinstance holds); wraps a function."""
     kind = type(transform)
     # Python looks up `__call__` on the class, never on the object: so the object gets a subclass of
     # its own.

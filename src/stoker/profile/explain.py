@@ -58,7 +58,7 @@ TERMS = (
 )
 # Below this share of a step, waiting is not worth a change.
 _MIN_WAIT = 0.05
-# The strongest; all are in the record.
+# Only the strongest are shown; all are in the record.
 _MAX_STATES = 3
 _LIMITS = {
     "cpu": "the CPUs of the training hosts",
@@ -66,7 +66,7 @@ _LIMITS = {
     "latency": "too few loader workers",
     "storage": "the storage or network, which all workers share",
 }
-# Of steps that the parts do not give, and a state does.
+# Verdicts on steps that a state explains, and the parts do not.
 _OF_STATES = {
     "straggler": "all ranks wait for one that is slow",
     "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "

@@ -16,7 +16,7 @@ _MIN_FLOAT_BYTES = 1 << 20
 _AS_FAST = 0.95
 # One worker more than vCPUs keeps these busy while another waits; so many more only take turns.
 _MANY_WORKERS_PER_VCPU = 1.5
-# Beyond what one epoch differs from another, and from how many batches on it can be told.
+# More than one epoch differs from another by chance; with fewer batches that cannot be told.
 _FIRST_RATIO = 1.5
 _LEAST_BATCHES = 5
 # What to do about states that no setting of the loader changes.

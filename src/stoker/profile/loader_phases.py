@@ -36,14 +36,14 @@ from stoker.host.counters import (
 from stoker.logs import Log
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
-# Beyond its share a drain may last this long, until its slowest workers have begun.
+# A drain may last this much longer than its share, until its slowest workers have begun.
 _START_SECONDS = 20.0
 
-# So much slower than it loads, a loader has its batches ready.
+# Read so much slower than it loads, a loader has a batch ready each time.
 _PACE = 1.3
 _PACED_SHARE = 0.15
 _MOST_PACED, _LEAST_PACED = 24, 6
-# Until the queue of a reader that had waited for each batch is filled.
+# Batches until the queue is filled: before, the reader had waited for each one.
 _FILLING = 3
 
 Stamp = tuple[int, float, float, float]
@@ -498,7 +498,7 @@ _MAX_BATCHES = 8
 _MAX_WORKERS = 16
 # Less than a page and a batch has nothing to do with storage.
 _MIN_BYTES = 4096
-# Of a batch's time: a shorter wait for storage is no measurement of it.
+# As a share of a batch's time: from a shorter wait, no rate of the storage can be told.
 _MIN_WAIT = 0.02
 
 
@@ -650,9 +650,9 @@ def _now() -> tuple[float, float, float, int, int]:
 _MOST_RECEIVED = 200
 _LEAST_BATCHES = 6
 _WARM_UP = 3
-# More than may lie between the threads.
+# More batches than can be on their way between the threads.
 _BLOCK = 8
-# For one batch: of a large one on a busy machine, seconds.
+# For one batch: a large one takes seconds on a busy machine.
 _WAIT_SECONDS = 5.0
 
 

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
-# Of the parts of loading: each also starts workers, which takes a moment.
+# For storage and for the parts of loading: each phase also starts workers, which takes a moment.
 _READS_SHARE = 0.03
 _COSTS_SHARE = 0.03
 _MOST_SECONDS = 6.0
-# Of the look at what could not travel: what is larger is too dear to look at.
+# Limits of the look at what could not travel to data hosts: beyond them it takes too long.
 _MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
 # Shorter than that they say nothing.
 _LEAST_SECONDS = 0.2

@@ -106,7 +106,7 @@ _OTHER_LOADERS = {
 }
 _NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
 _LONGER = "profile a command that trains longer: more epochs, or more data"
-# Of other loaders the step can be known, and its wait.
+# With other loaders, the step and its wait can be known.
 _TIMED = (
     "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
     "the step, its wait and the CPU are measured, though not what loading alone costs"
@@ -379,7 +379,8 @@ def _observed(
 
 RequestT = TypeVar("RequestT")
 
-# From the job's first line to the first batch: imports, data sets, models; and the end of it all.
+# For the start (imports, data sets, models, from the job's first line to the first batch) and for
+# the end.
 START_ALLOWANCE_SECONDS = 120.0
 _GIT_SECONDS = 5.0
 _FIX = "make the command run without stoker first"

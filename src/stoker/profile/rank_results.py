@@ -1,4 +1,4 @@
-"""One rank's measurements stand in `profile-rank{R}.json`, with the statistics behind them."""
+"""The results of one rank are in `profile-rank{R}.json`, with their statistics."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,7 +131,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """Cached batches replayed: what the trainer costs where data never lacks."""
+    """The steps with cached batches: what the trainer costs where it never waits for data."""
 
     step_seconds: Quartiles
     trainer_cpu_seconds: Quartiles

@@ -112,7 +112,7 @@ class FirstWords:
             self._say(known)
 
 
-# Of slow steps fewer are left out: by this share of the budget the warm-up is over.
+# Where steps are slow, fewer are left out: the warm-up ends after this share of the budget.
 _WARM_UP_SHARE = 0.08
 
 

@@ -308,7 +308,7 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
 
 # Taking a batch over from its worker costs this much of a short step, on any worker.
 MAX_LOST = 0.15
-# With less waiting between batches, time that a loader does not compute is pages and pipes.
+# Below this share, the time in which a worker does not compute is page faults and pipes.
 MIN_WORKER_IDLE = 0.5
 # A loader that alone delivers a batch in less of a step is not what steps wait for.
 MIN_LOADING = 0.6
@@ -316,7 +316,7 @@ MIN_LOADING = 0.6
 MIN_COLD_RATIO = 1.5
 # vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
 BUSY = 0.75
-# Beyond what the same loading differs by, from one process to another.
+# The same loading differs by less from one process to another.
 MIN_THREADS_RATIO = 1.5
 
 

@@ -31,7 +31,7 @@ _NOISE_WAITING = 1.1
 _NOISE_COMPUTING = 1.3
 # Workers beyond those that are busy at the predicted step, against jitter.
 _SPARE = 1.1
-# Of loading that is shared: the fewest workers that come so near to the best.
+# Where loading is shared: the fewest workers that come so near to the best.
 _NEAR_BEST = 1.05
 # Below this share of the vCPUs nothing was measured on them.
 LEAST_FREE = 0.02

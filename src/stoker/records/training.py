@@ -246,7 +246,7 @@ def training_record(facts: TrainingFacts) -> Training:
     if leader:
         # The leader knows the training command's own code, a platform often only the host's.
         exit_code = facts.exit_code if leader.exit_code is None else leader.exit_code
-        # The platform sees hosts end; the leader sees them say goodbye, which comes earlier.
+        # The platform sees hosts end; they tell the leader that they leave, which is earlier.
         release = leader.data_group_release_seconds if release is None else release
     return Training(
         # As they were asked for: the hosts know no more of them.

@@ -288,7 +288,7 @@ def _callout(
         ("compute", (boundary + right) / 2, f"compute {unit.brief(step.compute_seconds)}"),
     ]
     widths = [text_width(text, _LABEL) for _, _, text in parts]
-    # Near the right edge the labels stand left of their lines, the rows swapped, so that no line
+    # Near the right edge the labels are left of their lines, the rows swapped, so that no line
     # crosses a label.
     runs_out = any(
         x + 5 + wide > drawing.width for (_, x, _), wide in zip(parts, widths, strict=True)
@@ -524,7 +524,7 @@ def _axis_of_intervals(
     x_of: Sequence[float],
     unit: TimeUnit,
 ) -> None:
-    """Draws the axis' marks; grid lines leave out the names that stand above their rows."""
+    """Draws the axis' marks; grid lines leave out the names that are above their rows."""
     start, end = x_of
     marks = ticks(largest, at_most=max(3, int((end - start) / 60)))
     for mark in marks:
