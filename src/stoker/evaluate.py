@@ -63,7 +63,7 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
 
 
 def _reason(training: Training, gates: Sequence[GateResult]) -> str:
-    # Before gates: they fail as well, because metrics are missing.
+    # Before the gates, which fail as well where no metric was reported.
     if training.status != "succeeded":
         return f"the training {training.status}: {training.cause}"
     return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)

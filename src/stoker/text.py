@@ -132,7 +132,7 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 def _percent(fraction: float, *, sign: str) -> str:
     value = fraction * 100
-    # Two digits: 9.96 would be written as 10.0.
+    # No decimals from 10 % on, nor for 9.96, which would be written as 10.0.
     text = f"{value:,.0f}".replace(",", _THIN) if value >= 9.95 else f"{value:.1f}"
     # What is written as 0 has no sign.
     return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"

@@ -28,7 +28,6 @@ def confirm(
     """
     if workload.platform_info.is_this_machine:
         return
-    # Before the question: nobody can agree to a price that he has not seen.
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)

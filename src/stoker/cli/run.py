@@ -289,7 +289,7 @@ def forget_later(run_dir: Path, first: int) -> None:
     for step in STEPS[first:]:
         (run_dir / f"{_RECORD_OF[step]}.json").unlink(missing_ok=True)
     if first <= STEPS.index("train"):
-        # A training that begins again in the same folder would write on at the end of these logs.
+        # This training may have fewer hosts: what the others left must not pass for its own.
         for folder in ("hosts", "logs"):
             shutil.rmtree(run_dir / folder, ignore_errors=True)
 

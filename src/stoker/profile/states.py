@@ -308,7 +308,7 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
 
 # Taking a batch over from its worker costs this much of a short step, on any worker.
 MAX_LOST = 0.15
-# Below this share, the time in which a worker does not compute is page faults and pipes.
+# Below this share, what a worker does not compute goes on memory pages and pipes, not on waiting.
 MIN_WORKER_IDLE = 0.5
 # A loader that alone delivers a batch in less of a step is not what steps wait for.
 MIN_LOADING = 0.6

@@ -158,7 +158,8 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
     ranks = ranks or (said if isinstance(said, int) else hosts)
     local = step.local_receive_seconds
     receive = (step.receive_seconds or 0.0) if local is None else local
-    # Taking a batch is bound by the worker's answer or by the trainer's own CPU time.
+    # Taking a batch lasts as long as the worker's answer or the trainer's own CPU time, the longer
+    # one.
     receive = max(receive, step.handover_seconds or 0.0)
     others = others_vcpus_of(profile)
     return Parts(
