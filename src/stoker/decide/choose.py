@@ -439,7 +439,8 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
     free = best_free([one for one in found.plans if one.action != "keep"], found.keep)
     if free is not None and free.predicted is not None:
         rival = free.predicted
-        # As in `choose`: a data group has to give more than what is to be had for nothing.
+        # It has to give more than any free plan; `choose` counts those only that exceed their own
+        # band.
         pays_off = pays_off and buys(plan, free, objective)
         because += (
             f"; beyond the best free plan ({ms(rival.step_seconds)}) it saves "
