@@ -29,6 +29,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Each name brings torch with it, or may do so: it is imported when it is first asked for.
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)

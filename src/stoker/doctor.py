@@ -63,6 +63,7 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
         except BaseException as err:  # the edge of a thread: raised again below
             errors.append(err)
 
+    # A daemon: a look-up that hangs must not hold up the end of the process.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -120,6 +121,7 @@ def torch_check(*, trains: bool) -> Finding:
     try:
         import torch
     except (ImportError, OSError) as err:
+        # OSError: PyTorch is there, and one of its libraries is not.
         missing = isinstance(err, ModuleNotFoundError)
         return Finding(
             name="torch",
@@ -149,6 +151,7 @@ def memory_check() -> Finding:
     """Reports the memory that is free, within the container's limit."""
     found = psutil.virtual_memory()
     limit = machine.limit_bytes()
+    # psutil sees the whole machine, a container may use its limit only.
     usable = min(found.available, limit or found.available)
     text = f"{_gib(found.available)} free of {_gib(found.total)}"
     if limit and limit < found.total:
@@ -208,6 +211,7 @@ def accelerators_check(environ: Mapping[str, str]) -> Finding:
 def clock_check(now: float | None = None) -> Finding:
     """Checks that the clock is not before stoker's installation: AWS refuses one minutes off."""
     seconds = time.time() if now is None else now
+    # The one time that this host knows for sure to be over; a minute for clocks of file servers.
     if seconds < Path(stoker.__file__).stat().st_mtime - 60:
         return Finding(
             name="clock",
@@ -285,12 +289,14 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
         return False
     context: ZmqContext = zmq.Context()
     deadline = time.monotonic() + HANDSHAKE_SECONDS
+    # 64 KiB: nothing is to come but the handshake.
     connection = Connection(context, keys, now=time.monotonic(), max_message_bytes=1 << 16)
     try:
         connection.dial(
             f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
         )
         poller = zmq.Poller()
+        # The monitor alone: no message is sent, so none comes.
         for monitored in connection.filenos[1:]:
             poller.register(monitored, zmq.POLLIN)
         while connection.is_open and not connection.is_up and time.monotonic() < deadline:
@@ -304,6 +310,7 @@ def shakes_hands(address: str, port: int, token_file: Path | None) -> bool:
 
 def _split(peer: str, port: int) -> tuple[str, int]:
     host, colon, number = peer.rpartition(":")
+    # An IPv6 address has colons of its own: with a port it is in brackets.
     if colon and number.isdigit() and (":" not in host or host.startswith("[")):
         return host.strip("[]"), int(number)
     return peer.strip("[]"), port
@@ -319,6 +326,7 @@ def _words(err: BaseException) -> str:
 
 def role_check(topology: Topology) -> Finding:
     """Says which part this host plays."""
+    # What `topology` returns where no job is described: this host alone.
     if len(topology.hosts) == 1 and not topology.group.instance_type:
         return Finding(
             name="role", state="ok", text="no job is described here: this host is in none"
@@ -334,6 +342,7 @@ def role_check(topology: Topology) -> Finding:
 
 def folder_check(base_dir: Path) -> Finding:
     """Checks whether the job's folder can be written."""
+    # It may not be there yet: then it has to be made in the nearest folder that is.
     nearest = next(path for path in (base_dir, *base_dir.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
         return Finding(name="folder", state="ok", text=f"{base_dir} can be written")
@@ -348,6 +357,7 @@ def folder_check(base_dir: Path) -> Finding:
 def port_check(port: int, token_file: Path | None) -> Finding:
     """Checks whether the feed's port is free, or held by this run's own launcher."""
     with socket.socket() as probe:
+        # As the launcher binds it: connections that are still winding down do not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -370,6 +380,7 @@ def names_check(topology: Topology) -> Finding:
     others = [host for host in topology.hosts if host != topology.host]
     if not others:
         return Finding(name="names", state="ok", text="no other hosts")
+    # Side by side: each unknown name may take RESOLVE_SECONDS.
     with ThreadPoolExecutor(len(others)) as pool:
         are_known = list(pool.map(_is_known, others))
     unknown = [host for host, known in zip(others, are_known, strict=True) if not known]
@@ -428,6 +439,7 @@ def examine(environ: Mapping[str, str], *, peer: str | None, aws: bool) -> Itera
         settings = from_environment(environ)
     except UsageError as err:
         yield Finding(name="settings", state="fail", text=f"{err.what} ({err.where})", fix=err.fix)
+        # With defaults: all other findings still help.
         settings = from_environment({})
     topology: Topology | None
     role: Finding

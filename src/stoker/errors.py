@@ -18,6 +18,7 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
+# Not an Exception: no `except Exception` on the way may take it for a failure of its own.
 class TerminatedError(BaseException):
     """SIGTERM came: unwinds the stack as Ctrl-C does, so that all that runs is ended."""
 
@@ -50,6 +51,8 @@ class StokerError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Lets the error travel between processes with all its facts."""
+        # By default an exception is made anew from `args`: as positional arguments, which these are
+        # not.
         return (_rebuild, (type(self), self.what, self.where, self.fix))
 
 
@@ -57,6 +60,7 @@ def _rebuild(kind: type[StokerError], what: str, where: str, fix: str) -> Stoker
     return kind(what, where=where, fix=fix)
 
 
+# A ValueError, too: in a script it is a wrong argument like any other.
 class UsageError(StokerError, ValueError):
     """A wrong command line, setting or record."""
 

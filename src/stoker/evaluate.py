@@ -63,6 +63,7 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
 
 
 def _reason(training: Training, gates: Sequence[GateResult]) -> str:
+    # Before the gates, which fail as well where no metric was reported.
     if training.status != "succeeded":
         return f"the training {training.status}: {training.cause}"
     return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)
@@ -76,6 +77,7 @@ def _gate_words(gate: GateResult) -> str:
 
 
 def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:
+    # A record without a digest, made of bare figures or by hand, is taken as it is.
     if found is not None and found != expected:
         raise UsageError(
             f"the {kind} was made for another workload",
@@ -89,6 +91,7 @@ _VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 
 def _result(gate: Gate, training: Training) -> GateResult:
     value = training.metrics.get(gate.metric)
+    # A NaN passes no bound anyway, and is no number of JSON.
     if value is not None and not math.isfinite(value):
         value = None
     passed = (
@@ -108,9 +111,11 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
         step_seconds=profile.step.step_seconds,
         usd_per_1000_steps=keep.predicted.usd_per_1000_steps if keep and keep.predicted else None,
     )
+    # The chosen plan first: another one in the list may have the same hosts.
     plan = _plan_of(training.groups, (decision.plan, *decision.plans))
     promise = plan.predicted if plan else None
     usd = measured.usd_per_1000_steps
+    # The run knew no prices; the plan's hosts are those that ran, so its price holds.
     if usd is None and promise is not None:
         usd = measured.step_seconds * promise.usd_per_hour * 1000 / 3600
     change = None
@@ -143,6 +148,7 @@ def _is_same(planned: Sequence[Group], ran: Sequence[Group]) -> bool:
     """Returns whether the run had the plan's hosts; compares workers only where both tell them."""
     return len(planned) == len(ran) and all(
         (one.role, _bare(one), one.count) == (other.role, _bare(other), other.count)
+        # A run that was named by hand may leave its workers open.
         and _agree(one.workers_per_host, other.workers_per_host)
         for one, other in zip(planned, ran, strict=True)
     )

@@ -36,8 +36,10 @@ def timed(batches: object) -> tuple[object, object]:
     """
     tf = import_module("tensorflow")
     process = this_process()
+    # Outside of a run nobody reads the timeline: the dataset stays as it is.
     if process.settings.output is None:
         return batches, tf.keras.callbacks.LambdaCallback()
+    # tf.data runs on the CPU: from there a variable of a GPU cannot be assigned.
     with tf.device("CPU:0"):
         sums = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)
 
@@ -45,9 +47,11 @@ def timed(batches: object) -> tuple[object, object]:
         leaves = tf.nest.flatten(batch)
         waited = tf.timestamp() - began
         rows = tf.cast(tf.shape(leaves[0])[0], tf.float64)
+        # The batch goes on only once the sums are written: the callback reads them after its step.
         with tf.control_dependencies([sums.assign_add([waited, rows])]):
             return tf.nest.map_structure(tf.identity, batch)
 
+    # zip asks its parts in order: the time is taken first, and the batch is waited for after it.
     asked = tf.data.Dataset.from_tensors(0).repeat().map(lambda _: tf.timestamp())
     options = tf.data.Options()
     # tf.data would ask ahead, and the time until a batch is there would be none of a wait.
@@ -97,6 +101,7 @@ class _FitSteps:
         if self._epoch is None:
             return
         now, known = self.clock(), self.read()
+        # With `steps_per_execution` Keras tells of the last of several batches only.
         count = max(1, last + 1 - self._batches)
         seconds = (now - self._ended) / count
         waited = (known[0] - self._known[0]) / count

@@ -51,15 +51,18 @@ class Log:
         line = f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n"
         with self._lock:
             try:
+                # Asked for at each event: tests and notebooks replace it.
                 stream = self._stream or sys.stderr
                 stream.write(line)
                 stream.flush()
+            # A full disk or a closed pipe; ValueError: a stream that was closed here.
             except (OSError, ValueError):
                 return
 
 
 def parse_line(line: str) -> LogEvent | None:
     """Returns the event in `line`, or None if the line is not one of stoker's."""
+    # Not at the start: platforms put a time or the name of a stream before it.
     start = line.find(_PREFIX)
     if start < 0:
         return None
@@ -81,6 +84,7 @@ def now_utc() -> str:
 
 def _text(value: LogValue) -> str:
     if isinstance(value, float):
+        # Six digits: a microsecond of a second, and a line that people still read.
         return f"{value:.6g}"
     return "" if value is None else str(value)
 
@@ -102,5 +106,6 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def _quote(text: str) -> str:
+    # One event is one line: line breaks become blanks.
     flat = printable(" ".join(text.split()))
     return flat if flat and not set(flat) & set(" '\"\\") else shlex.quote(flat)

@@ -1,4 +1,4 @@
-"""The parameters of a pipeline run stand in one table for all targets, with defaults and checks.
+"""The parameters of a pipeline run are in one table for all targets, with defaults and checks.
 
 A pipeline hands each component `--param NAME=VALUE`; the component turns them into overrides of its
 workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPerHour`).
@@ -51,11 +51,13 @@ class Parameter:
         Raises:
             UsageError: If it is none of the choices, or no whole number where one is asked for.
         """
+        # Consoles of pipelines hand on what was typed, blanks included.
         text = str(value).strip()
         if self.choices and text not in self.choices:
             raise UsageError(
                 f"{self.name}={text} is not possible", fix="use " + ", ".join(self.choices)
             )
+        # isdigit() alone takes digits of other scripts and exponents, too.
         if self.kind == "integer" and not (text.isascii() and text.isdigit()):
             raise UsageError(
                 f"{self.name}={text}: expected a whole number", fix=f"{self.name}: {self.text}"
@@ -83,6 +85,7 @@ def defaults_of(workload: Workload) -> dict[str, str | int]:
 def main_channel(workload: Workload) -> str | None:
     """Returns the channel that `input_data` replaces: `train`, `training`, else the first."""
     names = sorted(workload.channels)
+    # The two names that AWS's examples use.
     return next((n for n in ("train", "training") if n in names), names[0] if names else None)
 
 
@@ -93,6 +96,7 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
         UsageError: For an unknown name (with the nearest known one) or a value that cannot be.
     """
     known = {p.name: p for p in parameters_of(workload)}
+    # A run of SageMaker names them in camel case, and its steps get what it names.
     by_any = {**known, **{p.camel_name: p for p in known.values()}}
     found: dict[str, str] = {}
     for text in texts:
@@ -146,6 +150,7 @@ def _quoted(text: str) -> str:
 
 
 def _number(key: str) -> Callable[[str], tuple[str, ...]]:
+    # Not quoted: a number stays a number for YAML.
     return lambda value: (f"{key}={value or 'null'}",)
 
 
@@ -161,6 +166,7 @@ def _list(names: Sequence[str]) -> str:
 def _epochs(value: str) -> tuple[str, ...]:
     if value == "0":
         return ()
+    # Steps would go before epochs (`TrainingSize.total_steps`).
     return (f"training.epochs={value}", "training.steps=null", f"hyperparameters.epochs={value}")
 
 
@@ -179,6 +185,7 @@ def _gate(value: str) -> tuple[str, ...]:
                 f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND", fix="as accuracy>=0.94"
             )
         gates.append({"metric": metric.strip(), "min" if sign == ">=" else "max": number})
+    # One line: an override is one word of a command line.
     return (f"gate={yaml.safe_dump(gates, default_flow_style=True, width=4096).strip()}",)
 
 
@@ -298,6 +305,7 @@ _PARAMETERS = (
         kind="string",
         text="Model package group in which a model that passed is registered.",
         default=_model_group,
+        # The registration reads it from the pipeline's parameters: no component's workload has it.
         overrides=_nothing,
     ),
     Parameter(
@@ -306,6 +314,7 @@ _PARAMETERS = (
         text="Approval status with which it is registered.",
         default=_approval,
         overrides=_nothing,
+        # From the record's type: one list of them.
         choices=get_args(ModelSettings.__annotations__["approval"]),
     ),
     Parameter(

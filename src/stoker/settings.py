@@ -31,12 +31,12 @@ from stoker.records import (
     to_document,
 )
 from stoker.records.base import Record
-from stoker.records.engine import EngineHost
-from stoker.records.engine_check import check_engine
+from stoker.records.engine import EngineHost, check_engine
 
 # Keys and values of a workload, its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
-# In STOKER_OUTPUT: the profile ended the command, however its processes ended thereby.
+# In STOKER_OUTPUT: the profile ended the command, whatever the exit codes of its processes are
+# then.
 PROFILE_ENDED_FILE = "profile-ended"
 # There, too: the data hosts were given back, because no rank takes batches from them.
 RELEASED_FILE = "data-hosts-released"
@@ -52,6 +52,7 @@ def unfed_file(rank: int | str) -> str:
 def _text_of(value: object) -> str:
     """Returns a value as a variable holds it."""
     match value:
+        # Before int, which a bool is as well.
         case bool():
             return "1" if value else "0"
         case str() | int():
@@ -79,6 +80,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
         return text
     if kind is Path:
         return Path(text)
+    # Only `1` is true: `0`, `false` and any mistake leave a switch off.
     if kind is bool:
         return text == "1"
     if kind is int:
@@ -86,6 +88,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
             return int(text)
         except ValueError:
             raise UsageError(f"expected a whole number, found {text!r}", where=where) from None
+    # As `_text_of` writes it: a name where nothing else is set.
     if kind is StrategySettings and not text.lstrip().startswith("{"):
         text = json.dumps({"name": text})
     try:
@@ -286,6 +289,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> ProcessSetting
 def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
     """Returns the AWS region of the environment; boto3 reads AWS_DEFAULT_REGION only."""
     env = os.environ if environ is None else environ
+    # In the order of AWS's own tools.
     return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
 
 
@@ -322,6 +326,7 @@ def kubeflow_environment(
     """Reads KF_PIPELINES_* and STOKER_KUBEFLOW_*, and a pod's folder of its service account."""
     env = os.environ if environ is None else environ
     try:
+        # No variable tells a pod's namespace unless the pod's object asks for it; this file does.
         own = (account / "namespace").read_text().strip()
     except OSError:
         own = ""
@@ -329,6 +334,7 @@ def kubeflow_environment(
         endpoint=env.get("KF_PIPELINES_ENDPOINT", ""),
         ui=env.get("KF_PIPELINES_UI_ENDPOINT", ""),
         namespace=env.get("STOKER_KUBEFLOW_NAMESPACE", "") or own,
+        # Secrets come out of files as a rule, with a line break at the end.
         token=env.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
         cookie=env.get("STOKER_KUBEFLOW_COOKIE", "").strip(),
         is_pod=bool(own),
@@ -370,6 +376,7 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
     path = "the workload's document" if is_inline else path
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        # Nodes first: they know their lines, and no alias is expanded in them yet.
         _check_size(node, str(path))
         document: Json = yaml.safe_load(text)
     except RecursionError:
@@ -412,6 +419,7 @@ def workload_from(
     changed = dict(document)
     for override in overrides:
         _override(changed, override)
+    # Errors name the option where one of these is wrong, not the file.
     keys = [override.partition("=")[0].strip() for override in overrides]
     place = Place(source, lines, overridden=keys)
     workload = convert(changed, Workload, place)
@@ -422,6 +430,7 @@ def workload_from(
 def _with_pools_text(workload: Workload, place: Place) -> Workload:
     """Puts the text of its pools file into the workload: it must be understood elsewhere."""
     kubernetes = workload.kubernetes
+    # A text already, as no file's name has a line break: from a pipeline, or read before.
     if kubernetes is None or kubernetes.pools_file is None or "\n" in kubernetes.pools_file:
         return workload
     try:
@@ -443,7 +452,7 @@ def _check_workload(workload: Workload, place: Place) -> None:
                 f"gate {gate.metric}: min {gate.min} is above max {gate.max}",
                 where=place.at(f"gate[{index}]"),
             )
-    check_engine(workload.engine_settings, feed=workload.feed, place=place)
+    check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
@@ -493,6 +502,7 @@ def _check_replicas(feed: FeedSettings, place: Place) -> None:
 def _override(document: dict[str, Json], override: str) -> None:
     key, equals, text = override.partition("=")
     steps = key.strip().split(".")
+    # a..b would set a key of no name.
     if not equals or not all(steps):
         raise UsageError(
             f"--set {override} is not key.path=value", fix="for example --set feed.credits=4"
@@ -507,6 +517,7 @@ def _override(document: dict[str, Json], override: str) -> None:
     target = document
     for step in steps[:-1]:
         child = target.get(step)
+        # Copied on the way down: the caller's document stays as it was.
         copied = dict(child) if isinstance(child, Mapping) else {}
         target[step] = copied
         target = copied
@@ -514,11 +525,9 @@ def _override(document: dict[str, Json], override: str) -> None:
 
 
 def _check_size(node: yaml.Node | None, source: str) -> None:
-    """Refuses aliases that lead in a circle, or expand to more than a workload can be.
-
-    This comes before anything is expanded: an alias is the node itself that it refers to.
-    """
+    """Refuses aliases that lead in a circle, or expand to more than a workload can be."""
     sizes: dict[int, int] = {}
+    # By identity: an alias is the very node that it refers to.
     open_nodes: set[int] = set()
 
     def size(each: yaml.Node) -> int:
@@ -536,6 +545,8 @@ def _check_size(node: yaml.Node | None, source: str) -> None:
                 parts = [part for pair in each.value for part in pair]
             elif isinstance(each, yaml.SequenceNode):
                 parts = each.value
+            # Counted once, added as often as it is named: aliases of aliases grow by powers, this
+            # does not.
             sizes[id(each)] = 1 + sum(size(part) for part in parts)
             open_nodes.discard(id(each))
         return sizes[id(each)]
@@ -554,6 +565,7 @@ def _lines_of(node: yaml.Node, path: str, lines: dict[str, int], source: str) ->
         for key, value in node.value:
             name = str(key.value)
             child = f"{path}.{name}" if path else name
+            # YAML's parser keeps the last of two equal keys without a word.
             if name in seen:
                 raise UsageError(
                     f"key {name} is there twice",

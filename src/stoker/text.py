@@ -66,6 +66,7 @@ def time_unit(seconds: Iterable[float | None]) -> TimeUnit:
     largest = max((value for value in seconds if value is not None), default=0.0)
     if largest >= 10:
         return SECONDS
+    # Where nothing is known, the unit is that of most steps.
     return MILLISECONDS if largest >= 1e-3 or largest == 0 else MICROSECONDS
 
 
@@ -78,6 +79,7 @@ def digits(value: float, figures: int, *, max_places: int = 9) -> str:
     places = max(0, figures - 1 - math.floor(math.log10(abs(value))))
     places = min(places, max_places)
     rounded = round(value, places)
+    # 9.996 is rounded to 10.00: one digit more than was asked for.
     if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
         places = max(0, places - 1)
     return f"{rounded:,.{places}f}".replace(",", _THIN).replace("-", _MINUS)
@@ -108,6 +110,7 @@ def times(factor: float | None) -> str:
     """Writes a speed-up: `1.72`, with as many digits as a measurement supports."""
     if factor is None:
         return NOT_KNOWN
+    # No measurement of a step supports three digits of a factor beyond a hundred.
     return digits(factor, 3 if factor < 100 else 2)
 
 
@@ -129,12 +132,15 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
 
 def _percent(fraction: float, *, sign: str) -> str:
     value = fraction * 100
+    # No decimals from 10 % on, nor for 9.96, which would be written as 10.0.
     text = f"{value:,.0f}".replace(",", _THIN) if value >= 9.95 else f"{value:.1f}"
+    # What is written as 0 has no sign.
     return f"{sign if value >= 0.05 else ''}{'0' if text == '0.0' else text}{NBSP}%"
 
 
 def ms(seconds: float) -> str:
     """Writes a time for a terminal, with three significant digits: `61.8 ms`, `1.24 s`."""
+    # Above it, three digits of milliseconds would be 1000.
     if seconds < 0.9995:
         return f"{digits(seconds * 1e3, 3, max_places=4)} ms"
     return f"{digits(seconds, 3)} s"
@@ -159,6 +165,7 @@ def duration(seconds: float) -> str:
 def size(num_bytes: float) -> str:
     """Writes bytes for a terminal, with three significant digits: `900 kB`, `4.05 MB`."""
     for unit, bytes_of_one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        # As above: 999.9 kB are written as 1.00 MB, not as 1 000 kB.
         if num_bytes >= 0.9995 * bytes_of_one:
             return f"{digits(num_bytes / bytes_of_one, 3)} {unit}"
     return f"{num_bytes:.0f} B"

@@ -22,8 +22,7 @@ from stoker.records import (
     ReadyProbe,
     to_document,
 )
-from stoker.records.engine import PLAIN, WITH_PORT, fill, places_in
-from stoker.records.engine_check import PRESETS, completed
+from stoker.records.engine import PLAIN, PRESETS, WITH_PORT, completed, fill, places_in
 from stoker.settings import from_environment, workload_from
 
 GROUPS = (

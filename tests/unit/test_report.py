@@ -29,12 +29,16 @@ from stoker.records import (
 )
 from stoker.report import write_report
 from stoker.report.step_times import (
+    Interval,
     StepTimes,
+    Strip,
     flat_steps,
+    intervals_drawing,
     read_steps,
+    series_drawing,
     shown_seconds,
+    strips_drawing,
 )
-from stoker.report.strips import Interval, Strip, intervals_drawing, series_drawing, strips_drawing
 from stoker.report.svg import Drawing
 from stoker.text import MILLISECONDS, count, digits, percent, signed_percent, usd
 from stoker.text import time_unit as choose_time_unit

@@ -119,6 +119,7 @@ class Catalog:
             UsageError: If the catalog has no such type, with the nearest one.
         """
         name = instance_type.strip()
+        # As it is written first: a node pool may have any name, also one that begins with `ml.`.
         for spelling in (name, bare_type(name), f"ml.{name}"):
             if spelling in self._by_type:
                 return self._by_type[spelling]
@@ -176,6 +177,7 @@ class Catalog:
         """Returns where the prices of these types come from; the date is the oldest of theirs."""
         dates = [i.priced_on for i in used if i.usd_per_hour is not None]
         oldest = min((d for d in dates if d is not None), default=None)
+        # One price without a date leaves the date of all of them open.
         is_known = oldest is not None and None not in dates
         return Prices(
             date=oldest.isoformat() if oldest is not None and is_known else None,
@@ -199,6 +201,7 @@ def _document(instance: Instance) -> dict[str, Json]:
 
 
 def _suggestion(name: str, known: tuple[str, ...]) -> str:
+    # Both spellings are tried: without its prefix a short name is too far from SageMaker's names.
     hint = nearest(name if name.startswith("ml.") else f"ml.{name}", known)
     if not hint.startswith("did you mean"):
         hint = nearest(name, known)
@@ -281,6 +284,7 @@ def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
     Raises:
         UsageError: With line and column, if a column is not known or a row has the wrong length.
     """
+    # Spreadsheet programs begin a CSV file with a byte order mark.
     lines = csv.reader(io.StringIO(text.removeprefix("\ufeff")))
     header = tuple(cell.strip() for cell in next(_rows(lines, source), []))
     _check_header(header, source)
@@ -301,6 +305,7 @@ def parse_table(text: str, *, platform: PlatformName, source: str) -> Table:
         if not name:
             raise row.error("instance_type", "the instance type has no name")
         bare = bare_type(name)
+        # ml.c5.xlarge and c5.xlarge are one type: the later row would silently replace the other.
         if bare in seen:
             raise row.error("instance_type", f"{name} is in line {seen[bare]}, too")
         seen[bare] = line
@@ -322,6 +327,8 @@ def to_instance(
     name = platform_name(row.cells["instance_type"].strip(), platform)
 
     def old(field: str, column: str, new: _T | None) -> _T | None:
+        # A column that the table has decides, blank cells too: blank is "not known", not "as it
+        # was".
         return new if column in table.columns or base is None else getattr(base, field)
 
     vcpus = old("vcpus", "vcpus", row.value("vcpus", _count(1, 4096), "a number of vCPUs"))
@@ -338,6 +345,7 @@ def to_instance(
     return Instance(
         type=name,
         family=old("family", "family", row.value("family", str, ""))
+        # ml.c5 of ml.c5.xlarge; a name without a dot is a family of its own.
         or name.rpartition(".")[0]
         or name,
         vcpus=vcpus,
@@ -352,6 +360,7 @@ def to_instance(
         coremark_per_vcpu=old("coremark_per_vcpu", "coremark_per_vcpu", coremark),
         usd_per_hour=usd,
         priced_on=priced_on,
+        # Blank counts as yes: a row that a user adds is meant to be used.
         in_training_enum=old("in_training_enum", "in_training_enum", in_enum != "no") is not False,
     )
 
@@ -365,6 +374,7 @@ def _price(
     row: Row, table: Table, platform: PlatformName, base: Instance | None
 ) -> tuple[float | None, date | None]:
     column = table.price_column
+    # A table without prices (of GPUs or network, say) leaves those of the catalog.
     if column is None:
         return (base.usd_per_hour, base.priced_on) if base else (None, None)
     usd = row.value(column, _positive, "dollars an hour above 0 (blank: not to be used)")
@@ -401,6 +411,7 @@ def _check_header(header: Sequence[str], source: str) -> None:
 
 
 def _price_column(header: Sequence[str], platform: PlatformName) -> tuple[str | None, str | None]:
+    # A user's own column goes before those that name payer and region, which may be copied along.
     if "usd_per_hour" in header:
         return "usd_per_hour", None
     for column in header:
@@ -472,6 +483,7 @@ def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None
 def local_instance(instance_type: str) -> Instance | None:
     """Returns the local type of that name (`local.cN`: N cores); None if it is no such name."""
     match = _LOCAL.match(instance_type)
+    # The bound of a table's vCPUs (`to_instance`), for names that somebody made up.
     if match is None or int(match.group(1)) > 4096:
         return None
     cores = int(match.group(1))
@@ -480,6 +492,7 @@ def local_instance(instance_type: str) -> Instance | None:
         family="local",
         vcpus=cores,
         network_gbps=_LOOPBACK_GBPS,
+        # Only ratios count, and all cores of this machine are alike.
         coremark_per_vcpu=1.0,
         usd_per_hour=round(cores * LOCAL_USD_PER_CORE_HOUR, 6),
         in_training_enum=False,
@@ -500,6 +513,7 @@ def _local(platform: PlatformName, cores: int | None) -> Catalog:
 
 
 def _cores() -> int:
+    # macOS has no affinity.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -50,7 +50,6 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     """Returns the instance types that plans for `workload` can be made of.
 
     On Kubernetes these are the node pools, where the workload names some: nothing else is proposed.
-    Today's type can be named in any case.
 
     Args:
         workload: Its platform pays; `kubernetes.pools_file` and `kubernetes.pools` are its pools.
@@ -82,6 +81,7 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
         source=catalog.source,
         region=None if is_plain and not prices else catalog.region,
         purchase=catalog.purchase,
+        # Not proposed, but today's hosts need a price and a speed to be compared with.
         make=lambda name: known.get(name) if _bare(name) == today else None,
         added_by="kubernetes.pools_file",
     )
@@ -125,6 +125,7 @@ def _bare(name: str) -> str:
 
 def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Instance | None:
     """Returns the pool as plans see it; None where nothing says how many vCPUs it has."""
+    # Whole vCPUs, as instance types have: 3.9 are three that a worker can keep busy.
     cpu = floor(amount(str(pool.cpu))) if pool and pool.cpu is not None else None
     if listed is None and cpu:
         listed = Instance(type=name, family=name, vcpus=cpu)
@@ -142,6 +143,7 @@ def _pool(row: Row, instance: Instance) -> NodePool:
         return bool(row.cells.get(column, "").strip())
 
     return NodePool(
+        # None: the pool's name is a type, by whose label its nodes are found.
         node_selector=dict(_labels(row)) or None,
         tolerations=tuple(_tolerations(row)),
         cpu=instance.vcpus if is_said("vcpus") else None,
@@ -156,6 +158,7 @@ def _merged(pool: NodePool, own: NodePool | None) -> NodePool:
     said = {
         name: getattr(own, name)
         for name in own.__struct_fields__
+        # What the workload leaves at the default is not said there: the file's stays.
         if getattr(own, name) not in (None, ())
     }
     return msgspec.structs.replace(pool, **said)
@@ -304,6 +307,7 @@ def pools_of(
     for node in usable:
         label = next((label for label in labels if node.labels.get(label)), None)
         if label is None and pool_label is None:
+            # No provider's label, as on clusters of one's own: the machine type makes the pool.
             label = next((key for key in (INSTANCE_TYPE, _GPU_PRODUCT) if key in node.labels), None)
         if label is None:
             notes.append(
@@ -329,9 +333,11 @@ def daemon_requests(pods: Sequence[Document]) -> tuple[Decimal, Decimal]:
     cpu = memory = Decimal(0)
     for pod in pods:
         owners = _items(_mapping(pod, "metadata").get("ownerReferences"))
+        # Owned by a Node: the static pods that the kubelet starts by itself.
         if not any(owner.get("kind") in ("DaemonSet", "Node") for owner in owners):
             continue
         spec = _mapping(pod, "spec")
+        # An init container with a restart policy is a sidecar: it keeps what it asks for.
         sidecars = [c for c in _items(spec.get("initContainers")) if c.get("restartPolicy")]
         for container in (*_items(spec.get("containers")), *sidecars):
             requests = _mapping(container, "resources", "requests")
@@ -344,6 +350,8 @@ def _name(kind: _Kind, kinds: Collection[_Kind]) -> str:
     """Names a pool: the name stays as long as other kinds of nodes do not come to it."""
     alike = [k for k in kinds if (k.label, k.value) == (kind.label, kind.value)]
     name = kind.value
+    # A node group has its type in the name only once it has several, so that names in a file of
+    # plans do not change without need.
     has_types = kind.label == _KARPENTER or len({k.instance_type for k in alike}) > 1
     if has_types and kind.instance_type and not kind.has_own_types:
         name = f"{name}-{kind.instance_type}"
@@ -355,6 +363,8 @@ def _name(kind: _Kind, kinds: Collection[_Kind]) -> str:
 
 def _pool_of_kind(kind: _Kind, members: Sequence[_Node], *, named: str) -> ClusterPool:
     first = members[0].labels
+    # A pool may mix types, and spot with other nodes. A plan counts on one kind, with its price and
+    # speed, so its pods select exactly that.
     selector = {kind.label: kind.value}
     if kind.instance_type:
         selector[INSTANCE_TYPE] = kind.instance_type
@@ -366,11 +376,13 @@ def _pool_of_kind(kind: _Kind, members: Sequence[_Node], *, named: str) -> Clust
         instance_type=kind.instance_type,
         is_spot=kind.is_spot,
         node_selector=selector,
+        # What one node has besides the others' keeps pods from that node only.
         taints=tuple(sorted(set.intersection(*(node.taints() for node in members)))),
         cpu=min(node.allocatable("cpu") for node in members),
         memory=min(node.allocatable("memory") for node in members),
         gpus=int(min(node.allocatable(_GPU) for node in members)),
         gpu_model=next((first[label] for label in _GPU_MODELS if label in first), None),
+        # The label of NVIDIA's device discovery counts MiB.
         gpu_memory=Decimal(memory) / 1024 if memory.isdigit() else None,
         zones=tuple(sorted({n.labels[_ZONE] for n in members if _ZONE in n.labels})),
         region=first.get(_REGION),

@@ -21,7 +21,7 @@ _GIB = 2**30
 # What daemons ask of a node where that cannot be read: network, proxy, storage, logs, metrics.
 ASSUMED_DAEMONS = (Decimal("0.5"), Decimal(_GIB))
 _PLAIN_PRICE = "usd_per_hour"
-# Kept of an earlier file where the cluster does not say it: filled in by hand.
+# Filled in by hand: kept from an earlier file where the cluster does not say it.
 _BY_HAND = ("family", "gpu_model", "network_gbps", "network_kind", "coremark_per_vcpu")
 
 
@@ -75,17 +75,20 @@ def pools_table(
     notes: list[str] = []
     for pool in pools:
         cpu, memory = daemons.get(pool.name, ASSUMED_DAEMONS)
+        # Rounded down: a pod that asks for a core more than a node has free waits for ever.
         vcpus, gib = floor(pool.cpu - cpu), floor((pool.memory - memory) / _GIB)
         if vcpus < 1 or gib < 1:
             notes.append(f"{pool.name} left out: daemons leave no core or no GiB of its nodes")
             continue
         machine = machines[pool.name]
         row = _cells(pool, machine, vcpus=vcpus, gib=gib)
+        # Under any other heading (of another region, say) the catalog's price would be untrue.
         if column in (_catalog_column(catalog), _PLAIN_PRICE):
             row |= _priced(pool, machine, column)
         notes += _keep(row, kept.get(pool.name, {}), column=column)
         notes += _notes(pool, machine, is_priced=bool(row.get(column)))
         rows.append(row)
+    # A pool that is scaled to zero has no node to be seen by; an autoscaler brings it back.
     for name in sorted(set(kept) - {pool.name for pool in pools}):
         rows.append(kept[name])
         notes.append(f"{name} has no node now: its row is kept as it was")
@@ -120,6 +123,7 @@ def _price_column(
 
 
 def _priced(pool: ClusterPool, machine: Instance | None, column: str) -> dict[str, str]:
+    # The catalog has on-demand prices only.
     if machine is None or machine.usd_per_hour is None or pool.is_spot:
         return {}
     return {column: f"{machine.usd_per_hour:g}", "priced_on": str(machine.priced_on or "")}
@@ -187,6 +191,7 @@ def _keep(row: dict[str, str], kept: Mapping[str, str], *, column: str) -> list[
     for name in _BY_HAND:
         if not row.get(name) and kept.get(name, "").strip():
             row[name] = kept[name].strip()
+    # A price that somebody put in goes before the list's: he may have a discount.
     price = kept.get(column, "").strip()
     if not price or price == row.get(column):
         return []
@@ -284,6 +289,7 @@ def ec2_prices(products: Iterable[Json], *, region: str) -> Priced:
     found: dict[str, set[str]] = {}
     for attributes, prices in _products(products, region):
         kind = attributes.get("instanceType")
+        # Capacity blocks are sold on another market, at another price, under the same type.
         is_on_demand = attributes.get("marketoption", "OnDemand") == "OnDemand"
         is_plain = all(attributes.get(key) == value for key, value in _ON_DEMAND.items())
         if isinstance(kind, str) and is_on_demand and is_plain:
@@ -328,6 +334,7 @@ def _network(words: Json) -> tuple[float | None, bool]:
     match = _NETWORK.match(words) if isinstance(words, str) else None
     if match is None:
         return None, False
+    # "4x 100 Gigabit" of a p4d: four network cards, 400 Gbit/s together.
     gbps = float(match.group("gbps")) * int(match.group("cards") or 1)
     return gbps / (1000 if match.group("unit") == "Mega" else 1), bool(match.group("burst"))
 
@@ -372,6 +379,7 @@ def _parsed(product: Json) -> Mapping[str, Json]:
 
 def _priced_of(found: Mapping[str, set[str]]) -> Priced:
     return Priced(
+        # Of several prices none is taken: a price is never guessed.
         usd={kind: next(iter(prices)) for kind, prices in found.items() if len(prices) == 1},
         unclear=tuple(sorted(kind for kind, prices in found.items() if len(prices) > 1)),
     )
@@ -474,6 +482,7 @@ def renewed(
     for line in lines:
         row = {names[name]: cell for name, cell in line.items()}
         kind = bare_type(row["instance_type"])
+        # `SM:price-api-...; EC2:...`: the source of each price, by its payer.
         parts = {part.split(":")[0]: part for part in map(str.strip, row["source"].split(";"))}
         has_training = _reprice(row, sagemaker, training.usd.get(kind), keeps=keeps)
         has_ec2 = _reprice(row, on_ec2, ec2.usd.get(kind), keeps=keeps)
@@ -481,8 +490,10 @@ def renewed(
         for label, is_new, column in (("SM", has_training, sagemaker), ("EC2", has_ec2, on_ec2)):
             if is_new:
                 parts[label] = f"{label}:{stamp}"
+            # No price any more, so no source of one.
             elif not row[column]:
                 parts.pop(label, None)
+        # The date is that of SageMaker's price, of EC2's only where there is no other.
         if has_training or (not row[sagemaker] and has_ec2):
             row["priced_on"] = today.isoformat()
         elif not row[sagemaker] and not row[on_ec2]:
@@ -576,6 +587,7 @@ class _Remarks:
 
 
 def _found(row: Mapping[str, str], head: str) -> str:
+    # Not the prices of 2022 to 2024, which are there to reproduce published results.
     return next(name for name in row if name.startswith(head) and not name.endswith("_2024"))
 
 

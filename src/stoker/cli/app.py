@@ -46,7 +46,9 @@ def app_for(*words: str) -> typer.Typer:
         help="Keeps accelerators fed: profile, decide, train, evaluate.",
         no_args_is_help=True,
         add_completion=False,
+        # With it, `stoker --help` would import rich, and brackets in a help text would be markup.
         rich_markup_mode=None,
+        # Errors are shown by `edge`, in three lines.
         pretty_exceptions_enable=False,
     )
     app.callback()(_stoker)
@@ -64,6 +66,7 @@ def app_for(*words: str) -> typer.Typer:
 
 def verb_named(name: str) -> Verb:
     """Returns the function of a verb."""
+    # What a verb works with it imports inside its function: help and slips need its options only.
     module = "pipelines" if name in _OF_PIPELINES else name
     verb: Verb = getattr(import_module(f"stoker.cli.{module}"), f"{name}_verb")
     return verb

@@ -42,8 +42,10 @@ def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool
     here = named_instance_type()
     for group in groups if workload.platform_info.is_this_machine else ():
         name = bare_type(group.instance_type)
+        # The variable says that this machine is such a host: then the type is true.
         if name.startswith("local.") or (here and name == bare_type(here)):
             continue
+        # A type that is written with `ml.` is one of SageMaker's.
         other = "sagemaker" if name != group.instance_type else "kubernetes"
         say(
             f"note: {group.instance_type} is not started: the platform is local, so all runs on "
@@ -91,6 +93,7 @@ def bill(
         f"{workload.platform}: {describe(groups)}"
         + (", the price is not known" if price is None else f", {usd(price)} per hour in total")
     ]
+    # A decision may be at hand although other groups were named: its prediction is not theirs.
     is_chosen = decision is not None and decision.plan.groups == tuple(groups)
     plan = decision.plan if decision and is_chosen else None
     promise = plan.predicted if plan else None

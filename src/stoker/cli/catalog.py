@@ -75,6 +75,7 @@ def catalog_verb(
     `stoker catalog refresh` writes a table of its own: prices of today from AWS, or the node pools
     of a Kubernetes cluster.
     """
+    # These options write a table, so that without `refresh` they are most likely a slip.
     if action is None and not (from_cluster or region or out):
         _list(platform, prices=prices, as_json=as_json)
         return
@@ -143,18 +144,21 @@ def _refresh_pools(
     pools, notes = pools_of(nodes, pool_label=pool_label)
     daemons = {}
     for pool in pools:
+        # One node of a pool stands for all: daemons run on each of them.
         pods = pods_of_node(cluster, pool.nodes[0])
         if pods is None:
             notes.append(
                 "what daemons request is not known, as you may not list pods in all namespaces: "
                 "half a core and 1 GiB per node are left to them"
             )
+            # The right is missing for all pools alike.
             break
         daemons[pool.name] = daemon_requests(pods)
     table = pools_table(
         pools,
         daemons=daemons,
         catalog=load_catalog("kubernetes", prices=prices),
+        # Read before it is written over: prices that were put in by hand stay.
         earlier=_earlier(out),
     )
     if out:
@@ -192,7 +196,9 @@ def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, tod
 
     aws = Aws(region=region)
     where = region or aws.region
+    # Only a few regions serve the price list, each of them that of all regions.
     pricing = Aws(region=price_list_region(where))
+    # A minute without a word looks like a hang.
     say(f"prices of {where}: reading AWS's price list, which takes a minute", quiet=as_json)
     try:
         table, notes = refreshed(aws, pricing, region=where, today=today)
@@ -270,6 +276,7 @@ def refreshed(
     try:
         described = machines(described_types(aws, shipped_types()))
     except AwsError as err:
+        # Sizes change rarely: without that right the shipped ones do; any other error is one.
         if not err.is_denied:
             raise
         described = {}

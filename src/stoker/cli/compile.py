@@ -72,6 +72,7 @@ def compile_verb(
     )
     write_text(out, compiled.definition)
     files = _write_components(record, components) if is_kubeflow and components else []
+    # SageMaker shows parameters in camel case, Kubeflow in snake case.
     defaults = {
         p.name if is_kubeflow else p.camel_name: p.default(record) for p in compiled.parameters
     }
@@ -84,6 +85,7 @@ def compile_verb(
         f"{compiled.name}: {len(compiled.definition.encode()) / 1024:.0f} KiB in {out}", quiet=False
     )
     for name, default in defaults.items():
+        # A pools file is a default of many lines.
         text = str(default).replace("\n", " ") or "(empty)"
         say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
     for file in files:
@@ -107,6 +109,7 @@ def compiled_for(
     from stoker.records import Decision, read_json
 
     if target == "kubeflow":
+        # There a pod of the run trains, or submits the job: it has no other kind of training step.
         if train_step != "launched" or decision:
             raise UsageError(
                 "--train-step native and --decision are only for sagemaker: on Kubeflow each run "

@@ -170,6 +170,8 @@ def decide_verb(
             [parse_groups(groups, default_type=record.host.instance_type)] if groups else []
         ),
         today=date.today(),
+        # Of the profile: with overrides the workload has another digest, and `evaluate` would
+        # refuse it.
         workload_sha256=record.workload_sha256,
         processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
         calibration=calibration,
@@ -193,6 +195,7 @@ def _workload_of(profile: "Profile", *, overrides: list[str]) -> "Workload":
     """Returns a workload that holds what a profile alone tells."""
     from stoker.settings import workload_from
 
+    # A profile has no platform: its type tells it, but for Kubernetes, which has to be named.
     local = profile.host.instance_type.startswith("local.")
     return workload_from(
         {
@@ -241,6 +244,7 @@ def _profile_of(file: Path | None, guess: Guess, *, workload: "Workload | None")
             where="--accelerator-step-seconds",
             fix="give both in seconds per global step",
         )
+    # vCPUs that are busy for a step of that length: CPU-seconds a step.
     cpu = needed * accelerator if needed is not None and accelerator is not None else None
     return Profile(
         host=ProfiledHost(instance_type=instance_type, count=today.count if today else 1),
@@ -248,6 +252,7 @@ def _profile_of(file: Path | None, guess: Guess, *, workload: "Workload | None")
             step_seconds=step,
             accelerator_step_seconds=accelerator,
             loader_cpu_seconds=cpu,
+            # 1 for "not known": see `decide.work`.
             global_batch_size=(workload.training.global_batch_size if workload else None) or 1,
         ),
     )
@@ -324,6 +329,7 @@ def _cloud_runs(place: str, *, aws: "Aws") -> "Iterator[EarlierRun | None]":
     runs: dict[str, dict[str, str]] = defaultdict(dict)
     token: dict[str, object] = {}
     while True:
+        # At most 1000 keys a page.
         page = aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=prefix, **token)
         objects = page.get("Contents")
         for each in objects if isinstance(objects, list) else ():
@@ -334,6 +340,7 @@ def _cloud_runs(place: str, *, aws: "Aws") -> "Iterator[EarlierRun | None]":
         if not page.get("NextContinuationToken"):
             break
         token = {"ContinuationToken": page["NextContinuationToken"]}
+    # A run is as old as its training.json, which is written last.
     whole = [(dates[_FILES[-1]], folder) for folder, dates in runs.items() if len(dates) == 3]
     if not whole:
         raise UsageError(
@@ -352,9 +359,11 @@ def _archived_runs(content: IO[bytes], *, place: str) -> "Iterator[EarlierRun | 
 
     runs: dict[str, dict[str, bytes]] = defaultdict(dict)
     try:
+        # As a stream: an archive at S3 is read once, and nothing of it is kept but the records.
         with tarfile.open(fileobj=content, mode="r|*") as archive:
             for member in archive:
                 path = PurePosixPath(member.name)
+                # Links and huge files are no records.
                 if path.name in _FILES and member.isfile() and member.size <= _LARGEST_RECORD:
                     file = archive.extractfile(member)
                     if file:

@@ -31,10 +31,12 @@ def doctor_verb(
     for check in examine(os.environ, peer=peer, aws=aws):
         checks.append(check)
         if not as_json:
+            # At once: some look-ups take seconds, and a hang shows at what.
             print(f"{check.state:<5} {check.name:<8} {check.text}", flush=True)
             if check.state != "ok" and check.fix:
                 print(f"{'':<15}try: {check.fix}", flush=True)
     is_healthy = all(check.state != "fail" for check in checks)
     if as_json:
         print(json.dumps({"healthy": is_healthy, "checks": [asdict(c) for c in checks]}, indent=2))
+    # A host that a run cannot use is the platform's fault, not the command line's.
     return 0 if is_healthy else PlatformError.exit_code

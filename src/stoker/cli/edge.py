@@ -54,6 +54,7 @@ def run(arguments: list[str]) -> int:
     from stoker.cli.app import VERBS, app_for
 
     debug = "--debug" in arguments
+    # People type `stoker help train`, as other tools take it.
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
     try:
@@ -62,10 +63,12 @@ def run(arguments: list[str]) -> int:
         code = app_for(*arguments[:1])(
             args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments
         )
+        # Inside of the `try`: what is still buffered may meet a pipe that was closed.
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _usage_error() as err:
         message = err.format_message().rstrip(".")
+        # `stoker` alone: the help is the error.
         if message.startswith("Usage:"):
             return _say(message, code=UsageError.exit_code)
         verb = f" {arguments[0]}" if arguments and arguments[0] in VERBS else ""
@@ -85,6 +88,7 @@ def run(arguments: list[str]) -> int:
     except Exception as err:
         if debug:
             traceback.print_exc()
+        # A file's name of bytes that are no UTF-8, which Python reads as surrogates.
         if isinstance(err, UnicodeEncodeError) and err.reason.startswith("surrogates"):
             return _say(
                 f"error: a name that is not UTF-8: {printable(str(err.object))[:200]}\n"
@@ -145,6 +149,7 @@ def _say(text: str, *, code: int) -> int:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
+    # Raised wherever the main thread is: `with` blocks and `finally` end what was started.
     raise TerminatedError
 
 
@@ -170,12 +175,14 @@ def guard_standard_streams(arguments: list[str]) -> None:
 
 def _guarded(stream: TextIO, *, goes_on: bool) -> TextIO:
     """Returns the stream, or one that handles a closed pipe in its place."""
+    # A test or a notebook has put something of its own there.
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:
         mode = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):
         return stream
+    # Files and terminals have no reader that goes away.
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return stream
     raw = _Pipe(stream.fileno(), goes_on=goes_on)
@@ -199,8 +206,10 @@ class _Pipe(io.FileIO):
             return super().write(data)
         except BrokenPipeError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
+            # All later output, also that of Python's end, goes nowhere instead of failing again.
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
             if self._goes_on:
+                # The buffer above counts bytes: less would be written again.
                 return len(memoryview(data).cast("B"))
             raise ReaderGoneError from None

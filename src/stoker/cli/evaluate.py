@@ -92,6 +92,7 @@ def evaluate_verb(
         raise typer.BadParameter("name the workload that was trained", param_hint="WORKLOAD")
     destinations = outputs_of(files, parameters=EVALUATE_PARAMETERS)
     if delete:
+        # Before the records are read, which may fail: a token must not outlive its run.
         Aws().delete_object(delete)
     of = read_with_params(workload, overrides=overrides or (), params=params or ())
     profiled = read_json(profile, Profile)
@@ -124,6 +125,7 @@ def evaluate_verb(
         )
     if always:
         return 0
+    # A failed training has its own code, whatever its gates say.
     return exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
 
 
@@ -166,13 +168,16 @@ def _training(
     from stoker.platforms.sagemaker.job import fetch_training
     from stoker.records import Training, read_json
 
+    # A step of Kubeflow gets the record as a parameter (`outputs.carried`).
     if training.lstrip().startswith("{"):
         return read_json(training, Training), Path()
     file = Path(training)
     if outputs_uri:
         account = Aws(region=region_of(workload))
         folder = new_run_dir(workload.name)
+        # The job's own record, where it left one: it knows more than what the step was handed.
         file = fetch_training(outputs_uri, folder=folder, aws=account) or file
+    # A pipeline judges every run: one whose hosts died without a word is a failed one.
     if may_be_lost and not file.is_file():
         return lost_training(workload, decision), file.parent
     return read_json(file, Training), file.parent

@@ -71,6 +71,7 @@ def init_verb(
         catalog = load_catalog("sagemaker")
         adopted = adopt(from_training_job, aws=Aws(region=region), catalog=catalog)
     files = project_files(project_source())
+    # A project that is there already has a page of its own.
     if not (folder / "README.md").exists():
         files[Path("README.md")] = _README
     if adopted:
@@ -88,6 +89,7 @@ def project_source() -> Path:
     """
     from stoker.orchestrators.project import CARRIED
 
+    # One of them is there: the data files of a wheel, or the folders of a checkout.
     for root in CARRIED:
         if all((root / name).is_dir() for name in FOLDERS):
             return root
@@ -121,6 +123,7 @@ def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", fix="name a folder")
+    # All are looked at before the first is written: it is all of them, or none.
     in_the_way = [name for name, content in files.items() if _differs(folder / name, content)]
     if in_the_way:
         named = ", ".join(map(str, in_the_way[:_MAX_NAMED]))

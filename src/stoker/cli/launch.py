@@ -10,6 +10,7 @@ def launch_verb(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD", help="The training command.")],
 ) -> int:
     """Starts this host's part of a job; the entry point of the image."""
+    # A job's launcher never comes here (see `edge.main`): this is for `stoker help launch`.
     from stoker.profile.entrypoint import launch_profile
 
     return launch_profile(command, os.environ)

@@ -35,6 +35,8 @@ def with_options(verb: Verb) -> Verb:
     for parameter in inspect.signature(verb).parameters.values():
         kind = parameter.annotation
         if isinstance(kind, type) and is_dataclass(kind):
+            # Typer knows no dataclasses: their fields become parameters of the verb, and are put
+            # together again below.
             groups[parameter.name] = kind
             options += inspect.signature(kind).parameters.values()
         else:
@@ -43,13 +45,16 @@ def with_options(verb: Verb) -> Verb:
     options.append(debug.replace(default=False))
 
     def called(**values: object) -> int | None:
+        # `edge` reads it from the command line, as errors may come before a verb is known.
         del values["debug"]
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
         return verb(**values)
 
     called.__doc__ = verb.__doc__
+    # Typer reads types from here, and names and defaults from the signature.
     called.__annotations__ = {option.name: option.annotation for option in options}
+    # Typer asks `inspect`, which believes this attribute.
     vars(called)["__signature__"] = inspect.Signature(options)
     return called
 

@@ -83,6 +83,7 @@ def read_executor_input(text: str) -> ExecutorInput:
     artifacts = {}
     for name, described in _mapping(outputs.get("artifacts")).items():
         found = _mapping(described).get("artifacts")
+        # A list of one, except for lists of artifacts, which no step of ours has.
         first = _mapping(found[0]) if isinstance(found, list) and found else {}
         kind = _mapping(first.get("type")).get("schemaTitle")
         artifacts[name] = (str(kind or ""), str(first.get("uri") or ""))
@@ -135,6 +136,7 @@ def write_executor_output(
                 f"at most {MAX_PARAMETER_BYTES} are allowed",
                 where=_WHERE,
             )
+    # JSON has no NaN: Kubeflow would refuse the whole file.
     told: dict[str, Json] = {n: v for n, v in sorted(metrics.items()) if math.isfinite(v)}
     about: dict[str, dict[str, Json]] = {_METRICS: told, MODEL: {"model_uri": model_uri}}
     artifacts: dict[str, Json] = {
@@ -188,6 +190,7 @@ def outputs_of(
     """
     executor = read_executor_input(files.executor_input) if files.executor_input else None
     if executor:
+        # Now, not after an hour of training: a name that is wrong is wrong from the start.
         check_parameters(executor, parameters)
     return Outputs(out=files.out, summary=files.summary, model=model, executor=executor)
 
@@ -242,6 +245,7 @@ def deliver(
             model_uri=model_uri,
         )
     if as_json:
+        # With its final newline, which `print` would double.
         sys.stdout.write(to_json(record))
     else:
         print(explain(record))
@@ -256,6 +260,7 @@ def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
     source = Path(model_uri) if model_uri and "://" not in model_uri else None
     if outputs.model is None or source is None or not source.is_dir():
         return model_uri
+    # The folder may be there already: Kubeflow names it, and uploads what is in it after the step.
     shutil.copytree(source, outputs.model, dirs_exist_ok=True)
     address = outputs.executor.address_of(MODEL) if outputs.executor else ""
     return address or str(outputs.model)
@@ -310,6 +315,7 @@ def where(decision: Decision, workload: Workload) -> str:
         return "job"
     groups = decision.plan.groups
     today = workload.cluster.dnn.instance_type
+    # A step's pod is one host, of the type that the pipeline was compiled for: today's.
     alone = len(groups) == 1 and groups[0].count == 1
     return "pod" if alone and _bare(groups[0]) == bare_type(today) else "job"
 
@@ -343,7 +349,9 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
     if measured:
         # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
+    # The end of a traceback names the error.
     short = msgspec.structs.replace(record, failure=failure, measured=measured)
+    # In the order of what an evaluation needs least: it reads status, metrics and times.
     for less in (
         {},
         {"events": record.events[-20:]},
@@ -418,6 +426,7 @@ def decision_words(record: Decision) -> str:
 
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:
     """Returns the advice that costs nothing and is worth doing, whichever plan is run."""
+    # `num-workers` is decide's own, of the plan to tune; the others are fixes of the profile.
     free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
     return [advice.text for advice in decision.advice if advice.id in free]
 
@@ -455,6 +464,7 @@ def exit_code_of(training: Training) -> int:
 
 def _is_feeds(training: Training) -> bool:
     """Returns whether an error of the feed ended the training, and not one of the user's."""
+    # Both: a script may exit with 5 for reasons of its own, or print such words and go on.
     return training.exit_code == FeedError.exit_code and bool(
         _ERROR_OF_THE_FEED.search(training.failure or "")
     )

@@ -122,6 +122,7 @@ class Reach:
             return ""
         words = ["--workload", file] if file else []
         for override in overrides:
+            # The place of Kubeflow is in these; others change the run, not the way to it.
             words += ["--set", override] if override.startswith("kubernetes.") else []
         return "".join(f" {shlex.quote(word)}" for word in (*words, *self._typed()))
 
@@ -211,6 +212,7 @@ class KubeflowRun:
             **more,
         }
         named = {name: value for name, value in every.items() if value is not None}
+        # None, not an empty one: targets without such options refuse any.
         return msgspec.convert(named, RunOptions) if named else None
 
 
@@ -247,6 +249,7 @@ def upload_verb(
         refused = UsageError(
             "not updated: you said no", fix="use --yes to update without this question"
         )
+        # A new pipeline harms nobody; an update changes what schedules of others will run.
         ask(f"update {plan.pipeline.name}", assume_yes=yes or as_json, refused=refused)
     done = service.upload(plan)
     if as_json:
@@ -262,6 +265,7 @@ def upload_verb(
     if done.version:
         print(f"version: {done.version}  {done.version_id}")
     if done.url:
+        # Studio has no address of a single pipeline: the words say where to go from its first page.
         print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))
     print(f"next:    stoker start {service.name} {workload}{reach.words(service.name)}")
 
@@ -298,6 +302,7 @@ def start_verb(
         started = service.start(of, parameters=params or ())
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
+        # With --wait the one document is that of the end.
         if as_json and not wait:
             print(json.dumps(document(started), indent=2))
         say(f"started: {started.run}", quiet=as_json)
@@ -385,11 +390,13 @@ def schedule_verb(
         )
         if is_there
     ]
+    # Each of them is another command; two of them at once have no meaning.
     if len(named) != 1:
         raise UsageError(
             f"{' and '.join(named)} exclude each other" if named else "nothing says when to run",
             fix="name one of --cron, --every, --list, --delete",
         )
+    # None where it is not given: False would count as an option of Kubeflow's.
     options = kubeflow.options(catch_up=catch_up or None, max_concurrency=max_concurrency)
     if cron is None and every is None and (params or name or options):
         raise UsageError(
@@ -443,6 +450,7 @@ def status_verb(
         return
     for line in tree(state, target=service.name, now=datetime.now(UTC), where=where):
         print(line)
+    # A name of a pipeline stands for its newest run: here is how to name an earlier one.
     earlier = [other for other in others if other.run != state.run]
     for other in earlier[:3]:
         began = f"{other.began:%Y-%m-%d %H:%M} UTC" if other.began else ""
@@ -470,6 +478,7 @@ def logs_verb(
     service = reach.target_of(target, run=run)
     num_lines = 0
     for line in service.logs(run, group=group):
+        # Counted, not collected: logs of many hosts do not fit into memory.
         num_lines += 1
         if as_json:
             print(json.dumps({"group": line.group, "host": line.host, "text": line.text}))
@@ -489,12 +498,14 @@ def stop_verb(
     """Stops a run or a training job, and waits until it has ended."""
     service = reach.target_of(target, run=run)
     before = service.status(run)
+    # Not an error: who wants it to have ended has what he wants.
     if before.has_ended:
         after = before
         say(f"{before.run} had already ended: {before.status}", quiet=as_json)
     else:
         say(f"stopping {before.run}", quiet=as_json)
         try:
+            # By its id: a name may stand for a newer run by now.
             after = service.stop(before.id)
         except (KeyboardInterrupt, TerminatedError) as err:
             say(
@@ -600,6 +611,7 @@ def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> I
         yield f"  with: {name} = {_short(value)}"
     for step in state.steps:
         yield from _step(step, now=now)
+        # Only where there is more to read than the reason above: a job has logs of its hosts.
         if step.status == "failed" and step.job and state.pipeline:
             # A job that a step started has groups of hosts; logs of the step itself have its name.
             own = "" if step.name.startswith("job ") else f" --group {step.name}"
@@ -668,6 +680,7 @@ def _short(text: str) -> str:
 
 def _plain(value: object) -> "Json":
     if isinstance(value, datetime):
+        # As all other times of records and logs are written.
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -103,6 +103,7 @@ def profile_verb(
         sets.append(f"platform={platform}")
     if instance_type:
         sets.append(f"profile.instance_type={instance_type}")
+    # Before a file is looked for: a notebook is there, and cannot be run all the same.
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
@@ -135,6 +136,8 @@ def profile_verb(
         )
     except UnmeasuredError as err:
         if err.observed:
+            # What was observed is worth a guess of `decide`, so it is written although this is an
+            # error.
             out = outputs.out or Path("profile.json")
             write_json(out, err.observed)
             say(f"no step was measured; what was observed is written to {out}", quiet=as_json)
@@ -155,6 +158,7 @@ def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
     from stoker.host.machine import usable_vcpus
     from stoker.records import Cluster, TodaysGroup
 
+    # A bare command runs as it would without stoker, on all cores that it may use.
     if is_command and workload.cluster is None and workload.platform_info.is_this_machine:
         return Cluster(dnn=TodaysGroup(instance_type=f"local.c{usable_vcpus()}", count=1))
     return todays_cluster(workload)
@@ -170,6 +174,7 @@ class _Followed:
     def line(self, line: "LogLine") -> None:
         """Takes one line of the job's log; the script's own are in the files."""
         event = parse_line(line.text) if line.text.startswith("stoker ") else None
+        # In lockstep all ranks would say the same.
         if event is None or event.values.get("rank", "0") != "0":
             return
         words = _WORDS.get(event.event)
@@ -241,6 +246,7 @@ def observe(
     from stoker.profile import explain
     from stoker.profile.observed_job import observed_profile, steps_in
 
+    # First: a log without steps is an error that needs no network.
     lines = _lines_of(logs) if logs else None
     steps = steps_in(lines, source=str(logs)) if lines is not None else None
     aws = Aws(region=region)
@@ -250,6 +256,7 @@ def observe(
     sizes = {}
     for kind, _ in state.groups.values():
         instance = catalog.get(kind)
+        # CloudWatch gives percent of one vCPU, or of one GPU: shares need their numbers.
         sizes[kind] = (instance.vcpus, instance.accelerators)
     job = observe_job(aws, state, sizes=sizes, log=lines, now=datetime.now(UTC))
     record = observed_profile(job, sizes=sizes, steps=steps)

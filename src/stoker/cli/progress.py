@@ -36,6 +36,7 @@ def _time_of(when: str) -> datetime | None:
         found = datetime.fromisoformat(when)
     except ValueError:
         return None
+    # Without a zone it cannot be compared with the others.
     return found if found.tzinfo else None
 
 
@@ -62,11 +63,13 @@ class HostNews:
         host = values.get("about") or values.get("agent") or event.host
         is_agent = values.get("kind") == "agent"
         match event.event:
+            # First: after its end a run loses all hosts, which is no news.
             case _ if self._is_over:
                 return
             case "roster":
                 self._begin(event.host, values.get("groups", ""))
             case "agent_connection_lost" if host in self._hosts - self._gone:
+                # The first trainer's report counts: others lose the same host a moment later.
                 self._unsure.setdefault(host, now)
             case "host_ended" if host in self._hosts:
                 yield from self._loses(host, f"ended with {values.get('how', '')}")
@@ -142,6 +145,7 @@ def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
     Raises:
         UsageError: `refused`, if the person says no.
     """
+    # In a pipeline nobody answers, and nothing would ever start.
     if assume_yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     print(f"{question}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -177,6 +181,7 @@ class Follow:
         event = parse_line(line.text)
         if event is not None and event.event == "progress":
             self._progress(event)
+        # `parse_line` finds stoker's words anywhere: a line of the script may quote them.
         if not line.text.startswith("stoker "):
             if self._echo:
                 self._show(f"{line.group}/{line.host} {line.text}")
@@ -196,6 +201,7 @@ class Follow:
         if self._quiet:
             return
         if self._bar:
+            # As it is: a script's brackets are no markup, its numbers need no colour.
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)

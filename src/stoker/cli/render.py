@@ -53,6 +53,7 @@ def render_verb(
             where="command line",
             fix=nearest(kind, _KINDS),
         )
+    # Only there is something to render, whatever platform the workload names.
     record = read_with_params(workload, overrides=[*(overrides or ()), "platform=kubernetes"])
     settings = record.kubernetes or KubernetesSettings()
     if kind == "rbac":

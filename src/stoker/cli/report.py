@@ -46,6 +46,7 @@ def report_verb(
     throughput and cost over cluster sizes.
     """
     first, *others = runs
+    # A folder of that name is a run like any other.
     if others and str(first) == "scaling" and not first.exists():
         runs, scaling = others, True
     if scaling:
@@ -65,6 +66,7 @@ def report_scaling(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
         if (run / "training.json").is_file():
             trainings[str(run)] = read_json(run / "training.json", Training)
         else:
+            # Not an error: `runs/*` holds profiles and broken runs, too.
             print(f"left out: {run} has no training.json", file=sys.stderr)
     if not trainings:
         raise UsageError("no training.json in these folders", where="report scaling", fix="ls runs")
@@ -138,10 +140,12 @@ def report_of_run(
         file,
         run_id=run_dir.name,
         workload=workload,
+        # Missing ones are None: a run that broke off has a report, too.
         profile=_read(run_dir / "profile.json", Profile),
         decision=_read(run_dir / "decision.json", Decision),
         training=training,
         evaluation=_read(run_dir / "evaluation.json", Evaluation),
+        # The profile is a job of its own, in a folder of its own.
         before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=_timeline(run_dir / "training.json", training),
         feed_file=_existing(run_dir / "feed.csv"),
@@ -212,6 +216,7 @@ def environment() -> dict[str, str]:
     packages = {}
     for name in ("torch", "numpy", "pyzmq"):
         try:
+            # From the metadata: to import torch takes seconds.
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue

@@ -74,6 +74,7 @@ def run_verb(
         assume_yes=yes,
         arguments=context.obj or ["run", workload],
     )
+    # Before the first step: a chain that ends early leaves no record of an earlier one.
     forget_later(run_dir, first)
     say(f"stoker run {workload}  →  {relative(run_dir)}", quiet=as_json)
     try:
@@ -133,6 +134,7 @@ class Chain:
             return record
         began, self.doing = time.monotonic(), name
         record = make()
+        # `train` has written it itself (records/training.py).
         if name != "train":
             write_json(file, record)
         took = time.monotonic() - began
@@ -176,6 +178,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
 
     workload, run_dir = chain.workload, chain.run_dir
     platform = platform_named(workload.platform, region=region_of(workload))
+    # Once for all steps: what was promised and what is billed have the same prices.
     catalog = catalog_of(workload, chain.prices)
 
     def ask(groups: "Sequence[Group]", decision: "Decision | None" = None) -> None:
@@ -197,6 +200,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             platform=platform,
             run_dir=run_dir / "profile",
             name=f"{run_dir.name}-profile",
+            # Ctrl-C ends the chain: half a profile must not be decided on.
             verdict_on_interrupt=False,
         )
 
@@ -221,6 +225,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         ),
         decision_words,
     )
+    # Whichever plan is run: these fixes cost nothing and stay out of the plan.
     for text in free_advice(profiled, decision):
         say(step_line("  free", text, None), quiet=chain.quiet)
 
@@ -247,6 +252,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
             quiet=chain.quiet,
         )
+        # Nothing to judge: gates and a prediction are held against a training that ended well.
         return exit_code_of(training), None
     evaluation = chain.step(
         "evaluate",
@@ -263,6 +269,7 @@ def fresh_run_dir(workload: "Workload") -> Path:
     from stoker.records import write_json, write_text
 
     run_dir = new_run_dir(workload.name)
+    # By it `--from` finds the latest run of the same workload (`latest_run_dir`).
     write_text(run_dir / "workload.sha256", workload.digest() + "\n")
     write_json(run_dir / "workload.json", workload)
     return run_dir
@@ -277,10 +284,12 @@ def forget_later(run_dir: Path, first: int) -> None:
     from stoker.platforms.local import lock_run_folder
 
     if run_dir.is_dir():
+        # Taken and given back: it is free, so that nobody writes what is removed here.
         os.close(lock_run_folder(run_dir, run=run_dir.name))
     for step in STEPS[first:]:
         (run_dir / f"{_RECORD_OF[step]}.json").unlink(missing_ok=True)
     if first <= STEPS.index("train"):
+        # This training may have fewer hosts: what the others left must not pass for its own.
         for folder in ("hosts", "logs"):
             shutil.rmtree(run_dir / folder, ignore_errors=True)
 

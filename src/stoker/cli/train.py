@@ -136,6 +136,7 @@ def train_verb(
     from stoker.train import prepare
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
+    # A pipeline asks for it in a step before the training, which then finds it.
     if make_token:
         write_secret(make_token, secrets.token_hex(32))
         return 0
@@ -152,6 +153,7 @@ def train_verb(
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
     workload = resolve(words or (), overrides=sets, params=params or ())
+    # A retry of a pipeline's step has the same id: it follows the job of the first attempt.
     name = name or (workload.run_name(run_id) if run_id else None)
     if decision and groups:
         raise UsageError("--decision and --group exclude each other", fix="leave one of them out")
@@ -170,12 +172,14 @@ def train_verb(
 
     say_unused_types(workload, chosen, quiet=as_json)
     if dry_run:
+        # No folder is made: a dry run leaves nothing.
         print(_request_of(runs_on, prepared(RUNS / (name or "dry-run")), as_json=as_json))
         return 0
     catalog = catalog_of(workload, prices)
     confirm(workload, chosen, catalog=catalog, decision=decided, assume_yes=yes, quiet=as_json)
     run_dir = named_run_dir(name) if name else new_run_dir(workload.name)
     job = prepared(run_dir)
+    # Before anything starts: a request that is wrong is refused here, with its key.
     runs_on.plan(job)
     record = train_and_keep(
         job,
@@ -190,6 +194,7 @@ def train_verb(
     )
     file = outputs.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs)
+    # The record may go elsewhere, and its timeline with it: it is named relative to it.
     record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
     deliver(
         record,
@@ -201,12 +206,14 @@ def train_verb(
         model_uri=record.model_uri or "",
     )
     say(f"logs: {run_dir / 'logs'}", quiet=as_json)
+    # A pipeline's next step judges a failed training; this one must not end the pipeline.
     return 0 if always else exit_code_of(record)
 
 
 def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:
     """Returns the request of `job`: in the platform's own form, where it has one, else as JSON."""
     request = platform.plan(job)
+    # Kubernetes has YAML that `kubectl apply` takes.
     manifest: Callable[[RequestT], str] | None = getattr(platform, "manifest", None)
     if manifest and not as_json:
         return manifest(request)
@@ -237,6 +244,7 @@ def _clean_up(job: str, *, workload: "Workload", status: str, as_json: bool) -> 
 def _state(status: str) -> tuple[str, str]:
     """Returns how the run ended, and why, from the status that Kubeflow hands an exit handler."""
     try:
+        # Kubeflow's exit handlers get JSON; people type a word.
         document: Json = json.loads(status)
     except ValueError:
         return status.strip().lower() or "unknown", ""
@@ -328,6 +336,7 @@ def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> s
     if from_step is not None:
         if "--from" in words:
             at = words.index("--from")
+            # `--from STEP`, and below `--from=STEP`.
             del words[at : at + 2]
         words = [word for word in words if not word.startswith("--from=")]
         words += ["--from", from_step]

@@ -114,6 +114,7 @@ class RunView:
             host = event.values.get("about") or event.values.get("agent") or event.host
             reason = event.values.get("reason", "")
             words = _HAPPENINGS[event.event] + (f": {reason}" if reason else "")
+            # HH:MM:SS of ISO 8601.
             self.happenings.append(_clean(f"{event.when[11:19]} {host} {words}")[:200])
         else:
             return False
@@ -164,6 +165,7 @@ def shower(stack: ExitStack, *, as_json: bool, once: bool) -> Callable[[RunView]
 
     def say(view: RunView) -> None:
         line = plain_line(view)
+        # The same state twice is no news in a log.
         if line not in shown[-1:]:
             shown[:] = [line]
             print(line, flush=True)
@@ -229,6 +231,7 @@ def _cells(host: HostRate) -> tuple[str, ...]:
         str(host.workers),
         "-" if slow is None or fast is None else f"{slow:.1f} to {fast:.1f}",
         _share(host.busy_share),
+        # A host that was lost has no credits any more.
         f"{host.in_flight} of {host.credits}" if host.credits else "gone",
         str(host.moved),
     )
@@ -278,6 +281,7 @@ class LogOfRun:
     def read(self) -> Iterator[str]:
         """Yields the lines that are new, host by host."""
         is_folder = self._path.is_dir()
+        # At each look: hosts of a data group may join later.
         for path in sorted(self._path.glob("logs/*.log")) if is_folder else [self._path]:
             self._tails.setdefault(path, FileTail(path))
         for tail in self._tails.values():
@@ -358,6 +362,7 @@ def _why_not_watched(path: Path) -> str:
     with closing(FileTail(path)) as tail:
         is_empty = True
         # The launcher writes the first line of its log, but other programs may write before it.
+        # Not the whole of it: any text file may be named here, of any size.
         for line in itertools.islice(tail.read(is_last=True), _LINES_LOOKED_AT):
             is_empty = False
             if parse_line(line):
@@ -381,11 +386,14 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
     is_stream = isinstance(source, StandardInput)
     began = heard_at = time.monotonic()
     while True:
+        # Asked before reading: what is written before the end is read in this round.
         has_ended = source.has_ended()
+        # A stream is read to its end with `once`, too: what has come by now may be nothing.
         is_enough = once and (not is_stream or time.monotonic() - began > SILENCE_SECONDS)
         is_new = False
         for line in source.read():
             heard_at = time.monotonic()
+            # The script's own lines are most of a log: they need no parser.
             event = parse_line(line) if "stoker " in line else None
             # Every report of the feed is shown; between two of them, only the last state.
             if event is not None and view.take(event) and not once:
@@ -404,6 +412,7 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
             return
         if is_new:
             show(view)
+        # Not with `once`: a log may hold several runs, of which the last one counts.
         if view.status and not once:
             return
         if time.monotonic() - heard_at > SILENCE_SECONDS and not once:
@@ -412,5 +421,6 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
                 where="its log",
                 fix="check whether it still runs: stoker status, or the tools of the platform",
             )
+        # Standard input has waited already, in `select`.
         if not is_stream:
             time.sleep(POLL_SECONDS)

@@ -38,6 +38,7 @@ def with_params(workload: Workload, params: Sequence[str]) -> Workload:
     Raises:
         UsageError: If a value is wrong.
     """
+    # A pipeline's run may have parameters that only the target reads: they are checked there.
     known = {name for p in parameters_of(workload) for name in (p.name, p.camel_name)}
     own = [text for text in params if text.partition("=")[0].strip() in known]
     document = to_document(workload)
@@ -64,6 +65,7 @@ def resolve(
     if len(words) == 1 and (is_document or words[0].endswith((".yaml", ".yml", ".json"))):
         workload = read_with_params(words[0], overrides=overrides, params=params)
         if workload.platform_info.is_this_machine:
+            # Elsewhere the program is in the image, which cannot be looked into here.
             check_command(workload.command, where=f"{words[0]}, key command")
         return workload
     if params:
@@ -81,6 +83,7 @@ def check_command(command: Sequence[str], *, where: str) -> None:
         UsageError: If one is missing; it names it.
     """
     try:
+        # Records are UTF-8: a folder that is not would fail later, in the middle of a run.
         str(Path.cwd()).encode()
     except UnicodeEncodeError:
         raise UsageError(
@@ -89,6 +92,7 @@ def check_command(command: Sequence[str], *, where: str) -> None:
             fix="rename it: records and other hosts use its name",
         ) from None
     program = command[0]
+    # `python` is the Python that runs stoker, even where no such name is on the path.
     if shutil.which(program) is None and program not in ("python", "python3"):
         what, fix = why_not_found(program)
         raise UsageError(what, where=where, fix=fix)
@@ -145,6 +149,7 @@ def named_run_dir(name: str) -> Path:
 def new_run_dir(name: str) -> Path:
     """Makes runs/NAME-DATE-TIME, a folder that did not exist."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    # `mkdir` decides: two runs that begin in the same second cannot take one folder.
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
         folder = RUNS / f"{name}-{stamp}{suffix}"
         try:
@@ -170,6 +175,7 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
     digest = workload.digest()
     marks = sorted(RUNS.glob(f"{workload.name}-*/workload.sha256"), key=lambda f: f.stat().st_mtime)
     for mark in reversed(marks):
+        # A name alone may stand for another command or cluster by now.
         is_same = mark.read_text().strip() == digest
         if is_same and all((mark.parent / name).is_file() for name in needs):
             return mark.parent
@@ -209,6 +215,7 @@ def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     today = todays_cluster(workload).dnn
     if texts:
         dnn, *data = parse_groups(texts, default_type=today.instance_type)
+        # Another type has other accelerators: as many processes as it has, unless it is said.
         if dnn.instance_type == today.instance_type:
             dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
         return (dnn, *data)
@@ -242,6 +249,7 @@ def _parse(text: str, *, default_type: str | None) -> Group:
 
 
 def _is_number(text: str) -> bool:
+    # int() takes digits of other scripts, signs and underscores, too.
     return text.isascii() and text.isdigit()
 
 

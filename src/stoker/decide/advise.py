@@ -50,6 +50,8 @@ def fix_first(profile: Profile, *, has_own_storage: bool = False) -> str:
         if name in named:
             return words
     wall, cpu = step.loader_wall_seconds or 0.0, step.loader_cpu_seconds or 0.0
+    # Hosts of a larger cluster would wait as well; more workers cost nothing and say how far that
+    # goes.
     is_free = any(fix.id == "num_workers" for fix in profile.fixes)
     if "workers" in named and is_free and wall > WAITS * cpu:
         return "loader workers wait for reads, and more of them are free"
@@ -123,6 +125,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         workers = tuned.groups[0].workers_per_host or 0
         promise = f"{tuned.predicted.speedup:.2f}x as fast, at no cost"
         if work.unexplained:
+            # An unexplained profile supports no figure, but a free change may be tried without one.
             promise = "it costs nothing to try; how much it gives is not known"
         advice.append(
             Advice(
@@ -132,6 +135,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
             )
         )
     utilization = work.accelerator_seconds / work.step_seconds
+    # Augmentation on accelerators costs their time: only idle ones gain by it.
     has_room = work.reference.accelerators > 0 and utilization < _SLACK
     if found.bottleneck == "cpu" and has_room:
         advice.append(
@@ -167,6 +171,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
                 "with a warm-up. Step times are given for today's global batch.",
             )
         )
+    # A larger host does nothing for a script that still asks for today's number of workers.
     if found.chosen.action == "scale_up":
         workers = found.chosen.groups[0].workers_per_host or 0
         advice.append(

@@ -25,8 +25,9 @@ Constant = Literal["efficiency", "receive"]
 LEAST_RUNS = 3
 # Three blocks of 20 steps: less is no median.
 _LEAST_STEPS = 60
-# Beyond these a run was disturbed, or the profile is wrong: not the constant.
+# Beyond these factors a run was disturbed, or the profile is wrong: not the constant.
 BOUNDS: dict[Constant, tuple[float, float]] = {"efficiency": (0.6, 1.15), "receive": (0.5, 3.0)}
+# So far from the prediction something else was wrong, whatever the constants are.
 _BELIEVED = 2.0
 # The step has to answer to a constant at least so much, from one bound to the other.
 _ANSWERS = 1.05
@@ -90,6 +91,7 @@ def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Consta
         ("efficiency", with_efficiency),
         ("receive", with_receive),
     )
+    # One measured step determines one unknown: efficiency first, which most data groups depend on.
     for name, step_of in steps:
         low, high = BOUNDS[name]
         ends = sorted((step_of(low), step_of(high)))
@@ -115,6 +117,7 @@ def _is_one_run(run: EarlierRun) -> bool:
         and measured.step_seconds > 0
         and _hosts(training.groups) == _hosts(run.decision.plan.groups)
         and any(group.role == "data" for group in training.groups)
+        # With a host lost, the step is not that of the cluster which the plan names.
         and not any("lost" in event.what for event in training.events)
     )
 
@@ -124,6 +127,7 @@ def _is_like(run: EarlierRun, like: Profile, catalog: Catalog) -> bool:
     return (
         run.training.job.platform == catalog.platform
         and bare_type(host.instance_type) == bare_type(other.instance_type)
+        # What one of the two does not know is no difference.
         and (host.capacity or other.capacity) == (other.capacity or host.capacity)
     )
 
@@ -145,6 +149,8 @@ def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
 
 def _solved(step_of: Callable[[float], float], seconds: float, *, low: float, high: float) -> float:
     """Returns the factor within the bounds that comes nearest to the measured step."""
+    # Bisection: the step falls or rises all the way with a constant. 40 halvings are exact to
+    # 1e-12.
     is_rising = step_of(high) > step_of(low)
     for _ in range(40):
         middle = (low + high) / 2
@@ -164,5 +170,6 @@ def _median(factors: Sequence[float]) -> float:
 
 
 def _spread(factors: Sequence[float]) -> float:
+    # Quartiles, not a standard deviation: one bad run of three would make that useless.
     lower, middle, upper = statistics.quantiles(factors, n=4, method="inclusive")
     return (upper - lower) / 2 / middle

@@ -198,6 +198,7 @@ def _replicated(site: Site, instance: Instance, count: int) -> ClusterShape:
     today, hosts = site.today, site.work.hosts
     processes = site.processes
     if instance.accelerators and today.accelerators:
+        # A process drives as many accelerators there as it does today.
         processes = max(1, round(processes * instance.accelerators / today.accelerators))
         replicas = count * instance.accelerators / (hosts * today.accelerators)
     else:
@@ -220,11 +221,7 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
 
 
 def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
-    """Returns the candidate with workers on the dnn hosts as stoker would set them.
-
-    With a data group the dnn hosts load nothing where the data hosts alone leave 15 % of room
-    below the step: the trainer then has its CPUs to itself.
-    """
+    """Returns the candidate with workers on the dnn hosts as stoker would set them."""
     if shape.data and site.feed.local_workers != "auto":
         fixed = replace(shape.dnn, workers=site.feed.local_workers)
         return _candidate(site, action, replace(shape, dnn=fixed))
@@ -232,11 +229,14 @@ def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
     if shape.data:
         alone = replace(shape, dnn=replace(shape.dnn, workers=0))
         without_local = estimate(site.work, alone)
+        # Where the data hosts alone leave 15 % of room below the accelerator's step, local workers
+        # would gain nothing, and the trainer has its CPUs to itself without them.
         is_floor = without_local.limit == "accelerator"
         has_room = without_local.second_seconds <= 0.85 * without_local.step_seconds
         as_fast = without_local.step_seconds <= with_local.step_seconds * (1 + 1e-9)
         if as_fast and ((is_floor and has_room) or with_local.remote_share >= 1):
             return _candidate(site, action, alone)
+    # The estimate stays that with the most workers: those that are cut hardly helped.
     workers = _useful_workers(site, shape, with_local)
     trimmed = replace(shape, dnn=replace(shape.dnn, workers=workers))
     return _candidate(site, action, trimmed, made=with_local)
@@ -246,6 +246,7 @@ def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
     """Returns the workers of a dnn host that are busy at this step, a tenth more against jitter."""
     dnn, work = shape.dnn, site.work
     local = (1 - made.remote_share) * worker_seconds(work, dnn.instance) / dnn.count
+    # With a storage each, the data hosts' reads do not slow down local workers.
     shared = 0.0 if shape.data and work.has_own_storage else parts_on(work, shape).shared.seconds
     return useful_workers(
         parallel=local * work.factor("latency"),

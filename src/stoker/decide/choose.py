@@ -46,16 +46,13 @@ def choose(
     """Returns the plan to run, with the reason.
 
     A change is chosen only if what it saves exceeds its own error band, or if today's cluster
-    misses the deadline and it does not. What costs more an hour than today is held against the
-    best plan that does not: what the money buys has to exceed the bands of both. More
-    accelerators make another global batch, thus another training: they are chosen for time or a
-    deadline, never to save money. Where something else is to be fixed first, plans that cost no
-    more than today's cluster are left.
+    misses the deadline and it does not.
     """
     today, objective = keep.predicted, constraints.objective
     if today is None:
         return _because(keep, "today's price is not known: nothing can be compared with it")
     budget, deadline = constraints.max_usd_per_hour, constraints.deadline_hours
+    # Prices are sums of floats: here and below, a billionth more is not more.
     if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
         return _because(
             keep,
@@ -70,12 +67,18 @@ def choose(
         for plan in others
         if plan.feasible
         and plan.predicted is not None
+        # More accelerators make another global batch, thus another training: they are chosen for
+        # time or a deadline, never to save money.
         and (plan.action != "scale_out" or objective == "time" or is_late)
+        # Where something else is to be fixed first, only what costs no more is left.
         and not (fix_first and plan.predicted.usd_per_hour > today.usd_per_hour * (1 + 1e-9))
     ]
+    # Late, a plan that makes the deadline (as `feasible` says) needs no other merit.
     worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
     free = best_free(worth, keep)
     if free is not None:
+        # What costs more an hour than today must beat the best that does not: what the money buys
+        # has to exceed the bands of both.
         worth = [plan for plan in worth if is_free(plan, keep) or buys(plan, free, objective)]
     if worth:
         best = _best(worth, objective)
@@ -118,6 +121,7 @@ def buys(plan: Plan, free: Plan, objective: str) -> bool:
 
 def combined_band(one: Predicted, other: Predicted) -> float:
     """Returns the relative error of the ratio of two predictions."""
+    # In squares, as independent errors add up (see `pricing.band`).
     return math.hypot(error_band(one), error_band(other))
 
 
@@ -221,6 +225,7 @@ def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
     ]
     front: list[Plan] = []
     cheapest = float("inf")
+    # Fastest first: a plan is on the front if it is cheaper than all that are faster.
     for _, price, index in sorted(priced):
         if price < cheapest:
             front.append(plans[index])
@@ -265,6 +270,8 @@ def limits(outcome: Predicted) -> str:
     next_seconds = outcome.second_limit_seconds
     if next_seconds is None:
         return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}"
+    # Nobody needs to know of a second limit of microseconds: without loading, all other terms are
+    # about 0.
     if next_seconds < 1e-3 * outcome.step_seconds:
         return f"{_LIMITS[outcome.limit]}, and no other is near"
     return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}, at {ms(next_seconds)}"
@@ -336,6 +343,8 @@ def _is_explained(found: Walk) -> Answer:
     work = found.work
     question = "Do the measured parts explain the step?"
     if work.unexplained:
+        # The reason is words by now. Only parts that were measured and contradict the step say
+        # "no"; where something was not measured, the answer is not known.
         known = not work.unexplained.startswith(("only the time", "not measured", "other programs"))
         if work.unexplained.startswith("other programs"):
             because = f"they give {ms(work.parts_seconds)}; {work.unexplained}"
@@ -430,6 +439,8 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
     free = best_free([one for one in found.plans if one.action != "keep"], found.keep)
     if free is not None and free.predicted is not None:
         rival = free.predicted
+        # It has to give more than any free plan; `choose` counts those only that exceed their own
+        # band.
         pays_off = pays_off and buys(plan, free, objective)
         because += (
             f"; beyond the best free plan ({ms(rival.step_seconds)}) it saves "

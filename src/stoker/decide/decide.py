@@ -155,6 +155,7 @@ def _advice(
             )
         )
         if best and best.usd_per_hour and now.usd_per_hour:
+            # As in `break_even_speedup`: the price with one more host, over today's.
             ratio = 1 + best.usd_per_hour / (now.usd_per_hour * profile.host.count)
             advice.append(
                 Advice(
@@ -214,7 +215,8 @@ def _percent(value: float | None) -> str:
     return "not known" if value is None else percentage(value)
 
 
-# Data types whose plans are listed: the best by the objective, and by the other one.
+# Data types whose plans are listed: the best by the objective, and by the other one. Each makes a
+# plan for each number of hosts (8 by default), so more types would only hide the useful rows.
 _BEST_TYPES = 3
 _BEST_BY_OTHER = 2
 
@@ -296,6 +298,7 @@ def decide(
     # What was asked for comes first: its twin among those that are searched is dropped.
     others = [
         _plan(site, candidate, rules)
+        # Next to other programs no prediction holds, of no cluster: a warning says so below.
         for groups in (() if busy else extra_clusters)
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
@@ -303,6 +306,7 @@ def decide(
     others += [
         _plan(site, candidate, rules)
         for candidate in (() if busy else _candidates(site, rules, keep_plan))
+        # Today's cluster with its data hosts was measured: no prediction of it next to that.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
     unknown = (
@@ -361,6 +365,7 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
     yield from _best_heterogeneous(site, rules)
     outcome, deadline = keep_plan.predicted, rules.constraints.deadline_hours
     is_late = bool(deadline and outcome and outcome.total_hours and outcome.total_hours > deadline)
+    # More accelerators change the global batch, thus the training: not looked at without need.
     if outcome is not None and (outcome.limit == "accelerator" or is_late):
         for candidate in scale_out(site):
             if is_usable(candidate.shape.dnn.instance, rules):
@@ -401,6 +406,8 @@ def _data_types(site: Site, rules: Rules) -> list[Instance]:
     listed = {i.type: i for i in site.catalog.instances}
     for name in rules.allowed or ():
         listed.setdefault(name, site.catalog.get(name))
+    # The catalog may know today's type without listing it: local ones by their name, and the type
+    # of today's nodes next to a list of pools.
     if site.today.accelerators == 0:
         listed.setdefault(site.today.type, site.today)
     return [
@@ -435,6 +442,7 @@ def _keep_plan(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> P
         profile, work, kept, today_usd=usd_per_hour(kept.shape), total_steps=rules.total_steps
     )
     plan = plan_of(kept, outcome, "", global_batch_size=None)
+    # A step given by options (--step-seconds) has neither: nobody measured it.
     is_given = profile.spread is None and profile.check is None
     seen = "as its step was given" if is_given else "as it was measured"
     return msgspec.structs.replace(plan, reason=f"today's cluster, {seen}")
@@ -464,6 +472,7 @@ def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
     if work.loader_cpu_seconds == 0 and work.loader_wall_seconds == 0:
         return "none"
     if made.limit == "latency":
+        # With num_workers=0 even a loader that waits is first of all short of workers.
         return "latency" if work.waits and work.num_workers != 0 else "workers"
     if made.limit == "receive":
         return "network"

@@ -76,6 +76,7 @@ def _table(decision: Decision) -> list[str]:
     shown = [p for p in decision.plans if p.feasible and p.predicted]
     front = pareto_front(shown)
     if not shown:
+        # Without a table there is no mark to explain.
         return wrapped(_prices(decision.prices).removeprefix("* chosen. "))
     rows = _few(shown, decision.plan, front)
     today = next((p.groups for p in decision.plans if p.action == "keep"), ())
@@ -108,13 +109,14 @@ def _table(decision: Decision) -> list[str]:
 
 def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Plan]:
     """Returns the first rows, each action's best plan and the front among them, today's always."""
+    # A decision that was read from a file holds the chosen plan twice, as two equal objects.
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
     seen: set[str] = set()
     for plan in plans:
         if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
             first.append(plan)
         seen.add(plan.action)
-    # Of a long front a few plans from end to end.
+    # A few plans of a long front, from end to end.
     every = max(1, math.ceil(len(front) / _MOST_OF_FRONT))
     first += [plan for plan in (*front[:-1:every], *front[-1:]) if plan not in first]
     for plan in plans:
@@ -168,6 +170,7 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
     ):
         more = [f"{group.count} {group.instance_type}" for group in plan.groups[len(today) :]]
         words = " + ".join(["today", *more])
+    # SageMaker writes `ml.` before each type: 80 columns have no room for it.
     return words.replace(" ml.", " ")
 
 
@@ -193,6 +196,7 @@ def _sentence(text: str) -> str:
 
 
 def _short(seconds: float) -> str:
+    # Figures that would not fit their column of seven become a power of ten.
     return ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
 
 

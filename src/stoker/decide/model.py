@@ -170,13 +170,14 @@ EFFICIENCY_MIXED = 0.85
 # More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
 WORTH_BEYOND = 0.88
 MANY_HOSTS = 8
-# Of a network interface's figure, what a feed reaches.
+# What a feed reaches of a network interface's nominal rate.
 NETWORK_EFFICIENCY = 0.7
 # Below this much of a host's vCPUs the trainer's reserve is not believed.
 _LEAST_FREE = 1 / 8
 # A prediction never goes below this fraction of today's step: it would rest on no term at all.
 _LEAST_STEP = 1e-3
 
+# Of equal terms the first is named as the limit.
 _LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
 
 
@@ -237,6 +238,7 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
         limit=limit,
         second_limit=second,
         second_seconds=terms[second],
+        # `limit` may be a billionth below the largest term (above): never more than the step.
         accelerator_seconds=min(accelerator, step),
     )
 
@@ -248,15 +250,19 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
     loads_itself = dnn.workers == 0 and not shape.data
     local = work.local_receive_seconds
     receive = work.receive_seconds if local is None else local
+    # What the storage needs was measured on today's hosts: where each brings its own, more hosts
+    # divide that time.
     storage = work.hosts / dnn.count if work.has_own_storage else 1.0
     return Parts(
         accelerator_seconds=_accelerator_seconds(work, shape),
+        # Nothing is handed over where the trainer's own thread loads.
         receive_seconds=0.0 if loads_itself else max(receive, work.handover_seconds),
         loader_cpu_seconds=work.loader_cpu_seconds,
         # Where the trainer loads, it shares with no worker.
         loader_wall_seconds=worker_seconds(work, instance)
         + work.shared.least * work.shared.seconds * storage,
         trainer_cpu_seconds=work.trainer_cpu_seconds
+        # The trainer's CPU was measured with cached batches: taking them from workers comes on top.
         + (0.0 if local is None or loads_itself else local * work.ranks),
         vcpus=free_vcpus(work, dnn),
         workers=dnn.count * (instance.vcpus if dnn.workers is None else dnn.workers),
@@ -267,17 +273,16 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
 
 
 def free_vcpus(work: Work, hosts: Hosts) -> float:
-    """Returns the vCPUs of all dnn hosts that the trainer leaves, as vCPUs of the profiled type.
-
-    Other programs are on today's hosts; where those of the plan are of that type, there as well.
-    """
+    """Returns the vCPUs of all dnn hosts that the trainer leaves, as vCPUs of the profiled type."""
     instance = hosts.instance
     reserved = work.reserved_vcpus
     # A trainer process for each accelerator: more accelerators, more vCPUs for them.
     if work.reference.accelerators:
         reserved *= instance.accelerators / work.reference.accelerators
+    # Other programs were seen on today's hosts: a plan with hosts of that type has them, too.
     if instance.type == work.reference.type:
         reserved += work.others_vcpus / work.hosts
+    # A reserve is a guess, so that it may not take nearly all; measured programs may.
     least = _LEAST_FREE if work.reserved_vcpus else LEAST_FREE
     free = max(instance.capacity - reserved, instance.capacity * least)
     return hosts.count * free * _speed(work, instance)
@@ -312,6 +317,7 @@ def _accelerator_seconds(work: Work, shape: ClusterShape) -> float:
     if shape.replicas != 1:
         seconds /= shape.replicas * (shape.scaling if shape.replicas > 1 else 1.0)
     if shape.dnn.instance.accelerators == 0:
+        # Without accelerators the step is CPU work, which a faster CPU shortens.
         seconds /= _speed(work, shape.dnn.instance)
     return seconds
 
@@ -322,8 +328,8 @@ def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLin
         terms = parts.terms
         alone = [_TermLine(name, terms[name], 0.0) for name in ("cpu", "latency", "storage")]
         return _corrected(work, alone), 0.0
-    # Data hosts that make all batches reach more of their CPU than next to dnn hosts that make
-    # some: both are tried, and the shorter step counts.
+    # The efficiency jumps where x becomes 1 (the data hosts make all batches), so that no line
+    # holds both cases: both are tried, and the shorter step counts.
     alone = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY))
     if shape.dnn.workers == 0:
         return alone, 1.0
@@ -364,6 +370,8 @@ def _mixed_lines(
     remote_shared, remote_read = (
         (shared * own, read * own) if work.has_own_storage else (shared, read)
     )
+    # A storage that all share takes its time wherever a batch is made, so both ends of each line
+    # hold it. With a storage each, hosts need it for their own batches only.
     at_none, at_all = (0.0, 0.0) if work.has_own_storage else (shared, shared)
     if parts.workers:
         name: Limit = "storage" if parts.is_shared else "latency"
@@ -382,18 +390,16 @@ def _mixed_lines(
 
 
 def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tuple[float, float]:
-    """Returns the data hosts' vCPUs as vCPUs of the profiled type, and their workers' steps/s.
-
-    The eight strongest hosts count with `efficiency`, the rest with less: one more host always
-    adds something.
-    """
+    """Returns the data hosts' vCPUs as vCPUs of the profiled type, and their workers' steps/s."""
     rated: list[tuple[float, int, Hosts]] = []
     for index, hosts in enumerate(data):
         instance = hosts.instance
-        # The agent seals and sends: a vCPU of its own where a host has many, else it shares.
+        # The agent encrypts and sends: it takes a vCPU of a host that has many, else it shares.
         agent = 1 if instance.vcpus >= 8 else 0
         rated.append(((instance.capacity - agent) * _speed(work, instance), index, hosts))
     left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
+    # The strongest hosts first: those beyond the eighth, which count for less, are the weakest, so
+    # that one more host always adds something.
     for vcpus, _, hosts in sorted(rated, key=lambda rate: (-rate[0], rate[1])):
         first = min(hosts.count, left)
         left -= first

@@ -25,6 +25,7 @@ def break_even_steps(promise: Predicted, keep: Predicted) -> float | None:
     saved = (keep.usd_per_1000_steps - promise.usd_per_1000_steps) / 1000
     if saved <= 0:
         return None
+    # Both clusters take about as long to start: only the difference of their prices is lost.
     extra = (promise.usd_per_hour - keep.usd_per_hour) * START_UP_SECONDS / 3600
     return max(0.0, extra) / saved
 
@@ -47,13 +48,16 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
 
 # Reason of a feasible plan that the user named; of one that may not be run, its begin.
 ASKED_FOR = "asked for"
-# Beyond any data group; each of them is a plan, of each type.
+# More than any training has; each number of hosts is a plan for each type.
 _MOST_DATA_HOSTS = 256
-# Of a prediction that lacks nothing: the model against the published runs (mean error 7 %).
+# For a prediction from a complete profile: the model against the published runs (mean error 6 %,
+# see tests/unit/test_decide_published.py).
 _BAND = 0.10
 # More where the next limit is within 15 %: two limits at once are slower than either.
 _NEAR = 0.85
+# By up to a quarter (docs/method.md, "What it cannot see").
 _NEAR_BAND = 0.23
+# A wider band says no more; from this width on other programs forbid a verdict (records/parts.py).
 _WIDEST = 0.6
 # Workers that wait were seen to add up, as far as they were tried: each doubling beyond that.
 _EACH_DOUBLING = 0.1
@@ -121,11 +125,7 @@ def measured(
     today_usd: float | None,
     total_steps: int | None,
 ) -> Predicted | None:
-    """Returns today's cluster with its measured step; None where its price is not known.
-
-    The band is that of the same training run again: at least that of a prediction that lacks
-    nothing.
-    """
+    """Returns today's cluster with its measured step; None where its price is not known."""
     made = candidate.estimate
     if made is None or today_usd is None:
         return None
@@ -133,10 +133,13 @@ def measured(
     spread = (profile.spread or {}).get("step_seconds")
     low, high = (spread.low, spread.high) if spread else (step, step)
     if profile.check is not None:
+        # The same training again on the same hosts differs, too: by the model's least band, and by
+        # what the machine itself changed during the profile.
         width = min(math.hypot(_BAND, work.machine_width), _WIDEST)
         low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
     return _priced(
         made,
+        # A spread may begin at 0, which is no step: the field is a PositiveFloat.
         step=(step, min(low, step) or step, max(high, step)),
         today=(step, today_usd),
         price=today_usd,
@@ -206,6 +209,7 @@ def is_usable(instance: Instance, rules: Rules) -> bool:
 
 def why_unusable(instance: Instance, rules: Rules) -> str:
     """Says why no plan may be made of the type; empty where one may."""
+    # Today's type runs the training already: no list can forbid it.
     if instance.type == rules.today.type:
         return ""
     if rules.allowed is not None and instance.type not in rules.allowed:
@@ -295,6 +299,7 @@ def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
         and None in (hosts.instance.coremark_per_vcpu, work.reference.coremark_per_vcpu)
         for hosts in all_hosts
     ):
+        # Across families the number of vCPUs alone is 20 to 80 % wrong (docs/method.md).
         doubts.append(Doubt(width=0.2, text="the CPU speed of a type is not known"))
     if shape.data and work.calibration_spread:
         text = "earlier runs on this machine disagree"

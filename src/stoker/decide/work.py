@@ -28,7 +28,7 @@ from stoker.text import ms, percentage
 
 _NumberT = TypeVar("_NumberT", int, float)
 
-# Of the step: a shorter wait is no starving.
+# As a share of the step: with a shorter wait the trainer does not count as starved.
 _WAITS = 0.1
 # CPU-seconds a byte of the feed's receive side where it was not measured: encrypted, flat out.
 _RECEIVE_CPU_PER_BYTE = 0.7e-9
@@ -42,6 +42,8 @@ _CORRECTED: Mapping[Limit, tuple[Limit, ...]] = {
     "accelerator": ("accelerator",),
     "storage": ("storage",),
 }
+# Far wider than any training (1e7 s are 116 days): only a wrong unit is refused, before the model
+# divides by it.
 _LONGEST_STEP = 1e7
 _SHORTEST_STEP = 1e-7
 _MOST = 1e15
@@ -52,6 +54,8 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
     host = profile.host
     return replace(
         listed,
+        # A container or an affinity mask may leave a part of the host; the catalog knows whole
+        # hosts.
         vcpus=listed.vcpus if host.vcpus is None else host.vcpus,
         quota_vcpus=host.quota_vcpus,
         accelerators=listed.accelerators if host.accelerators is None else host.accelerators,
@@ -71,10 +75,8 @@ def measure(
     """Returns the work of a step, corrected so that today's cluster gives today's step.
 
     `has_own_storage` says that every host brings storage bandwidth of its own, `machine_vcpus` what
-    the one machine has that all plans run on.
-
-    `calibration` is what earlier runs say of a data group's constants; today's step has none, but
-    where `data` made batches for it.
+    the one machine has that all plans run on. `calibration` is what earlier runs say of a data
+    group's constants.
 
     Raises:
         UsageError: If a number of the profile is beyond any machine.
@@ -92,10 +94,13 @@ def measure(
     guesses_trainer = profile.timed_step.trainer_cpu_seconds is None
     free = replace(raw, reserved_vcpus=0.0, trainer_cpu_seconds=0.0) if guesses_trainer else raw
     at_least = min(modelled.step_seconds, estimate(free, shape).step_seconds)
-    # Beyond five times it corrects nothing: the parts are wrong, and `_unexplained` says so.
+    # By five times at most: beyond that the parts are wrong, and `_unexplained` says so.
     ratio = raw.step_seconds / modelled.step_seconds
     work = replace(
-        raw, correction=min(max(ratio, 0.2), 5.0), corrected=_CORRECTED.get(modelled.limit, ())
+        # Only what binds today: the measured step says nothing of the terms below it.
+        raw,
+        correction=min(max(ratio, 0.2), 5.0),
+        corrected=_CORRECTED.get(modelled.limit, ()),
     )
     doubts = work.doubts
     if abs(ratio - 1) > 0.05:
@@ -125,6 +130,8 @@ def measure(
         unexplained=too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
         or _unexplained(profile, modelled.step_seconds, at_least=at_least),
         is_checked=profile.check is not None,
+        # After the correction: today's step has no data group (but where `data` is given), so these
+        # constants are not in what was measured.
         receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,
         efficiency=calibration.efficiency,
         calibration_spread=calibration.spread,
@@ -153,6 +160,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
             # A vCPU that launches kernels for each accelerator, and one for the rest.
             reserved = min(today.accelerators + 1, today.capacity / 2)
         else:
+            # Without accelerators the step itself is CPU work, of a thread at least in each rank.
             trainer = (step.accelerator_step_seconds or 0.0) * ranks
     return Work(
         reference=today,
@@ -209,6 +217,7 @@ def _with_inferred(work: Work, profile: Profile) -> Work:
         # that it is no limit. Else the step is the accelerator's.
         accelerator = 0.0
         bare = estimate(work, ClusterShape(dnn=_todays(work), processes=_processes(work)))
+        # Within 15 %, as the self-check of a profile allows (records/workload.py, max_unexplained).
         is_loading = cpu is not None and bare.step_seconds >= 0.85 * work.step_seconds
         if work.reference.accelerators or not is_loading:
             doubts.append(Doubt(width=0.2, text="the accelerator-only step was not measured"))
@@ -261,8 +270,9 @@ def _loading(
     # Loading keeps up with half of what is free, or with less: how much less is not known.
     if not evidence.is_starved:
         return free / 2, _or(step.loader_wall_seconds, free / 2)
-    # Starved: loading takes all that it can get, which the number of workers bounds.
+    # Starved: loading takes all the CPU that it can get; each worker uses one vCPU at most.
     if work.num_workers == 0:
+        # Loading and training take turns in one thread a rank: it can use no more than the rest.
         alone = seconds - (evidence.accelerator_seconds or 0.0) - work.receive_seconds
         free = min(free, max(0.0, alone) * work.ranks)
     elif work.num_workers is not None:
@@ -302,6 +312,7 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
         if value is not None and name != "storage_bytes_per_second":
             bounds.append((f"step.{name}", value, 0, _MOST))
     rate = step.storage_bytes_per_second
+    # The only value that is divided by: it has a lower bound of its own.
     if rate is not None:
         bounds.append(("step.storage_bytes_per_second", rate, 1, _MOST))
     for name, value, low, high in bounds:
@@ -314,8 +325,9 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
 
 
 def _known_batch(step: StepTerms) -> int | None:
-    """Returns the samples of a step; None: not known (1 means that, too, with a bare step time)."""
+    """Returns the samples of a step; None: not known."""
     size = step.global_batch_size
+    # 1: a profile made of a bare step time (`stoker decide --step-seconds`) holds it, too.
     return size if size and size > 1 else None
 
 

@@ -42,8 +42,7 @@ from stoker.platforms.base import (
 )
 from stoker.platforms.follow import FileTail
 from stoker.records import Channel, Event, Group, Json, Role, to_document
-from stoker.records.engine import EngineHost
-from stoker.records.engine_check import completed
+from stoker.records.engine import EngineHost, completed
 
 # Where the steps of a pipeline on Kubernetes mount the claims that channels name.
 CLAIMS_FOLDER = "/mnt/pvc"

@@ -64,6 +64,7 @@ class FileBoard:
         self._folder.mkdir(parents=True, exist_ok=True)
         temporary = self._folder / f".{name}.{os.getpid()}"
         temporary.write_text(text)
+        # Renamed into place: other ranks see the whole note or none.
         temporary.replace(self._folder / name)
 
     def read(self, name: str) -> str | None:
@@ -104,6 +105,8 @@ class Agreement:
             note = self._read(f"profile-{phase}")
             if note:
                 self._steps[phase] = int(note)
+        # Not only at the very step: a rank that reads the note too late changes at once, and says
+        # so.
         return phase in self._steps and at_step >= self._steps[phase]
 
     def is_late(self, phase: str, *, at_step: int) -> bool:
@@ -219,7 +222,7 @@ class Findings:
 
     @property
     def is_first_of_host(self) -> bool:
-        """Tells whether this process speaks for its host, and ends what is above all its ranks."""
+        """Tells whether this is its host's first rank, which ends what is above all of them."""
         return self._place.leads_host
 
     def learn(self, **parts: object) -> None:
@@ -276,7 +279,7 @@ class Findings:
 
 
 _GRACE_SECONDS = 2.0
-# torchrun does nothing of the user's behind its ranks, and says itself how they ended.
+# torchrun runs nothing of the user's after its ranks, and says itself how they ended.
 _SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.elastic")
 
 
@@ -284,8 +287,7 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
     """Kills the processes below this one, and those above it up to the launcher; ends it with 0.
 
     Neither the script's own exit handlers (a last checkpoint, an upload) nor what a shell script, a
-    notebook or a parent would do behind it may run: the training was cut off. Multiprocessing's
-    tracker is spared: it cleans up and ends on its own.
+    notebook or a parent would do after it may run: the training was cut off.
 
     Args:
         folder: STOKER_OUTPUT; a file there tells the launcher that the profile ended the command.
@@ -301,6 +303,7 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+        # From the top down: a shell that saw its child end would begin with its next command.
         doomed = [*_above(launcher_pid), *_below()]
         for process in doomed:
             with contextlib.suppress(OSError):
@@ -308,10 +311,12 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
         if is_main:
             psutil.wait_procs(doomed, timeout=_GRACE_SECONDS)
     finally:
+        # Not sys.exit: that would run `finally` blocks and exit handlers of the script.
         os._exit(0)
 
 
 def _below() -> list[psutil.Process]:
+    # It removes shared memory that killed workers leave, and ends by itself when all have gone.
     tracker: object = getattr(resource_tracker, "_resource_tracker", None)
     spared = getattr(tracker, "_pid", None)
     return [child for child in descendants() if child.pid != spared]
@@ -324,6 +329,7 @@ def _above(launcher_pid: int | None) -> list[psutil.Process]:
     except psutil.Error:
         return []
     pids = [process.pid for process in above]
+    # A script may detach from its launcher: then nobody above is known to be the job's.
     if launcher_pid not in pids:
         return []
     between = above[: pids.index(launcher_pid)]
@@ -332,6 +338,7 @@ def _above(launcher_pid: int | None) -> list[psutil.Process]:
 
 def _is_torchrun(process: psutil.Process) -> bool:
     try:
+        # `python -m torch.distributed.run`, with an option of Python's or two before it.
         words = process.cmdline()[:4]
     except psutil.Error:
         return False

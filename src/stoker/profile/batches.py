@@ -14,7 +14,7 @@ from stoker.feed.memory import num_bytes
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.steps import AsIsSteps
 
-# Of a large batch only this many values are looked at: enough to tell bytes from real numbers.
+# Only this many values of a large batch are looked at: enough to tell bytes from real numbers.
 _LOOK_AT_VALUES = 65536
 
 
@@ -24,6 +24,7 @@ def clone(batch: object) -> object:
         return batch.detach().clone()
     if isinstance(batch, np.ndarray):
         return batch.copy()
+    # Exact types: a subclass may hold more than its items, which only a deep copy keeps.
     if type(batch) is dict:
         return {key: clone(value) for key, value in batch.items()}
     if type(batch) is list:
@@ -40,6 +41,8 @@ def leaves(batch: object) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, np.ndarray):
+        # Numbers only (torch has no tensors of texts or objects), and contiguous: a flipped picture
+        # has strides below 0, which `from_numpy` refuses.
         if batch.dtype.kind in "biufc":
             yield torch.from_numpy(np.ascontiguousarray(batch))
     elif isinstance(batch, Mapping):
@@ -64,6 +67,7 @@ def num_samples(batch: object) -> int:
 
 def facts(batch: object) -> BatchFacts:
     """Returns the facts of a batch: its samples, its bytes, and whether images could be uint8."""
+    # Four dimensions: sample, channel, height, width.
     images = [leaf for leaf in leaves(batch) if leaf.dtype == torch.float32 and leaf.ndim >= 4]
     return BatchFacts(
         samples=num_samples(batch),
@@ -77,6 +81,7 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
     values = image.detach().flatten()[:_LOOK_AT_VALUES].cpu()
     if not values.numel() or float(values.min()) < 0:
         return False
+    # Torchvision's ToTensor divides pixels by 255; others leave them as they are.
     scaled = values * 255 if float(values.max()) <= 1 else values
     return float(scaled.max()) <= 255 and bool(torch.all((scaled - scaled.round()).abs() < 1e-3))
 
@@ -182,6 +187,7 @@ class LoadersBeside:
         cache = self._caches.setdefault(loader, Cache())
         if is_replaying and cache.batches:
             length = length_of(loader)
+            # Epochs of the second loader stay as long as they are: scripts begin it anew by that.
             if length is not None and delivered >= length:
                 raise StopIteration
             return cache.give(delivered)
@@ -242,5 +248,6 @@ class Choice:
         is_other = self._facts not in (None, facts) and steps is not None and steps.count == 0
         self.has_changed = was_looked_at or is_other
         self._facts = facts
+        # Weak: a loader that the script drops must end its workers, as it does without a profile.
         self._main = ref(loader)
         return True

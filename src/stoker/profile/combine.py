@@ -52,10 +52,12 @@ def storage_rate_of(ranks: Sequence[RankResult]) -> Quartiles | None:
     """Returns the slowest host's storage rate in bytes/s, all ranks reading; None: not known."""
     hosts: dict[str, list[Quartiles]] = {}
     for rank in ranks:
+        # A rank that did not wait for storage has no rate: then the storage is no limit.
         if rank.reads is None or rank.reads.bytes_per_second is None:
             return None
         hosts.setdefault(rank.host, []).append(rank.reads.bytes_per_second)
     found = [_added(own) for own in hosts.values()]
+    # All ranks wait for the host whose batches come last.
     return min(found, key=lambda own: own.mean, default=None)
 
 
@@ -66,7 +68,7 @@ def batch_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
 
 
 def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
-    """Returns the parts of loading: getitem with its parts, then collate; the dearest first."""
+    """Returns the parts of loading: getitem and its parts, most expensive first, then collate."""
     costs = next((rank.costs for rank in ranks if rank.costs), ())
     whole = sum(cost.cpu_seconds for cost in costs if cost.within is None)
     if not whole:
@@ -103,6 +105,7 @@ def host_of(
     found = rank.inventory
     given = settings.instance_type
     name = group.instance_type
+    # What the user says goes before what the host says; that before a guess of ours.
     if given and given != "auto":
         name = given
     elif found and found.instance_type and (given == "auto" or not is_named):
@@ -170,12 +173,10 @@ def explaining_state(
 def _with_limit(
     state: str, signs: Sequence[Signs], parts: Parts, *, measured_seconds: float
 ) -> float | None:
-    """Returns the step of the parts where all wait for one rank, or the main process loads.
-
-    Without workers the main process loads as long as it was seen to: torch's operations have more
-    threads there than in a worker, with which loading alone was timed.
-    """
+    """Returns the step of the parts where all wait for one rank, or the main process loads."""
     if state == "workers" and parts.workers == 0:
+        # As long as the main process was seen to load: torch's operations have more threads there
+        # than in a worker, with which loading alone was timed.
         waits = max(own.wait_share for own in signs)
         return parts.accelerator_seconds + waits * measured_seconds
     if state == "straggler":
@@ -220,7 +221,11 @@ def combine(
     results = [own.rank for own in whole]
     read_bytes, rate = read_bytes_of(results), storage_rate_of(results)
     sizes = batch_bytes_of(results)
+    # Where ranks meet in all-reduce, the slowest one sets the pace: maxima over ranks for times,
+    # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
+    # CPU, as a rare, expensive sample is work, too.
     step = StepTerms(
+        # In lockstep all ranks see the same steps.
         step_seconds=whole[0].as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
         accelerator_step_seconds=slowest.accelerator.step_seconds.median,
@@ -338,8 +343,8 @@ def _loader_cpu(own: _Whole) -> Quartiles:
     drain = fitting[0] if fitting else _busiest(own.rank)
     if drain:
         return drain.cpu_seconds
-    # The loader could not be tried alone: what its workers used beside the model, or what the
-    # trainer used more than without loading.
+    # The loader could not be tried alone: what its workers used while the model trained, or what
+    # the trainer used more than without loading.
     as_is = own.as_is
     seconds = (
         as_is.children_cpu_seconds
@@ -352,6 +357,7 @@ def _loader_cpu(own: _Whole) -> Quartiles:
 
 def _handover(own: _Whole) -> Quartiles | None:
     """Returns the hand-over time at the script's number of workers, else with every vCPU busy."""
+    # The GPU computes meanwhile: this time is hidden.
     if own.rank.uses_cuda:
         return None
     drains = [drain for drain in own.rank.drains if drain.handover_seconds is not None]
@@ -364,6 +370,7 @@ def _loader_wall(own: _Whole) -> Quartiles | None:
     alone = [drain.wall_seconds for drain in own.rank.drains if drain.workers == 1]
     if alone:
         return alone[0]
+    # Without workers, all that next() does is loading.
     return own.as_is.wait_seconds if own.num_workers == 0 else None
 
 
@@ -379,6 +386,7 @@ def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
             if drain.batches_per_second > 0:
                 rates.setdefault(drain.workers, []).append(drain.batches_per_second)
     return tuple(
+        # The slowest rank sets the rate of all.
         LoaderRate(workers=workers * ranks[0].ranks_on_host, steps_per_second=min(found))
         for workers, found in sorted(rates.items())
         if len(found) == len(ranks)
@@ -419,6 +427,7 @@ def _speed_spreads(ranks: Sequence[RankResult]) -> list[float]:
 
 def _cpu_share(whole: Sequence[_Whole], hosts: Mapping[str, float]) -> float:
     used = sum(own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole)
+    # CPU-seconds are a sum over the steps: their mean belongs to it, not their median.
     seconds = whole[0].as_is.step_seconds.mean
     return min(1.0, used / (seconds * sum(hosts.values())))
 

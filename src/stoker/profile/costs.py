@@ -49,6 +49,7 @@ class Timed:
         """Calls the transform, and keeps what it cost."""
         before = time.process_time()
         result = transform(*args, **kwargs)
+        # CPU of the process, not of this thread: a transform may compute with several.
         self.cpu_seconds += time.process_time() - before
         self.calls += 1
         sizes = size_of([*args, *kwargs.values()]), size_of(result)
@@ -99,6 +100,7 @@ def size_of(value: object) -> int | None:
         return value.nbytes
     if isinstance(value, bytes | bytearray | memoryview | str):
         return len(value)
+    # About what a number takes in a batch; its Python object is larger.
     if isinstance(value, bool | int | float | complex | np.generic) or value is None:
         return 8
     if isinstance(value, dict):
@@ -180,8 +182,10 @@ def _name_of(transform: object) -> str:
 
 
 def _in_place(transform: object, timed: Timed) -> object:
-    """Times the calls of an object in place: isinstance still holds; wraps a function."""
+    """Times the calls of an object, which stays itself (isinstance holds); wraps a function."""
     kind = type(transform)
+    # Python looks up `__call__` on the class, never on the object: so the object gets a subclass of
+    # its own.
     call = getattr(kind, "__call__")  # noqa: B004, B009 - the class's own, unbound
 
     def timed_call(own: object, *args: object, **kwargs: object) -> object:
@@ -221,6 +225,7 @@ class CostTask:
         bytes_out: list[int] = []
         # The first batch imports, opens and fills caches: it is made and not counted.
         is_first = True
+        # One batch at least counts, however long it takes.
         while time.monotonic() < until or not bytes_out:
             is_over = True
             fetching = source.samples()

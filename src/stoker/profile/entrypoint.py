@@ -66,6 +66,7 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
     began = time.monotonic()
     code = launch(command, environ)
     used = _used(seconds=time.monotonic() - began, hosts=len(topology.dnn_hosts))
+    # Before `cancel`, which sets it as well.
     has_passed = deadline.finished.is_set()
     deadline.cancel()
     try:
@@ -81,6 +82,7 @@ def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     except StokerError as err:
         with contextlib.suppress(UsageError):
+            # Platforms show this file to whoever asks why the job failed.
             write_failure(settings.base_dir, str(err))
         raise
 
@@ -99,9 +101,11 @@ def _conclude(
     output = output_folder(settings, topology)
     ranks = read_ranks(output)
     log = Log(run=settings.run_id, host=topology.host)
+    # `stoker launch train`: the command itself is in the job's variables.
     words = (settings.command or command) if len(command) == 1 else command
     what = what_of(words)
     timed = timed_profile(output, ranks, what=what)
+    # Ranks that were killed by the profile itself end with a code, too.
     if timed and (not code or has_passed or was_cut_off(output)):
         write_json(file, timed)
         keep_timed_timeline(output, file.parent)
@@ -143,6 +147,7 @@ def _conclude(
 
 def _used(*, seconds: float, hosts: int) -> Used | None:
     """Returns what the command and all below it used; None where other hosts' are unknown."""
+    # All that was waited for, grandchildren too; what left the process tree is not in it.
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     if hosts > 1:
         return None
@@ -155,4 +160,5 @@ def _used(*, seconds: float, hosts: int) -> Used | None:
 
 
 def _stop() -> None:
+    # As a platform would: the launcher has one way to stop a command.
     os.kill(os.getpid(), signal.SIGTERM)

@@ -58,7 +58,7 @@ TERMS = (
 )
 # Below this share of a step, waiting is not worth a change.
 _MIN_WAIT = 0.05
-# The strongest; all are in the record.
+# Only the strongest are shown; all are in the record.
 _MAX_STATES = 3
 _LIMITS = {
     "cpu": "the CPUs of the training hosts",
@@ -66,7 +66,7 @@ _LIMITS = {
     "latency": "too few loader workers",
     "storage": "the storage or network, which all workers share",
 }
-# Of steps that the parts do not give, and a state does.
+# Verdicts on steps that a state explains, and the parts do not.
 _OF_STATES = {
     "straggler": "all ranks wait for one that is slow",
     "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "
@@ -96,6 +96,7 @@ def explain(profile: Profile) -> str:
     for note in [*notes, *filter(None, [speed_words(profile)])]:
         lines += wrapped(f"note: {note}")
     if profile.fixes:
+        # Next to other programs a fix stays right, but its figure would be made of noise.
         is_busy = bool(_too_busy(profile))
         lines += ["", "free, or nearly free:"]
         for fix in profile.fixes:
@@ -153,6 +154,8 @@ def _limit(profile: Profile) -> str | None:
 def _check(profile: Profile) -> str:
     assert profile.check is not None
     check = profile.check
+    # The check's own step is made from its error: it is a mean where other programs were there, and
+    # not the median of the table.
     error = percentage(check.error, signed=True)
     text = (
         f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "

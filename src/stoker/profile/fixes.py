@@ -16,7 +16,7 @@ _MIN_FLOAT_BYTES = 1 << 20
 _AS_FAST = 0.95
 # One worker more than vCPUs keeps these busy while another waits; so many more only take turns.
 _MANY_WORKERS_PER_VCPU = 1.5
-# Beyond what one epoch differs from another, and from how many batches on it can be told.
+# More than one epoch differs from another by chance; with fewer batches that cannot be told.
 _FIRST_RATIO = 1.5
 _LEAST_BATCHES = 5
 # What to do about states that no setting of the loader changes.
@@ -69,6 +69,7 @@ def find_fixes(
     ]
     by_id: dict[str, Fix] = {}
     for fix in found:
+        # The first of an id: more workers go before fewer.
         if fix is not None and fix.id not in by_id:
             by_id[fix.id] = fix
     return tuple(sorted(by_id.values(), key=lambda fix: -(fix.saves_seconds or 0.0)))
@@ -96,6 +97,7 @@ def _later_epochs(own: Signs) -> Fix | None:
     if len(passes) < 2:
         return None
     first = passes[0]
+    # A median: one later epoch may have been disturbed.
     later = median(each.wait_seconds for each in passes[1:])
     saved = first.wait_seconds - later
     if saved < 2 * MIN_SHARE * first.step_seconds or first.wait_seconds < _FIRST_RATIO * later:
@@ -118,6 +120,7 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
     if parts.workers == 0 and step.wait_seconds is not None:
         # Loading in the main process was seen: with torch's threads, that no worker has.
         before = parts.accelerator_seconds + step.wait_seconds
+    # A ratio of two modelled steps, applied to the measured one: what the model misses is in both.
     saves = step.step_seconds * (1 - better.step_seconds / before)
     if saves < _MIN_GAIN * step.step_seconds:
         return None
@@ -145,6 +148,7 @@ def _persistent_workers(ranks: Sequence[RankResult], *, step: StepTerms) -> Fix 
     wait, length = first.as_is.first_wait_seconds, first.as_is.epoch_batches
     if not first.loader.num_workers or wait is None or not length:
         return None
+    # Once an epoch, spread over its steps.
     saves = max(0.0, wait - first.as_is.wait_seconds.median) / length
     if saves < _MIN_GAIN * step.step_seconds:
         return None

@@ -67,11 +67,9 @@ def snapshot(
 
 
 def grown(before: FolderSnapshot, after: FolderSnapshot) -> list[GrownFile]:
-    """Returns the files that are new, larger or rewritten, most bytes first.
-
-    A file that is not in a partial `before` may have been there: it counts if it was changed later
-    than all that are.
-    """
+    """Returns the files that are new, larger or rewritten, most bytes first."""
+    # A file that is not in a partial `before` may have been there: it counts as new only if it was
+    # changed later than all that are.
     latest = max((changed for _, changed in before.files.values()), default=0)
     found = []
     for path, (num_bytes, changed) in after.files.items():
@@ -92,8 +90,10 @@ def folders_of(words: Sequence[str], *, cwd: Path, outputs: Sequence[Path]) -> l
     """
     named = [cwd, *outputs]
     for word in words:
+        # `--out=folder` names a folder, too.
         text = word.partition("=")[2] if word.startswith("-") else word
         path = cwd / text
+        # Not /tmp or /data as a whole: others write there, and a scan would not come to an end.
         if text and os.sep in text and path.is_dir() and len(path.resolve().parts) > 2:
             named.append(path)
     whole: list[Path] = []
@@ -164,6 +164,7 @@ class Growth:
 def _files(folders: Sequence[Path], outside: set[str]) -> Iterator["os.DirEntry[str]"]:
     """Yields all files below `folders`, those near the top first: a data set lies deep."""
     waiting = [str(folder) for folder in folders]
+    # The list grows while it is walked: breadth first.
     for folder in waiting:
         if os.path.realpath(folder) in outside:
             continue
@@ -172,6 +173,7 @@ def _files(folders: Sequence[Path], outside: set[str]) -> Iterator["os.DirEntry[
         except OSError:
             continue
         for entry in entries:
+            # Links are not followed: they may lead in a circle, or to the data set.
             if entry.is_dir(follow_symlinks=False):
                 if entry.name not in _SKIPPED:
                     waiting.append(entry.path)

@@ -74,11 +74,7 @@ def instance_type(
     dmi: Path = _DMI,
     metadata: str = METADATA_ADDRESS,
 ) -> tuple[str | None, str]:
-    """Returns this host's type, and who says so: the user, the platform, or the cloud.
-
-    The metadata service is asked only on EC2, or where `given` is `auto`: elsewhere nobody answers
-    at its address.
-    """
+    """Returns this host's type, and who says so: the user, the platform, or the cloud."""
     if given and given != "auto":
         return given, "given"
     named = named_instance_type(environ)
@@ -87,6 +83,7 @@ def instance_type(
     named = _sagemaker_type(resources)
     if named:
         return named, "resourceconfig.json"
+    # Elsewhere nobody answers at this address, and each profile would wait for a second.
     if given == "auto" or is_ec2(dmi):
         named = metadata_type(metadata)
         if named:
@@ -114,6 +111,7 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             token = _fetch(
                 address,
+                # Version 2 of the service: a token first. Hosts may refuse version 1.
                 "PUT",
                 "/latest/api/token",
                 {"X-aws-ec2-metadata-token-ttl-seconds": "60"},
@@ -129,8 +127,10 @@ def metadata_type(address: str = METADATA_ADDRESS, *, seconds: float = METADATA_
                 )
             )
 
+    # The connection's own timeout begins anew with each packet.
     _in_time(ask, seconds)
     name = answers[0].strip() if answers else ""
+    # A proxy may answer in place of the service, with a page.
     return name if name.replace(".", "").replace("-", "").isalnum() else ""
 
 
@@ -141,6 +141,7 @@ def accelerators(
 ) -> tuple[int | None, str | None]:
     """Returns the number of NVIDIA accelerators here, and the first one's name; None: not known."""
     return (
+        # Torch last: it makes a CUDA context for this, which takes memory of the GPU.
         _by_nvml(nvml or _load_nvml)
         or _by_smi(smi)
         or (_by_torch() if torch.cuda.is_available() else None)

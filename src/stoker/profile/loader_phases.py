@@ -36,14 +36,14 @@ from stoker.host.counters import (
 from stoker.logs import Log
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
-# Beyond its share a drain may last this long, until its slowest workers have begun.
+# A drain may last this much longer than its share, until its slowest workers have begun.
 _START_SECONDS = 20.0
 
-# So much slower than it loads, a loader has its batches ready.
+# Read so much slower than it loads, a loader has a batch ready each time.
 _PACE = 1.3
 _PACED_SHARE = 0.15
 _MOST_PACED, _LEAST_PACED = 24, 6
-# Until the queue of a reader that had waited for each batch is filled.
+# Batches until the queue is filled: before, the reader had waited for each one.
 _FILLING = 3
 
 Stamp = tuple[int, float, float, float]
@@ -141,6 +141,7 @@ def read_round(
         for item in iterator:
             assert isinstance(item, list | tuple)
             stamp: Stamp = item[1]
+            # Its shared memory is free again before the next batch is waited for.
             del item
             stamps.setdefault(stamp[0], []).append(stamp)
             now = time.monotonic()
@@ -148,10 +149,12 @@ def read_round(
                 first = now
             else:
                 count += 1
+            # Three of each: the first one holds the worker's start, and two make a rate.
             is_measured = len(stamps) == workers and min(map(len, stamps.values())) >= 3
             if is_stopped() or now >= until + _START_SECONDS or (now >= until and is_measured):
                 break
         if first is not None and count and not is_stopped():
+            # The loader's own pace; slower than that, a batch is ready when it is asked for.
             interval = (time.monotonic() - first) / count
             handovers = _handovers(iterator, every=_PACE * interval, until=began + seconds)
     finally:
@@ -318,6 +321,7 @@ def run_in_workers(
         fresh: DataLoader[object] = torch.utils.data.DataLoader(
             shell,
             batch_size=None,
+            # Torch deals items out in turn: each worker gets one, the task with its number.
             sampler=range(workers),
             num_workers=workers,
             collate_fn=_as_it_is,
@@ -357,6 +361,7 @@ class _Shell(torch.utils.data.Dataset[object]):
         if not self._is_stream:
             source = loader.batch_sampler if self._is_batched else loader.sampler
             drawn = list(itertools.islice(Endless(source), workers * num_batches))
+        # As torch deals batches out: of W workers, number n gets n, n + W, n + 2 W ...
         self._indices = [drawn[number::workers] for number in range(workers)]
 
     def __len__(self) -> int:
@@ -407,12 +412,10 @@ _POLL_SECONDS = 0.1
 
 
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
-    """Returns the numbers of workers of one rank that are tried, the most telling first.
-
-    Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
-    the vCPUs (whether hyper-threads are worth a whole core).
-    """
+    """Returns the numbers of workers of one rank that are tried, the most telling first."""
     most = max(1, vcpus // ranks_on_host)
+    # Every vCPU busy (what loading costs), one alone (how long it takes), the script's own, half of
+    # the vCPUs (whether hyper-threads are worth a whole core).
     return list(dict.fromkeys([most, 1, max(1, script), max(1, most // 2)]))
 
 
@@ -442,11 +445,11 @@ def measure_loading(
 ) -> tuple[list[Drain], list[str]]:
     """Drains the loader at each of `counts`, in `seconds` together; with notes on what failed.
 
-    Where there is time, the counts take turns, up to three times, so that a machine that becomes
-    slower or faster meanwhile does so for all of them.
+    Where there is time, the counts take turns, up to three times.
     """
     until = time.monotonic() + seconds
     rounds = max(1, min(_MOST_ROUNDS, int(seconds / len(counts) / _ROUND_SECONDS)))
+    # In turns, so that a machine that becomes slower or faster meanwhile does so for all counts.
     turns = [workers for _ in range(rounds) for workers in counts]
     rounds_of: dict[int, list[Round]] = {}
     failed: dict[int, str] = {}
@@ -495,7 +498,7 @@ _MAX_BATCHES = 8
 _MAX_WORKERS = 16
 # Less than a page and a batch has nothing to do with storage.
 _MIN_BYTES = 4096
-# Of a batch's time: a shorter wait for storage is no measurement of it.
+# As a share of a batch's time: from a shorter wait, no rate of the storage can be told.
 _MIN_WAIT = 0.02
 
 
@@ -647,9 +650,9 @@ def _now() -> tuple[float, float, float, int, int]:
 _MOST_RECEIVED = 200
 _LEAST_BATCHES = 6
 _WARM_UP = 3
-# More than may lie between the threads.
+# More batches than can be on their way between the threads.
 _BLOCK = 8
-# For one batch: of a large one on a busy machine, seconds.
+# For one batch: a large one takes seconds on a busy machine.
 _WAIT_SECONDS = 5.0
 
 
@@ -675,6 +678,7 @@ def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
     key = os.urandom(KEY_BYTES)
     landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
     source, sink = _connected()
+    # Real sockets and real keys: a shortcut would leave out what receiving costs.
     with source, sink:
         threads = [
             threading.Thread(target=_send, args=(source, key, frame), daemon=True),

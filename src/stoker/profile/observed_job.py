@@ -56,6 +56,7 @@ def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
     steps: list[float] = []
     waits: list[float] = []
     for line in lines:
+        # A log may have millions of lines: most of them need no parser.
         event = parse_line(line) if "progress" in line else None
         if event is None or event.event != "progress":
             continue
@@ -71,9 +72,11 @@ def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
             where=source,
             fix="leave --logs out: the hosts' load is read without it; stoker profile times steps",
         )
+    # A median: the lines hold first epochs and checkpoints, whose steps are long.
     low, median, high = statistics.quantiles(steps, n=4, method="inclusive")
     return LoggedSteps(
         step_seconds=median,
+        # Of all lines or none: a median of some waits is no part of the median of all steps.
         wait_seconds=min(statistics.median(waits), median) if len(waits) == len(steps) else None,
         low_seconds=low,
         high_seconds=high,
@@ -210,6 +213,7 @@ def _notes(job: ObservedJob) -> list[str]:
         notes.append(
             f"over {job.minutes:.0f} minutes only: the start-up is a large part of these means"
         )
+    # CloudWatch keeps points of a minute for 15 days, then means of longer times.
     if job.point_seconds > 60:
         notes.append(
             f"a point is the mean of {job.point_seconds // 60} minutes: the job is long or old"

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
-# Of the parts of loading: each also starts workers, which takes a moment.
+# For storage and for the parts of loading: each phase also starts workers, which takes a moment.
 _READS_SHARE = 0.03
 _COSTS_SHARE = 0.03
 _MOST_SECONDS = 6.0
-# Of the look at what could not travel: what is larger is too dear to look at.
+# Limits of the look at what could not travel to data hosts: beyond them it takes too long.
 _MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
 # Shorter than that they say nothing.
 _LEAST_SECONDS = 0.2
@@ -85,6 +85,7 @@ def measure_afterwards(
         log: Log; gets one line for each number of workers.
         instance_type: What the user calls this host; `auto`: to be found out.
     """
+    # The script's own workers would load next to those that are measured.
     shut_down(inner)
     if findings.result.rank == 0:
         findings.note(*_what_stays_here(loader))
@@ -258,6 +259,7 @@ class ProfileSession:
         if self._loaders == 1:
             self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
             if self._settings.rank == 0:
+                # Once, before the first step: the scan may take a second.
                 self._growth = Growth.of_process(self._settings)
 
     def is_main(self, loader: Loader, *, delivered: int) -> bool:
@@ -283,6 +285,7 @@ class ProfileSession:
         Raises:
             StopIteration: At the end of its pass.
         """
+        # Without gradients it is a validation, which is no part of a step.
         if self._reading.steps is None or not torch.is_grad_enabled():
             return next(inner)
         return self._reading.beside.next_batch(
@@ -381,6 +384,7 @@ class ProfileSession:
         if self._kept is None or now - self._kept >= _KEEP_SECONDS:
             self._kept = now
             self._write(missing=missing_of(steps, None))
+        # Last: what was written here must not count as part of the script's step.
         self._reading.goes_on()
         return batch
 
@@ -394,7 +398,9 @@ class ProfileSession:
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
 
     def _is_enough_for_an_end(self, steps: AsIsSteps) -> bool:
-        """Returns whether an epoch's end ends this phase; several ranks change at a step only."""
+        """Returns whether an epoch's end ends this phase."""
+        # A rank whose epoch is shorter would change alone, and the others wait for it in
+        # all-reduce.
         return self._findings.result.world_size == 1 and steps.count >= USUAL_STEPS
 
     def _say_so_far(self, known: SoFar) -> None:
@@ -431,6 +437,7 @@ class ProfileSession:
     def _finish(self, loader: Loader, inner: Iterator[object] | None, replay: Replay) -> NoReturn:
         accelerator = replay.result()
         self._findings.learn(accelerator=accelerator)
+        # Written before the phases without the model, in which a user's dataset may fail.
         self._write(missing="")
         say_accelerator(self._log, accelerator, rank=self._findings.result.rank)
 
@@ -474,6 +481,7 @@ class ProfileSession:
 def place_of(settings: ProcessSettings) -> RankPlace:
     """Returns this process's place among the ranks, as far as it is known now."""
     rank, world_size = settings.rank, settings.world_size
+    # The group knows best: launchers inside a script set their variables late, or none.
     if has_group():
         rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     told = settings.processes_per_host or settings.local_world_size
@@ -481,6 +489,7 @@ def place_of(settings: ProcessSettings) -> RankPlace:
         rank=rank,
         world_size=world_size,
         leads_host=settings.local_rank == 0,
+        # 1 of several ranks may be what a variable says by default: then they count themselves.
         ranks_on_host=told if told > 1 or world_size == 1 else None,
     )
 

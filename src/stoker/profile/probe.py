@@ -100,14 +100,17 @@ def _replace(cls: type[Loader], sessions: _Sessions) -> None:
 
 
 def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
-    """Writes what a script uses that trains without a loader that is seen: it may be stopped."""
+    """Writes which packages a script uses that trains without a loader that is seen."""
     count = itertools.count(1)
 
     def before_step(optimizer: object, arguments: object, keywords: object) -> None:
+        # A hook costs a little in each step: it is gone once it is of no use.
         if sessions.current.has_begun:
             handle.remove()
+        # 20 steps without a loader: this script trains on batches that the profile cannot see.
         elif next(count) == _ENOUGH_STEPS:
             handle.remove()
+            # At this time, not at the end: the command may be stopped, and then says nothing more.
             packages = {name.partition(".")[0] for name in sys.modules}
             word = {
                 "packages": sorted(
@@ -129,6 +132,7 @@ class ProfiledIterator:
         self._inner: Iterator[object] | None = None
         if session.is_replaying(loader):
             return
+        # -1: before its first batch it cannot take the place of another loader.
         if session.is_main(loader, delivered=-1):
             session.end_pass()
         self._inner = original(loader)
@@ -158,6 +162,7 @@ class ProfiledIterator:
 
     def __getattr__(self, name: str) -> object:
         """Returns what scripts read of torch's own iterator."""
+        # Without `_inner`, as in a copy that is being made, asking for it would not come to an end.
         if name.startswith("__") or name == "_inner":
             raise AttributeError(name)
         return getattr(self._inner, name)
@@ -190,6 +195,7 @@ def _listen(session: ProfileSession) -> None:
     """Lets Ctrl-C and SIGTERM end the profile at the next step, with a verdict if there is one."""
     if threading.current_thread() is not threading.main_thread():
         return
+    # Python sets handlers in the main thread only; a loader may be read by another.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _handler(session, signal.getsignal(number), number))
 

@@ -64,6 +64,7 @@ def timed_profile(
     if not found.unmeasured:
         return None
     whole = {**found.what, **what, "notes": [NOTE, _CPU_NOTE]}
+    # It is the record of a profile now, no by-product of a training.
     whole = {name: value for name, value in whole.items() if name not in ("passive", "status")}
     return msgspec.structs.replace(found, what=whole)
 
@@ -105,7 +106,7 @@ _OTHER_LOADERS = {
 }
 _NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
 _LONGER = "profile a command that trains longer: more epochs, or more data"
-# Of other loaders the step can be known, and its wait.
+# With other loaders, the step and its wait can be known.
 _TIMED = (
     "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
     "the step, its wait and the CPU are measured, though not what loading alone costs"
@@ -172,6 +173,7 @@ class Heard:
 
     def line(self, text: str) -> None:
         """Takes one line of the log."""
+        # From the log, the one thing that every platform hands on while a job runs.
         if "profile_begins" in text and not self.has_begun:
             event = parse_line(text)
             self.has_begun = event is not None and event.event == "profile_begins"
@@ -194,6 +196,7 @@ class Heard:
         return Used(
             wall_seconds=max(wall for wall, _, _ in own),
             cpu_seconds=sum(cpu for _, cpu, _ in own),
+            # Hosts of the dnn group are of one type.
             vcpus=own[0][2],
             hosts=len(own),
         )
@@ -204,6 +207,7 @@ def read_seen(folder: Path) -> list[Seen]:
     seen = []
     for file in sorted(folder.glob("seen-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
+            # A process that is killed may leave half a file: what the others left still counts.
             seen.append(msgspec.json.decode(file.read_bytes(), type=Seen))
     return seen
 
@@ -320,6 +324,7 @@ def _problem(
 
 
 def _too_soon(ranks: Sequence[RankResult]) -> str:
+    # The rank that lacks something tells more than rank 0, which may be complete.
     missing = [rank for rank in ranks if not rank.accelerator]
     first = missing[0] if missing else ranks[0]
     of = f" (rank {first.rank})" if first.world_size > 1 else ""
@@ -374,7 +379,8 @@ def _observed(
 
 RequestT = TypeVar("RequestT")
 
-# From the job's first line to the first batch: imports, data sets, models; and the end of it all.
+# For the start (imports, data sets, models, from the job's first line to the first batch) and for
+# the end.
 START_ALLOWANCE_SECONDS = 120.0
 _GIT_SECONDS = 5.0
 _FIX = "make the command run without stoker first"
@@ -448,6 +454,7 @@ def profile(
     if timed and output and (is_whole or was_cut_off(output)):
         keep_timed_timeline(output, run_dir)
         return timed
+    # A stopped job looks like a failed one: who stopped it is asked first.
     if deadline.has_passed and not deadline.saw_nothing and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)
     if end.status == "failed" and not deadline.has_passed:
@@ -553,6 +560,7 @@ class _Deadline:
     def _look(self) -> None:
         with self._lock:
             if self.heard.has_begun:
+                # Both count from the first line of the job's log.
                 left = self.budget_seconds + START_ALLOWANCE_SECONDS - self.first_seconds
                 self._wait(left, self._expire)
                 return
@@ -621,6 +629,7 @@ def _failure(end: JobEnd, ranks: Sequence[RankResult], *, command: Sequence[str]
         if replayed
         else ""
     )
+    # Only with cached batches has the profile changed what the script sees.
     fix = _FIX_OF_REPLAY if replayed else _FIX
     code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
     for failure in _failures(end):

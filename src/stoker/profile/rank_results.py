@@ -1,4 +1,4 @@
-"""One rank's measurements stand in `profile-rank{R}.json`, with the statistics behind them."""
+"""The results of one rank are in `profile-rank{R}.json`, with their statistics."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,7 +131,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """Cached batches replayed: what the trainer costs where data never lacks."""
+    """The steps with cached batches: what the trainer costs where it never waits for data."""
 
     step_seconds: Quartiles
     trainer_cpu_seconds: Quartiles
@@ -296,6 +296,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     batch: BatchFacts | None = None
     loader: LoaderFacts | None = None
     seed: int | None = None
+    # Not shared: msgspec makes a new empty dict for each object.
     versions: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     has_ended: bool = False
@@ -309,6 +310,7 @@ def quartiles(values: Sequence[float], *, samples: int | None = None) -> Quartil
     return Quartiles(
         mean=sum(ordered) / len(ordered),
         median=median(ordered),
+        # Values that were measured, not interpolated: with five of them the second and the fourth.
         low=ordered[last // 4],
         high=ordered[last - last // 4],
         samples=samples or len(ordered),
@@ -319,12 +321,13 @@ def block_means(values: Sequence[float], *, workers: int) -> list[float]:
     """Returns the means of consecutive blocks of steps.
 
     With W workers, batches come in bursts of W: a median of single steps would miss the wait that
-    ends each burst. A block is a multiple of W of at least 4 steps; fewer than 5 such blocks are
-    one.
+    ends each burst.
     """
+    # A multiple of W, so that each block holds whole bursts; 4 steps at least, against noise.
     size = max(1, workers)
     while size < 4:
         size += max(1, workers)
+    # Fewer than 5 blocks have no quartiles: one mean says what there is.
     if len(values) < 5 * size:
         return [sum(values) / len(values)]
     blocks = [values[at : at + size] for at in range(0, len(values) - size + 1, size)]

@@ -98,6 +98,7 @@ class FirstWords:
         if self._began is None or now <= self._began:
             return None
         asked = self._asked
+        # A wait that goes on counts, too: where a batch takes a minute, it is all there is to say.
         waited = self._waited + (now - asked if asked is not None else 0.0)
         return SoFar(
             steps=self._steps,
@@ -111,7 +112,7 @@ class FirstWords:
             self._say(known)
 
 
-# Of slow steps fewer are left out: by this share of the budget the warm-up is over.
+# Where steps are slow, fewer are left out: the warm-up ends after this share of the budget.
 _WARM_UP_SHARE = 0.08
 
 
@@ -183,6 +184,7 @@ class Reading:
         self._watch.asked()
         asked = time.monotonic()
         self._first_words.asked(now=asked)
+        # Of this thread alone: workers and other threads are counted for themselves.
         thread_before = time.thread_time()
         batch = next(inner)
         receive = time.thread_time() - thread_before
@@ -309,14 +311,12 @@ def close_profile(
 
 
 def hold_learning_rate() -> None:
-    """Stops the schedulers of this process, which ends with the profile.
-
-    One that was made for the steps of the script raises at the first that is more.
-    """
+    """Stops the schedulers of this process, which ends with the profile."""
 
     def stay(self: LRScheduler, epoch: int | None = None) -> None:
         return None
 
+    # A schedule for the script's number of steps (OneCycleLR) raises at the first one beyond.
     LRScheduler.step = stay  # type: ignore[method-assign]
 
 
@@ -345,6 +345,7 @@ class Replay:
     def asked(self) -> None:
         """Notes that the script asks for a batch: its step has ended."""
         if self._uses_cuda and self.steps.is_block_end():
+            # The host is ahead of the device: a block ends when its kernels have.
             torch.cuda.synchronize()
         self.steps.asked(now=time.monotonic(), cpu=time.process_time())
 
@@ -392,6 +393,7 @@ def begin_replay(
         seconds=_SETTLE_SHARE * budget_seconds, is_stopped=is_stopped
     ):
         findings.note("the loader's workers did not come to rest before the replay")
+    # In most steps: a loader that is read now and then is no part of a step.
     if reading.beside.count > steps.batches / 2:
         findings.note(
             "the steps read from more than one loader: their waiting is in the figures, what "
@@ -405,6 +407,7 @@ def begin_replay(
     uses_cuda = is_cuda_used()
     findings.learn(uses_cuda=uses_cuda)
     findings.count_neighbours()
+    # The usual warm-up and a block would take too much of the budget.
     is_slow = steps.result().step_seconds.median > _SLOW_STEP_SHARE * budget_seconds
     return Replay(
         reading.cache,

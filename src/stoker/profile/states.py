@@ -162,6 +162,7 @@ def busy_share(signs: Sequence[Signs], *, vcpus: float) -> float:
         / own.as_is.step_seconds.mean
         for own in signs
     )
+    # The larger one: where nothing was watched next to the steps, `busy_vcpus` is 0.
     return min(1.0, max(used, sum(machines.values())) / vcpus)
 
 
@@ -307,7 +308,7 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
 
 # Taking a batch over from its worker costs this much of a short step, on any worker.
 MAX_LOST = 0.15
-# With less waiting between batches, time that a loader does not compute is pages and pipes.
+# Below this share, what a worker does not compute goes on memory pages and pipes, not on waiting.
 MIN_WORKER_IDLE = 0.5
 # A loader that alone delivers a batch in less of a step is not what steps wait for.
 MIN_LOADING = 0.6
@@ -315,7 +316,7 @@ MIN_LOADING = 0.6
 MIN_COLD_RATIO = 1.5
 # vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
 BUSY = 0.75
-# Beyond what the same loading differs by, from one process to another.
+# The same loading differs by less from one process to another.
 MIN_THREADS_RATIO = 1.5
 
 
@@ -327,6 +328,7 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
         parts: Parts of the step; None: the loader could not be measured alone.
     """
     signs = [signs_of(rank) for rank in ranks]
+    # The others wait for this rank in all-reduce: it shows what all of them wait for.
     waiting = max(signs, key=lambda own: own.as_is.wait_seconds.median)
     stopped = throttled(signs)
     vcpus = vcpus_of(signs)
@@ -395,13 +397,12 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
 
 
 def _shared_reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | None:
-    """Finds workers that wait for what they share; if the parts name storage, any wait counts.
-
-    Copying what was read can be most of a worker's time.
-    """
+    """Finds workers that wait for what they share."""
     if own.wait_share < MIN_SHARE or not own.alone:
         return None
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
+    # If the parts name storage, any wait counts: copying what was read can be most of a worker's
+    # time.
     if not is_storage and not (is_shared and is_waiting and own.is_loading_awaited):
         return None
     seen = ""

@@ -172,6 +172,7 @@ class AsIsSteps:
     def result(self) -> AsIs:
         """Returns the numbers of at least one step; the children's are of the epochs that ended."""
         count = len(self._steps)
+        # Without the first epoch, where there are others: it also warms caches up.
         waits = self._first_waits[1:] or self._first_waits
         return AsIs(
             step_seconds=quartiles(block_means(self._steps, workers=self.workers), samples=count),
@@ -262,6 +263,7 @@ def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
 
 # The machine's lateness is known to this much.
 TICK_SECONDS = 50e-6
+# Its number in Linux' <time.h>.
 _CLOCK_MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
 
@@ -311,6 +313,7 @@ class Alarm:
         # After the timer is set: a call of `ring` from now on sets it anew.
         if self._is_rung:
             return 0.0
+        # The kernel counts how often the timer expired until now: once in time, then each tick.
         ticks = int.from_bytes(os.read(self._timer, 8), "little")
         return (ticks - 1) * TICK_SECONDS
 
@@ -318,6 +321,7 @@ class Alarm:
         """Ends the sleep, and all later ones at once."""
         self._is_rung = True
         if self._timer is not None:
+            # A nanosecond: 0 would disarm the timer, and the thread would sleep on.
             self._expire_in(1 / _NANOSECONDS)
 
     @property
@@ -371,6 +375,7 @@ def speed_spread(looks: Sequence[float]) -> float | None:
         return None
     mean = fmean(looks)
     between = variance([fmean(window) for window in windows])
+    # A mean of n looks differs by chance by a variance of 1/n of theirs.
     by_chance = fmean([variance(window) for window in windows]) / size
     return float(max(0.0, between - by_chance) ** 0.5 / mean)
 
@@ -383,6 +388,7 @@ KNOCK_SECONDS = 0.02
 # hold it. How late the machine woke the thread is known and left out: 0.1 ms of timer slack, or
 # several ms on a virtual machine that was idle.
 HELD_SECONDS = 0.0005
+# A collective is called a few frames above the lowest one; further up is the script.
 _FRAMES = 8
 _COLLECTIVES = (
     os.path.join("torch", "distributed") + os.sep,
@@ -496,6 +502,7 @@ class _WatchedStretch:
             throttling(group).since(before)
             for group, before in zip(self._groups, self._throttled, strict=True)
         ]
+        # Groups are nested, and each may have a quota: the one that stopped it longest counts.
         worst = max(periods, key=lambda each: each.throttled_seconds, default=Throttling())
         stall = storage_stall_seconds()
         return Evidence(

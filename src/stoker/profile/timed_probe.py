@@ -31,6 +31,7 @@ def install(pass_class: type[TimedEpoch]) -> None:
     if settings.profile is None or settings.output is None:
         return
     session = _Session(settings)
+    # Both are places where a step ends: loops ask for batches, Keras tells of them afterwards.
     ask, took = pass_class.ask, pass_class.took
 
     def ask_and_look(self: TimedEpoch) -> None:
@@ -58,6 +59,7 @@ class _Board:
         return self._board().read(name)
 
     def _board(self) -> Board:
+        # Asked for, not imported: a script that uses TensorFlow may have no torch.
         if "torch.distributed" not in sys.modules:
             return self._files
         from stoker.profile.probe import LateBoard
@@ -90,6 +92,7 @@ class _Session:
 
     def asked(self) -> None:
         """Notes that a batch was asked for."""
+        # A process that the script forked inherited the changed class.
         if os.getpid() != self._process:
             return
         self._asked += 1
@@ -125,6 +128,7 @@ class _Session:
             wait_share=waited / max(1e-9, waited + computed),
         )
         leads = settings.local_rank == 0
+        # It ends what is above all ranks of its host, so it waits for them.
         if leads:
             self._agreement.meet(
                 "timed-end", deadline_seconds=_MEET_SECONDS, is_stopped=lambda: False

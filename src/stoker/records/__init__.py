@@ -97,6 +97,7 @@ from stoker.records.workload import (
     Workload,
 )
 
+# By the names that people type: `stoker schema profile`.
 RECORDS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "workload": Workload,

@@ -46,6 +46,7 @@ _PLAIN_WORDS = {
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 
 
+# A misspelt key is an error, as it would else leave a default in force without a word.
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of everything that is read from or written to a file; None means *not known*."""
 
@@ -74,8 +75,10 @@ class Place:
         """Returns `file:line, key path` with as much of it as is known."""
         for key in self._overridden:
             if path == key or path.startswith((f"{key}.", f"{key}[")):
+                # It stands in no line of the file: the option that set it is named.
                 return f"--set {key}=..., key {path}"
         probe = path
+        # A key that is missing has no line: the mapping that lacks it has.
         while probe and probe not in self._lines:
             probe = probe.rpartition(".")[0] if "." in probe else ""
         line = self._lines.get(probe)
@@ -90,6 +93,7 @@ def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:
         UsageError: Naming the key, what was expected, what was found, and for an unknown key the
             nearest known one.
     """
+    # Parsers of JSON and YAML take NaN and Infinity, and one of them spoils every later sum.
     _refuse_not_finite(document, place, "")
     _check_schema(document, kind, place)
     try:
@@ -104,10 +108,12 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
     Raises:
         UsageError: If the file is missing, is not JSON, or is not such a record.
     """
+    # Steps of a pipeline get records as text where they share no folder.
     is_inline = isinstance(path, str) and path.lstrip().startswith("{")
     text = str(path) if is_inline else read_text(path)
     path = "the record's document" if is_inline else path
     try:
+        # Of two equal keys the parser alone would keep the last one without a word.
         document = json.loads(text, object_pairs_hook=_unique_keys)
     except ValueError as err:
         raise UsageError(
@@ -144,6 +150,7 @@ def to_document(record: msgspec.Struct) -> dict[str, Json]:
     return {
         field.encode_name: _plain(value)
         for field in msgspec.structs.fields(record)
+        # None is "not known": a field that is not known is left out, and read as None again.
         if (value := getattr(record, field.name)) is not None
     }
 
@@ -172,6 +179,8 @@ def write_text(path: Path | str, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
+            # Before the rename, which may else reach the disk first: a crash would leave an empty
+            # file.
             os.fsync(stream.fileno())
         os.replace(temporary, target)
     except OSError as err:
@@ -183,6 +192,7 @@ def write_text(path: Path | str, text: str) -> None:
 
 def sha256_of(record: Record) -> str:
     """Returns a digest of the record's content: 64 hexadecimal digits."""
+    # One spelling for each content, so that a digest does not depend on the order of keys.
     text = json.dumps(to_document(record), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -233,6 +243,7 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
         raise UsageError(
             f"expected a mapping ({expected}), found {_kind_of(document)}", where=place.at("")
         )
+    # Workloads are written by hand, and may leave it out; other records are made by a program.
     found = document.get("schema", expected if kind.__name__ == "Workload" else None)
     if found != expected:
         raise UsageError(
@@ -258,6 +269,7 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
         key = missing.group("key")
         where = place.at(f"{path}.{key}" if path else key)
         return UsageError(f"key {key} is missing", where=where, fix=_see(kind))
+    # msgspec names the wrong value only: what would be right is in the type.
     choices = [value for leaf in _types_at(kind, path) for value in _choices(leaf)]
     if choices and what.startswith("Invalid enum"):
         wrong = found if isinstance(found, str) else what.split("'")[1]
@@ -272,6 +284,7 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
 
 
 def _plain_words(match: re.Match[str]) -> str:
+    # Nobody means to write null: to leave a key out says the same.
     words = [word for word in match.group(1).split(" | ") if word != "null"]
     return " or ".join(_PLAIN_WORDS.get(word, word) for word in words)
 
@@ -286,6 +299,7 @@ def _filled(path: str, message: str, document: Json, kind: type[Record]) -> str:
     mapping = _value_at(document, head)
     if not dots or not isinstance(mapping, Mapping):
         return path
+    # msgspec does not say which key: each entry is tried alone until one gives the same message.
     for key, item in mapping.items():
         alone = _with(document, _steps(head), {key: item})
         try:

@@ -74,6 +74,7 @@ class Predicted(Record, frozen=True, kw_only=True):
     cost_change: float
     total_hours: NonNegativeFloat | None = None
     total_usd: NonNegativeFloat | None = None
+    # Not in decisions that were written before these two fields were there.
     second_limit_seconds: NonNegativeFloat | None = None
     break_even_speedup: NonNegativeFloat | None = None
 

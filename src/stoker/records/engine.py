@@ -1,5 +1,7 @@
 """An engine makes data on the data group: its settings, its commands, and the places in them.
 
+Engines that are known by name have presets; `check_engine` finds what does not agree.
+
 | place | on each host stands for |
 | --- | --- |
 | {PORT} | the number of the engine's port of that name |
@@ -23,8 +25,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from stoker.records.base import Name, NonNegativeInt, PositiveFloat, Record
+from stoker.errors import UsageError
+from stoker.records.base import Name, NonNegativeInt, Place, PositiveFloat, Record, nearest
 
 Strategy = Literal["torchrun", "smddp", "mpi", "none"]
 StrategyName = Literal["auto", Strategy]
@@ -78,6 +82,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
                 f"strategy none is one process a host, not {processes_per_host}",
                 "use torchrun or mpi",
             )
+        # With a fallback the training runs on any type, by another backend.
         is_smddp = self.name == "smddp" and self.fallback is None
         if is_smddp and f"ml.{instance_type.removeprefix('ml.')}" not in SMDDP_TYPES:
             return (
@@ -88,6 +93,8 @@ class StrategySettings(Record, frozen=True, kw_only=True):
         return None
 
 
+# Here and below without defaults: the engine travels in one variable, of 512 characters on
+# SageMaker.
 class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The test that tells when an engine's server takes work.
 
@@ -167,6 +174,7 @@ class EngineHost(Record, frozen=True, kw_only=True):
     ports: dict[Name, Port] = msgspec.field(default_factory=dict)
 
 
+# Places without a port, and those that may have one: `{address}`, `{address:PORT}`.
 PLAIN = ("host", "index", "data_hosts", "dnn_hosts", "workers", "input", "output", "secret_file")
 WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
 TF_CONFIG = "tf_config"
@@ -175,6 +183,7 @@ NAMES = (*PLAIN, *WITH_PORT, TF_CONFIG)
 PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 _NAMED = r"([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?"
+# Doubled braces first: what stays of them is group 1; a place is in groups 4 and 5.
 _PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
 
 
@@ -215,6 +224,7 @@ def mistake(
         ports: Ports of the engine.
     """
     if place.name == TF_CONFIG:
+        # A task is known by its port: TF_CONFIG names an address and a port for each.
         tasks = tuple(task for task in TF_TASKS if task in ports)
         if place.port in tasks:
             return None
@@ -229,3 +239,191 @@ def mistake(
             return None
         return f"{place}: no port can stand behind {place.name}", place.name, WITH_PORT
     return f"unknown place {place}", place.name, (*NAMES, *ports)
+
+
+# -P: without the training's own folder on the path, in which a file may be called as a module that
+# the server imports.
+_TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_server")
+_TF_DATA_WORKER = EngineCommand(
+    command=(
+        *(*_TF_DATA, "worker", "--dispatcher", "{leader:dispatcher}"),
+        *("--address", "{address:worker}", "--cores", "{workers}"),
+    ),
+    ready=ReadyProbe(port="worker"),
+    needs_workers=True,
+)
+
+_RAY_NODE = (
+    *("--gcs", "{leader:gcs}", "--address", "{address}", "--cpus", "{workers}"),
+    *("--ports", "{node_manager},{object_manager},{client}", "--joined", "{joined}"),
+)
+# Ray has no encryption by default, but a token it has.
+_RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
+
+
+def _ray(role: str, *, followers_only: bool = False) -> EngineCommand:
+    return EngineCommand(
+        command=("python", "-P", "-m", "stoker.launch.engines.ray_node", role, *_RAY_NODE),
+        # Ray's own ports open before the node has joined: this one is opened by ray_node when it
+        # has.
+        ready=ReadyProbe(port="joined"),
+        environment=_RAY_TOKEN,
+        followers_only=followers_only,
+    )
+
+
+PRESETS: Mapping[EngineName, EngineSettings] = {
+    "tf.data.service": EngineSettings(
+        name="tf.data.service",
+        leader=EngineCommand(
+            command=(*_TF_DATA, "dispatcher", "--port", "{dispatcher}"),
+            ready=ReadyProbe(port="dispatcher"),
+        ),
+        dnn=_TF_DATA_WORKER,
+        data=_TF_DATA_WORKER,
+        ports={"dispatcher": 5050, "worker": 5051},
+        # What a training gives to tf.data.experimental.service.distribute.
+        environment={"TF_DATA_SERVICE_ADDRESS": "grpc://{leader:dispatcher}"},
+        # A training that had asked a worker waits for it for ever (measured with 2.21).
+        needs_all=True,
+    ),
+    "ray": EngineSettings(
+        name="ray",
+        leader=_ray("head"),
+        # On the first dnn host the head is a node itself.
+        dnn=_ray("node", followers_only=True),
+        data=_ray("node"),
+        ports={
+            "gcs": 6379,
+            "node_manager": 6380,
+            "object_manager": 6381,
+            "client": 6382,
+            "joined": 6383,
+        },
+        # `ray.init()` finds the cluster with it.
+        environment={"RAY_ADDRESS": "{leader:gcs}", "RAY_USAGE_STATS_ENABLED": "0", **_RAY_TOKEN},
+        # Tasks that no node can run any more wait for one for ever.
+        needs_all=True,
+    ),
+}
+
+
+def completed(settings: EngineSettings) -> EngineSettings:
+    """Returns the engine with what its preset says and the settings leave open."""
+    preset = PRESETS.get(settings.name)
+    if preset is None:
+        return settings
+    return replace(
+        settings,
+        leader=settings.leader or preset.leader,
+        dnn=settings.dnn or preset.dnn,
+        data=settings.data or preset.data,
+        # Name by name: whoever changes one port keeps the others.
+        ports={**preset.ports, **settings.ports},
+        environment={**preset.environment, **settings.environment},
+        needs_all=preset.needs_all if settings.needs_all is None else settings.needs_all,
+    )
+
+
+_MAX_PORT = 65535
+
+
+def check_engine(engine: EngineSettings, *, taken: Mapping[int, str], place: Place) -> None:
+    """Checks what a launcher would else find out when all hosts are up.
+
+    Args:
+        engine: Engine of the workload.
+        taken: Ports that the feed takes, each with the key that says so.
+        place: Place of the workload's document, for errors.
+
+    Raises:
+        UsageError: With the key, and the nearest known word for an unknown one.
+    """
+    whole = completed(engine)
+    if engine.name == "feed":
+        # Commands that nobody would ever run are a mistake, not a preference.
+        if engine != EngineSettings():
+            raise UsageError(
+                "the feed runs no commands",
+                where=place.at("engine"),
+                fix="set engine.name to command, or leave the other keys out",
+            )
+        return
+    if whole.data is None:
+        raise UsageError(
+            f"engine {engine.name} has nothing to run on the data group",
+            where=place.at("engine"),
+            fix="set engine.data.command, a list of words",
+        )
+    _check_ports(whole, taken, place)
+    for key, command in _commands(whole):
+        _check_command(key, command, whole, place)
+    for name, text in whole.environment.items():
+        _check_variable(f"engine.environment.{name}", name, text, whole, place)
+
+
+def _commands(engine: EngineSettings) -> Iterator[tuple[str, EngineCommand]]:
+    for group, command in (("leader", engine.leader), ("dnn", engine.dnn), ("data", engine.data)):
+        if command:
+            yield f"engine.{group}", command
+
+
+def _check_ports(engine: EngineSettings, taken: Mapping[int, str], place: Place) -> None:
+    numbers = dict(taken)
+    for name, number in engine.ports.items():
+        key = f"engine.ports.{name}"
+        if not PORT_NAME.fullmatch(name) or name in NAMES:
+            raise UsageError(
+                f"{name} is not a name for a port",
+                where=place.at(key),
+                fix="letters, digits, _ and -, beginning with a letter, and none of: "
+                + ", ".join(sorted(NAMES)),
+            )
+        if number in numbers:
+            raise UsageError(
+                f"port {number} is taken by {numbers[number]}",
+                where=place.at(key),
+                fix=f"take another, such as {_free_port(numbers, engine)}",
+            )
+        numbers[number] = key
+
+
+def _free_port(taken: dict[int, str], engine: EngineSettings) -> int:
+    used = {*taken, *engine.ports.values()}
+    return next(number for number in range(5050, _MAX_PORT) if number not in used)
+
+
+def _check_command(key: str, command: EngineCommand, engine: EngineSettings, place: Place) -> None:
+    for index, word in enumerate(command.command):
+        _check_text(f"{key}.command[{index}]", word, engine, place)
+    for name, text in command.environment.items():
+        _check_variable(f"{key}.environment.{name}", name, text, engine, place)
+    ready = command.ready
+    if ready and ready.port not in engine.ports:
+        raise UsageError(
+            f"the engine has no port {ready.port}",
+            where=place.at(f"{key}.ready.port"),
+            fix=nearest(ready.port, list(engine.ports))
+            if engine.ports
+            else f"set engine.ports.{ready.port} to its number",
+        )
+
+
+def _check_variable(key: str, name: str, text: str, engine: EngineSettings, place: Place) -> None:
+    if name.startswith("STOKER_") or "=" in name:
+        raise UsageError(
+            f"{name} is not a variable that an engine may set",
+            where=place.at(key),
+            fix="STOKER_... are stoker's own; take another name",
+        )
+    _check_text(key, text, engine, place)
+
+
+def _check_text(key: str, text: str, engine: EngineSettings, place: Place) -> None:
+    for named in places_in(text):
+        wrong = mistake(named, engine.ports)
+        if wrong:
+            what, word, known = wrong
+            fix = nearest(word, known) if known else "set engine.ports, names to numbers"
+            fix += "; for braces as they are: {" + str(named) + "}"
+            raise UsageError(what, where=place.at(key), fix=fix)

@@ -31,7 +31,7 @@ _NOISE_WAITING = 1.1
 _NOISE_COMPUTING = 1.3
 # Workers beyond those that are busy at the predicted step, against jitter.
 _SPARE = 1.1
-# Of loading that is shared: the fewest workers that come so near to the best.
+# Where loading is shared: the fewest workers that come so near to the best.
 _NEAR_BEST = 1.05
 # Below this share of the vCPUs nothing was measured on them.
 LEAST_FREE = 0.02
@@ -120,6 +120,8 @@ class Parts:
             divided = self.parallel_seconds / self.workers
             latency = self.shared.seconds + divided
             if self.is_shared:
+                # The same time under the name of what is to be done about it: no worker makes it
+                # shorter.
                 latency, storage = divided, max(storage, latency)
         return {"cpu": cpu, "accelerator": floor, "latency": latency, "storage": storage}
 
@@ -156,6 +158,8 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
     ranks = ranks or (said if isinstance(said, int) else hosts)
     local = step.local_receive_seconds
     receive = (step.receive_seconds or 0.0) if local is None else local
+    # Taking a batch lasts as long as the worker's answer or the trainer's own CPU time, the longer
+    # one.
     receive = max(receive, step.handover_seconds or 0.0)
     others = others_vcpus_of(profile)
     return Parts(
@@ -164,6 +168,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         loader_cpu_seconds=step.loader_cpu_seconds,
         loader_wall_seconds=step.loader_wall_seconds,
         trainer_cpu_seconds=step.trainer_cpu_seconds
+        # Measured with cached batches, which nobody hands over.
         + ((local or 0.0) * ranks if step.num_workers else 0.0),
         vcpus=vcpus * hosts,
         others_vcpus=others,
@@ -175,15 +180,12 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
 
 
 def read_seconds(profile: Profile) -> float:
-    """Returns the seconds that today's storage needs for a step; 0: it keeps up, or not known.
-
-    Cold reads that would take longer than the step itself are not part of it: it found its
-    files in memory.
-    """
+    """Returns the seconds that today's storage needs for a step; 0: it keeps up, or not known."""
     step = profile.timed_step
     if step.storage_bytes_per_second is None or not step.read_bytes:
         return 0.0
     seconds = step.read_bytes / (step.storage_bytes_per_second * profile.host.count)
+    # Cold reads would take longer than the step itself did: it found its files in memory.
     return 0.0 if seconds > _IN_MEMORY * step.step_seconds else seconds
 
 
@@ -218,7 +220,9 @@ def shared_by_rates(
     least, most = few.workers * hosts, many.workers * hosts
     if least == most:
         return SharedLoading(least=least, most=most)
+    # The two ends tell most: between them the difference is smaller, and the noise is not.
     alone, together = 1 / few.steps_per_second, 1 / many.steps_per_second
+    # What more workers should reach: the time divided among them, or all of the CPU.
     expected = max(least * alone / most, cpu / max(min(most, vcpus), 1e-9))
     noise = _NOISE_WAITING if wall > WAITS * cpu else _NOISE_COMPUTING
     if together <= noise * expected:
@@ -245,17 +249,16 @@ def others_width(profile: Profile, *, vcpus: float) -> float:
 
 
 def _width(busy: float, *, vcpus: float) -> float:
+    # Never all of them: what they left is divided by.
     others = min(busy, vcpus * (1 - LEAST_FREE))
     return others / (vcpus - others) if others > MAX_OTHERS * vcpus else 0.0
 
 
 def speed_width(profile: Profile) -> float:
-    """Returns the relative error that the CPU's own speed may cause; 0 where it was steady.
-
-    Two standard deviations of a second: minutes of the profile and of the training that follows
-    differ by about one each, as slow changes weigh more than fast ones.
-    """
+    """Returns the relative error that the CPU's own speed may cause; 0 where it was steady."""
     spread = profile.observed.cpu_speed_spread if profile.observed else None
+    # Two standard deviations of a second: minutes of the profile and of the training that follows
+    # differ by about one each, as slow changes weigh more than fast ones.
     return 2 * spread if spread is not None and spread >= MIN_SPEED_SPREAD else 0.0
 
 
@@ -318,6 +321,7 @@ def tuned(parts: Parts, *, hosts: int = 1) -> Parts:
     vcpus = parts.vcpus / hosts
     parallel = parts.parallel_seconds
     most = most_workers(vcpus=vcpus, parallel=parallel, cpu=parts.loader_cpu_seconds)
+    # As fast as with the most of them, then as few as give that.
     best = replace(parts, workers=most * hosts).step_seconds
     workers = useful_workers(
         parallel=parallel / hosts, shared=parts.shared.seconds, step=best, most=most

@@ -140,8 +140,10 @@ class Observed(Record, frozen=True, kw_only=True):
         workers), or one thread sets the pace.
         """
         cpu, gpu = self.cpu_utilization, self.gpu_utilization
+        # GPUs first: while they are busy, busy CPUs cost nothing.
         if gpu is not None and gpu >= _BUSY:
             return "accelerator"
+        # Between the two bounds a mean can be of either kind of step.
         if cpu is None or gpu is None or gpu > _SLACK:
             return "unknown"
         if cpu >= _BUSY:
@@ -251,6 +253,7 @@ class Profile(Record, frozen=True, kw_only=True):
     what: dict[str, Value] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Of a job that ran, loads alone may be known: but something has to be.
         if self.step is None and (self.observed is None or not self.observed.is_known):
             raise ValueError("a profile says something of a step, or what was observed: key step")
 

@@ -119,12 +119,14 @@ def cause_of(failure: str) -> str:
     which stand between a script's last words, are never it.
     """
     lines = [line.strip() for line in failure.splitlines()]
+    # "stoker 2": the head of each line of the log, up to the century.
     lines = [line for line in lines if line and not line.startswith(("where:", "try:", "stoker 2"))]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     if not lines:
         return "no reason was left"
     if not lines[0].startswith("Traceback (most"):
         return printable(lines[0].removeprefix("error:").strip())
+    # Not simply the last line: libraries print after a traceback, too.
     raised = [line for line in lines if _RAISED.match(line)]
     return printable((errors or raised[-1:] or lines[-1:])[0])
 
@@ -244,7 +246,7 @@ def training_record(facts: TrainingFacts) -> Training:
     if leader:
         # The leader knows the training command's own code, a platform often only the host's.
         exit_code = facts.exit_code if leader.exit_code is None else leader.exit_code
-        # The platform sees hosts end; the leader sees them say goodbye, which comes earlier.
+        # The platform sees hosts end; they tell the leader that they leave, which is earlier.
         release = leader.data_group_release_seconds if release is None else release
     return Training(
         # As they were asked for: the hosts know no more of them.
@@ -265,6 +267,7 @@ def training_record(facts: TrainingFacts) -> Training:
         job=facts.job,
         data_group_release_seconds=release,
         events=tuple(
+            # ISO 8601 in UTC: sorted as text, they are sorted by time.
             sorted((*(leader.events if leader else ()), *facts.events), key=lambda each: each.when)
         ),
     )
@@ -313,6 +316,7 @@ def _failure(facts: TrainingFacts) -> str | None:
 
 def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | None:
     """Returns the leader's figures; whoever submitted the job adds cost and place of the steps."""
+    # The leader's launcher knows no prices, and not where its timeline will be kept.
     if measured is None or facts.leader is None:
         return measured
     usd = None

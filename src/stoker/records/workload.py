@@ -101,6 +101,7 @@ class TrainingSize(Record, frozen=True, kw_only=True):
         if self.steps:
             return self.steps
         if self.epochs and self.samples_per_epoch and self.global_batch_size:
+            # Rounded up: the smaller batch at the end of an epoch is a step, too.
             return self.epochs * -(-self.samples_per_epoch // self.global_batch_size)
         return None
 
@@ -173,6 +174,15 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None
 
+    @property
+    def ports(self) -> dict[int, str]:
+        """The ports that it takes on a host, each with the key that says so."""
+        # From `port` on: coordinator and agents, batches, the store of torchrun.
+        taken = {self.port + index: "feed.port" for index in range(3)}
+        if self.metrics_port:
+            taken[self.metrics_port] = "feed.metrics_port"
+        return taken
+
     def replica(self, rank: int) -> int:
         """Returns the number of the replica that a rank is part of."""
         if self.replicas is None:
@@ -180,6 +190,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         for number, ranks in enumerate(self.replicas):
             if rank in ranks:
                 return number
+        # A number of its own, which no replica that is listed has.
         return len(self.replicas) + rank
 
 

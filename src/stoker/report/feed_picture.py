@@ -64,6 +64,8 @@ class FeedStory:
 def read_feed(path: Path) -> FeedStory | None:
     """Reads the story in a feed.csv; None where it holds nothing whole."""
     try:
+        # The leader may have been killed while it wrote: half a character must not cost the
+        # picture.
         intervals = read_csv(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
@@ -102,6 +104,7 @@ def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
     """Does the same as `draw_feed`, but keeps the boxes of the labels."""
     size = math.ceil(len(story.intervals) / _MAX_POINTS)
     bins = range(0, len(story.intervals), size)
+    # Joined, not thinned out: no wait falls between two points.
     intervals = [joined(story.intervals[first : first + size]) for first in bins]
     tracks = _tracks(story, intervals)
     drawing = Drawing(
@@ -163,7 +166,9 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
             "band",
         ),
     ]
+    # Local workers last: data hosts are what the picture is looked at for.
     hosts = sorted(whole.hosts, key=lambda host: (host.kind == "local", host.name))
+    # One row less, for the sum of the rest.
     shown = hosts[: _MAX_HOSTS if len(hosts) <= _MAX_HOSTS else _MAX_HOSTS - 1]
     rest = {host.name for host in hosts[len(shown) :]}
     found = [(_name(host), {host.name}, host.batches_per_second) for host in shown]
@@ -177,6 +182,7 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
         )
         for _, names, _ in found
     ]
+    # One scale for all hosts: a slow one must look slow.
     top = max((value for values in series for value in values), default=0.0) or 1.0
     for (title, names, rate), values in zip(found, series, strict=True):
         tracks.append(
@@ -186,6 +192,7 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
                 values,
                 top,
                 "compute",
+                # At the moments of the intervals themselves, before neighbours were joined.
                 _moved(story.intervals, names),
             )
         )
@@ -216,7 +223,9 @@ def _shapes(
         points: list[tuple[float, float]] = []
         for value, each in stretch:
             top = floor - min((value or 0.0) / track.top, 1.0) * _PLOT
+            # Level over its interval: a value is the mean of one, not a reading at its end.
             points += [((at - start) * scale, top) for at in (each.start_seconds, each.end_seconds)]
+        # A gap stays a gap: a line across it would show values that nobody knows.
         shapes.append([(points[0][0], floor), *points, (points[-1][0], floor)])
     return shapes
 

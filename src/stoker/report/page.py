@@ -13,8 +13,7 @@ from stoker.profile.explain import TERMS, term
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans
-from stoker.report.step_times import flat_steps, read_steps
-from stoker.report.strips import (
+from stoker.report.step_times import (
     Interval,
     Strip,
     describe_windows,
@@ -22,6 +21,8 @@ from stoker.report.strips import (
     draw_intervals,
     draw_series,
     draw_strips,
+    flat_steps,
+    read_steps,
 )
 from stoker.report.verdict import (
     Figures,
@@ -51,6 +52,7 @@ def templates() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.PackageLoader("stoker.report"),
         autoescape=True,
+        # A wrong name in a template is an error in a test, not a blank in a user's report.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -100,6 +102,7 @@ def collect_strips(
             compute_seconds=training.measured.compute_seconds,
             steps=_FLAT_STEPS,
         )
+    # A timeline of steps of no length has no scale to be drawn on.
     if timeline and timeline.quantiles().p50 > 0:
         what = "the chosen cluster"
         if decision:
@@ -120,6 +123,7 @@ def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture 
 
 def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
     """Draws all steps of each run that kept a timeline; None where none did."""
+    # Steps made of medians are all alike: over the run they would say nothing.
     kept = [strip for strip in strips if strip.timeline.measured]
     if not kept:
         return None
@@ -141,6 +145,7 @@ def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> ReportPicture
 def picture_of_intervals(figures: Figures, unit: TimeUnit) -> ReportPicture | None:
     """Draws baseline, prediction and measurement; None where there is nothing to compare."""
     rows = _intervals(figures)
+    # A single bar is compared with nothing.
     if len(rows) < 2:
         return None
     return ReportPicture(
@@ -226,10 +231,10 @@ def write_report(
         path: The HTML file, replaced in one go.
         run_id: Id of the run.
         workload: What was asked for.
-        profile: Absent where the run ended before it.
-        decision: Absent where the run ended before it.
-        training: Absent where the run ended before it.
-        evaluation: Absent where the run ended before it.
+        profile: Absent where the run ended before it; so are the next three.
+        decision: Plans and the choice.
+        training: What was run, and measured.
+        evaluation: Gates, and promise against measurement.
         before_timeline: CSV of the baseline's steps as the profile saw them, as-is phase only;
             without it the profile's medians are drawn.
         after_timeline: CSV of the leader's steps on the chosen plan; without it the training's
@@ -247,6 +252,7 @@ def write_report(
     """
     figures = collect(profile=profile, decision=decision, training=training, evaluation=evaluation)
     plans = decision.plans if decision else ()
+    # One unit for the whole page, so that figures can be compared by eye.
     unit = time_unit(
         [figures.baseline, figures.measured]
         + [plan.predicted.step_seconds for plan in plans if plan.predicted]
@@ -282,6 +288,7 @@ def write_report(
             failure=failure,
             is_planned=is_planned,
         ),
+        # The rest is folded away in the page, which has no script to ask for it.
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
         "strips": strips,
@@ -361,6 +368,7 @@ def _terms(profile: Profile) -> list[tuple[str, str, float]]:
 
 
 def _train_command(workload: Workload, decision: Decision) -> str:
+    # The command, not the workload file: a report may be read where that file is not.
     words = ["stoker", "train", "--platform", workload.platform, *group_arguments(decision.plan)]
     return shlex.join([*words, "--", *workload.command])
 
@@ -369,5 +377,6 @@ def _log_link(log: Path, folder: Path) -> LogLink:
     try:
         inside = log.resolve().relative_to(folder.resolve())
     except ValueError:
+        # A link out of the folder breaks as soon as the folder is moved or sent.
         return LogLink(log.name, "")
     return LogLink(str(inside), "./" + quote(inside.as_posix()))

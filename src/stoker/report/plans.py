@@ -84,12 +84,14 @@ def spots_of(decision: Decision) -> list[Spot]:
         for plan in decision.plans
         if plan.feasible and plan.predicted
     ]
+    # SVG paints in order: what comes later covers what came before.
     return sorted(spots, key=lambda spot: (spot.is_chosen, spot.is_today, spot.is_front))
 
 
 def scaling_of(decision: Decision) -> Scaling | None:
     """Returns the curve of the chosen plan's data type, or of the best plan's; None without one."""
     keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
+    # The chosen plan first: its data type is the one that is drawn.
     plans = [p for p in (decision.plan, *decision.plans) if _is_searched(p)]
     if keep is None or not plans:
         return None
@@ -104,6 +106,7 @@ def scaling_of(decision: Decision) -> Scaling | None:
         here, data = plan.groups[0], plan.groups[1]
         is_same = (here.instance_type, here.count) == (dnn.instance_type, dnn.count)
         if data.instance_type == data_type and is_same and plan.predicted:
+            # Plans are ranked: of several with so many hosts, the best comes first and stays.
             found.setdefault(
                 data.count,
                 _rung(
@@ -116,6 +119,7 @@ def scaling_of(decision: Decision) -> Scaling | None:
     return Scaling(
         data_type=data_type,
         rungs=tuple(found[count] for count in sorted(found)),
+        # The utilization was made of it: accelerator-only time over the step (records/decision.py).
         floor_seconds=keep.accelerator_utilization * keep.step_seconds,
     )
 
@@ -181,9 +185,11 @@ def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str
     panels = has_front + has_curve
     if not panels:
         return None
+    # Narrower, a panel's marks would overlap.
     side_by_side = width >= 640 and panels == 2
     panel = (width - _GAP) / 2 if side_by_side else width
     height = HEAD + 14 + PLOT + FOOT
+    # The description is read out to those who do not see the picture.
     words = [words_of_front(spots, unit)] if has_front else []
     if has_curve and scaling:
         words.append(words_of_curve(scaling, unit))
@@ -215,6 +221,7 @@ def _draw_front(
     # Much more expensive plans would flatten the others: they are counted at the head instead.
     needed = [spot for spot in spots if spot.is_front or spot.is_today or spot.is_chosen]
     most_x = 1.08 * max(spot.step_seconds for spot in spots)
+    # 1.0: where all plans are free, the axis still needs a top.
     most_y = 1.25 * max(spot.usd for spot in needed) or 1.0
     num_left_out = sum(spot.usd > most_y for spot in spots)
     spots = [spot for spot in spots if spot.usd <= most_y]
@@ -231,6 +238,7 @@ def _draw_front(
     )
     for mark in ticks(most_x, at_most=max(3, int(panel / 90))):
         text = unit.tick(mark, last=False)
+        # The panel ends 8 beyond the plane (see `axes`): the last mark's text must not leave it.
         x = min(plane.x(mark), plane.right + 8 - text_width(text, 12) / 2)
         drawing.text(x, plane.floor + 17, text, css="quiet", size=12, anchor="middle")
     drawing.text(
@@ -255,6 +263,8 @@ def _draw_front(
         css = "dot" if spot.is_today else "compute" if spot.is_front else "predicted"
         drawing.circle(x, y, 5 if spot.is_front or spot.is_today or spot.is_chosen else 2.5, css)
         drawing.close_group()
+    # Dots first, then names in the order of their worth: a name never hides a dot, and of two in
+    # one place the less needed one is left out.
     taken = [around(plane.x(s.step_seconds), plane.y(s.usd), 4) for s in spots]
     for spot in _worth_a_name(spots):
         name = "today" if spot.is_today else spot.name
@@ -281,12 +291,14 @@ def _draw_curve(
         marks=[(mark, unit.tick(mark, last=mark == marks[-1])) for mark in marks],
         under="",
     )
+    # Rounded up, so that a figure has 44 pixels at least.
     every = max(1, -(-most_x // max(3, int(panel / 44))))
     for count in range(0, most_x + 1, every):
         x = plane.x(count)
         drawing.text(x, plane.floor + 17, str(count), css="quiet", size=12, anchor="middle")
     under = fit(f"data hosts ({scaling.data_type})", 12, plane.right - plane.left)
     drawing.text(plane.right, plane.floor + 36, under, css="quiet", size=12, anchor="end")
+    # Without data hosts the step was measured: the band is that of predictions.
     band = [rung for rung in rungs if rung.data_hosts]
     if len(band) > 1:
         upper = [(plane.x(r.data_hosts), plane.y(r.high)) for r in band]

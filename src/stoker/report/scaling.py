@@ -91,6 +91,7 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
                 where=f"{name}/training.json",
                 fix="leave it out, or run it again",
             )
+    # In the order of _COUNTS: more hosts usually means more processes, which say more.
     count = next((each for each in _COUNTS if _differ(each, runs)), None)
     if count is None:
         raise UsageError(
@@ -101,6 +102,7 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
     by_size: dict[int, list[Training]] = {}
     for training in runs.values():
         by_size.setdefault(_COUNTS[count](training), []).append(training)
+    # Not size 0 (no data hosts): nothing is a multiple of it.
     first = min(size for size in by_size if size)
     one = _throughput(by_size[first]) / first
     return ScalingOfRuns(
@@ -127,8 +129,10 @@ def _point(size: int, runs: Sequence[Training], *, one: float) -> Point:
     return Point(
         size=size,
         samples_per_second=rate,
+        # Extremes, not quartiles: there are two or three runs of a size, rarely more.
         low=min(rates),
         high=max(rates),
+        # A median of those runs alone whose price is known could be that of the cheap ones.
         usd=statistics.median(known) if len(known) == len(runs) else None,
         num_runs=len(runs),
         efficiency=rate / (one * size) if size else None,
@@ -232,6 +236,7 @@ def _draw_throughput(drawing: Drawing, scaling: ScalingOfRuns, *, panel: float) 
         under="upwards: samples per second",
     )
     _sizes(drawing, plane, scaling)
+    # The ideal: as many times the samples as there are hosts or processes.
     ends = plane.at(0, 0), plane.at(last.size, scaling.ideal(last.size))
     drawing.line(*ends[0], *ends[1], "ghost")
     lines: list[Box] = along(*ends)
@@ -244,6 +249,7 @@ def _draw_throughput(drawing: Drawing, scaling: ScalingOfRuns, *, panel: float) 
         if point.num_runs > 1:
             drawing.line(x, plane.y(point.low), x, plane.y(point.high), "whisker")
         drawing.circle(x, y, 5, "compute")
+    # The smallest size is 100 % of the ideal by definition.
     for point, at in list(zip(scaling.points, spots, strict=True))[1:]:
         text = f"{percent(point.efficiency)} of ideal"
         label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css="")
@@ -294,6 +300,7 @@ def _sizes(drawing: Drawing, plane: Plane, scaling: ScalingOfRuns) -> None:
 def _thinned(sizes: Sequence[int], plane: Plane) -> list[int]:
     """Returns those that have room next to each other; the largest always has."""
     shown: list[int] = []
+    # From the largest on: small sizes (1, 2, 4) are those that crowd.
     for size in reversed(sizes):
         if not shown or plane.x(shown[-1]) - plane.x(size) >= 22:
             shown.append(size)

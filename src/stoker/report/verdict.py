@@ -151,6 +151,7 @@ def collect(
         else promise.step_seconds_high
         if promise
         else None,
+        # As promised at the time, with that step of today; not over a baseline measured later.
         predicted_speedup=promise.speedup if promise else _ratio(baseline, predicted),
         measured=measured,
         measured_wait=outcome.wait_seconds if outcome else None,
@@ -184,6 +185,7 @@ def plan_name(plan: Plan, *, today: Group | None = None) -> str:
         f"{count(group.count, 'data host')} ({group.instance_type})" for group in data
     )
     own = (dnn.instance_type, dnn.count)
+    # Where the trainer's hosts change as well, data hosts alone would hide the larger part.
     if not name or (today and own != (today.instance_type, today.count)):
         hosts = f"{count(dnn.count, 'dnn host')} ({dnn.instance_type})"
         return f"{hosts} and {name}" if name else hosts
@@ -212,6 +214,7 @@ def _change(value: float, reference: float | None) -> float | None:
 def _ratio(above: float | None, below: float | None) -> float | None:
     if above is None or below is None or below <= 0:
         return None
+    # 0 is no measurement, or no price: it has no ratio worth a word.
     return above / below or None
 
 
@@ -276,6 +279,8 @@ def judge(
     ]
     if is_planned and decision:
         return _planned(decision, [*_wait(figures), *_promise(figures, unit)])
+    # Whatever makes the later figures void is said before them: a broken run, a failed gate, and
+    # only then whether it was faster.
     broken = _broken(profile, decision, training, evaluation, failure)
     if broken:
         badge, headline, text = broken
@@ -321,6 +326,7 @@ def _broken(
     failure: str | None,
 ) -> tuple[str, str, str] | None:
     """Returns badge, headline and full text of a run that did not come to its end."""
+    # The training's own record first: that later ones are missing follows from it.
     if training and training.status != "succeeded":
         text = _plain(failure or training.failure or "")
         code = "" if training.exit_code is None else f" (exit code {training.exit_code})"
@@ -355,6 +361,7 @@ def _gain(figures: Figures, unit: TimeUnit, decision: Decision | None) -> list[s
         return []
     with_plan = _with_plan(decision.plan) if decision else "Now"
     now, before = unit.brief(figures.measured), unit.brief(figures.baseline)
+    # Slower is said as "times as long": 0.5 times as fast is hard to read.
     if figures.speedup < 0.995:
         factor = f"{digits(1 / figures.speedup, 2)} times as long"
     else:
@@ -399,6 +406,7 @@ def _cost(figures: Figures, nominal: bool) -> list[str]:
     word = "more" if figures.cost_change > 0 else "less"
     prices = ", at nominal prices" if nominal else ""
     cost = f"{usd(figures.measured_usd)} per 1\N{NARROW NO-BREAK SPACE}000 steps"
+    # Less would be written as 0 %, with "more" or "less" after it.
     if abs(figures.cost_change) < 0.0005:
         return [f"A step costs the same as before ({cost}{prices})."]
     return [f"A step costs {change} {word} than before ({cost}{prices})."]
@@ -430,6 +438,7 @@ def _telling(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
     others = [line for line in lines if not line.startswith(("where:", "try:"))]
+    # stoker says the error in its first line; a traceback in its last.
     line = (errors[:1] or others[-1:] or [""])[0]
     if len(line) > _HEADLINE_LETTERS:
         line = line[:_HEADLINE_LETTERS].rstrip() + "\N{HORIZONTAL ELLIPSIS}"

@@ -26,8 +26,7 @@ from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
 from stoker.logs import Log
 from stoker.records import EngineCommand, EngineSettings
-from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, fill
-from stoker.records.engine_check import completed
+from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, completed, fill
 
 _NAME = "engine-secret"
 

@@ -29,7 +29,7 @@ from stoker.records import (
     Workload,
     bare_type,
 )
-from stoker.records.engine_check import completed
+from stoker.records.engine import completed
 from stoker.records.platforms import amount, written
 from stoker.settings import RunEnvironment, RunGroup
 
