@@ -166,7 +166,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         training_words,
     )
     from stoker.cli.train import command_line, train_and_keep
-    from stoker.cli.workloads import region_of, todays_cluster
+    from stoker.cli.workloads import todays_cluster
     from stoker.decide import decide
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
@@ -175,7 +175,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.train import prepare
 
     workload, run_dir = chain.workload, chain.run_dir
-    platform = platform_named(workload.platform, region=region_of(workload))
+    platform = platform_named(workload.platform, settings=workload)
     catalog = catalog_of(workload, chain.prices)
 
     def ask(groups: "Sequence[Group]", decision: "Decision | None" = None) -> None:

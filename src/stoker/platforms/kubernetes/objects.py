@@ -181,7 +181,7 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
     Raises:
         UsageError: Naming the key of the workload and the reason.
     """
-    settings = job.kubernetes or KubernetesSettings()
+    settings = job.platform_settings.kubernetes or KubernetesSettings()
     check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
         raise UsageError(
