@@ -59,6 +59,7 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
         ),
         "kubernetes": PlatformInfo(
             has_node_pools=True,
+            # The kubelet sets it in every pod, also with enableServiceLinks: false.
             host_variables=("KUBERNETES_SERVICE_HOST",),
             payer="ec2",
             price_list="AWS price list, EC2 Linux",
