@@ -194,8 +194,8 @@ def _performance_words(performance: Performance) -> list[str]:
     if performance.predicted is not None:
         rows.append(("predicted", performance.predicted))
     rows.append(("measured", performance.measured))
-    lines = [f"  {'':<10} {'step':>11} {'$/1000 steps':>13}"]
-    lines += [f"  {name:<10} {ms(row.step_seconds):>11} {_usd(row):>13}" for name, row in rows]
+    lines = [f"  {'':<10} {'step':>11} {'$ per 1000 steps':>16}"]
+    lines += [f"  {name:<10} {ms(row.step_seconds):>11} {_usd(row):>16}" for name, row in rows]
     text = f"  {performance.speedup:.2f}x as fast"
     if performance.cost_change is not None:
         word = "cheaper" if performance.cost_change < 0 else "more expensive"

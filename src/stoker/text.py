@@ -94,6 +94,14 @@ def usd(value: float | None) -> str:
     return "$" + digits(value, 3)
 
 
+def apart(one: float, other: float) -> tuple[str, str]:
+    """Writes two figures with two decimals, or as many more as it takes to tell them apart."""
+    places = 2
+    while one != other and places < 9 and f"{one:.{places}f}" == f"{other:.{places}f}":
+        places += 1
+    return f"{one:,.{places}f}".replace(",", _THIN), f"{other:,.{places}f}".replace(",", _THIN)
+
+
 def percent(fraction: float | None) -> str:
     """Writes `0.64` as `64 %`."""
     return NOT_KNOWN if fraction is None else _percent(abs(fraction), sign="")

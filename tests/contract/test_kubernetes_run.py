@@ -430,7 +430,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
         platform="kubernetes",
         image=job.image,
         cluster=TodaysCluster(dnn=TodaysGroup(instance_type="g5.2xlarge")),
-        kubernetes=job.kubernetes,
+        kubernetes=job.platform_settings.kubernetes,
     )
     found: list[Profile] = []
     run_dir = tmp_path / NAME
@@ -854,13 +854,14 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(
 def test_clean_up_deletes_what_runs_and_nothing_else(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
 ) -> None:
-    assert platform.clean_up(NAME, job.kubernetes) == ""
+    assert platform.clean_up(NAME, job.platform_settings) == ""
     platform.submit(plan(platform, job))
-    assert f"JobSet {NAME} in namespace {NAMESPACE}" in platform.clean_up(NAME, job.kubernetes)
+    ended = platform.clean_up(NAME, job.platform_settings)
+    assert f"JobSet {NAME} in namespace {NAMESPACE}" in ended
     assert api.names("jobsets") == []
     platform.submit(plan(platform, job))
     api.end_job(NAME)
-    assert platform.clean_up(NAME, job.kubernetes) == ""
+    assert platform.clean_up(NAME, job.platform_settings) == ""
     assert api.names("jobsets") == [NAME]
 
 

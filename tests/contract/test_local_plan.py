@@ -107,6 +107,12 @@ def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec: JobSpec, 
         LocalPlatform(cores=CORES, environ={}).plan(spec)
 
 
+def test_hosts_of_a_cloud_are_refused_with_the_option_that_starts_them() -> None:
+    with pytest.raises(UsageError) as caught:
+        LocalPlatform(cores=CORES, environ={}).plan(job(group("dnn", "ml.p4d.24xlarge", 2)))
+    assert "--platform sagemaker" in caught.value.fix
+
+
 def test_a_run_whose_folder_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     platform = LocalPlatform(cores=CORES, environ={})

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,7 @@ from stoker.profile import profile
 from stoker.records import (
     Cluster,
     Group,
+    PlatformSettings,
     SageMakerSettings,
     TodaysGroup,
     Workload,
@@ -80,6 +82,12 @@ def platform(aws: Aws) -> SageMakerPlatform:
     return SageMakerPlatform(aws=aws)
 
 
+def settings(**changes: Any) -> PlatformSettings:
+    return PlatformSettings(
+        sagemaker=SageMakerSettings(role=ROLE, output_uri=f"s3://{BUCKET}/out", **changes)
+    )
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> JobSpec:
     source = tmp_path / "source"
@@ -94,9 +102,7 @@ def job(tmp_path: Path) -> JobSpec:
         ),
         run_dir=tmp_path / "run",
         image="123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1",
-        sagemaker=SageMakerSettings(
-            role=ROLE, output_uri=f"s3://{BUCKET}/out", source=str(source), tags={"team": "vision"}
-        ),
+        platform_settings=settings(source=str(source), tags={"team": "vision"}),
         next_best=NEXT_BEST,
     )
 
@@ -188,9 +194,7 @@ def test_the_token_is_encrypted_with_the_outputs_key(
     platform: SageMakerPlatform, aws: Aws, job: JobSpec
 ) -> None:
     key = "arn:aws:kms:eu-central-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
-    assert job.sagemaker
-    settings = SageMakerSettings(role=ROLE, output_uri=job.sagemaker.output_uri, output_kms_key=key)
-    submit(platform, dataclasses.replace(job, sagemaker=settings))
+    submit(platform, dataclasses.replace(job, platform_settings=settings(output_kms_key=key)))
     head = aws.call("s3", "HeadObject", Bucket=BUCKET, Key=f"out/{NAME}/stoker_token/token")
     assert (head["ServerSideEncryption"], head["SSEKMSKeyId"]) == ("aws:kms", key)
 
@@ -589,7 +593,7 @@ def test_a_profiles_deadline_counts_from_the_trainers_first_line(
         platform="sagemaker",
         image=job.image,
         cluster=Cluster(dnn=TodaysGroup(instance_type="ml.g5.2xlarge")),
-        sagemaker=job.sagemaker,
+        sagemaker=job.platform_settings.sagemaker,
     )
     with pytest.raises(WorkloadError, match="AlgorithmError: x"):
         profile(workload, platform=platform, run_dir=job.run_dir.with_name(NAME))

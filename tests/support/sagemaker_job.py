@@ -13,6 +13,7 @@ from stoker.records import (
     Group,
     Json,
     MetricDefinition,
+    PlatformSettings,
     ProfileSettings,
     Role,
     SageMakerSettings,
@@ -42,7 +43,9 @@ def settings(**changes: object) -> SageMakerSettings:
     return msgspec.structs.replace(SETTINGS, **changes)
 
 
-def job(*groups: Group, **changes: object) -> JobSpec:
+def job(
+    *groups: Group, sagemaker: SageMakerSettings | None = SETTINGS, **changes: object
+) -> JobSpec:
     """A job on `groups`, else on one dnn and two data hosts, with changed fields."""
     spec = JobSpec(
         name="mnist-1",
@@ -52,10 +55,10 @@ def job(*groups: Group, **changes: object) -> JobSpec:
         channels={"train": Channel(uri="s3://bucket/mnist")},
         hyperparameters={"lr": 0.1, "fast": True, "name": "resnet"},
         image=IMAGE,
-        sagemaker=SETTINGS,
         settings=RunEnvironment(workload_sha256=DIGEST),
     )
-    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+    for_platforms = PlatformSettings(sagemaker=sagemaker)
+    return dataclasses.replace(spec, platform_settings=for_platforms, **changes)  # type: ignore[arg-type]
 
 
 def full_job() -> JobSpec:

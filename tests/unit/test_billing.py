@@ -110,23 +110,26 @@ def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(
 
 
 @pytest.mark.parametrize(
-    ("instance_type", "words"),
+    ("instance_type", "count", "words"),
     [
-        ("ml.foo", "--platform sagemaker"),
-        ("p5.48xlarge", "--platform kubernetes"),
-        ("local.c2", ""),
-        ("ml.local.c2", ""),
-        ("ml.here", ""),
+        ("ml.foo", 1, "--platform sagemaker"),
+        ("p5.48xlarge", 1, "--platform kubernetes"),
+        # More hosts are refused: nothing of them runs on this machine.
+        ("ml.foo", 2, ""),
+        ("local.c2", 1, ""),
+        ("ml.local.c2", 1, ""),
+        ("ml.here", 1, ""),
     ],
 )
 def test_a_type_that_is_not_started_on_this_machine_is_named_once(
     instance_type: str,
+    count: int,
     words: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("STOKER_INSTANCE_TYPE", "here")
-    groups = [Group(name="dnn", role="dnn", instance_type=instance_type, count=1)]
+    groups = [Group(name="dnn", role="dnn", instance_type=instance_type, count=count)]
     local = Workload(name="job", command=("true",))
     say_unused_types(local, groups, quiet=False)
     said = capsys.readouterr().err

@@ -208,6 +208,7 @@ def test_table_is_narrow_and_says_what_is_not_known(sagemaker: Catalog) -> None:
     lines = sagemaker.table().splitlines()
     assert max(map(len, lines)) <= 88
     assert "us-east-1" in lines[0]
+    assert "$ per hour" in lines[1]
     assert any("ml.p3.2xlarge" in line and "unknown" in line for line in lines)
 
 

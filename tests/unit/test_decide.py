@@ -408,6 +408,14 @@ def test_budget_below_todays_cluster_keeps_it_and_says_so() -> None:
     assert "above the budget of $1.00" in decision.plan.reason
 
 
+def test_a_budget_that_is_missed_by_less_than_a_cent_is_told_apart() -> None:
+    (keep,) = [plan for plan in _decide(_starved()).plans if plan.action == "keep"]
+    today = _predicted(keep).usd_per_hour
+    decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=today - 0.001))
+    cost, budget = re.findall(r"\$([0-9.]+)", decision.plan.reason)
+    assert float(cost) - float(budget) == pytest.approx(0.001)
+
+
 def test_budget_forbids_plans_above_it() -> None:
     decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=4.0))
     assert _predicted(decision.plan).usd_per_hour <= 4.0

@@ -149,3 +149,18 @@ def test_workers_of_shards_end_with_their_epoch_unless_they_persist(
     pool.forget(before_epoch_id=4)
     assert [child.exitcode is None for child in children.all] == [True, False, True, True]
     assert len(pool.sockets()) == 3
+
+
+def test_workers_of_an_epochs_shards_are_all_killed_before_one_is_waited_for(
+    pool: WorkerPool, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.assign(job(0, shard=0, epoch=3))
+    pool.assign(job(1, shard=1, epoch=3))
+    seen: list[list[int | None]] = []
+
+    def join(self: Child, timeout: float | None = None) -> None:
+        seen.append([child.exitcode for child in children.all[1:]])
+
+    monkeypatch.setattr(Child, "join", join)
+    pool.forget(before_epoch_id=4)
+    assert seen == [[-9, -9], [-9, -9]]

@@ -18,7 +18,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG, WORKLOAD_TAG
-from stoker.records import Channel, FeedSettings, Json, StrategySettings
+from stoker.records import Channel, FeedSettings, Json, PlatformSettings, StrategySettings
 from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
     DATA,
@@ -378,8 +378,9 @@ def test_what_is_printed_tells_what_nobody_can_check() -> None:
 
 def test_spot_without_checkpoints_is_told() -> None:
     spot = homogeneous_job()
-    assert spot.sagemaker is not None
-    without = msgspec.structs.replace(spot.sagemaker, checkpoint_uri=None)
+    assert spot.platform_settings.sagemaker is not None
+    settings = msgspec.structs.replace(spot.platform_settings.sagemaker, checkpoint_uri=None)
+    without = dataclasses.replace(spot, platform_settings=PlatformSettings(sagemaker=settings))
     platform = SageMakerPlatform()
-    notes = platform.describe(platform.plan(dataclasses.replace(spot, sagemaker=without)))["notes"]
+    notes = platform.describe(platform.plan(without))["notes"]
     assert notes == ["without sagemaker.checkpoint_uri an interrupted job starts anew"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.text import duration, ms, percentage, size, wrapped
+from stoker.text import apart, duration, ms, percentage, size, wrapped
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,21 @@ from stoker.text import duration, ms, percentage, size, wrapped
 )
 def test_a_time_has_three_digits_and_its_unit(seconds: float, words: str) -> None:
     assert ms(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (4.0, 3.0, ("4.00", "3.00")),
+        (3.004, 3.0, ("3.004", "3.000")),
+        (3.00000004, 3.0, ("3.00000004", "3.00000000")),
+        (3.0, 3.0, ("3.00", "3.00")),
+    ],
+)
+def test_two_figures_that_differ_are_told_apart(
+    one: float, other: float, words: tuple[str, str]
+) -> None:
+    assert apart(one, other) == words
 
 
 @pytest.mark.parametrize(

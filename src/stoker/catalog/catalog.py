@@ -149,13 +149,13 @@ class Catalog:
         lines = [
             f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}",
             f"{'type':<17} {'vCPUs':>5} {'accelerators':<12} {'Gbit/s':>6} {'CoreMark':>8} "
-            f"{'$/hour':>8}  priced on",
+            f"{'$ per hour':>10}  priced on",
         ]
         for i in self.instances:
             accelerators = f"{i.accelerators} {i.accelerator_model or ''}" if i.accelerators else ""
-            usd = f"{i.usd_per_hour:8.4f}" if i.usd_per_hour is not None else f"{'unknown':>8}"
+            usd = f"{i.usd_per_hour:10.4f}" if i.usd_per_hour is not None else f"{'unknown':>10}"
             note = (
-                "  cannot train" if self.info.needs_training_enum and not i.in_training_enum else ""
+                " cannot train" if self.info.needs_training_enum and not i.in_training_enum else ""
             )
             lines.append(
                 f"{i.type:<17} {i.vcpus:>5} {accelerators:<12} {_shown(i.network_gbps):>6} "

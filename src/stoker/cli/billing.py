@@ -38,9 +38,11 @@ def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool
 
     A job of one host may name any type there: on a machine of that type, or in the pod of a
     pipeline's step, its record then says what it ran on. Elsewhere somebody may expect that type.
+    For more hosts the platform refuses it.
     """
     here = named_instance_type()
-    for group in groups if workload.platform_info.is_this_machine else ():
+    is_taken = workload.platform_info.is_this_machine and sum(g.count for g in groups) == 1
+    for group in groups if is_taken else ():
         name = bare_type(group.instance_type)
         # The variable says that this machine is such a host: then the type is true.
         if name.startswith("local.") or (here and name == bare_type(here)):

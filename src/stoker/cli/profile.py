@@ -78,7 +78,7 @@ def profile_verb(
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import deliver, outputs_of, told_of_profile
-    from stoker.cli.workloads import new_run_dir, region_of, resolve
+    from stoker.cli.workloads import new_run_dir, resolve
     from stoker.platforms import platform_named
     from stoker.profile import explain, profile
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
@@ -130,7 +130,7 @@ def profile_verb(
         record = profile(
             workload,
             cluster=cluster,
-            platform=platform_named(workload.platform, region=region_of(workload)),
+            platform=platform_named(workload.platform, settings=workload),
             run_dir=run_dir,
             on_line=followed.line,
         )

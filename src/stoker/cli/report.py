@@ -89,13 +89,14 @@ def report_scaling(runs: Sequence[Path], *, out: Path, as_json: bool) -> None:
         return
     print(headline(scaling))
     print(
-        f"{scaling.what:<18} {'samples/s':>12} {'of the ideal':>13} {'$/million':>12} {'runs':>5}"
+        f"{scaling.what:<18} {'samples/s':>12} {'of the ideal':>13} {'$ per million':>13}"
+        f" {'runs':>5}"
     )
     for point in scaling.points:
         ideal = "" if point.efficiency is None else percentage(point.efficiency)
         price = "not known" if point.usd is None else f"{point.usd:.4g}"
         print(
-            f"{point.size:<18} {point.samples_per_second:>12.1f} {ideal:>13} {price:>12}"
+            f"{point.size:<18} {point.samples_per_second:>12.1f} {ideal:>13} {price:>13}"
             f" {point.num_runs:>5}"
         )
     for note in scaling.notes:

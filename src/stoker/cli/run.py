@@ -168,7 +168,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         training_words,
     )
     from stoker.cli.train import command_line, train_and_keep
-    from stoker.cli.workloads import region_of, todays_cluster
+    from stoker.cli.workloads import todays_cluster
     from stoker.decide import decide
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
@@ -177,7 +177,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.train import prepare
 
     workload, run_dir = chain.workload, chain.run_dir
-    platform = platform_named(workload.platform, region=region_of(workload))
+    platform = platform_named(workload.platform, settings=workload)
     # Once for all steps: what was promised and what is billed have the same prices.
     catalog = catalog_of(workload, chain.prices)
 

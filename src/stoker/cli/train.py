@@ -29,9 +29,9 @@ from stoker.errors import UsageError
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.platforms.base import JobSpec, Platform, RequestT
-    from stoker.records import Decision, Json, KubernetesSettings, Training, Workload
+    from stoker.records import Decision, Json, PlatformSettings, Training, Workload
 
-_CleanUp = Callable[[str, "KubernetesSettings | None"], str]
+_CleanUp = Callable[[str, "PlatformSettings"], str]
 
 
 def train_verb(
@@ -126,7 +126,6 @@ def train_verb(
         named_run_dir,
         new_run_dir,
         read_with_params,
-        region_of,
         resolve,
     )
     from stoker.platforms import platform_named
@@ -159,7 +158,7 @@ def train_verb(
         raise UsageError("--decision and --group exclude each other", fix="leave one of them out")
     decided = read_json(decision, Decision) if decision else None
     chosen = decided.plan.groups if decided else groups_of(workload, groups or ())
-    runs_on = platform_named(workload.platform, region=region_of(workload))
+    runs_on = platform_named(workload.platform, settings=workload)
 
     def prepared(run_dir: Path) -> "JobSpec":
         return prepare(
@@ -226,13 +225,12 @@ def _clean_up(job: str, *, workload: "Workload", status: str, as_json: bool) -> 
     Raises:
         PlatformError: If the platform does not answer, or refuses.
     """
-    from stoker.cli.workloads import region_of
     from stoker.platforms import platform_named
 
-    platform = platform_named(workload.platform, region=region_of(workload))
+    platform = platform_named(workload.platform, settings=workload)
     # Only platforms whose jobs outlive stoker have it; it returns in words what it ended.
     clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
-    ended = clean_up(job, workload.kubernetes) if clean_up else ""
+    ended = clean_up(job, workload) if clean_up else ""
     state, why = _state(status)
     if as_json:
         print(json.dumps({"run": job, "state": state, "reason": why, "ended": ended}))

@@ -9,7 +9,7 @@ import msgspec
 
 from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
 from stoker.records import Action, Answer, Bottleneck, Constraints, Limit, Plan, Predicted
-from stoker.text import ms, percentage, usd
+from stoker.text import apart, ms, percentage, usd
 
 # Plans this near to the best count as equal: then fewer machines win.
 TIE = 0.03
@@ -54,10 +54,11 @@ def choose(
     budget, deadline = constraints.max_usd_per_hour, constraints.deadline_hours
     # Prices are sums of floats: here and below, a billionth more is not more.
     if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
+        cost, limit = apart(today.usd_per_hour, budget)
         return _because(
             keep,
-            f"today's cluster costs {usd(today.usd_per_hour)} per hour, above the budget of "
-            f"{usd(budget)}: no plan can keep it",
+            f"today's cluster costs ${cost} per hour, above the budget of ${limit}: no plan can "
+            "keep it",
         )
     if unexplained:
         return _because(keep, f"{unexplained}: no spending is advised on that")
@@ -206,9 +207,10 @@ def _why_late(others: Sequence[Plan], constraints: Constraints) -> str:
     ]
     if budget is None or not in_time:
         return text
+    cost, limit = apart(min(in_time), budget)
     return (
-        f"{text} within the budget of {usd(budget)} per hour: the two contradict each other, the "
-        f"cheapest plan in time needs {usd(min(in_time))} per hour"
+        f"{text} within the budget of ${limit} per hour: the two contradict each other, the "
+        f"cheapest plan in time needs ${cost} per hour"
     )
 
 

@@ -8,7 +8,7 @@ from stoker.decide.candidates import Candidate
 from stoker.decide.model import ClusterShape, Doubt, Estimate, Hosts, Work
 from stoker.errors import UsageError
 from stoker.records import Constraints, Plan, Predicted, Profile
-from stoker.text import usd
+from stoker.text import apart
 
 # Hosts are billed from their start; images and data come before the first step. An estimate: it
 # depends on the image's size, the data and the type.
@@ -195,10 +195,12 @@ def problem_of(candidate: Candidate, outcome: Predicted | None, rules: Rules) ->
         return f"needs {vcpus} cores, this machine has {most}"
     budget = rules.constraints.max_usd_per_hour
     if budget is not None and outcome.usd_per_hour > budget * (1 + 1e-9):
-        return f"{usd(outcome.usd_per_hour)} per hour is above the budget of {usd(budget)}"
+        cost, limit = apart(outcome.usd_per_hour, budget)
+        return f"${cost} per hour is above the budget of ${limit}"
     deadline = rules.constraints.deadline_hours
     if deadline is not None and outcome.total_hours is not None and outcome.total_hours > deadline:
-        return f"{outcome.total_hours:.2f} hours miss the deadline of {deadline:.2f}"
+        hours, limit = apart(outcome.total_hours, deadline)
+        return f"{hours} hours miss the deadline of {limit}"
     return ""
 
 

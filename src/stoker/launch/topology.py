@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.records import Role, bare_type, read_text
+from stoker.records import PLATFORM_INFOS, Role, bare_type, read_text
 from stoker.settings import RunEnvironment
 
 HOMOGENEOUS = "homogeneousCluster"
@@ -133,11 +133,13 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
     """Returns the platform that started this run, as far as its traces tell."""
+    # First, for a local run may be started inside a job or a pod.
     if bare_type(topology.dnn.instance_type).startswith("local"):
         return "local"
-    if environ.get("TRAINING_JOB_NAME") or environ.get("SM_CURRENT_HOST"):
-        return "sagemaker"
-    return "kubernetes" if environ.get("KUBERNETES_SERVICE_HOST") else "local"
+    for name, info in PLATFORM_INFOS.items():
+        if any(environ.get(variable) for variable in info.host_variables):
+            return name
+    return "local"
 
 
 def is_job_pod(environ: Mapping[str, str]) -> bool:

@@ -1,6 +1,6 @@
 """Platforms run jobs: each has a name and the interface of `base`.
 
-A new one is a package here, a name and a class below, and its name and facts in
+A new one is a package here, a name and a class below, and its name, facts and settings in
 `records/platforms.py`; docs/architecture.md has the rest.
 """
 
@@ -10,17 +10,18 @@ from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.platforms.base import Platform
+    from stoker.records import PlatformSettings
 
 # The help of verbs names them, which must not wait for the records to be imported.
 PLATFORMS = ("local", "sagemaker", "kubernetes")
 
 
-def platform_named(name: str, *, region: str | None = None) -> "Platform[object]":
+def platform_named(name: str, *, settings: "PlatformSettings | None" = None) -> "Platform[object]":
     """Returns the platform of that name; each plans and submits requests of a type of its own.
 
     Args:
         name: One of PLATFORMS.
-        region: Of a cloud; absent: what its own configuration says.
+        settings: Those of the workload, if there is one.
 
     Raises:
         UsageError: If there is none.
@@ -33,6 +34,8 @@ def platform_named(name: str, *, region: str | None = None) -> "Platform[object]
         case "sagemaker":
             from stoker.platforms.sagemaker import SageMakerPlatform
 
+            sagemaker = settings.sagemaker if settings else None
+            region = sagemaker.region if sagemaker else None
             return cast("Platform[object]", SageMakerPlatform(region=region))
         case "kubernetes":
             from stoker.platforms.kubernetes import KubernetesPlatform

@@ -1,10 +1,14 @@
-"""Calls to AWS go through boto3: retried, bounded, with errors in words; so does its price list."""
+"""Calls to AWS go through boto3: retried, bounded, with errors in words; so does its price list.
+
+In this order: errors, `Aws` with calls and S3, what its methods need, price list and types.
+"""
 
 import contextlib
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import IO, cast
 
 from stoker.errors import PlatformError, UsageError
@@ -160,14 +164,23 @@ class Aws:
         self, service: str, operation: str, *, items: str, **parameters: object
     ) -> Iterator[Mapping[str, Json]]:
         """Yields the objects of all pages of a listing; `items` is the key that holds them."""
-        token: dict[str, object] = {}
-        while True:
-            answer = self.call(service, operation, **parameters, **token)
+        for answer in self.answers(service, operation, **parameters):
             found = answer.get(items)
             if isinstance(found, list):
                 yield from (item for item in found if isinstance(item, Mapping))
+
+    def answers(
+        self, service: str, operation: str, **parameters: object
+    ) -> Iterator[dict[str, Json]]:
+        """Yields the answers of a listing, one for each page."""
+        token: dict[str, object] = {}
+        while True:
+            answer = self.call(service, operation, **parameters, **token)
+            yield answer
+            # CloudWatch Logs begins its keys with a small letter.
             name = "NextToken" if "NextToken" in answer else "nextToken"
             following = {name: answer.get(name)}
+            # A page that names itself as the next one would never end.
             if not answer.get(name) or following == token:
                 return
             token = dict(following)
@@ -395,23 +408,17 @@ def products(aws: Aws, *, service: str, filters: Sequence[Mapping[str, str]]) ->
     Raises:
         AwsError: If AWS refuses, throttles or cannot be reached.
     """
-    token: dict[str, object] = {}
-    for _ in range(MAX_PAGES):
-        answer = aws.call(
-            "pricing",
-            "GetProducts",
-            ServiceCode=service,
-            Filters=list(filters),
-            FormatVersion="aws_v1",
-            MaxResults=100,
-            **token,
-        )
+    answers = aws.answers(
+        "pricing",
+        "GetProducts",
+        ServiceCode=service,
+        Filters=list(filters),
+        FormatVersion="aws_v1",
+        MaxResults=100,
+    )
+    for answer in islice(answers, MAX_PAGES):
         listed = answer.get("PriceList")
         yield from listed if isinstance(listed, list) else ()
-        following = {"NextToken": answer.get("NextToken")}
-        if not answer.get("NextToken") or following == token:
-            return
-        token = dict(following)
 
 
 def described_types(aws: Aws, kinds: Sequence[str]) -> list[Mapping[str, Json]]:

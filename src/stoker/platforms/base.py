@@ -13,10 +13,9 @@ from stoker.records import (
     Event,
     Group,
     Json,
-    KubernetesSettings,
+    PlatformSettings,
     ProfileSettings,
     Role,
-    SageMakerSettings,
     Scalar,
     Training,
     Workload,
@@ -41,8 +40,6 @@ class JobSpec:
         environment: More variables for the user's command.
         settings: What all processes of the run are told, except for what `groups` say.
         image: Image of all hosts, where the platform runs images.
-        sagemaker: Settings of that platform.
-        kubernetes: Settings of that platform.
         next_best: The decision's next plan in words, for whoever cannot get the chosen one.
         run_dir: Folder on this machine for logs and outputs of the run.
     """
@@ -56,8 +53,7 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: RunEnvironment = field(default_factory=RunEnvironment)
     image: str | None = None
-    sagemaker: SageMakerSettings | None = None
-    kubernetes: KubernetesSettings | None = None
+    platform_settings: PlatformSettings = field(default_factory=PlatformSettings)
     next_best: str = ""
 
     @classmethod
@@ -84,8 +80,7 @@ class JobSpec:
                 workload, profile=profile, replace_dataloader=replace_dataloader
             ),
             image=workload.image,
-            sagemaker=workload.sagemaker,
-            kubernetes=workload.kubernetes,
+            platform_settings=workload,  # which inherits them
             next_best=next_best,
         )
 

@@ -701,13 +701,14 @@ class LocalPlatform:
         found = _TYPE.match(group.instance_type)
         if found and int(found.group(1)):
             return int(found.group(1))
-        is_this_machine = sum(each.count for each in job.groups) == 1
-        if is_this_machine and not group.instance_type.startswith(("local.", "ml.local.")):
+        is_of_cloud = not group.instance_type.startswith(("local.", "ml.local."))
+        if is_of_cloud and sum(each.count for each in job.groups) == 1:
             return len(self._cores)
         raise UsageError(
             f"the local platform has no instance type {group.instance_type}",
             where=f"group {group.name}",
-            fix="use local.c1 for one core, local.c2 for two, ...; "
+            fix=("start it by --platform sagemaker or kubernetes; here " if is_of_cloud else "")
+            + "use local.c1 for one core, local.c2 for two, ...; "
             "a job of one host may name the type that this machine is",
         )
 

@@ -147,9 +147,12 @@ def to_json(record: Record) -> str:
 
 def to_document(record: msgspec.Struct) -> dict[str, Json]:
     """Returns the record as plain dicts, lists and scalars; leaves out fields not known."""
+    own = type(record).__annotations__
+    # The keys that a record inherits come after its own: a workload begins with its name.
+    fields = sorted(msgspec.structs.fields(record), key=lambda field: field.name not in own)
     return {
         field.encode_name: _plain(value)
-        for field in msgspec.structs.fields(record)
+        for field in fields
         # None is "not known": a field that is not known is left out, and read as None again.
         if (value := getattr(record, field.name)) is not None
     }

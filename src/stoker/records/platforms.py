@@ -31,6 +31,7 @@ class PlatformInfo:
         has_node_pools: Its types may be the node pools of a cluster.
         needs_training_enum: Its jobs take only types that its API lists for training.
         max_groups: Instance groups that a job may have; None: no bound.
+        host_variables: Variables that its hosts have: a launcher knows by them where it runs.
         payer: AWS service whose prices hold there: `sagemaker` or `ec2`; empty: none.
         price_list: The words for these prices.
     """
@@ -40,6 +41,7 @@ class PlatformInfo:
     has_node_pools: bool = False
     needs_training_enum: bool = False
     max_groups: int | None = None
+    host_variables: tuple[str, ...] = ()
     payer: str = ""
     price_list: str = ""
 
@@ -51,11 +53,16 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
             type_prefix=_PREFIX,
             needs_training_enum=True,
             max_groups=5,
+            host_variables=("TRAINING_JOB_NAME", "SM_CURRENT_HOST"),
             payer="sagemaker",
             price_list="AWS price list, SageMaker training",
         ),
         "kubernetes": PlatformInfo(
-            has_node_pools=True, payer="ec2", price_list="AWS price list, EC2 Linux"
+            has_node_pools=True,
+            # The kubelet sets it in every pod, also with enableServiceLinks: false.
+            host_variables=("KUBERNETES_SERVICE_HOST",),
+            payer="ec2",
+            price_list="AWS price list, EC2 Linux",
         ),
     }
 )
@@ -357,6 +364,13 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     keep_seconds: NonNegativeInt = 86400
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
     kubeflow: KubeflowSettings | None = None
+
+
+class PlatformSettings(Record, frozen=True, kw_only=True):
+    """The settings of each platform that has any: keys of a workload, which its job carries."""
+
+    sagemaker: SageMakerSettings | None = None
+    kubernetes: KubernetesSettings | None = None
 
 
 _SUFFIXES = {

@@ -17,10 +17,9 @@ from stoker.records.base import (
 from stoker.records.engine import EngineName, EngineSettings, StrategyName, StrategySettings
 from stoker.records.platforms import (
     PLATFORM_INFOS,
-    KubernetesSettings,
     PlatformInfo,
     PlatformName,
-    SageMakerSettings,
+    PlatformSettings,
 )
 
 
@@ -221,8 +220,10 @@ class _Identity(Record, frozen=True, kw_only=True):
     engine: EngineName
 
 
-class Workload(Record, frozen=True, kw_only=True):
+class Workload(PlatformSettings, frozen=True, kw_only=True):
     """The user's training command with its inputs, gate and today's cluster.
+
+    Its keys for the platforms are those of `PlatformSettings`.
 
     Attributes:
         command: Program and arguments; relative paths are relative to the folder stoker runs in.
@@ -230,8 +231,6 @@ class Workload(Record, frozen=True, kw_only=True):
         hyperparameters: Put behind the command as `--name value`, on every platform.
         strategy: How the processes of the dnn group are started; a name, or settings with a name.
         engine: What makes data on the data group; a name, or settings with a name.
-        sagemaker: Settings of that platform.
-        kubernetes: Settings of that platform.
     """
 
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
@@ -249,8 +248,6 @@ class Workload(Record, frozen=True, kw_only=True):
     strategy: StrategyName | StrategySettings = "auto"
     engine: EngineName | EngineSettings = "feed"
     profile: ProfileSettings = ProfileSettings()
-    sagemaker: SageMakerSettings | None = None
-    kubernetes: KubernetesSettings | None = None
 
     @property
     def platform_info(self) -> PlatformInfo:

@@ -489,13 +489,18 @@ class WorkerPool:
         return given
 
     def forget(self, *, before_epoch_id: int) -> None:
-        """Ends the workers of shards of earlier epochs that do not persist; their jobs are gone."""
-        for worker in list(self._of_shard.values()):
+        """Ends the workers of shards of earlier epochs that do not persist; their jobs are gone.
+
+        They are gone when it returns: what a dataset holds alone is free for its next worker.
+        """
+        ended: list[WorkerEnd] = []
+        for worker in self._of_shard.values():
             first = worker.first
             assert first is not None
             assert first.stream is not None
             if first.epoch_id < before_epoch_id and not first.stream.persists:
-                self._end(worker)
+                ended.append(worker)
+        self._end(*ended)
 
     def abandon(self) -> list[Result]:
         """Returns the jobs under way, as lost ones: for a pool that is closed next."""
@@ -611,14 +616,15 @@ class WorkerPool:
         if self._wake is not None:
             self._wake()
 
-    def _end(self, worker: WorkerEnd) -> None:
-        """Ends the worker of a shard, whose jobs nobody waits for any more."""
-        del self._of_shard[worker.number]
-        self._ended[worker.number] = _generation(worker)
-        for job in worker.jobs:
-            self._open.pop(job.key, None)
-        worker.channel.close()
-        end_all([worker.process])
+    def _end(self, *workers: WorkerEnd) -> None:
+        """Ends workers of shards, whose jobs nobody waits for any more."""
+        for worker in workers:
+            del self._of_shard[worker.number]
+            self._ended[worker.number] = _generation(worker)
+            for job in worker.jobs:
+                self._open.pop(job.key, None)
+            worker.channel.close()
+        end_all(worker.process for worker in workers)
 
     def _bury(self, fileno: int, worker: WorkerEnd) -> list[Result]:
         """Ends a dead worker; for any job another one is started, and its jobs are handed on."""

@@ -13,7 +13,7 @@ from stoker.platforms.kubernetes.submit import (
     pod_reference,
     start,
 )
-from stoker.records import Json, KubernetesSettings
+from stoker.records import Json, KubernetesSettings, PlatformSettings
 from stoker.settings import own_pod
 
 __all__ = ["KubernetesPlatform", "KubernetesRequest"]
@@ -76,7 +76,7 @@ class KubernetesPlatform:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return KubernetesRun(cluster, request=request, started=started)
 
-    def clean_up(self, name: str, settings: KubernetesSettings | None) -> str:
+    def clean_up(self, name: str, settings: PlatformSettings) -> str:
         """Deletes the job of a run if it has not ended; returns in words what it ended.
 
         Does not wait for its pods.
@@ -88,7 +88,7 @@ class KubernetesPlatform:
         Raises:
             PlatformError: If the cluster refuses, or does not answer.
         """
-        known = settings or KubernetesSettings()
+        known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
         job = object_name(name)

@@ -1,4 +1,7 @@
-"""A run's objects are made of names, groups, volumes, environment and pods."""
+"""A run's objects are made of names, groups, volumes, environment and pods.
+
+They come in this order; the network policies that `stoker render` prints are at the end.
+"""
 
 import hashlib
 import posixpath
@@ -181,7 +184,7 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
     Raises:
         UsageError: Naming the key of the workload and the reason.
     """
-    settings = job.kubernetes or KubernetesSettings()
+    settings = job.platform_settings.kubernetes or KubernetesSettings()
     check_container(job, settings.entrypoint, platform="Kubernetes", key="kubernetes")
     if settings.runtime and settings.api != "trainer":
         raise UsageError(

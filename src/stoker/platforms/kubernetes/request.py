@@ -605,9 +605,12 @@ def plan_runtime(job: JobSpec, *, name: str) -> Document:
     Raises:
         UsageError: If the cluster would refuse it.
     """
-    settings = msgspec.structs.replace(job.kubernetes or KubernetesSettings(), api="trainer")
+    settings = job.platform_settings.kubernetes or KubernetesSettings()
+    with_trainer = msgspec.structs.replace(
+        job.platform_settings, kubernetes=msgspec.structs.replace(settings, api="trainer")
+    )
     # A runtime is the same for all runs, and its name may be one that no run can have.
-    any_run = dataclasses.replace(job, name="any-run", kubernetes=settings)
+    any_run = dataclasses.replace(job, name="any-run", platform_settings=with_trainer)
     runtime = training_runtime(lay_out(any_run), name=name)
     check_objects((runtime,))
     return runtime

@@ -104,7 +104,7 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
     Raises:
         UsageError: Naming the key of the workload and the reason.
     """
-    settings = job.sagemaker
+    settings = job.platform_settings.sagemaker
     if settings is None:
         raise UsageError(
             "the workload has no settings for SageMaker",

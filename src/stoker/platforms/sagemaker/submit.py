@@ -355,7 +355,8 @@ def stop_job(aws: Aws, name: str) -> None:
 
 def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: Log) -> bool:
     """Writes token and code and creates the job; False where the name was taken meanwhile."""
-    kms_key = request.job.sagemaker.output_kms_key if request.job.sagemaker else None
+    settings = request.job.platform_settings.sagemaker
+    kms_key = settings.output_kms_key if settings else None
     is_sent = False
     try:
         put_token(aws, request.token_uri, kms_key=kms_key)
