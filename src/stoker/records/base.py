@@ -1,6 +1,7 @@
 """All records share constrained numbers, reading with exact errors, and writing without gaps."""
 
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -142,10 +143,17 @@ def to_json(record: Record) -> str:
 def to_document(record: msgspec.Struct) -> dict[str, Json]:
     """Returns the record as plain dicts, lists and scalars; leaves out fields not known."""
     return {
-        field.encode_name: _plain(value)
-        for field in msgspec.structs.fields(record)
-        if (value := getattr(record, field.name)) is not None
+        name: _plain(value)
+        for attribute, name in _names_of(type(record))
+        if (value := getattr(record, attribute)) is not None
     }
+
+
+# msgspec looks at all annotations each time that it is asked.
+@functools.cache
+def _names_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Returns each field's name in Python and in documents."""
+    return tuple((field.name, field.encode_name) for field in msgspec.structs.fields(kind))
 
 
 def write_json(path: Path | str, record: Record) -> None:
