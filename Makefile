@@ -10,6 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-b
 TORCH := $(shell grep '^torch==' constraints.txt)
 # Processes that share the tests, on two cores: most tests of faults wait.
 JOBS ?= 4
+CHECKS := check-format check-lint check-types check-layers
 BENCHMARKS := benchmarks/feed.py benchmarks/prediction.py benchmarks/honesty.py benchmarks/engines.py
 
 # Stamps: what running needs, and what developing needs on top of it.
@@ -31,7 +32,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-failed test-skipped test-engines test-libraries check fmt faults bench soak image image-control lock clean
+.PHONY: help setup run test test-failed test-skipped test-engines test-libraries check $(CHECKS) fmt faults bench soak image image-control lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -56,10 +57,21 @@ test-engines: $(DEV) $(TF) $(RAY) $(MPI)  ## TensorFlow, Ray and MPI for real, i
 test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, in an environment of their own
 	@.venv-libraries/bin/python -m pytest -q tests/libraries -m library
 
+# Side by side; all is told, also after one has failed, and each tool's words together where make can do that.
 check: $(DEV)  ## format, lint, types, import layers
-	@$(BIN)/ruff format --check -q . && $(BIN)/ruff check -q . && $(BIN)/mypy \
-	  && MYPYPATH=src $(BIN)/mypy --explicit-package-bases -p components -p pipelines \
-	  && $(BIN)/lint-imports
+	@$(MAKE) -k -j$(words $(CHECKS)) $(if $(filter output-sync,$(.FEATURES)),--output-sync) $(CHECKS)
+
+check-format:
+	@$(BIN)/ruff format --check -q .
+
+check-lint:
+	@$(BIN)/ruff check -q .
+
+check-types:
+	@$(BIN)/mypy --num-workers 2
+
+check-layers:
+	@$(BIN)/lint-imports
 
 fmt: $(DEV)  ## format, and mend what the linter can mend
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .

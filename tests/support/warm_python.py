@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,13 @@ MESSAGE_BYTES = 2**17
 # /proc shows variables where they were as the process began: this is room for others.
 ROOM = "STOKER_TEST_ROOM"
 ROOM_BYTES = 2**16
+_TESTS = Path(__file__).parents[1]
+# As with python -W error, and with the tests' own modules at hand.
+_HEAD = f"""\
+import sys, warnings
+warnings.simplefilter("error")
+sys.path[1:1] = [{str(_TESTS)!r}, {str(_TESTS / "unit")!r}]
+"""
 
 
 class WarmProcess:
@@ -104,6 +112,22 @@ class WarmProcess:
     def kill(self) -> None:
         """kill -9, if it has not ended."""
         self.send_signal(signal.SIGKILL)
+
+
+def run_code(code: str, **env: str) -> str:
+    """What the code prints, which must end well; what it warns of is an error."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(f"{_HEAD}{code}")
+        process = WarmProcess([str(script)], clean | {"OMP_NUM_THREADS": "1"} | env)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process.stdin, process.stdout, process.stderr:
+            output, errors = process.stdout.read(), process.stderr.read()
+        assert (process.wait(100), errors) == (0, "")
+    return output
 
 
 @functools.cache

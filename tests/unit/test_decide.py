@@ -892,14 +892,25 @@ def test_a_cheaper_price_never_makes_its_plan_lose(
 
 
 @_property
-@given(profile=profiles(), seed=st.randoms(use_true_random=False))
-def test_order_of_the_catalog_changes_nothing(profile: Profile, seed: object) -> None:
+@given(
+    profile=profiles(),
+    constraints=st.builds(
+        Constraints,
+        objective=st.sampled_from(["cost", "time"]),
+        max_data_hosts=st.integers(min_value=0, max_value=3),
+    ),
+    seed=st.randoms(use_true_random=False),
+)
+def test_order_of_the_catalog_changes_nothing(
+    profile: Profile, constraints: Constraints, seed: object
+) -> None:
     shuffled = list(AWS.instances)
     seed.shuffle(shuffled)  # type: ignore[attr-defined]
     catalog = Catalog(
         platform="sagemaker", instances=shuffled, source=AWS.source, region=AWS.region
     )
-    assert to_json(_decide(profile, catalog=catalog)) == to_json(_decide(profile))
+    found = _decide(profile, catalog=catalog, constraints=constraints)
+    assert to_json(found) == to_json(_decide(profile, constraints=constraints))
 
 
 def test_decision_survives_its_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Each plan tells its limits, its break-even and its global batch; the front is always shown."""
 
 import dataclasses
+import functools
 from datetime import date
 from itertools import permutations
 from pathlib import Path
@@ -70,6 +71,12 @@ def decided(
     )
 
 
+@functools.cache
+def starved() -> Decision:
+    """The decision on the profile as it is, made once for all who only read it."""
+    return decided(profile())
+
+
 def of(plan: Plan) -> Predicted:
     assert plan.predicted is not None
     return plan.predicted
@@ -87,7 +94,7 @@ def unwrapped(text: str) -> str:
 
 
 def test_every_plan_tells_the_time_of_its_next_limit() -> None:
-    for plan in priced(decided(profile())):
+    for plan in priced(starved()):
         outcome = of(plan)
         assert outcome.second_limit_seconds is not None
         assert outcome.second_limit_seconds <= outcome.step_seconds * (1 + 1e-9)
@@ -101,12 +108,12 @@ def test_next_limit_is_the_accelerators_own_step() -> None:
 
 
 def test_a_record_of_an_earlier_version_has_its_limits_without_the_time() -> None:
-    old = replace(of(decided(profile()).plan), second_limit_seconds=None, limit="cpu")
+    old = replace(of(starved().plan), second_limit_seconds=None, limit="cpu")
     assert limits(replace(old, second_limit="network")) == "the CPU, then the network"
 
 
 def test_a_limit_that_is_nowhere_near_is_not_named() -> None:
-    outcome = replace(of(decided(profile()).plan), limit="accelerator", second_limit_seconds=0.0)
+    outcome = replace(of(starved().plan), limit="accelerator", second_limit_seconds=0.0)
     assert limits(outcome) == "the accelerator, and no other is near"
 
 
@@ -114,7 +121,7 @@ def test_a_limit_that_is_nowhere_near_is_not_named() -> None:
 
 
 def test_break_even_is_the_ratio_of_the_prices() -> None:
-    decision = decided(profile())
+    decision = starved()
     keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
     assert keep.break_even_speedup == 1
     for plan in priced(decision):
@@ -143,12 +150,12 @@ def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices
     ],
 )
 def test_break_even_in_words(ratio: float | None, speedup: float, words: str) -> None:
-    outcome = of(decided(profile()).plan)
+    outcome = of(starved().plan)
     assert pays(replace(outcome, break_even_speedup=ratio, speedup=speedup)) == words
 
 
 def test_start_is_paid_back_where_both_clusters_have_cost_the_same() -> None:
-    decision = decided(profile())
+    decision = starved()
     keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
     promise = of(decision.plan)
     steps = break_even_steps(promise, keep)
@@ -177,7 +184,7 @@ def test_global_batch_grows_with_the_replicas_and_the_advice_says_so() -> None:
 
 
 def test_plans_with_todays_replicas_have_todays_global_batch() -> None:
-    decision = decided(profile())
+    decision = starved()
     assert {plan.global_batch_size for plan in decision.plans} == {None}
 
 
@@ -207,7 +214,7 @@ def test_unexplained_profile_has_its_table_for_orientation_only() -> None:
     check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
     text = explain(decided(replace(profile(), check=check)))
     assert "For orientation only" in text
-    assert "For orientation only" not in explain(decided(profile()))
+    assert "For orientation only" not in explain(starved())
 
 
 def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit() -> None:
@@ -241,7 +248,7 @@ def test_several_small_hosts_have_larger_ones_offered_too() -> None:
 
 
 def test_scaling_up_names_its_heterogeneous_rival_with_both_costs() -> None:
-    decision = decided(profile())
+    decision = starved()
     because = next(a.because for a in decision.path if "larger type" in a.question)
     assert "1 ml.g5.16xlarge" in because
     assert "a data group is cheaper than that: 1 ml.g5.8xlarge + " in because
@@ -350,7 +357,7 @@ _outcomes = st.lists(
 
 
 def _plans(outcomes: list[tuple[float, float]]) -> list[Plan]:
-    plan = decided(profile()).plan
+    plan = starved().plan
     return [
         replace(
             plan,
@@ -395,14 +402,14 @@ def test_text_shows_both_ends_of_the_front() -> None:
 
 
 def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan() -> None:
-    decision = decided(profile())
+    decision = starved()
     text = unwrapped(explain(decision))
     assert f"With the plan it is {limits(of(decision.plan))}" in text
     assert f"Break-even: {pays(of(decision.plan))}; accelerators are busy" in text
 
 
 def test_table_comes_before_the_working() -> None:
-    text = explain(decided(profile()))
+    text = explain(starved())
     assert text.index("\naction ") < text.index("How it was decided")
 
 

@@ -14,6 +14,12 @@ import stoker
 from stoker.errors import UsageError
 
 
+@pytest.fixture(autouse=True)
+def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each worker of a pass that was given up: 5 s by itself, which is seen often."""
+    monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
 class NoStream:
     def wait_stream(self, other: "NoStream") -> None:
         pass

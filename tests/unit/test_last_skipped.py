@@ -38,7 +38,7 @@ def test_what_was_skipped_runs_once_it_can(tmp_path: Path) -> None:
     def closing_line(*options: str, **variables: str) -> str:
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini", "-n", "1"),
+                *(sys.executable, "-m", "pytest", "-q", "-c", "pytest.ini"),
                 *("-p", "conftest", *options, "."),
             ],
             cwd=tmp_path,
@@ -51,6 +51,6 @@ def test_what_was_skipped_runs_once_it_can(tmp_path: Path) -> None:
         assert done.returncode in (0, 5), done.stdout + done.stderr
         return done.stdout.splitlines()[-1]
 
-    assert "1 passed, 3 skipped" in closing_line()
-    assert "3 passed" in closing_line("--last-skipped", HAS_ALL="1")
+    assert "1 passed, 3 skipped" in closing_line("-n", "1")
+    assert "3 passed" in closing_line("--last-skipped", "-n", "1", HAS_ALL="1")
     assert "passed" not in closing_line("--last-skipped", HAS_ALL="1")

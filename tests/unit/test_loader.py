@@ -20,6 +20,7 @@ import torch.utils.data as data
 import stoker
 from stoker.feed.iterators import LoaderView, with_workers
 from stoker.feed.process import this_process
+from support.warm_python import run_code
 
 
 class Drawing(data.Dataset[torch.Tensor]):
@@ -229,39 +230,40 @@ def test_sample_seeding_depends_on_the_sample_alone(tmp_path: Path) -> None:
     found = []
     for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
         script = (
-            "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker\n"
+            "import torch, stoker\n"
             "from test_loader import Drawing\n"
             "torch.manual_seed(1)\n"
             f"loader = stoker.DataLoader(Drawing(), batch_size=2, sampler={order})\n"
             "print(sorted(row for batch in loader for row in batch.tolist()))\n"
         )
-        found.append(run(script, STOKER_FEED='{"seeding": "sample"}'))
+        found.append(run_code(script, STOKER_FEED='{"seeding": "sample"}'))
     assert found[0] == found[1]
 
 
 def test_torch_seeding_is_torchs() -> None:
     script = (
-        "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker, torch.utils.data\n"
+        "import stoker, torch.utils.data\n"
         "from test_loader import Drawing, hashes\n"
         "for n in (0, 2):\n"
         "    ours = hashes(stoker.DataLoader(Drawing(), batch_size=3, num_workers=n))\n"
         "    torchs = hashes(torch.utils.data.DataLoader(Drawing(), batch_size=3, num_workers=n))\n"
         "    assert ours == torchs\n"
     )
-    run(script, STOKER_FEED='{"seeding": "torch"}')
+    run_code(script, STOKER_FEED='{"seeding": "torch"}')
 
 
 def test_decided_workers_replace_the_scripts() -> None:
     script = (
-        "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker\n"
+        "import torch, stoker\n"
         "from test_loader import Plain\n"
         "iterator = iter(stoker.DataLoader(Plain(), num_workers=0))\n"
         "print(iterator._num_workers, len(list(iterator)))\n"
     )
     env = {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    assert run(script, STOKER_WORKERS='{"dnn": 3}', **env) == "2 10\n"
+    assert run_code(script, STOKER_WORKERS='{"dnn": 3}', **env) == "2 10\n"
     assert (
-        run(script, STOKER_WORKERS='{"dnn": 3}', LOCAL_WORLD_SIZE="2", LOCAL_RANK="1") == "1 10\n"
+        run_code(script, STOKER_WORKERS='{"dnn": 3}', LOCAL_WORLD_SIZE="2", LOCAL_RANK="1")
+        == "1 10\n"
     )
 
 
@@ -294,12 +296,12 @@ DRAWN: list[dict[str, object]] = [
 def drawn_where_decided(workers: int) -> list[list[list[int]]]:
     """For each of DRAWN, where the launcher says how many workers there are."""
     script = (
-        "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker\n"
+        "import torch, stoker\n"
         "from test_loader import DRAWN, drawn\n"
         "print([drawn(stoker.DataLoader, options) for options in DRAWN])\n"
     )
     found: list[list[list[int]]] = json.loads(
-        run(script, STOKER_WORKERS=json.dumps({"dnn": workers}))
+        run_code(script, STOKER_WORKERS=json.dumps({"dnn": workers}))
     )
     return found
 
@@ -324,14 +326,14 @@ def test_decided_zero_workers_fit_a_script_with_workers() -> None:
 
 def test_timeline_is_written_without_a_launcher(tmp_path: Path) -> None:
     script = (
-        "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker\n"
+        "import torch, stoker\n"
         "from test_loader import Plain\n"
         "train, test = (stoker.DataLoader(Plain(), batch_size=4) for _ in range(2))\n"
         "for loader in (train, test, train):\n"
         "    for batch in loader: pass\n"
         "for batch in train: break\n"
     )
-    run(script, STOKER_OUTPUT=str(tmp_path), RANK="1")
+    run_code(script, STOKER_OUTPUT=str(tmp_path), RANK="1")
     rows = [row.split(",") for row in (tmp_path / "timeline-rank1.csv").read_text().splitlines()]
     assert [(row[0], row[1], row[2], row[-1]) for row in rows[1:]] == [
         (loader, epoch, batch, samples)
@@ -345,34 +347,40 @@ def test_loader_that_a_dataset_goes_through_is_no_part_of_the_timeline(
     tmp_path: Path, num_workers: int
 ) -> None:
     script = (
-        "import sys, torch; sys.path.insert(0, 'tests/unit'); import stoker\n"
+        "import torch, stoker\n"
         "from test_loader import Plain\n"
         "class Outer(Plain):\n"
         "    def __getitem__(self, i): return sum(map(int, stoker.DataLoader(Plain())))\n"
         f"list(stoker.DataLoader(Outer(), batch_size=5, num_workers={num_workers}))\n"
     )
-    run(script, STOKER_OUTPUT=str(tmp_path))
+    run_code(script, STOKER_OUTPUT=str(tmp_path))
     rows = [row.split(",") for row in (tmp_path / "timeline-rank0.csv").read_text().splitlines()]
     assert [row[:3] for row in rows[1:]] == [["0", "0", "0"], ["0", "0", "1"]]
 
 
 def test_replacement_catches_torchs_class(tmp_path: Path) -> None:
     script = (
-        "import sys, torch; sys.path.insert(0, 'tests/unit')\n"
+        "import torch\n"
         "from torch.utils.data import DataLoader\n"
         "from stoker.feed.replace import install; install(DataLoader)\n"
         "from test_loader import Drawing, hashes\n"
         "a = hashes(DataLoader(Drawing(), batch_size=3))\n"
         "assert a == hashes(DataLoader(Drawing(), batch_size=3, num_workers=2))\n"
     )
-    run(script)
+    run_code(script)
 
 
 def test_import_of_stoker_imports_no_torch() -> None:
-    found = run(
-        "import sys, stoker; print([m for m in ('torch', 'numpy', 'zmq') if m in sys.modules])"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+    heavy = "[m for m in ('torch', 'numpy', 'zmq') if m in sys.modules]"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"import sys, stoker; print({heavy})"],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
-    assert found == "[]\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
 def test_unknown_name_of_stoker_is_an_attribute_error() -> None:
@@ -388,18 +396,3 @@ def test_books_are_forgotten_with_their_loader() -> None:
     before = len(process._books)
     del loader
     assert len(process._books) == before - 1
-
-
-def run(script: str, **env: str) -> str:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        env=clean | {"OMP_NUM_THREADS": "1"} | env,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, json.dumps(done.stderr)
-    return done.stdout

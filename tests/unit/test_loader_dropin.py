@@ -16,6 +16,7 @@ import pytest
 from stoker.launch.strategies.start import SITE_DIR
 from support.cluster import run_script
 from support.dropin_claims import CLAIMS, VALUED, VALUES
+from support.warm_python import WarmProcess
 
 TESTS = Path(__file__).parents[1]
 Samples = Callable[..., list[list[object]]]
@@ -54,7 +55,8 @@ def test_each_kind_of_value_was_seen() -> None:
 # Seeding: what a batch or a sample is made of, and what it is not.
 
 SAMPLES = f"""
-import json, os, random, sys
+import json, os, random, sys, warnings
+warnings.simplefilter("error")
 sys.path.insert(0, {str(TESTS)!r})
 import numpy as np, torch, stoker
 from support.dropin_claims import Each, content, draws, same
@@ -95,32 +97,28 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def samples() -> Iterator[Samples]:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samples]:
     """Epoch, index and draws of each sample, in order; each time from a process of its own."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SAMPLES],
-        env=clean | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as script:
+    file = tmp_path_factory.mktemp("samples") / "script.py"
+    file.write_text(SAMPLES)
+    script = WarmProcess([str(file)], clean | {"OMP_NUM_THREADS": "1"})
+    assert script.stdin is not None
+    assert script.stdout is not None
+    assert script.stderr is not None
 
-        def ask(
-            seeding: str, *, rank: int = 0, world: int = 1, **given: object
-        ) -> list[list[object]]:
-            assert script.stdin is not None
-            assert script.stdout is not None
-            env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
-            env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-            print(json.dumps({**given, "env": env}), file=script.stdin, flush=True)
-            found: list[list[object]] = json.loads(script.stdout.readline())
-            return found
+    def ask(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
+        env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
+        env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+        print(json.dumps({**given, "env": env}), file=script.stdin, flush=True)
+        found: list[list[object]] = json.loads(script.stdout.readline())
+        return found
 
-        yield ask
-        _, errors = script.communicate(timeout=100)
-        assert (script.returncode, errors) == (0, "")
+    with script.stdout, script.stderr:
+        with script.stdin:
+            yield ask
+        errors = script.stderr.read()
+        assert (script.wait(100), errors) == (0, "")
 
 
 REPEATED = [3, 1, 3, 3, 1, 3, 2]

@@ -22,6 +22,12 @@ EPOCHS = 3
 State = dict[str, object]
 
 
+@pytest.fixture(autouse=True)
+def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each worker of a pass that was given up: 5 s by itself, which is seen often."""
+    monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
 class Drawing(data.Dataset[torch.Tensor]):
     """Draws from all three random states."""
 
@@ -147,6 +153,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+KEPT: dict[str, object] = {"num_workers": 1, "persistent_workers": True}
 WEIGHTS = [1.0 + n % 5 for n in range(LENGTH)]
 SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
     "in order": dict,
@@ -259,7 +266,7 @@ def test_a_checkpoint_of_any_shuffle_gives_the_rest_of_the_epoch_and_all_that_fo
 def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name: str) -> None:
     """RandomSampler draws another permutation when there is nothing left to give."""
     count = len(stoker.DataLoader(Drawing(), **({"batch_size": 3} | SAMPLERS[name]())))
-    whole = saved((1, count - 1), SAMPLERS[name]() | {"num_workers": 1})
+    whole = saved((1, count - 1), SAMPLERS[name]() | KEPT)
     assert resumed(whole, SAMPLERS[name](), 1) == whole.found[whole.after :]
 
 
@@ -281,7 +288,6 @@ PLACES: list[tuple[tuple[int, int] | str, int]] = [
     ("at 1", 1),
     ((2, LAST - 1), 2),
 ]
-KEPT: dict[str, object] = {"num_workers": 1, "persistent_workers": True}
 ONE: dict[str, object] = {"num_workers": 1}
 
 

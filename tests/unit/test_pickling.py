@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import cast
 
+import pytest
 import torch
 from cloudpickle import cloudpickle
 
@@ -111,30 +112,37 @@ SCRIPT = """
 """
 
 
-def run(folder: Path, *arguments: str, hash_seed: int = 0) -> "subprocess.Popen[str]":
-    """The script, in a process whose strings have other hashes."""
-    script = folder / "script.py"
-    if not script.exists():
-        # Others may be reading it.
-        script.write_text(textwrap.dedent(SCRIPT))
-    return subprocess.Popen(
-        [sys.executable, script, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
-    )
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first rank writes the spec "locals"."""
+    return tmp_path_factory.mktemp("pickling") / "spec"
 
 
-def test_all_processes_of_a_script_give_a_spec_one_name(tmp_path: Path) -> None:
-    ranks = [run(tmp_path, hash_seed=seed) for seed in (1, 2, 3)]
-    said = [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+@pytest.fixture(scope="module")
+def said(spec: Path) -> list[dict[str, str]]:
+    """What the script says in processes whose strings have other hashes."""
+    script = spec.with_name("script.py")
+    script.write_text(textwrap.dedent(SCRIPT))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+        )
+        for seed, arguments in enumerate([[str(spec), "locals"], [], []], start=1)
+    ]
+    return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
+
+
+def test_all_processes_of_a_script_give_a_spec_one_name(said: list[dict[str, str]]) -> None:
     assert said[0] == said[1] == said[2]
     assert len(set(said[0].values())) == len(said[0])
 
 
-def test_classes_of_one_name_stay_two(tmp_path: Path) -> None:
-    run(tmp_path, str(tmp_path / "spec"), "locals").communicate(timeout=60)
-    kinds = cast("list[type]", unpack_spec((tmp_path / "spec").read_bytes()).dataset)
+@pytest.mark.usefixtures("said")
+def test_classes_of_one_name_stay_two(spec: Path) -> None:
+    kinds = cast("list[type]", unpack_spec(spec.read_bytes()).dataset)
     first, second = kinds
     assert first is not second
     assert first.__name__ == second.__name__ == "Local"

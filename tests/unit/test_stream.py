@@ -109,7 +109,7 @@ def test_half_a_head_is_none(pair: Pair) -> None:
 
 
 def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection() -> None:
-    """A slow network delivers: bytes that come are life. 20 pieces, each after half of it."""
+    """A slow network delivers: bytes that come are life. 8 pieces, each after a third of it."""
     payload = os.urandom(200_000)
     sent: list[bytes] = []
 
@@ -127,7 +127,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection() -> No
         began = time.monotonic()
 
         def trickle() -> None:
-            step = len(wire) // 20 + 1
+            step = len(wire) // 8 + 1
             for at in range(0, len(wire), step):
                 time.sleep(0.15)
                 pair.source.sendall(wire[at : at + step])

@@ -2,8 +2,6 @@ import collections
 import contextlib
 import dataclasses
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -17,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from stoker.errors import ProtocolError, ShippingError
 from stoker.feed.wire import codec
 from support.record_classes import CLASSES
+from support.warm_python import run_code
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -374,17 +373,14 @@ def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int])
 
 def test_classes_of_modules_come_back_as_themselves_from_another_process() -> None:
     """However they are named there: torch's own tests have a named tuple within a class."""
-    script = (
-        "import sys, torch; sys.path.insert(0, 'tests')\n"
+    made = run_code(
+        "import torch\n"
         "from stoker.feed.wire.codec import pack_value\n"
         "from support.record_classes import CLASSES\n"
         "batch = [each(torch.ones(2), 3) for each in CLASSES]\n"
-        "sys.stdout.buffer.write(pack_value(batch, allow_pickle=True))\n"
+        "print(pack_value(batch, allow_pickle=True).hex())\n"
     )
-    made = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, timeout=100
-    )
-    batch = codec.unpack_value(made.stdout, allow_pickle=True)
+    batch = codec.unpack_value(bytes.fromhex(made), allow_pickle=True)
     assert isinstance(batch, list)
     assert [type(each) for each in batch] == CLASSES
     assert [each.y for each in batch] == [3] * len(CLASSES)

@@ -1,6 +1,7 @@
 """All records share constrained numbers, reading with exact errors, and writing without gaps."""
 
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -147,15 +148,22 @@ def to_json(record: Record) -> str:
 
 def to_document(record: msgspec.Struct) -> dict[str, Json]:
     """Returns the record as plain dicts, lists and scalars; leaves out fields not known."""
-    own = type(record).__annotations__
-    # The keys that a record inherits come after its own: a workload begins with its name.
-    fields = sorted(msgspec.structs.fields(record), key=lambda field: field.name not in own)
     return {
-        field.encode_name: _plain(value)
-        for field in fields
+        name: _plain(value)
+        for attribute, name in _names_of(type(record))
         # None is "not known": a field that is not known is left out, and read as None again.
-        if (value := getattr(record, field.name)) is not None
+        if (value := getattr(record, attribute)) is not None
     }
+
+
+# msgspec looks at all annotations each time that it is asked.
+@functools.cache
+def _names_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Returns each field's name in Python and in documents."""
+    # The keys that a record inherits come after its own: a workload begins with its name.
+    own = kind.__annotations__
+    fields = sorted(msgspec.structs.fields(kind), key=lambda field: field.name not in own)
+    return tuple((field.name, field.encode_name) for field in fields)
 
 
 def write_json(path: Path | str, record: Record) -> None:

@@ -1,5 +1,6 @@
 """The report is one HTML file that opens offline, without a script, in light and dark."""
 
+import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -312,6 +313,8 @@ def write_report(
     write_text(path, page.encode("utf-8", "replace").decode("utf-8"))
 
 
+# Jinja translates a template into Python when it is first asked for: that takes longer than a page.
+@functools.cache
 def _filled(unit: TimeUnit) -> jinja2.Environment:
     filled = templates()
     filled.filters.update(

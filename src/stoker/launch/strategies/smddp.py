@@ -70,7 +70,10 @@ def backend_of(
 
 def _lack(environ: Mapping[str, str]) -> str:
     """Says why the library cannot be used here; empty if it can."""
-    code = f"import torch, {MODULE}"
+    # Torch is imported only where there is something to try it with.
+    package = MODULE.partition(".")[0]
+    found = f"importlib.util.find_spec({package!r})"
+    code = f"import importlib.util; {found} or __import__({package!r}); import torch, {MODULE}"
     try:
         tried = subprocess.run(
             [sys.executable, "-P", "-c", code],
