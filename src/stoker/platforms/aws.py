@@ -64,6 +64,7 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
     code = str(error.get("Code", ""))
     message = str(error.get("Message", "")).strip()
     what, fix = f"{code}: {message}", ""
+    # Some services answer with another code, and say only in words what is missing.
     if code in _DENIED or "not authorized" in message:
         found = _ACTION.search(message)
         missing = found.group(1) if found else action
@@ -97,6 +98,7 @@ EVENTUAL_SECONDS = 30.0
 _EXISTS = ("PreconditionFailed", "412")
 _CONFLICT = ("ConditionalRequestConflict", "409")
 _UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
+# Attempts while another write of the same object goes on.
 _CONFLICTS = 3
 
 
@@ -166,8 +168,10 @@ class Aws:
             found = answer.get(items)
             if isinstance(found, list):
                 yield from (item for item in found if isinstance(item, Mapping))
+            # CloudWatch Logs begins its keys with a small letter.
             name = "NextToken" if "NextToken" in answer else "nextToken"
             following = {name: answer.get(name)}
+            # A page that names itself as the next one would never end.
             if not answer.get(name) or following == token:
                 return
             token = dict(following)
@@ -185,6 +189,7 @@ class Aws:
             AwsError: If it cannot be opened, or breaks off.
         """
         bucket, key = split_uri(uri)
+        # Around the `yield`: the stream may break off while the caller reads it.
         with explained("s3:GetObject", where=uri):
             body = self._s3("get_object", Bucket=bucket, Key=key)["Body"]
             content = cast("IO[bytes]", body)
@@ -240,6 +245,7 @@ class Aws:
         bucket, key = split_uri(target)
         copy = getattr(self.client("s3"), "copy")  # noqa: B009
         with explained("s3:PutObject", where=f"{source} to {target}"):
+            # boto3's own copy: a single CopyObject takes 5 GB at most.
             copy({"Bucket": from_bucket, "Key": from_key}, bucket, key)
 
     def delete_object(self, uri: str) -> None:

@@ -36,12 +36,14 @@ def pack(folder: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     """
     if not folder.is_dir():
         raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
+    # os.walk gives the order of the file system, which differs from machine to machine.
     found = sorted(_members(folder), key=lambda path: path.as_posix())
     if not found:
         raise UsageError("there is nothing to pack", where=str(folder), fix="name another folder")
     _check_size(folder, found, max_bytes)
     packed = io.BytesIO()
     with (
+        # gzip's head has a name and a time, which would make other bytes each time.
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
@@ -52,10 +54,12 @@ def pack(folder: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 def _members(folder: Path) -> Iterator[Path]:
     """Yields the paths of files and links, relative to `folder`."""
+    # By default os.walk leaves out what it cannot read, without a word.
     for root, folders, files in os.walk(folder, onerror=_refuse):
         here = Path(root).relative_to(folder)
         is_top = here == Path()
         kept = [name for name in folders if not _is_left_out(name, is_top=is_top)]
+        # A link to a folder is packed as a link: walked through, it might lead in a circle.
         links = [name for name in kept if (Path(root) / name).is_symlink()]
         folders[:] = [name for name in kept if name not in links]
         for name in (*files, *links):
@@ -92,6 +96,7 @@ def _mib(size: int) -> str:
 def _add(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
     path = folder / name
     entry = tarfile.TarInfo(name.as_posix())
+    # Owner and group stay TarInfo's zeros for the same reason: only name and content count.
     entry.mtime = 0
     try:
         mode = path.lstat().st_mode
@@ -130,4 +135,5 @@ def _link(folder: Path, path: Path) -> str:
         )
     if not said.is_absolute():
         return said.as_posix()
+    # An absolute link into the folder: on the hosts the folder has another path.
     return Path(os.path.relpath(target, path.parent.resolve())).as_posix()

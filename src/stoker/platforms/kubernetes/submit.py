@@ -205,6 +205,7 @@ def provide_runtime(
         if not job_state(found).is_deleted:
             if _digest(found) == digest:
                 return False
+            # Without a TrainJob it is left over from an attempt that got no further.
             if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
                 _refuse_runtime(name, cluster.namespace)
             log.event("runtime_replaced", runtime=name)
@@ -318,7 +319,9 @@ def _create_or_adopt(
         except ApiError as err:
             if not err.is_taken:
                 raise
+        # Its state decides: it may go, have failed, or be this run's from an earlier attempt.
         found = cluster.find(resource, request.name)
+        # It was deleted between the two calls: made again.
         if found is None:
             continue
         state = job_state(found)
@@ -548,6 +551,7 @@ def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log)
             if not _is_allowed(cluster, action):
                 missing.append(action)
         except ApiError as err:
+            # Not reached, or not known: the calls themselves would fare the same.
             if err.code in (0, 401):
                 raise
             return

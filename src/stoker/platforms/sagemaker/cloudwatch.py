@@ -130,6 +130,7 @@ class _Stream:
             events, token = self._page()
             for event in events:
                 yield from self._entries(event)
+            # At the end of a stream GetLogEvents answers with the token that it was asked with.
             if token is None or token == self._token:
                 return
             self._token = token
@@ -147,6 +148,7 @@ class _Stream:
                 raise
             # Tokens are valid for a day; a host may be silent for longer.
             self._token, known = None, self._num_at_last
+            # The start is inclusive: events of that millisecond come again, and are skipped below.
             answer = self._get(startTime=self._last_millis)
         listed = answer.get("events")
         items = listed if isinstance(listed, list) else []
@@ -160,6 +162,8 @@ class _Stream:
             "GetLogEvents",
             logGroupName=self._log_group,
             logStreamName=self._name,
+            # Also required with a token of this direction; without one the newest page would come
+            # first.
             startFromHead=True,
             **asked,
         )
@@ -317,6 +321,7 @@ def read_utilisation(
             items="MetricDataResults",
             MetricDataQueries=metric_queries(job_name, some, period_seconds=period),
             StartTime=begin,
+            # A training that is shorter than one point has that one.
             EndTime=max(end, begin + timedelta(seconds=period)),
         )
     return loads_in(results, roster=roster, types=types, sizes=sizes)
@@ -661,6 +666,7 @@ def _by_gpus(
             end=end,
             now=now,
         )
+        # A host without points may have GPUs that nobody has heard of yet.
         is_seen = all(load.cpu is not None for load in loads)
         gpu_hosts = {load.host for load in loads if load.gpu is not None}
         if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:

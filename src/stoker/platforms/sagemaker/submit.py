@@ -276,6 +276,7 @@ def start(
     Raises:
         PlatformError: If the service refuses, or all names are taken.
     """
+    # Before anything is asked or written: a folder that cannot be packed leaves nothing behind.
     packed = pack(request.code_folder) if request.code_folder else None
     for number in range(1, MAX_NAMES + 1):
         candidate = request if number == 1 else rename(numbered(request.job.name, number))
@@ -284,9 +285,11 @@ def start(
         if found is None:
             if _create(aws, candidate, packed=packed, log=log):
                 return StartedTrainingJob(request=candidate, is_adopted=False)
+            # Another attempt has created it at this very moment.
             found = await_found(aws, name)
         state = job_state(found)
         is_ours = _is_ours(aws, found, candidate, packed=packed)
+        # A completed one, too: a pipeline's step that is tried again finds its work done.
         if is_ours and state.status in ("InProgress", "Completed"):
             log.event("job_adopted", job=name, status=state.status, url=state.url)
             return StartedTrainingJob(request=candidate, is_adopted=True)
@@ -348,6 +351,7 @@ def stop_job(aws: Aws, name: str) -> None:
     except AwsError as err:
         if err.is_denied or err.is_unreachable:
             raise
+        # Often the refusal only means that it has ended meanwhile.
         found = find_job(aws, name)
         if found is not None and not job_state(found).is_ending:
             raise
@@ -358,14 +362,17 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     kms_key = request.job.sagemaker.output_kms_key if request.job.sagemaker else None
     is_sent = False
     try:
+        # Token and code before the job: its hosts download them as channels when they start.
         put_token(aws, request.token_uri, kms_key=kms_key)
         if packed is not None and request.code_uri:
             aws.write_object(request.code_uri, packed, kms_key=kms_key)
         is_sent = True
         answer = aws.call("sagemaker", "CreateTrainingJob", **request.body)
     except AwsError as err:
+        # The token stays: the job that has the name may be another attempt's, which reads it.
         if err.code in _IN_USE:
             return False
+        # Refused, there is no job; not answered, there may be one.
         _abandon(aws, request, is_sent=is_sent and err.is_unreachable, log=log)
         refusal = _quota_or_capacity(err, request)
         if refusal:
