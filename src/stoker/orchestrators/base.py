@@ -214,6 +214,7 @@ class RunState:
         """Returns 0, 3 (the gate), 4 (the platform), 6 (the user's command) of a run that ended."""
         if self.status == "succeeded":
             return 0
+        # A command that failed comes first: the gate's failure may be its consequence.
         causes = {step.cause for step in self.steps}
         return 6 if "workload" in causes else 3 if "gate" in causes else 4
 
@@ -380,9 +381,11 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     settings = sagemaker_of(workload)
     code = _packed(settings, folder or Path.cwd())
     named = _with_source(workload, settings, CODE) if code is not None else workload
+    # With the code's bare name: its address contains the digest that is made here.
     document = json.dumps(to_document(named), sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(document.encode())
     digest.update(hashlib.sha256(code or b"").digest())
+    # The address names the content: an upload never changes what a running pipeline reads.
     uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest.hexdigest()[:16]}"
     placed = _with_source(workload, settings, f"{uri}/{CODE}") if code is not None else workload
     files = {WORKLOAD: to_json(placed).encode()}
@@ -447,6 +450,7 @@ def differences(old: Json, new: Json) -> tuple[str, ...]:
     changed: dict[tuple[str, ...], list[str]] = {}
     for name in (name for name in now if name in was):
         values = tuple(_changes([*_lines(was[name], "")], [*_lines(now[name], "")]))
+        # A new image, say, changes all steps alike: it is told once.
         changed.setdefault(values, []).append(name)
     changed.pop((), None)
     for values, names in changed.items():
@@ -507,6 +511,7 @@ def _place(item: Json, index: int) -> str:
 
 
 def _changes(old: Sequence[Line], new: Sequence[Line]) -> Iterator[str]:
+    # By default difflib passes over lines that occur often, and definitions repeat themselves.
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for kind, i, i_end, j, j_end in matcher.get_opcodes():
         if kind == "equal":

@@ -55,12 +55,15 @@ def project_pipeline(
     try:
         for name, paths in places.items():
             package = ModuleType(name)
+            # Several folders: the project's own component is found before a carried one.
             package.__path__ = [str(path.resolve()) for path in paths]
             sys.modules[name] = package
+        # Finders remember what a folder held, and files may have been written a moment ago.
         importlib.invalidate_caches()
         yield _imported(f"pipelines.{target}", target=target)
     finally:
         _forget()
+        # The caller may have modules of these names, too.
         sys.modules.update(before)
 
 

@@ -123,6 +123,7 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
         sagemaker=None,
         kubernetes=inside if workload.kubernetes else None,
     )
+    # On the platform `local` a step's pod itself is the host that trains.
     pod = None if placed.platform_info.is_this_machine else _step_pod(placed)
     parameters = kubeflow_parameters(placed, pod=pod)
     text = workload_text(placed)
@@ -247,12 +248,14 @@ def spec_of_text(definition: str) -> CompiledSpec:
     parts = [part for part in documents if isinstance(part, Mapping)]
     if not parts or "root" not in parts[0]:
         raise UsageError("the compiled pipeline is not Kubeflow's: it has no root")
+    # A second document has what only Kubernetes knows: tolerations, volumes, secrets.
     return CompiledSpec(pipeline=parts[0], platforms=parts[1] if len(parts) > 1 else {})
 
 
 def spec_of_answer(answer: Json) -> CompiledSpec | None:
     """Returns the spec as the service shows it, in one document or two; None if it shows none."""
     whole = mapping(answer)
+    # The service wraps them where the file had both; one document it gives as it is.
     if "pipeline_spec" in whole:
         pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole, "platform_spec")
     else:
@@ -322,6 +325,7 @@ def _tasks(
             document=document,
             component=inner,
         )
+        # A component that contains itself is not followed again.
         if reference not in path:
             yield from _tasks(pipeline, inner, name, depth + 1, (*path, reference))
 
@@ -340,6 +344,7 @@ def _in_order(tasks: Document) -> Iterator[str]:
 def _waits_for(task: Document) -> set[str]:
     found = {str(name) for name in items(task.get("dependentTasks"))}
     inputs = mapping(task, "inputs")
+    # An order is written down (dependentTasks), or follows from what a task reads.
     for kind in ("parameters", "artifacts"):
         for value in mapping(inputs, kind).values():
             for how in mapping(value).values():
@@ -350,6 +355,7 @@ def _waits_for(task: Document) -> set[str]:
 
 
 def _kind(document: Document, component: Document, pipeline: Document) -> str:
+    # Loops and conditions are groups as well (`dag`): asked first.
     if "parameterIterator" in document or "artifactIterator" in document:
         return "Loop"
     if "condition" in mapping(document, "triggerPolicy"):
@@ -406,6 +412,7 @@ def _readable_input(found: Input) -> Json:
 
 
 def _without_compiler(pipeline: Document) -> Document:
+    # Another version of kfp (sdkVersion) alone makes no other pipeline.
     return {key: value for key, value in pipeline.items() if key != _COMPILER}
 
 

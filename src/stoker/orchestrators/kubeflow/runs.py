@@ -209,6 +209,7 @@ def start_run(
         "display_name": options.run_name or f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
         "pipeline_version_reference": {
             "pipeline_id": pipeline.id,
+            # The one that the parameters were checked for, though a newer one may come meanwhile.
             "pipeline_version_id": version.id,
         },
         "runtime_config": {"parameters": values},
@@ -345,6 +346,7 @@ def _typed(about: Input, text: str) -> Json:
                 found = int(text)
             case "NUMBER_DOUBLE":
                 found = float(text)
+                # JSON has neither NaN nor infinity.
                 if found != found or found in (float("inf"), float("-inf")):
                     raise ValueError
             case "BOOLEAN":
@@ -434,6 +436,7 @@ def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
     version_id = str(reference.get("pipeline_version_id") or "")
     spec = spec_of_answer(document.get("pipeline_spec"))
     version: Version | None = None
+    # A run that refers to a version has no spec of its own.
     if spec is None and pipeline_id and version_id:
         version = version_of(kubeflow, pipeline_id, version_id)
         spec = version.spec if version else None
@@ -469,6 +472,7 @@ def _steps(spec: CompiledSpec | None, told: _Told, *, has_ended: bool) -> Iterat
 def _step(task: CompiledTask, told: _Told, *, has_ended: bool) -> StepState:
     item = told.by_name.get(task.name)
     driver = told.by_name.get(f"{task.name}{_DRIVER}")
+    # A task's driver runs before it: where it failed, the task has no node at all.
     if item is None and driver is not None and driver.get("state") in ("FAILED", "RUNNING"):
         item = driver
     if item is None:
@@ -504,6 +508,7 @@ def _told_step(
         attempts=max(1, attempts),
         is_cached=status == "succeeded"
         and bool(executors)
+        # Kubeflow's word for an executor whose outputs came from the cache.
         and all(e.get("state") == "SKIPPED" for e in executors),
     )
 
@@ -518,6 +523,7 @@ def _cause(name: str, reason: str) -> Cause:
     code = int(found.group(1)) if found else None
     if code == 3 or name == _GATE or name.startswith(f"{_GATE}-"):
         return "gate"
+    # Without a code nothing of ours ran: no node, no image, a pod that was lost.
     if code == 4 or code is None:
         return "platform"
     if code == 6:
@@ -615,6 +621,7 @@ def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
     for document in listed:
         about = mapping(document, "metadata")
         path = str(mapping(about, "annotations").get(_STEP, ""))
+        # As `mnist-x7k2p.root.train.executor(0)`: the last part that names a task.
         parts = [part for part in path.split(".")[1:] if not _MACHINERY.fullmatch(part)]
         step = parts[-1] if parts else ""
         containers = items(mapping(document, "spec").get("containers"))

@@ -92,6 +92,7 @@ def compile_pipeline(
     """
     here = folder or Path.cwd()
     _check(workload, train_step=train_step, decision=decision)
+    # Whatever platform the file names: the pipeline's steps submit to this one.
     inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=here)
     placed = inputs.workload
     cluster = placed.cluster
@@ -131,6 +132,7 @@ def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
     """Returns the pipeline's description: one line, for the service refuses line breaks in it."""
     texts = " ".join(f"{p.camel_name}: {p.text}" for p in parameters)
     whole = f"stoker: profile, decide, train, evaluate {workload.name}. Parameters: {texts}"
+    # Cut, and not refused: it only explains.
     return whole if len(whole) <= MAX_DESCRIPTION else whole[: MAX_DESCRIPTION - 3] + "..."
 
 
@@ -176,6 +178,7 @@ def _native_groups(decision: Decision, workload: Workload) -> tuple[Group, ...]:
 def _body(
     workload: Workload, groups: Sequence[Group], *, profile: ProfileSettings | None = None
 ) -> Mapping[str, Json]:
+    # Nothing is written to the run's folder: only the request of the plan is taken.
     job = JobSpec.of(
         workload, groups=groups, run_dir=Path("runs"), name=workload.name, profile=profile
     )
@@ -240,6 +243,7 @@ def _workers(groups: Sequence[Group]) -> Iterator[Parameter]:
 def _check_defaults(request: PipelineRequest) -> None:
     for parameter in request.parameters:
         argument = f"{parameter.name}={parameter.default(request.workload)}"
+        # Told here: the service would find it when a run starts its first step.
         if len(argument) > MAX_ARGUMENT and parameter.name in request.passed:
             raise UsageError(
                 f"parameter {parameter.name} has {len(argument)} characters with its name, "

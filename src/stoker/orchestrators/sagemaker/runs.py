@@ -187,6 +187,7 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
         "sagemaker",
         "StartPipelineExecution",
         PipelineName=deployed.name,
+        # The API takes 82 characters.
         PipelineExecutionDisplayName=f"{deployed.name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
         PipelineParameters=[{"Name": name, "Value": value} for name, value in values.items()],
         ClientRequestToken=secrets.token_hex(16),
@@ -209,6 +210,7 @@ def out_of_date(
         inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
     except UsageError as err:
         return (f"whether the uploaded pipeline is up to date is not known: {err.what}",)
+    # The address of the inputs is a digest of them: the same address, the same workload and code.
     if f'"{inputs.uri}/' in json.dumps(deployed.definition):
         return ()
     return (
@@ -234,9 +236,11 @@ def checked_parameters(
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         name = _camel(typed.strip())
+        # The service itself does not refuse unknown names.
         if name not in there:
             raise _unknown(typed.strip(), deployed, there, known)
         if name in known:
+            # The steps would parse it by the same rules, after hosts have been rented.
             checked = parse([f"{known[name].name}={value}"], workload=workload)
             values[name] = checked[known[name].name]
         else:
@@ -354,9 +358,11 @@ def _steps(aws: Aws, arn: str, known: Mapping[str, str], *, has_ended: bool) -> 
             status="not run" if has_ended else "waiting",
             depth=depth,
         )
+        # The service lists steps that have begun; the definition has the others.
         if name in told:
             state = _told(state, told.pop(name))
         yield state
+        # A launched training is a job of its own: the service does not know that it is the step's.
         job = started_job(step, known) if state.status not in ("waiting", "not run") else ""
         described = find_job(aws, job) if job else None
         if described:
@@ -408,6 +414,7 @@ def _told(state: StepState, item: Mapping[str, Json]) -> StepState:
 def _cause(kind: str, reason: str) -> Cause:
     if kind == "Fail":
         return "gate"
+    # Without that word the container was not what failed: no hosts, no image, no permission.
     if _OWN_FAULT not in reason:
         return "platform"
     # stoker's own exit codes: 3 the gate, 4 the platform that refused.
@@ -531,6 +538,7 @@ def _jobs(aws: Aws, found: FoundExecution) -> Iterator[tuple[str, str, str]]:
         yield "", LOG_GROUP, found.id
         return
     for step in state_of(aws, found).steps:
+        # Each kind of job has a log group of its own.
         if step.job and "/processing-jobs/" in step.url:
             yield step.name, PROCESSING_LOG_GROUP, step.job
         elif step.job:
@@ -542,6 +550,7 @@ def _job_lines(aws: Aws, label: str, log_group: str, job: str) -> Iterator[LogLi
     groups: Sequence[str] = (label,)
     if log_group == LOG_GROUP:
         described = find_job(aws, job)
+        # A job without instance groups has one group without a name.
         named = [name for name in job_state(described).groups if name] if described else []
         groups = named or (label or "dnn",)
     logs = JobLogs(aws, job_name=job, log_group=log_group)
@@ -587,6 +596,7 @@ def stop_run(aws: Aws, found: FoundExecution) -> RunState:
         ]
         if state.has_ended and not left:
             return state
+        # Only then: a step that is stopped stops its job itself, unless it is killed.
         if state.has_ended:
             for job in (job for job in left if job not in asked):
                 stop_job(aws, job)
