@@ -86,7 +86,7 @@ def project_source() -> Path:
     Raises:
         UsageError: If this installation has neither.
     """
-    from stoker.orchestrators.project import CARRIED
+    from stoker.orchestrators.base import CARRIED
 
     for root in CARRIED:
         if all((root / name).is_dir() for name in FOLDERS):

@@ -12,8 +12,7 @@ import yaml
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
-from stoker.orchestrators.base import check_complete, fixed
-from stoker.orchestrators.project import project_pipeline
+from stoker.orchestrators.base import check_complete, fixed, project_pipeline
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec

@@ -9,8 +9,13 @@ from typing import Literal, get_args
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import check_complete, fixed, pack_inputs, sagemaker_of
-from stoker.orchestrators.project import project_pipeline
+from stoker.orchestrators.base import (
+    check_complete,
+    fixed,
+    pack_inputs,
+    project_pipeline,
+    sagemaker_of,
+)
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
