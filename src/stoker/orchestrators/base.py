@@ -23,7 +23,7 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.parameters import Kind, Parameter
 from stoker.platforms.base import LogLine
-from stoker.platforms.packing import pack
+from stoker.platforms.sagemaker.submit import pack
 from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
 
 State = Literal["waiting", "running", "stopping", "stopped", "failed", "succeeded", "not run"]
