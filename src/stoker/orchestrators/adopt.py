@@ -383,6 +383,7 @@ def _dnn(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> tup
     named = [g for g in groups if f'"{g.instance_group_name}"' in text]
     if len(named) == 1:
         return named[0], "the job's distribution named it"
+    # The launcher's own rule, where nothing else names the roles.
     others = [g for g in groups if not g.instance_group_name.lower().startswith("data")]
     if len(others) == 1:
         return others[0], "it alone is not called data"
@@ -554,6 +555,7 @@ def _of_version_3(
 ) -> TrainingStart:
     code = _uri(channels.get(_CODE)) or ""
     is_package = code.endswith(".tar.gz")
+    # Code that is no package stays a channel of the job: the script is run from there.
     hidden = frozenset((DRIVERS, _CODE)) if is_package else frozenset((DRIVERS,))
     folder = "" if is_package else f"{_CODE_FOLDER}/"
     script = (drivers or {}).get("entry_script")
@@ -784,6 +786,7 @@ def platform_entries(
         ),
     ]
     return (
+        # What is 0, false or empty is the workload's default, too.
         *(YamlEntry(key, value, said) for key, value, said in plain if value),
         *(YamlEntry("", None, (note,)) for note in (*notes, *_homogeneous_only(job))),
     )

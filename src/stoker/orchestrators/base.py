@@ -318,6 +318,7 @@ def utc_now() -> datetime:
 
 def schedule_name(workload: Workload, name: str | None) -> str:
     """Returns the full name of a schedule, from what the user calls it; absent: the only one."""
+    # Schedules of all pipelines are in one list: the name tells whose this one is.
     base = f"stoker-{workload.name}"
     if name is None or name in (base, workload.name):
         return base
@@ -463,6 +464,7 @@ def differences(old: Json, new: Json) -> tuple[str, ...]:
     changed.pop((), None)
     for values, names in changed.items():
         lines += [f"~ {', '.join(names)}", *(f"  {value}" for value in values)]
+    # The documents do differ: that was asked first.
     return tuple(lines) or ("~ parts that have no name",)
 
 
@@ -502,12 +504,14 @@ def _title(name: str, part: Mapping[str, Json]) -> str:
 def _lines(value: Json, path: str) -> Iterator[Line]:
     """Yields each value of a document with the path to it, sorted by keys."""
     if isinstance(value, Mapping) and value:
+        # Sorted: another order of keys is no change.
         for key in sorted(value):
             yield from _lines(value[key], f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple) and value:
         for index, item in enumerate(value):
             yield from _lines(item, f"{path}[{_place(item, index)}]")
     else:
+        # Every path inside a step would begin with it.
         yield path.removeprefix("Arguments."), _text(value)
 
 
@@ -533,6 +537,7 @@ def _changes(old: Sequence[Line], new: Sequence[Line]) -> Iterator[str]:
             start = max(0, next((at for at, (one, other) in pairs if one != other), 0) - 20)
             removed.append(f"- {path} = {_shorten(was, start)}")
             added.append(f"+ {other} = {_shorten(now, start)}")
+        # Without the pairs that were only filled up.
         yield from removed[: i_end - i]
         yield from added[: j_end - j]
 

@@ -141,6 +141,7 @@ def _address(text: str) -> str:
     bare = whole.partition("#")[0].rstrip("/")
     try:
         parts = urlsplit(bare)
+        # `port` raises ValueError where it is no number from 0 to 65535.
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_address = False
@@ -393,6 +394,7 @@ class Kubeflow:
         refused = importlib.import_module("kfp_server_api").ApiException
         from urllib3.exceptions import HTTPError
 
+        # Generated from a document of its own, the upload's methods have no prefix.
         name = operation if service == "upload" else f"{service}_service_{operation}"
         try:
             answer = getattr(api, name)(

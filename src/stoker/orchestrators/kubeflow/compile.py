@@ -145,6 +145,7 @@ def kubeflow_parameters(workload: Workload, *, pod: StepPod | None) -> tuple[Par
             fixed("gpu_count", "integer", "GPUs of the steps that train.", pod.group.gpus),
         ]
     if pod:
+        # As one JSON value: kfp takes no parameter for a single label.
         labels = json.dumps(dict(pod.group.node_selector), sort_keys=True)
         text = "Labels of the nodes of instance_type, on which profile and small trainings run."
         mine += [fixed("node_selector", "object", text, labels)]
@@ -278,6 +279,7 @@ def readable(spec: CompiledSpec) -> Json:
     executors = mapping(spec.pipeline, "deploymentSpec", "executors")
     of_platform = _platform_executors(spec)
     inside: dict[str, list[Json]] = {}
+    # From the last to the first, so that a group's steps are there when the group is reached.
     for task in reversed(list(tasks_of(spec))):
         arguments: dict[str, Json] = {
             _spelt(key): value for key, value in task.document.items() if key not in _TOLD_APART

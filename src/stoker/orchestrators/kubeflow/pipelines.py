@@ -248,6 +248,7 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
             version_id=deployed.latest.id,
         )
     if deployed is None:
+        # The pipeline first, empty: if its version fails, the next upload adds one.
         made = kubeflow.call(
             "pipeline",
             "create_pipeline",

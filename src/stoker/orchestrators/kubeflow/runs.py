@@ -126,6 +126,7 @@ def runs_of(kubeflow: Kubeflow, pipeline_id: str) -> tuple[RunSummary, ...]:
 
 def state_named(name: Json) -> State:
     """Returns the state of a task or run, by the service's word for it."""
+    # A run that was created just now has no state yet.
     return _STATES.get(str(name), "waiting")
 
 
@@ -401,6 +402,7 @@ class _Told:
         found = [
             mapping(item) for item in items(mapping(document, "run_details").get("task_details"))
         ]
+        # Of several nodes of one name the last one counts: `by_name` keeps that.
         found.sort(key=lambda item: str(item.get("create_time") or ""))
         by_id = {str(item[key]): item for item in found for key in _IDS if item.get(key)}
         return cls({str(item.get("display_name", "")): item for item in found}, by_id)
@@ -526,6 +528,7 @@ def _cause(name: str, reason: str) -> Cause:
     # Without a code nothing of ours ran: no node, no image, a pod that was lost.
     if code == 4 or code is None:
         return "platform"
+    # stoker's own code of a training command that failed.
     if code == 6:
         return "workload"
     return "workload" if name.partition("-")[0] in _COMMANDS else "platform"
@@ -627,6 +630,7 @@ def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
         containers = items(mapping(document, "spec").get("containers"))
         names = [mapping(container).get("name") for container in containers]
         status = mapping(document, "status")
+        # Kubeflow's own pods, which run nothing of the user's.
         if not step or step.endswith("-driver") or _CONTAINER not in names:
             continue
         if status.get("phase") == "Pending":

@@ -111,6 +111,7 @@ def compile_pipeline(
         workload=placed,
         inputs_uri=inputs.uri,
         parameters=parameters,
+        # A native pipeline may lack one of the workload's own, such as epochs: see `_parameters`.
         passed=tuple(p.name for p in known if p.name in has and p.name not in _OF_THE_PIPELINE),
         profile=_body(placed, [today], profile=placed.profile),
         train=_body(placed, groups) if groups else None,

@@ -86,6 +86,7 @@ def resolved(value: Json, known: Mapping[str, str]) -> str:
         The text; empty where it holds something that is not known before the run.
     """
     parts = [*_parts(value, known)]
+    # A name of which a part is missing would be that of another job.
     return "" if None in parts else "".join(part for part in parts if part)
 
 
@@ -115,6 +116,7 @@ def started_job(step: Mapping[str, Json], known: Mapping[str, str]) -> str:
     for key in ("ContainerEntrypoint", "ContainerArguments"):
         part = specification.get(key)
         words += part if isinstance(part, list) else []
+    # The name is the word after it.
     if "train" not in words or "--name" not in words[:-1]:
         return ""
     return resolved(words[words.index("--name") + 1], known)
@@ -179,6 +181,7 @@ def pipeline_url(arn: str, *, domain: str = "") -> str:
         arn: Of the pipeline or of the run.
         domain: Id of the Studio domain.
     """
+    # Ids of Studio's domains begin so.
     if not domain.startswith("d-"):
         return f"{_home(arn)}#/studio-landing"
     region = arn.split(":")[3]
@@ -225,6 +228,7 @@ def send_upload(aws: Aws, plan: UploadPlan, *, settings: SageMakerSettings) -> U
     for uri in plan.missing:
         aws.write_object(uri, pipeline.uploads[uri], kms_key=settings.output_kms_key)
     if plan.exists and not plan.changes:
+        # For its address, which a plan does not hold.
         deployed = find_pipeline(aws, pipeline.name)
         arn, domain = (deployed.arn, deployed.domain) if deployed else ("", "")
         return Uploaded(

@@ -319,6 +319,7 @@ def _run(aws: Aws, found: FoundExecution) -> RunState:
         **{f"Parameters.{key}": value for key, value in parameters.items()},
     }
     has_ended = status in ("succeeded", "failed", "stopped")
+    # A run has no time of its end; it changes no more after it.
     ended = moment(answer.get("LastModifiedTime")) if has_ended else None
     user = answer.get("CreatedBy")
     domain = _words(user.get("DomainId")) if isinstance(user, Mapping) else ""
@@ -466,6 +467,7 @@ def _transitions(job: TrainingJobState) -> Iterator[StepState]:
     """Yields what the job has gone through, as the service tells it."""
     for index, item in enumerate(job.transitions):
         is_last = index == len(job.transitions) - 1
+        # The service tells when a state began; it ends with the next one.
         until = job.ended_at if is_last else job.transitions[index + 1].since
         yield StepState(
             name=item.status,
@@ -524,6 +526,7 @@ def lines_of(aws: Aws, found: FoundExecution, *, group: str | None) -> Iterator[
             seen.add(line.group)
             if group is None or line.group == group:
                 yield line
+    # Only now: which groups there are is told by the hosts' own lines.
     if group is not None and group not in seen:
         raise UsageError(
             f"no host of {found.run} is in a group {group}, and none of its steps is called so",

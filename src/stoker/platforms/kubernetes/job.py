@@ -453,6 +453,7 @@ class KubernetesRun(FollowedRun):
         if self._is_stopped.is_set() or self._picture.is_gone or (state and state.has_ended):
             self._close()
             return
+        # Before the deletion: hosts that end now are no trouble.
         self._is_stopped.set()
         seconds = self._layout.settings.grace_seconds + STOP_SECONDS
         try:

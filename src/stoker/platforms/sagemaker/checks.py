@@ -275,6 +275,8 @@ def _walk(value: Json, shape: ServiceShape, path: str) -> Iterator[Violation]:
 
 
 def _walk_mapping(value: Mapping[str, Json], shape: ServiceShape, path: str) -> Iterator[Violation]:
+    # Its members have names of their own; a map (Environment) has rules for all names and all
+    # values.
     if shape.type_name == "structure":
         members: Mapping[str, ServiceShape] = getattr(shape, "members")  # noqa: B009
         for key, item in value.items():
@@ -298,6 +300,7 @@ def _check_text(text: str, shape: ServiceShape, path: str) -> Iterator[Violation
         yield Violation(path=path, what=f"is {shown}, the service allows {listed}")
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(str(pattern)).fullmatch(text):
+        # `.` matches all but a line break.
         problem = "has a line break" if pattern == ".*" else f"does not match {pattern}"
         yield Violation(path=path, what=f"{problem}: {shown}")
 

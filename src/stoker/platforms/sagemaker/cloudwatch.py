@@ -230,6 +230,7 @@ class Labels:
         event = parse_line(entry.text) if entry.text.startswith("stoker ") else None
         if event is None:
             return
+        # A script may print lines of other hosts or runs.
         if event.event == "host_has_role" and event.host == entry.host:
             self._groups[entry.host] = event.values.get("group") or UNKNOWN
         elif event.event == "roster":
@@ -334,6 +335,7 @@ def metric_queries(
     return [
         {
             "Id": f"{metric.lower()}_{index}",
+            # An id takes no dashes, as in algo-1: by the label the answer is told apart.
             "Label": f"{metric} {host}",
             "MetricStat": {
                 "Metric": {
@@ -539,6 +541,7 @@ def observe_job(
     assert state.began_at is not None
     begin = datetime.fromisoformat(state.began_at)
     end = datetime.fromisoformat(state.ended_at) if state.ended_at else now
+    # The service's names for hosts, over all groups.
     hosts = [f"algo-{n + 1}" for n in range(sum(count for _, count in state.groups.values()))]
     members, notes = _members(aws, state, hosts, log)
     if members is None:
