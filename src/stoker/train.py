@@ -80,7 +80,7 @@ def _next_best(decision: Decision) -> str:
     """Names the best feasible plan with another data type, else the next feasible one."""
     chosen = decision.plan
     others = [plan for plan in decision.plans if plan.feasible and plan.groups != chosen.groups]
-    # Where the chosen type is not to be had, more or fewer of it seldom are.
+    # Another data type, as the plan is for those who cannot get the chosen one.
     types = {group.instance_type for group in chosen.groups if group.role == "data"}
     other_type = (
         plan

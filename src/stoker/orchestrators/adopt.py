@@ -845,7 +845,7 @@ def adopt(name: str, *, aws: Aws, catalog: Catalog) -> Adopted:
     try:
         answer = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except AwsError as err:
-        # So DescribeTrainingJob answers for a job that does not exist.
+        # DescribeTrainingJob answers so for a job that does not exist.
         if err.is_missing or err.code == "ValidationException":
             raise AwsError(
                 f"there is no training job {name} in {aws.region}",

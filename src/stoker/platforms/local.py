@@ -241,8 +241,7 @@ def start_host(
             stdin=_standard_input() if host == request.leader else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Ctrl-C at the terminal then reaches this process only, which stops the hosts in their
-            # order.
+            # Ctrl-C at the terminal then reaches this process alone, which stops the leader first.
             start_new_session=True,
             pass_fds=(lock,),
         )
@@ -518,8 +517,7 @@ class LocalRun:
                     f"the launcher of dnn host {host.name} (group {host.group}, the leader) "
                     f"ended with {ended_words(code)}"
                 )
-        # Others make up for a host that was killed; one that ends with a code of its own could not
-        # serve.
+        # Others make up for a host that was killed; one with a code of its own could not serve.
         elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
             log = self._request.log_file(host)
             self._failure = f"data host {host.name} ended with exit code {code}, see {log}"

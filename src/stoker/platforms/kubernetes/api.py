@@ -308,11 +308,9 @@ def connect(context: str | None) -> tuple[object, str]:
             config.load_incluster_config(client_configuration=settings)
             namespace = _own_namespace()
         else:
+            # Not persisted: a token that was renewed is not written into the user's own file.
             config.load_kube_config(
-                # Not persisted: a token that was renewed is not written into the user's own file.
-                client_configuration=settings,
-                context=context,
-                persist_config=False,
+                client_configuration=settings, context=context, persist_config=False
             )
             contexts, active = config.list_kube_config_contexts()
             chosen = next((c for c in contexts if c["name"] == context), active)

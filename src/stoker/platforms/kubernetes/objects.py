@@ -612,8 +612,8 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
     if pods.env_from_secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
     spec: dict[str, Json] = {
-        # A data host is started again on its node, under its address. Of a dnn host JobSet decides,
-        # for all hosts start again with it.
+        # A data host is started again on its node, under its address. What the end of a dnn host
+        # means is JobSet's to decide: all hosts start again together.
         "restartPolicy": "Never" if group.is_dnn else "OnFailure",
         "terminationGracePeriodSeconds": settings.grace_seconds,
         # The user's code has no business with the cluster's API.

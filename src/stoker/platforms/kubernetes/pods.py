@@ -150,7 +150,7 @@ def _unschedulable(status: Document) -> str:
 
 def _lost(status: Document) -> str:
     for condition in mappings(status, "conditions"):
-        # So since Kubernetes 1.26; before, and for some causes, it is in the pod's reason.
+        # Kubernetes says it here since 1.26; before, and for some causes still, in the reason.
         if text(condition, "type") == "DisruptionTarget" and condition.get("status") == "True":
             words = (text(condition, "reason"), text(condition, "message"))
             return ": ".join(word for word in words if word)
@@ -438,7 +438,7 @@ class Happenings:
         if key in self._told:
             return
         self._told.add(key)
-        # So the job controller tells that quota, pod security or a webhook refused its pods.
+        # The job controller says so where quota, pod security or a webhook refuses its pods.
         is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
         yield Happening(
             about=f"{kind} {name}",

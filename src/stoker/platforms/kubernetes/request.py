@@ -93,8 +93,7 @@ def jobset_spec(
     """
     settings = layout.settings
     spec: dict[str, Json] = {
-        # The dnn group's end ends the JobSet, whose controller then deletes the pods of the data
-        # group.
+        # The dnn group's end ends the JobSet, and its controller deletes the data group's pods.
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [layout.dnn.job]},
         "failurePolicy": _failure_policy(layout),
         # Pods find each other before they are ready: the feed waits for nobody.
@@ -184,8 +183,7 @@ def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
-        # Both groups, whole: a TrainJob can set count, image and resources of the trainer's job
-        # only.
+        # Both groups, whole: a TrainJob sets count, image and resources of the trainer's job only.
         "template": {"spec": jobset_spec(layout, of_run=False, job_labels=ancestors)},
     }
     described = metadata(layout, name=name)
@@ -436,14 +434,14 @@ def _is_subdomain(name: str) -> bool:
     return len(name) <= 253 and bool(_SUBDOMAIN.match(name))
 
 
-# The cluster lets a JobSet in whose pods can never be made: that shows in events of its jobs only,
-# while the nodes of the other group are paid for already.
 def check_objects(objects: Sequence[Document]) -> None:
     """Checks what users wrote into the objects that are about to be sent.
 
     Raises:
         UsageError: With every rule that the first wrong object breaks.
     """
+    # The cluster itself would let in a JobSet whose pods can never be made: that shows in events of
+    # its jobs only, while the nodes of the other group are paid for already.
     for document in objects:
         found = list(problems_of(document, among=objects))
         if found:

@@ -319,7 +319,7 @@ def _create_or_adopt(
         except ApiError as err:
             if not err.is_taken:
                 raise
-        # Its state decides: it may go, have failed, or be this run's from an earlier attempt.
+        # Its state decides: it may have failed, be about to go, or be an earlier attempt's.
         found = cluster.find(resource, request.name)
         # It was deleted between the two calls: made again.
         if found is None:

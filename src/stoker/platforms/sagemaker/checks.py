@@ -275,8 +275,7 @@ def _walk(value: Json, shape: ServiceShape, path: str) -> Iterator[Violation]:
 
 
 def _walk_mapping(value: Mapping[str, Json], shape: ServiceShape, path: str) -> Iterator[Violation]:
-    # Its members have names of their own; a map (Environment) has rules for all names and all
-    # values.
+    # A structure has a rule for each member; a map (Environment) one for names, one for values.
     if shape.type_name == "structure":
         members: Mapping[str, ServiceShape] = getattr(shape, "members")  # noqa: B009
         for key, item in value.items():

@@ -162,8 +162,7 @@ class _Stream:
             "GetLogEvents",
             logGroupName=self._log_group,
             logStreamName=self._name,
-            # Also required with a token of this direction; without one the newest page would come
-            # first.
+            # A forward token needs it, too; without either the newest page would come first.
             startFromHead=True,
             **asked,
         )
@@ -335,7 +334,7 @@ def metric_queries(
     return [
         {
             "Id": f"{metric.lower()}_{index}",
-            # An id takes no dashes, as in algo-1: by the label the answer is told apart.
+            # An id takes no dashes, as in algo-1: the label says which host it is.
             "Label": f"{metric} {host}",
             "MetricStat": {
                 "Metric": {
@@ -669,7 +668,7 @@ def _by_gpus(
             end=end,
             now=now,
         )
-        # A host without points may have GPUs that nobody has heard of yet.
+        # A host without any points may have GPUs all the same.
         is_seen = all(load.cpu is not None for load in loads)
         gpu_hosts = {load.host for load in loads if load.gpu is not None}
         if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:

@@ -279,8 +279,7 @@ class SageMakerRun(FollowedRun):
         assert self._state is not None
         self._delete_token()
         state, job = self._state, self._job
-        # The service creates a job first and looks for hosts then: a lack of them is a job's
-        # failure.
+        # The service looks for hosts after it has created a job, which fails where there are none.
         if state.status == "Failed" and lacks_capacity(state.reason):
             raise no_capacity(
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best

@@ -263,7 +263,7 @@ def _members(folder: Path) -> Iterator[Path]:
         here = Path(root).relative_to(folder)
         is_top = here == Path()
         kept = [name for name in folders if not _is_left_out(name, is_top=is_top)]
-        # A link to a folder is packed as a link: walked through, it might lead in a circle.
+        # os.walk counts a link to a folder among the folders, and does not enter it.
         links = [name for name in kept if (Path(root) / name).is_symlink()]
         folders[:] = [name for name in kept if name not in links]
         for name in (*files, *links):
@@ -300,7 +300,7 @@ def _mib(size: int) -> str:
 def _add_file(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
     path = folder / name
     entry = tarfile.TarInfo(name.as_posix())
-    # Owner and group stay TarInfo's zeros for the same reason: only name and content count.
+    # As owner and group, which stay TarInfo's zeros: only name and content count.
     entry.mtime = 0
     try:
         mode = path.lstat().st_mode
