@@ -324,7 +324,8 @@ class Coordinator:
     def close(self) -> None:
         """Ends the thread: after `end`, when all have said goodbye or their time is over.
 
-        Blocks for at most straggler_seconds after `end`; without `end`, for a moment only.
+        Blocks after `end` for GOODBYE_SECONDS or straggler_seconds at most, the longer of the two;
+        without `end`, for a moment only.
         """
         if self._thread is None:
             return

@@ -136,6 +136,7 @@ class Silence:
 # A join is repeated, and a silent connection made anew, after this long.
 JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
+# How often the port of a silent leader is tried.
 _LOOK_SECONDS = 1.0
 # The thread that sends the heartbeats waits for the attempt, so that it is short.
 _DIAL_SECONDS = 0.3

@@ -109,6 +109,7 @@ def _is_written(target: int, view: memoryview) -> bool:
 GRACE_SECONDS = 90.0
 # After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
 VERDICT_GRACE_SECONDS = 5.0
+# For what the command left behind: until it is killed, and then until it is given up.
 LEFTOVER_SECONDS = 2.0
 COMMAND_NOT_FOUND = 127
 _TICK_SECONDS = 0.5

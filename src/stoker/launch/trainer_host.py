@@ -111,6 +111,7 @@ class Release:
 HOST_LOST = PlatformError.exit_code
 # When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
 FOLLOWERS_CAUSE_SECONDS = 3.0
+# The other way round: a follower's failure may only say that the leader's rank is gone.
 OWN_CAUSE_SECONDS = 3.0
 
 

@@ -20,7 +20,7 @@ UNREACHABLE_SECONDS = 900.0
 
 
 class FollowedRun(ABC):
-    """A submitted job. Nothing runs here but what `lines`, `wait` and `stop` do.
+    """A submitted job; it is looked at only while `lines`, `wait` or `stop` runs.
 
     Args:
         name: Of the job, as its service calls it.

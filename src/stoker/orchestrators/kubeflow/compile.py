@@ -275,7 +275,7 @@ def tasks_of(spec: CompiledSpec) -> Iterator[CompiledTask]:
 
 
 def readable(spec: CompiledSpec) -> Json:
-    """Returns the pipeline as `orchestrators.diff` compares it: steps and parameters with names."""
+    """Returns the pipeline as `differences` compares it: steps and parameters with names."""
     executors = mapping(spec.pipeline, "deploymentSpec", "executors")
     of_platform = _platform_executors(spec)
     inside: dict[str, list[Json]] = {}

@@ -440,11 +440,12 @@ def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
 
 
 def _one_volume_a_claim(mounted: Sequence[Mounted]) -> list[Mounted]:
-    """Merges volumes of the same claim: a kubelet takes them for one, and waits."""
+    """Merges volumes of the same claim into one volume with several mounts."""
     kept: dict[str, Mounted] = {}
     for one in mounted:
         source = one.volume.get("persistentVolumeClaim")
         name = str(one.volume["name"])
+        # A kubelet mounts a claim once for a pod, and would wait for the second volume.
         key = f"claim {source['claimName']}" if isinstance(source, dict) else f"volume {name}"
         first = kept.get(key)
         if first is None:

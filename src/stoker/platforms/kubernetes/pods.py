@@ -323,7 +323,7 @@ class _SeenEvent:
 
 
 class TroubleLog:
-    """Says a trouble once, and again ever so seldom while it lasts.
+    """Tells a trouble once, and again after `repeat_seconds` while it lasts.
 
     Args:
         repeat_seconds: Between two times that the same is said.
