@@ -120,6 +120,7 @@ class Aws:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        # boto3 itself reads AWS_DEFAULT_REGION, and not AWS_REGION.
         self._region = region or cloud_region()
         self._clients = dict(clients or {})
         self.sleep = sleep

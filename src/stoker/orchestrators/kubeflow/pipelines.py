@@ -172,6 +172,7 @@ def moment(value: Json) -> datetime | None:
         return None
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
+    # Go's zero time is the year 1, protobuf's is 1970.
     return found.astimezone(UTC) if found.year > 1970 else None
 
 

@@ -42,6 +42,7 @@ MAX_RUNS = 20
 _MAX_PAGES = 3
 
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+# An id, also behind a pipeline's name or in the address of the run's page.
 _RUN = re.compile(rf"(?:.*runs/details/|[^/]+/)?({_ID})(?:[/?].*)?", re.IGNORECASE)
 
 _STATES: Mapping[str, State] = {

@@ -217,6 +217,7 @@ def delete_schedule(kubeflow: Kubeflow, workload: Workload, *, name: str) -> str
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} schedules are called {found[0].name}",
+            # The service itself lets several have one name.
             fix=f"--delete with an id: {', '.join(item.id for item in found)}",
         )
     _delete(kubeflow, found[0].id)

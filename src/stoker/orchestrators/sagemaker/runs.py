@@ -100,6 +100,7 @@ def find_run(aws: Aws, run: str) -> FoundExecution:
         return FoundExecution(kind="job", id=found.group(1), run=found.group(1))
     if found := _PIPELINE.fullmatch(run):
         run = found.group(1)
+    # An ARN of something else: its slashes are not PIPELINE/EXECUTION_ID.
     if run.startswith("arn:"):
         raise UsageError(f"{run} is not a pipeline, a run or a training job", fix=_HOW)
     name, slash, execution = run.partition("/")

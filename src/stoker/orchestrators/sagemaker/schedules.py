@@ -117,6 +117,7 @@ def delete_schedule(aws: Aws, workload: Workload, *, name: str) -> str:
     Raises:
         UsageError: If there is none of that name.
     """
+    # Only schedules of this pipeline: no name reaches another one's.
     known = [schedule.name for schedule in list_schedules(aws, workload, now=datetime.now(UTC))]
     full_name = name if name in known else _full_name(workload, name)
     if full_name not in known:

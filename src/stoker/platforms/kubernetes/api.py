@@ -164,6 +164,7 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
         fix = "free some of it, or ask for more (kubectl describe quota)"
     elif code == 403 and "violates PodSecurity" in message:
         what = f"the namespace's pod security forbids it: {message}"
+    # Without an object's name nothing but the namespace or the API itself can be missing.
     elif code == 404 and not action.name:
         what, fix = _nothing_there(message, action)
     elif code in _PASSING:
@@ -507,6 +508,7 @@ class ClusterApi:
             described = mapping(page, "metadata")
             following = text(described, "continue")
             if not following:
+                # All pages of one listing have the same version.
                 return found, text(described, "resourceVersion")
 
     def create(self, resource: Resource, body: Document) -> Document:

@@ -568,6 +568,7 @@ def verbatim(text: str) -> str:
 _OF_JOB = frozenset(("JOB_COMPLETION_INDEX",))
 
 
+# The greatest weight of a preference.
 _ZONE_WEIGHT = 100
 # A GPU host that is moved to save a node costs the whole run; a data host comes back.
 _STAY = {
@@ -754,6 +755,7 @@ def _policy(workload: Workload, role: str, ingress: list[Json]) -> dict[str, Jso
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": described,
+        # What pods reach themselves (storage, registries) is not restricted.
         "spec": {"podSelector": _pods(role), "policyTypes": ["Ingress"], "ingress": ingress},
     }
 

@@ -169,6 +169,7 @@ CAPACITY_SECONDS = 600.0
 
 _SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+# No waiting helps: the name is none, or the node may not pull what it does not have.
 _IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _FOR_EVER = 0.0

@@ -476,6 +476,7 @@ def rbac(
         objects.append(_object("v1", "ServiceAccount", settings, account))
     role = _object("rbac.authorization.k8s.io/v1", "Role", settings, ROLE)
     role["rules"] = rules(settings)
+    # A binding for each account: applying it for another one leaves the first one's rights.
     name = ROLE if service_account is None else f"{ROLE}-{account}"
     binding = _object("rbac.authorization.k8s.io/v1", "RoleBinding", settings, name)
     binding["roleRef"] = {
@@ -591,6 +592,7 @@ def denied(
 
 
 def _needed(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
+    # Of the same rules that the Role consists of: what is asked is what an administrator applies.
     for rule in mappings({"rules": rules(settings)}, "rules"):
         for group in texts(rule, "apiGroups"):
             for resource in texts(rule, "resources"):
