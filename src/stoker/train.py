@@ -80,6 +80,7 @@ def _next_best(decision: Decision) -> str:
     """Names the best feasible plan with another data type, else the next feasible one."""
     chosen = decision.plan
     others = [plan for plan in decision.plans if plan.feasible and plan.groups != chosen.groups]
+    # Another data type, as the plan is for those who cannot get the chosen one.
     types = {group.instance_type for group in chosen.groups if group.role == "data"}
     other_type = (
         plan
@@ -120,12 +121,14 @@ def train(
     file = job.run_dir / "training.json"
     try:
         for line in run.lines():
+            # The dnn group's: lines of data hosts do not say why a training failed.
             if line.group == job.groups[0].name:
                 last_words.append(line.text)
             if on_line:
                 on_line(line)
         end = run.wait()
     except BaseException as err:
+        # Whoever interrupts must not leave hosts that are billed.
         run.stop()
         # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
         if on_stop and not isinstance(err, Exception):
@@ -210,6 +213,7 @@ def facts_of(
     timeline_file = None
     if end.output_dir:
         folder = end.output_dir / "stoker"
+        # The leader names it: that of its first rank which has one.
         if leader and leader.measured and leader.measured.timeline_file:
             timeline_file = _keep(folder / leader.measured.timeline_file, job)
         _keep_feed(folder / "feed.csv", job)

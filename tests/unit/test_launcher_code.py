@@ -10,7 +10,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.launch import launcher as code
-from stoker.platforms.packing import pack
+from stoker.platforms.sagemaker.submit import pack
 
 Entry = tuple[str, bytes, str]  # name, tarfile's type, content or where a link leads
 

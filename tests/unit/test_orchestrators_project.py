@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.orchestrators.project import project_pipeline
+from stoker.orchestrators.base import project_pipeline
 
 PIPELINE = """
 from components.decide.sagemaker import said

@@ -87,7 +87,7 @@ def project_source() -> Path:
     Raises:
         UsageError: If this installation has neither.
     """
-    from stoker.orchestrators.project import CARRIED
+    from stoker.orchestrators.base import CARRIED
 
     # One of them is there: the data files of a wheel, or the folders of a checkout.
     for root in CARRIED:

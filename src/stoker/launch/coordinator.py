@@ -64,6 +64,7 @@ class Attendance:
     @property
     def progress(self) -> dict[int, Progress]:
         """Returns the last report of each rank."""
+        # Copied in one step: other threads read this while the coordinator's thread adds ranks.
         return {rank: message for rank, (_, _, message) in self._reports.copy().items()}
 
     def senders(self) -> tuple[bytes, ...]:
@@ -73,6 +74,7 @@ class Attendance:
     def attend(self, rank: int, sender: bytes) -> None:
         """Adds a connection of `rank`."""
         senders = self._senders.setdefault(rank, {})
+        # Moved to the end, so that the first one is the one that was silent for longest.
         senders.pop(sender, None)
         senders[sender] = None
         if len(senders) > MAX_PROCESSES:
@@ -92,6 +94,7 @@ class Attendance:
         kept = self._reports.get(message.rank)
         if kept is not None:
             teller, told_at, last = kept
+            # A forked child reports under the same rank: the one with more steps is the trainer.
             is_ahead = teller != sender and last.steps > message.steps
             if is_ahead and now - told_at <= SILENT_SECONDS:
                 return
@@ -111,6 +114,7 @@ STRAGGLER_SECONDS = 15.0
 _POLL_MS = 100
 # A turn of the loop takes a fraction of a second: in a longer one the process was paused.
 _STANDSTILL_SECONDS = 2.0
+# How often the connections of silent launchers are tried.
 _LOOK_SECONDS = 1.0
 # Number of peers whose invalid messages are logged, once each.
 _MAX_WARNED = 1000
@@ -180,6 +184,8 @@ class Coordinator:
         self._events: list[Event] = []
         self._followers = frozenset(followers)
         self._starts: dict[str, Start] = {}
+        # Other threads only fill these queues: the coordinator's thread alone uses the socket, for
+        # ZeroMQ's sockets belong to one thread.
         self._to_start: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ending: queue.SimpleQueue[State] = queue.SimpleQueue()
         self._end: _End | None = None
@@ -275,6 +281,7 @@ class Coordinator:
 
     def end(self, outcome: Outcome, *, exit_code: int | None, reason: str) -> None:
         """Tells every launcher how the run ended; returns at once, only the first call counts."""
+        # 16 kB at most in UTF-8: a message above MAX_MESSAGE_BYTES would cut the connection.
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
     def release_agents(self, reason: str) -> None:
@@ -317,11 +324,13 @@ class Coordinator:
     def close(self) -> None:
         """Ends the thread: after `end`, when all have said goodbye or their time is over.
 
-        Blocks for at most straggler_seconds after `end`; without `end`, for a moment only.
+        Blocks after `end` for GOODBYE_SECONDS or straggler_seconds at most, the longer of the two;
+        without `end`, for a moment only.
         """
         if self._thread is None:
             return
         self._is_closing.set()
+        # Longer than `_is_done` takes: the limit is for a thread that hangs.
         self._thread.join(self._straggler_seconds + GOODBYE_SECONDS)
         self._thread = None
 
@@ -350,6 +359,8 @@ class Coordinator:
         try:
             while not self._is_done():
                 ready = dict(poller.poll(_POLL_MS))
+                # First: libzmq asks here whether a client's key is allowed, and holds its handshake
+                # until then.
                 if allow_list.socket in ready:
                     allow_list.handle()
                 if guard.monitor in ready:
@@ -357,6 +368,7 @@ class Coordinator:
                 if socket in ready:
                     self._receive(socket, guard)
                 guard.tick(self._clock())
+                # Before `_judge`: after the run's end a host that is lost does not fail it.
                 self._apply_end(socket)
                 self._apply_stage(socket)
                 self._apply_release(socket)
@@ -387,6 +399,7 @@ class Coordinator:
             self._looked_at = now
             state = self._end.state if self._end else State(stage=self._told_stage)
             for host in self._members.late(now):
+                # It says nothing new: sending it shows whether the connection is there.
                 if not self._send(socket, self._launchers[host], state):
                     self._members.cut_off(host, now)
         self._note(socket, self._members.expire(now))
@@ -395,6 +408,7 @@ class Coordinator:
         if not self._is_closing.is_set():
             return False
         if self._end is None:
+            # Without an end nobody is told anything; one that was put a moment ago still goes out.
             return self._ending.empty()
         elapsed = self._clock() - self._end.at
         awaits_goodbye = bool(self._members.live) and elapsed < GOODBYE_SECONDS
@@ -439,12 +453,15 @@ class Coordinator:
                 self._note(socket, [change] if change else [])
             case Heartbeat():
                 if self._members.beat(message, now):
+                    # A launcher that dialled again has another routing id.
                     self._launchers[message.host] = sender
                     state = self._decided_for(message.host) or State(stage=self._stage)
                     self._send(socket, sender, state)
+                    # It may be lost with a connection: repeated until the follower has it.
                     if not message.has_start:
                         self._send_start(socket, message.host)
                 else:
+                    # Its lease has run out, so the others know it as lost: it has to join again.
                     self._send(socket, sender, State(unknown=True))
             case Leave():
                 change = self._members.leave(message)
@@ -489,6 +506,7 @@ class Coordinator:
                 self._gone_agents.pop(change.host, None)
             if change.fails_the_run and self._end is None:
                 self._on_failure(change)
+        # A host that is absent was never in a roster as anything else than awaited.
         if any(change.kind == "agent" and change.what != "absent" for change in changes):
             roster = self._members.roster(self._clock())
             for sender in self._ranks.senders():
@@ -510,6 +528,7 @@ class Coordinator:
         what = f"data hosts released: {reason}"
         self._events.append(Event(when=now_utc(), what=what[:500]))
         self._log.event("data_hosts_released", reason=reason)
+        # Those that have not come yet are told as they join, see `_decided_for`.
         for host in self._agents & self._launchers.keys():
             self._send(socket, self._launchers[host], self._released)
 

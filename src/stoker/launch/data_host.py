@@ -25,6 +25,7 @@ def serve(run: HostRun) -> int:
     Raises:
         StokerError: If the agent cannot listen.
     """
+    # A run with a data group has a token, or `keys_of` has refused it.
     assert run.keys is not None
     settings = run.settings
     workers = settings.workers.get("data") or machine.usable_vcpus()
@@ -51,8 +52,10 @@ def serve(run: HostRun) -> int:
         os.chdir(run.folder)
     spawn.adopt_orphans()
     agent.open()
+    # The agent's own children: it takes their exit status itself.
     own = {child.pid for child in psutil.Process().children()}
     membership = Membership(
+        # The agent listens by now: trainers dial it as soon as the leader has let this host in.
         join=run.join(port=agent.port, batch_port=agent.batch_port, workers=workers),
         keys=run.keys,
         address=address,

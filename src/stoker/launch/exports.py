@@ -28,6 +28,7 @@ _OF_THE_TOOLKIT = (
 )
 # Channels that stoker adds to a job: they are not data of the training.
 OWN_CHANNELS = "stoker_"
+# The toolkit's default: logging.INFO.
 _LOG_LEVEL = 20
 
 
@@ -65,6 +66,7 @@ def arguments(values: Mapping[str, Json]) -> list[str]:
     """Returns hyperparameters as the toolkit appends them to a command: `--name value`, sorted."""
     words = []
     for name in sorted(values):
+        # A name of one letter is a short option to the toolkit.
         words += [f"--{name}" if len(name) > 1 else f"-{name}", _argument(values[name])]
     return words
 
@@ -97,6 +99,7 @@ def sagemaker_variables(
         for name, described in _read(config / "inputdataconfig.json").items()
         if not name.startswith(OWN_CHANNELS)
     }
+    # A container that was started by hand has no inputdataconfig.json: its folders tell.
     channels = sorted(inputs) or _folders(base_dir / "input" / "data")
     folders: dict[str, Json] = {name: str(base_dir / "input" / "data" / name) for name in channels}
     facts: dict[str, Json] = {
@@ -123,6 +126,7 @@ def sagemaker_variables(
         "job_name": environ.get("TRAINING_JOB_NAME"),
         "topology": _read(config / "resourceconfig.json").get("topology", []),
     }
+    # The toolkit calls it so inside SM_TRAINING_ENV, but exports it as SM_FRAMEWORK_PARAMS.
     training_env["additional_framework_parameters"] = training_env.pop("framework_params")
     facts |= {
         "channels": list(channels),
@@ -153,6 +157,7 @@ def _cluster(topology: Topology, config: Mapping[str, Json]) -> dict[str, Json]:
         "network_interface_name": topology.network_interface,
     }
     return {
+        # In the service's order, which need not go by groups.
         "hosts": config.get("hosts") or known["hosts"],
         "current_host": topology.host,
         "current_instance_type": topology.group.instance_type,
@@ -226,6 +231,8 @@ def _decoded(value: Json) -> Json:
     if not isinstance(value, str):
         return value
     try:
+        # The service keeps texts only: SageMaker's SDK writes values into them as JSON, boto3's
+        # users plain words.
         decoded: Json = json.loads(value)
     except ValueError:
         return value

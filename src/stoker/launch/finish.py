@@ -63,6 +63,7 @@ def write_failure(base_dir: Path, failure: str) -> None:
     text = failure
     if len(text) > FAILURE_CHARACTERS:
         head = text.split("\n", 1)[0][: FAILURE_CHARACTERS // 2] + "\n...\n"
+        # The first line says what failed and where; a traceback has its cause at the end.
         text = head + text[len(head) - FAILURE_CHARACTERS :]
     write_text(base_dir / "output" / "failure", text)
 
@@ -80,6 +81,7 @@ def leave_in_pod(
         log: Of this host.
     """
     log_files(output, under="stoker" if topology.is_leader else f"stoker/{topology.host}", log=log)
+    # The kubelet mounts it; elsewhere no such file is to be made.
     if exit_code and TERMINATION_LOG.exists():
         with contextlib.suppress(OSError):
             words = (base_dir / "output" / "failure").read_bytes()
@@ -151,6 +153,7 @@ def record_end(
 def _groups(
     settings: ProcessSettings, topology: Topology, processes_per_host: int
 ) -> tuple[Group, ...]:
+    # Readers of the record take its first group for the one that trains.
     groups = sorted(topology.groups, key=lambda group: group.role != "dnn")
     return tuple(
         Group(
@@ -238,6 +241,7 @@ def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
     lines = [line for line in stderr.splitlines() if parse_line(line) is None]
     words = "\n".join(lines)[-2000:].strip()
     signal_number = exit_code - 128
+    # Linux has the signals 1 to 64; a code above is the command's own.
     if 0 < signal_number < 65:
         first = f"{who} ended with {ended_words(-signal_number)}"
     else:

@@ -146,7 +146,9 @@ class Members:
         seat = self._seats[message.host]
         change = self._change_of(seat, message)
         if seat.join and seat.join.incarnation != message.incarnation:
+            # The older launcher may hang and wake up: it must not take the place back.
             self._superseded.add((message.host, seat.join.incarnation))
+            # The new launcher has started none of the engine's commands yet.
             seat.stage = "begun"
         seat.join, seat.heard_at, seat.is_live, seat.has_left = message, now, True, False
         seat.cut_off_at = None
@@ -156,6 +158,7 @@ class Members:
     def beat(self, message: Heartbeat, now: float) -> bool:
         """Renews a lease on a heartbeat; False if the sender is not a member and must join."""
         seat = self._seats.get(message.host)
+        # One that was given up has to join again, so that its return is told to the ranks.
         if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
             return False
         seat.heard_at, seat.stage, seat.cut_off_at = now, message.stage, None
@@ -238,6 +241,7 @@ class Members:
             lost=tuple(
                 _member(join, now - s.heard_at, place)
                 for place, s, join in agents
+                # One that said goodbye is in neither list: ranks wait for those that are lost.
                 if not s.is_live and not s.has_left
             ),
             expected=len(seats),
@@ -266,6 +270,7 @@ class Members:
     def _change_of(self, seat: _Seat, message: Join) -> Change | None:
         if seat.join is None:
             return Change(what="joined", host=message.host, kind=seat.kind)
+        # A join is repeated until its answer comes: this is no news.
         if seat.is_live and seat.join == message:
             return None
         is_same_follower = _follows(seat) and seat.join.incarnation == message.incarnation

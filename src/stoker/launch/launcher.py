@@ -86,6 +86,7 @@ def _extract(archive: tarfile.TarFile, folder: Path, *, where: str) -> None:
     for count, member in enumerate(archive, start=1):
         name = posixpath.normpath(member.name)
         num_bytes += max(0, member.size)
+        # By the sizes in the headers: no more than that is written of a file.
         if num_bytes > MAX_CODE_BYTES or count > MAX_CODE_FILES:
             raise UsageError(
                 f"the package of code is larger than {MAX_CODE_BYTES >> 30} GiB or has more than "
@@ -157,6 +158,7 @@ def _stays_inside(link: Path, root: Path) -> bool:
     except FileNotFoundError:
         # It leads nowhere yet.
         return link.resolve().is_relative_to(root)
+    # A link that leads to itself: RuntimeError before Python 3.13.
     except (OSError, RuntimeError):
         return False
 
@@ -271,6 +273,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     log = Log(run=settings.run_id, host=topology.host)
     _announce(topology, log)
     inbox: Inbox = queue.SimpleQueue()
+    # Before the code is unpacked: a SIGTERM that comes meanwhile is kept, and heeded afterwards.
     with signals_to(inbox):
         try:
             order = order_of(command, settings=settings, environ=environ)
@@ -298,6 +301,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 )
             return code
         except StokerError as err:
+            # Data hosts write none: the service shows one host's file as the reason, and that
+            # should be the training's.
             if topology.role == "dnn":
                 with contextlib.suppress(UsageError):
                     write_failure(settings.base_dir, str(err))
@@ -305,7 +310,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
-    """Returns where this host leaves what is kept; the platform puts all hosts' into one."""
+    """Returns where this host leaves what is kept."""
+    # The platform puts the folders of all hosts into one: names must differ.
     leaders = settings.base_dir / "output" / "data" / "stoker"
     return leaders if topology.is_leader else leaders / topology.host
 

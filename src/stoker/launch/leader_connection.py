@@ -124,6 +124,7 @@ class Silence:
         if silent > self._lease_seconds:
             return f"was silent for more than {self._lease_seconds:g} s"
         refused = 0.0 if self._refused_since is None else now - self._refused_since
+        # Silence, too, and not only refusals: it also counts from the trainers' last sign of life.
         if min(silent, refused) > REFUSED_SECONDS:
             return "has no launcher any more: it ended without a word"
         ended = 0.0 if self._ended_at is None else now - self._ended_at
@@ -135,7 +136,9 @@ class Silence:
 # A join is repeated, and a silent connection made anew, after this long.
 JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
+# How often the port of a silent leader is tried.
 _LOOK_SECONDS = 1.0
+# The thread that sends the heartbeats waits for the attempt, so that it is short.
 _DIAL_SECONDS = 0.3
 _POLL_MS = 50
 
@@ -294,11 +297,7 @@ class Membership:
         return connection
 
     def _resolve(self) -> Sequence[str]:
-        """Returns the leader's addresses; none while its name is not known.
-
-        In a thread, for a resolver without a network blocks for 20 s and more: neither a verdict
-        nor the end waits for it.
-        """
+        """Returns the leader's addresses; none while its name is not known."""
         answers: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
 
         def look_up() -> None:
@@ -308,6 +307,8 @@ class Membership:
                 found = []
             answers.put([str(address[0]) for *_, address in found])
 
+        # In a thread: without a network a resolver blocks for 20 s and more, and neither a verdict
+        # nor the end may wait for that.
         threading.Thread(target=look_up, name="resolve", daemon=True).start()
         while not self._is_closing.is_set():
             try:
@@ -322,12 +323,15 @@ class Membership:
         is_member = False
         next_at = connected_at
         while True:
+            # Before the look at `_is_closing`: `leave` and `close` follow each other, and the
+            # goodbye has to get out.
             if not self._leaving.empty():
                 self._has_left = True
                 self._send(connection, self._leaving.get())
             if self._is_closing.is_set():
                 return
             now = self._clock()
+            # The whole run waits for the last host to say it: not at the next heartbeat.
             if is_member and self._has_news:
                 next_at = now
             if now >= next_at and not self._has_left and not self._is_refused():
@@ -342,8 +346,10 @@ class Membership:
                         next_at = min(next_at, heard_at + self._beat_seconds)
             if monitor.poll(0):
                 recv_monitor_message(monitor)
+                # By the leader's side, or given up by libzmq: `end` tells them apart by the time.
                 self._silence.end(self._clock())
             self._judge_silence()
+            # libzmq would dial the same address for ever; a new connection resolves the name again.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
             if self._clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
                 return
@@ -396,6 +402,7 @@ class Membership:
                 reason = f"the {what}" + (f": {why}" if why else "")
                 self._decide(MembershipVerdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
+                # The leader has given this host up, or is a new one: the next message is a Join.
                 return False
             case State():
                 self._run_stage = message.stage

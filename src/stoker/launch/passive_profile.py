@@ -86,6 +86,7 @@ def measure(
     kept = steady(ranks[first])
     rates = {replica_of(rank): _rate(steady(steps)) for rank, steps in ranks.items()}
     for rank, report in progress.items():
+        # Timelines of other hosts are on their disks: of their ranks only the last report is here.
         rates.setdefault(replica_of(rank), 0.0)
         if rank not in ranks:
             rates[replica_of(rank)] = max(rates[replica_of(rank)], _reported_rate(report))
@@ -163,6 +164,7 @@ def passive_profile(
     ] or [measured.wait_seconds]
     sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
     made = [
+        # A global step takes one batch of each rank.
         world * seconds
         for report in progress.values()
         if (seconds := _batch_cpu_seconds(report, dnn, host_types=host_types, catalog=catalog))
@@ -171,6 +173,8 @@ def passive_profile(
     terms, spread = _loading(usage, made=made, dnn=dnn)
     step = StepTerms(
         step_seconds=measured.step_seconds,
+        # The step waits for the rank that waits longest; the step itself is the first rank's, so
+        # that another one's wait may be a little longer than it.
         wait_seconds=min(max(waits), measured.step_seconds),
         global_batch_size=_samples(timelines, world),
         batch_bytes=fmean(sizes) * world if sizes else None,
@@ -266,6 +270,7 @@ def _batch_cpu_seconds(
     for host in report.feed.hosts if report.feed else ():
         kind = here if host.is_local else host_types.get(host.host, here)
         batches += host.batches
+        # Of a faster CPU a second is worth more: all are told in seconds of the dnn hosts' type.
         seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
     return seconds / batches if batches else None
 

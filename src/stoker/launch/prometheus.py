@@ -110,6 +110,7 @@ class Metrics:
 
     def collect(self) -> Iterator[object]:
         """Yields the metric families of this moment."""
+        # The library is an extra: only a leader that serves metrics imports it.
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
@@ -193,6 +194,7 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
             where=where,
             fix="pip install 'stoker[metrics]', or leave feed.metrics_port out",
         ) from None
+    # The library's default registry would add figures of this process (memory, garbage collection).
     registry = CollectorRegistry()
     registry.register(cast("Collector", metrics))
     try:
@@ -204,5 +206,6 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
             fix="stop the program that uses the port, or name another one",
         ) from None
     handler = cast("type", server.RequestHandlerClass)
+    # start_http_server takes no time limit; the standard library's handler reads this attribute.
     server.RequestHandlerClass = type("Handler", (handler,), {"timeout": REQUEST_SECONDS})
     return server, thread

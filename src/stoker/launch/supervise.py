@@ -69,6 +69,7 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
     is_open = True
     while True:
         left = due - time.monotonic()
+        # Before any reading: a command that writes on and on without an end of line is shown, too.
         is_due = bool(held) and (left <= 0 or not poll.poll(left * 1000))
         chunk = b"" if is_due else _read(source)
         if tail and chunk:
@@ -108,6 +109,7 @@ def _is_written(target: int, view: memoryview) -> bool:
 GRACE_SECONDS = 90.0
 # After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
 VERDICT_GRACE_SECONDS = 5.0
+# For what the command left behind: until it is killed, and then until it is given up.
 LEFTOVER_SECONDS = 2.0
 COMMAND_NOT_FOUND = 127
 _TICK_SECONDS = 0.5
@@ -204,11 +206,13 @@ def supervise(
         takes_input: It reads this process's standard input; else there is none.
     """
     spawn.adopt_orphans()
+    # The kernel counts for the whole control group: only the difference is this command's.
     kills_before = machine.num_memory_kills()
     began, cpu_before = _now(), _cpu_seconds()
     # Earlier children are none of the command's: they end when whoever started them says so.
     spared = {*beside, *(child.pid for child in psutil.Process().children())}
     process = subprocess.Popen(
+        # The kernel kills the command if this launcher is killed.
         spawn.wrapped(command, signal_number=signal.SIGKILL),
         env=dict(environ),
         cwd=folder,
@@ -232,6 +236,7 @@ def supervise(
         process, inbox, log, on_tick, beside, spared=spared, asks_children=asks_children
     )
     waiter.join()
+    # Before the pumps are joined: what the command left behind holds the pipes open.
     end_descendants(spared=spared)
     for pump in pumps:
         pump.join(LEFTOVER_SECONDS)
@@ -338,6 +343,8 @@ def _follow(
             case Decided() if not decided:
                 decided = happening.reason
                 log.event("command_asked_to_end", reason=decided)
+                # After a signal the command may be saving: a second one would end it, and its time
+                # runs already.
                 if not signals:
                     kill_at = _now() + VERDICT_GRACE_SECONDS
                     _send(process, signal.SIGTERM)
@@ -374,6 +381,7 @@ def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> N
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     with contextlib.suppress(ProcessLookupError):
+        # What was started after the look above is in the group, unless it has left it.
         os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -384,7 +392,10 @@ def reap_orphans(*, spared: Collection[int]) -> None:
     """
     while True:
         try:
+            # WNOWAIT: it is looked at, not taken. The status of a child in `spared` is taken by its
+            # Popen; until then waitid gives that one again, and the next tick goes on.
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        # No children, or macOS before Python 3.13, which has no waitid.
         except (ChildProcessError, AttributeError):
             return
         if ended is None or ended.si_pid in spared:

@@ -234,8 +234,7 @@ def interval_between(
 ) -> FeedInterval | None:
     """Returns the rates between two looks at the ranks' reports; None if no rank told anything new.
 
-    A rank's rates are over its own clock: its reports reach the leader up to a second apart from
-    the leader's looks. A rank that was started again counts from its start.
+    A rank that was started again counts from its start.
     """
     ranks = []
     hosts = defaultdict[str, list[_Share]](list)
@@ -246,6 +245,7 @@ def interval_between(
         was = then.feed or _NO_WORK
         if was.seconds > now.feed.seconds:
             then, was = _NOTHING, _NO_WORK
+        # By the rank's own clock: its reports come up to a second apart from the leader's looks.
         span = now.feed.seconds - was.seconds
         if span <= 0:
             continue
@@ -296,6 +296,7 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
         name=name,
         batches_per_second=rate(lambda work: work.batches),
         bytes_per_second=rate(lambda work: work.frame_bytes),
+        # The workers of a data host serve all ranks: each rank reports the same ones.
         workers=sum(workers) if is_local else max(workers),
         busy_workers=rate(lambda work: work.busy_seconds),
         busy_cpus=rate(lambda work: work.cpu_seconds),
@@ -385,6 +386,7 @@ MIN_BUSY_SHARE = 0.8
 MIN_CPU_SHARE = 0.7
 # So many batches lie ready, and yet the trainer waits: for one that is not among them.
 MIN_READY = 2.0
+# Of the batches that may be asked for: above, the way to the trainer holds them up.
 MIN_CREDIT_SHARE = 0.8
 
 
@@ -431,6 +433,7 @@ def bottleneck_of(interval: FeedInterval) -> Bottleneck:
     busy = sum(host.workers * (host.busy_share or 0.0) for host in hosts)
     share = busy / workers if workers else 0.0
     asked, credits = sum(host.in_flight for host in hosts), sum(host.credits for host in hosts)
+    # In this order: busy workers also keep credits out and batches late, and are the cause then.
     if share >= MIN_BUSY_SHARE:
         seen = f"the data workers: {share:.0%} of their time at work, {waits}"
         # Of the time at work, as busy_share bounds it.
@@ -533,6 +536,8 @@ class ProgressLog:
 
     def _report(self) -> None:
         self._counts.update(step.loader for step in self._new)
+        # The script may have other loaders, for validation: the one with most steps is the
+        # training's.
         main = max(self._counts, key=self._counts.__getitem__, default=0)
         new = [step for step in self._new if step.loader == main]
         self._new = []

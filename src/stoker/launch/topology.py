@@ -2,8 +2,7 @@
 
 It is read from SageMaker's resourceconfig.json, else from SM_RESOURCE_CONFIG, else from the SM_*
 variables of SageMaker's toolkit, else from those that Kubernetes' pods have; where there is none of
-them, this is the only host. Host names say nothing about groups or order: hosts are taken in the
-order given, never sorted.
+them, this is the only host.
 
 Pods know all groups, each with the pattern of its hosts' names in the cluster's DNS, their own
 (RunEnvironment.pod_groups and group), and JOB_COMPLETION_INDEX, their number in it.
@@ -20,6 +19,7 @@ from stoker.errors import UsageError
 from stoker.records import PLATFORM_INFOS, Role, bare_type, read_text
 from stoker.settings import RunEnvironment
 
+# The service's own name for the one group of a job without instance groups.
 HOMOGENEOUS = "homogeneousCluster"
 
 _T = TypeVar("_T")
@@ -116,11 +116,14 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
         UsageError: If the description is malformed, or has not exactly one dnn group.
     """
     path = base_dir / "input" / "config" / "resourceconfig.json"
+    # The service's own file; the local platform writes the like.
     if path.exists():
         config, where = _decode(read_text(path), str(path)), str(path)
+    # Exported by the script mode of SageMaker's SDK, version 3.
     elif environ.get("SM_RESOURCE_CONFIG"):
         where = "variable SM_RESOURCE_CONFIG"
         config = _decode(environ["SM_RESOURCE_CONFIG"], where)
+    # Exported by sagemaker-training, the toolkit of AWS's framework images.
     elif environ.get("SM_CURRENT_HOST"):
         config, where = _from_toolkit(environ), "variables SM_*"
     elif environ.get("STOKER_GROUPS"):
@@ -182,6 +185,7 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
             where="variable STOKER_GROUP",
             fix="use the pods that stoker train --platform kubernetes makes",
         )
+    # Kubernetes sets it in the pods of Indexed Jobs only.
     if not number.isdigit() or int(number) >= own.count:
         raise UsageError(
             f"expected this pod's number, 0 to {own.count - 1}, found {number!r}",
@@ -214,6 +218,9 @@ def _topology(config: _ResourceConfig, roles: Mapping[str, Role], where: str) ->
             name=group.instance_group_name,
             role=_role(group.instance_group_name, roles),
             instance_type=group.instance_type,
+            # Never sorted: names (algo-1) are given out at random and say nothing about groups or
+            # leaders; all hosts get the list in the same order, and the first one of the dnn group
+            # leads.
             hosts=group.hosts,
         )
         for group in described
@@ -241,6 +248,7 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
             fix="name the other groups data..., or set STOKER_ROLES, for example "
             + '{"cpu": "data", "gpu": "dnn"}',
         )
+    # A misspelt name would leave its group with the role that its name suggests, unnoticed.
     unknown = sorted(set(roles) - set(names))
     if unknown:
         raise UsageError(

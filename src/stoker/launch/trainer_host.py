@@ -88,6 +88,8 @@ class Release:
         """Returns what a rank said, once all have said it and none can take its word back."""
         if len(self._said()) < self._ranks:
             return None
+        # First the file, then a second look: a rank that asks after all takes its word back and
+        # looks for this file, so that one of the two sees the other.
         released = self._output / RELEASED_FILE
         released.touch()
         said = self._said()
@@ -109,6 +111,7 @@ class Release:
 HOST_LOST = PlatformError.exit_code
 # When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
 FOLLOWERS_CAUSE_SECONDS = 3.0
+# The other way round: a follower's failure may only say that the leader's rank is gone.
 OWN_CAUSE_SECONDS = 3.0
 
 
@@ -143,6 +146,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, ending, causes)
+    # Also a KeyboardInterrupt: else the other hosts would wait until their leases end.
     except BaseException as err:
         if coordinator:
             coordinator.end("failed", exit_code=None, reason=repr(err))
@@ -169,6 +173,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 def follow(run: HostRun, command: Sequence[str]) -> int:
     """Trains on another dnn host, and ends when the leader says so or is lost."""
     if run.keys is None:
+        # There is no coordinator without a token: only torchrun connects the hosts.
         trainer = Trainer.of(run.settings, run.topology, run.environ)
         alone = beside(run, lambda _: None)
         ending = _train(run, command, trainer, alone, leader_ip=None)
@@ -199,6 +204,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             pass
         if not membership.wait_until_welcome(0):
             run.log.event("training_not_started", reason=verdicts[0].reason if verdicts else "")
+            # 143: a signal asked this host to stop (128 + SIGTERM).
             return HOST_LOST if verdicts else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         ending = engine.follow(membership) or _train(
@@ -210,9 +216,11 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             membership=membership,
         )
         if not ending.exit_code:
+            # Other hosts may still use the engine's commands of this one.
             engine.outlast(membership)
         engine.stop()
         failure = _failure_of(run, ending) if ending.exit_code else ""
+        # After a verdict an engine's failure is a consequence: its other end is gone.
         has_failed = bool(engine.failure) and not verdicts
         if has_failed:
             ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
@@ -231,6 +239,7 @@ def _follower_code(ending: Ending, verdicts: Sequence[MembershipVerdict]) -> int
     verdict = verdicts[0] if verdicts else None
     if verdict is None or not ending.decided:
         return ending.exit_code
+    # The leader was lost, or refused this host: nobody says how the run ended.
     if verdict.state is None:
         return HOST_LOST
     if verdict.state.outcome == "succeeded":
@@ -310,6 +319,8 @@ def _train(
         run.log.event("command_not_found", program=command[0])
         return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
     address = leader_ip or run.coordinator_address[0]
+    # Coordinator and agents have the port itself, agents the next one for batches: torchrun's store
+    # has the one after, so that one setting, feed.port, moves all of them.
     master = (address, run.coordinator_address[1] + 2)
     progress = ProgressLog(run.output / timeline.FILE.format(rank=0), run.log)
     feed = _feed_log(run, coordinator) if coordinator else None
@@ -373,6 +384,7 @@ def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
     """Returns the run's outcome and the leader's exit code, from its own end and the followers'."""
+    # First: what ranks wrote while they were asked to end is no failure.
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
     own = _failure_of(run, ending) if ending.exit_code else ""

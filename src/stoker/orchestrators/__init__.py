@@ -37,6 +37,7 @@ def orchestrator_named(
     Raises:
         UsageError: If there is none, or the workload has no settings for it.
     """
+    # Imported here, so that one target needs nothing of the other, and help waits for neither.
     if name == "sagemaker":
         from stoker.orchestrators.sagemaker import SageMakerOrchestrator
         from stoker.orchestrators.sagemaker.runs import region_in
@@ -96,6 +97,7 @@ def follow_run(
         else:
             is_seen, heard = True, clock()
             for step in state.steps:
+                # Not the times: those of a running step change with each look.
                 mark = (step.status, step.attempts, step.reason)
                 if step.status not in ("waiting", "not run") and seen.get(step.name) != mark:
                     seen[step.name] = mark
@@ -112,6 +114,7 @@ def follow_run(
 
 def _may_pass(error: PlatformError, *, is_seen: bool, silent: float) -> bool:
     """Returns whether asking again a little later may help."""
+    # Each target has an error class of its own; both have these two properties.
     if getattr(error, "is_unreachable", False):
         return silent < PATIENCE_SECONDS
     return not is_seen and getattr(error, "is_missing", False) and silent < EVENTUAL_SECONDS

@@ -88,6 +88,7 @@ class Resources(_Part):
     instance_groups: tuple[GroupPart, ...] = ()
     selected_instance_type: str | None = None
     selected_instance_count: int | None = None
+    # `rename` would make VolumeSizeInGb of it.
     volume_size_in_gb: int | None = msgspec.field(default=None, name="VolumeSizeInGB")
     volume_kms_key_id: str | None = None
     keep_alive_period_in_seconds: int | None = None
@@ -158,6 +159,7 @@ class JobAnswer(_Part):
     others: tuple[str, ...] = ()
 
 
+# Settings for which a workload has no key: the file that is written names them.
 _OTHERS = (
     "DebugHookConfig",
     "DebugRuleConfigurations",
@@ -195,6 +197,7 @@ def _is_set(value: Json) -> bool:
         return any(_is_set(item) for item in value.values())
     if isinstance(value, Sequence) and not isinstance(value, str):
         return any(_is_set(item) for item in value)
+    # The service's answers hold defaults, too: what is empty or off is nobody's setting.
     return value not in (None, "", False)
 
 
@@ -280,6 +283,7 @@ def decoded(text: str) -> Scalar:
     if isinstance(value, str):
         return text if not value or _json(value)[0] else value
     if isinstance(value, bool | int | float) and math.isfinite(value):
+        # A run would hand another text to the script than the job did, such as 0.001 for 1e-3.
         return value if json.dumps(value) == text else text
     return text
 
@@ -324,6 +328,7 @@ def hosts_of(job: JobAnswer, catalog: Catalog, *, name: str) -> AdoptedHosts:
     groups = resources.instance_groups
     if groups:
         return _of_groups(job, groups, catalog, name)
+    # A job may name several types to choose from (InstancePreferences): the one that it got.
     instance_type = resources.selected_instance_type or resources.instance_type
     if not instance_type:
         raise UsageError(
@@ -361,6 +366,7 @@ def _of_groups(
         ]
     return AdoptedHosts(
         instance_type=dnn.instance_type,
+        # The service's model allows a group of 0 hosts, a workload does not.
         count=max(1, dnn.instance_count),
         roles={g.instance_group_name: "dnn" if g is dnn else "data" for g in groups},
         notes=tuple(notes),
@@ -371,10 +377,13 @@ def _dnn(job: JobAnswer, groups: tuple[GroupPart, ...], catalog: Catalog) -> tup
     """Returns the group that trains, and how it was found."""
     if len(groups) == 1:
         return groups[0], "it is the only one"
+    # From what the job says to what only suggests it. Version 2 of the SDK writes the group of
+    # `distribution` here, as a list in JSON.
     text = job.hyper_parameters.get("sagemaker_distribution_instance_groups", "")
     named = [g for g in groups if f'"{g.instance_group_name}"' in text]
     if len(named) == 1:
         return named[0], "the job's distribution named it"
+    # The launcher's own rule, where nothing else names the roles.
     others = [g for g in groups if not g.instance_group_name.lower().startswith("data")]
     if len(others) == 1:
         return others[0], "it alone is not called data"
@@ -420,6 +429,7 @@ DRIVERS = "sm_drivers"
 _CODE = "code"
 _CODE_FOLDER = "/opt/ml/input/data/code"
 _OURS = "stoker_"
+# The images' toolkit runs pip for a requirements.txt; stoker's launcher does not.
 _NOT_INSTALLED = (
     "stoker installs nothing when the job starts: what requirements.txt names belongs in the image."
 )
@@ -455,6 +465,7 @@ def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> TrainingStar
     algorithm = job.algorithm_specification
     entrypoint, arguments = algorithm.container_entrypoint, algorithm.container_arguments
     channels = {channel.channel_name: channel for channel in job.input_data_config}
+    # In this order: stoker's jobs and those of version 3 have an entry point, too.
     if tuple(entrypoint[:2]) == ("stoker", "launch"):
         return _of_stoker(job, (*entrypoint[2:], *arguments), channels)
     if DRIVERS in channels:
@@ -490,6 +501,7 @@ def _of_stoker(
 ) -> TrainingStart:
     command = words[words.index("--") + 1 :] if "--" in words else words
     uri = _uri(channels.get("stoker_code"))
+    # Where stoker packed the code itself the channel is the folder around the package.
     name = posixpath.basename(job.environment.get("STOKER_CODE_FILE", "")) or "code.tar.gz"
     source = uri if not uri or uri.endswith(".tar.gz") else f"{uri.rstrip('/')}/{name}"
     return TrainingStart(
@@ -508,6 +520,7 @@ def _of_script_mode(
     code = _uri(channels.get(_CODE)) or ""
     dropped: frozenset[str] = frozenset()
     source: str | None = None
+    # Where the SDK uploaded the package. Under network isolation it comes by the channel `code`.
     if directory.startswith("s3://"):
         source = directory
     elif code.endswith(".tar.gz"):
@@ -520,6 +533,7 @@ def _of_script_mode(
             "package (.tar.gz) in S3, unless it is in the image."
         )
     processes = _processes(job)
+    # Without a number stoker starts a process for each GPU, as most of these do.
     if processes is None and _is_distributed(job):
         notes.append("The job's `distribution` started the processes; here torchrun does.")
     elif processes is None:
@@ -541,6 +555,7 @@ def _of_version_3(
 ) -> TrainingStart:
     code = _uri(channels.get(_CODE)) or ""
     is_package = code.endswith(".tar.gz")
+    # Code that is no package stays a channel of the job: the script is run from there.
     hidden = frozenset((DRIVERS, _CODE)) if is_package else frozenset((DRIVERS,))
     folder = "" if is_package else f"{_CODE_FOLDER}/"
     script = (drivers or {}).get("entry_script")
@@ -563,6 +578,7 @@ def _of_version_3(
             processes_per_host=_processes_of_version_3(drivers or {}),
         )
     if isinstance(words, str) and words:
+        # `exec`: the shell would not pass SIGTERM on to the command.
         shell = words if is_package or not code else f"cd {_CODE_FOLDER} && exec {words}"
         return TrainingStart(
             command=("bash", "-c", shell),
@@ -598,12 +614,14 @@ def _toolkit(job: JobAnswer, name: str) -> str | None:
 
 
 def _processes(job: JobAnswer) -> int | None:
+    # Of `distribution={"mpi": {"processes_per_host": N}}`.
     value: Scalar = decoded(job.hyper_parameters.get("sagemaker_mpi_num_of_processes_per_host", ""))
     return value if isinstance(value, int) and value > 0 else None
 
 
 def _is_distributed(job: JobAnswer) -> bool:
     return any(
+        # sagemaker_torch_distributed_enabled, sagemaker_mpi_enabled and others.
         name.startswith("sagemaker_") and name.endswith("_enabled") and decoded(value) is True
         for name, value in job.hyper_parameters.items()
     )
@@ -612,6 +630,7 @@ def _is_distributed(job: JobAnswer) -> bool:
 def _processes_of_version_3(drivers: Mapping[str, Json]) -> int | None:
     distributed = drivers.get("distributed")
     if not isinstance(distributed, Mapping) or not distributed:
+        # Without `distributed` ModelTrainer starts the script once on each host.
         return 1
     count = distributed.get("process_count_per_node")
     return count if isinstance(count, int) and count > 0 else None
@@ -673,6 +692,7 @@ def _channel(part: ChannelPart, source: S3Source, mode: str, roles: Mapping[str,
         ("record_wrapper", part.record_wrapper_type),
     ]
     defaults = msgspec.to_builtins(Channel(uri="s3://b"))
+    # People are to read the file: what is the default anyway is left out.
     channel.update({key: value for key, value in values if value != defaults[key]})
     return channel
 
@@ -713,7 +733,9 @@ def platform_entries(
         job.output_data_config,
         job.stopping_condition,
     )
+    # AWS's images have framework and version in their address.
     framework = _FRAMEWORK.search(job.algorithm_specification.training_image or "")
+    # Of a run by stoker: the next one gets its own.
     ours = sorted(name for name in job.environment if name.startswith("STOKER_"))
     environment = {k: v for k, v in sorted(job.environment.items()) if k not in ours}
     plain: list[tuple[str, Json, tuple[str, ...]]] = [
@@ -764,6 +786,7 @@ def platform_entries(
         ),
     ]
     return (
+        # What is 0, false or empty is the workload's default, too.
         *(YamlEntry(key, value, said) for key, value, said in plain if value),
         *(YamlEntry("", None, (note,)) for note in (*notes, *_homogeneous_only(job))),
     )
@@ -779,6 +802,7 @@ def _checkpoint_notes(job: JobAnswer) -> tuple[str, ...]:
 def _homogeneous_only(job: JobAnswer) -> list[str]:
     resources = job.resource_config
     notes = []
+    # Not taken: a plan may have two groups, and these exclude each other (see `checks`).
     if job.enable_managed_spot_training:
         wait = job.stopping_condition.max_wait_time_in_seconds
         notes.append(
@@ -794,6 +818,7 @@ def _homogeneous_only(job: JobAnswer) -> list[str]:
     return notes
 
 
+# The times that the SDK's two versions append to the names of jobs.
 _STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
 
 
@@ -820,6 +845,7 @@ def adopt(name: str, *, aws: Aws, catalog: Catalog) -> Adopted:
     try:
         answer = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
     except AwsError as err:
+        # DescribeTrainingJob answers so for a job that does not exist.
         if err.is_missing or err.code == "ValidationException":
             raise AwsError(
                 f"there is no training job {name} in {aws.region}",
@@ -916,6 +942,7 @@ def _drivers(job: JobAnswer, aws: Aws) -> Mapping[str, Json] | None:
             aws.read_object(f"{uri}/sourcecode.json"), type=dict[str, object]
         )
         launch = msgspec.json.decode(aws.read_object(f"{uri}/distributed.json"))
+    # Perhaps only the job's role may read that bucket: notes in the file say what is missing.
     except (AwsError, msgspec.DecodeError):
         return None
     texts: dict[str, Json] = {k: v for k, v in found.items() if isinstance(v, str)}
@@ -931,6 +958,7 @@ def _tags(job: JobAnswer, aws: Aws) -> tuple[dict[str, str], tuple[str, ...]]:
             "sagemaker", "ListTags", items="Tags", ResourceArn=job.training_job_arn
         ):
             key = str(tag.get("Key", ""))
+            # AWS's own tags, which nobody else may set.
             if not key.startswith("aws:"):
                 tags[key] = str(tag.get("Value", ""))
     except AwsError as err:

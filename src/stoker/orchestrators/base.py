@@ -1,13 +1,21 @@
-"""Every orchestrator can upload a compiled pipeline, start, schedule and stop it."""
+"""Every orchestrator can upload a compiled pipeline, start, schedule and stop it.
 
+What compiling and uploading have in common is here as well: the inputs of the steps, the project's
+own pipeline, which is loaded, and what changes in a definition.
+"""
+
+import contextlib
 import difflib
 import hashlib
+import importlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,7 +23,7 @@ import msgspec
 from stoker.errors import UsageError
 from stoker.parameters import Kind, Parameter
 from stoker.platforms.base import LogLine
-from stoker.platforms.packing import pack
+from stoker.platforms.sagemaker.submit import pack
 from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
 
 State = Literal["waiting", "running", "stopping", "stopped", "failed", "succeeded", "not run"]
@@ -214,6 +222,7 @@ class RunState:
         """Returns 0, 3 (the gate), 4 (the platform), 6 (the user's command) of a run that ended."""
         if self.status == "succeeded":
             return 0
+        # A command that failed comes first: the gate's failure may be its consequence.
         causes = {step.cause for step in self.steps}
         return 6 if "workload" in causes else 3 if "gate" in causes else 4
 
@@ -309,6 +318,7 @@ def utc_now() -> datetime:
 
 def schedule_name(workload: Workload, name: str | None) -> str:
     """Returns the full name of a schedule, from what the user calls it; absent: the only one."""
+    # Schedules of all pipelines are in one list: the name tells whose this one is.
     base = f"stoker-{workload.name}"
     if name is None or name in (base, workload.name):
         return base
@@ -380,9 +390,11 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     settings = sagemaker_of(workload)
     code = _packed(settings, folder or Path.cwd())
     named = _with_source(workload, settings, CODE) if code is not None else workload
+    # With the code's bare name: its address contains the digest that is made here.
     document = json.dumps(to_document(named), sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(document.encode())
     digest.update(hashlib.sha256(code or b"").digest())
+    # The address names the content: an upload never changes what a running pipeline reads.
     uri = f"{settings.output_uri.rstrip('/')}/stoker/inputs/{digest.hexdigest()[:16]}"
     placed = _with_source(workload, settings, f"{uri}/{CODE}") if code is not None else workload
     files = {WORKLOAD: to_json(placed).encode()}
@@ -447,10 +459,12 @@ def differences(old: Json, new: Json) -> tuple[str, ...]:
     changed: dict[tuple[str, ...], list[str]] = {}
     for name in (name for name in now if name in was):
         values = tuple(_changes([*_lines(was[name], "")], [*_lines(now[name], "")]))
+        # A new image, say, changes all steps alike: it is told once.
         changed.setdefault(values, []).append(name)
     changed.pop((), None)
     for values, names in changed.items():
         lines += [f"~ {', '.join(names)}", *(f"  {value}" for value in values)]
+    # The documents do differ: that was asked first.
     return tuple(lines) or ("~ parts that have no name",)
 
 
@@ -490,12 +504,14 @@ def _title(name: str, part: Mapping[str, Json]) -> str:
 def _lines(value: Json, path: str) -> Iterator[Line]:
     """Yields each value of a document with the path to it, sorted by keys."""
     if isinstance(value, Mapping) and value:
+        # Sorted: another order of keys is no change.
         for key in sorted(value):
             yield from _lines(value[key], f"{path}.{key}" if path else key)
     elif isinstance(value, list | tuple) and value:
         for index, item in enumerate(value):
             yield from _lines(item, f"{path}[{_place(item, index)}]")
     else:
+        # Every path inside a step would begin with it.
         yield path.removeprefix("Arguments."), _text(value)
 
 
@@ -507,6 +523,7 @@ def _place(item: Json, index: int) -> str:
 
 
 def _changes(old: Sequence[Line], new: Sequence[Line]) -> Iterator[str]:
+    # By default difflib passes over lines that occur often, and definitions repeat themselves.
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for kind, i, i_end, j, j_end in matcher.get_opcodes():
         if kind == "equal":
@@ -520,6 +537,7 @@ def _changes(old: Sequence[Line], new: Sequence[Line]) -> Iterator[str]:
             start = max(0, next((at for at, (one, other) in pairs if one != other), 0) - 20)
             removed.append(f"- {path} = {_shorten(was, start)}")
             added.append(f"+ {other} = {_shorten(now, start)}")
+        # Without the pairs that were only filled up.
         yield from removed[: i_end - i]
         yield from added[: j_end - j]
 
@@ -538,3 +556,95 @@ def _text(value: Json) -> str:
 def _mappings(value: Json) -> list[Mapping[str, Json]]:
     items = value if isinstance(value, list | tuple) else ()
     return [item for item in items if isinstance(item, Mapping)]
+
+
+# A project folder has pipelines/ and components/, which its users edit: they are loaded by path.
+_PACKAGE = Path(__file__).resolve().parents[1]
+# An installed wheel carries the project's files; an editable installation has its checkout.
+CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
+
+_PACKAGES = ("components", "pipelines")
+_EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
+
+
+@contextlib.contextmanager
+def project_pipeline(
+    target: str, *, folder: Path, components: Path | None = None, carried: Sequence[Path] = CARRIED
+) -> Iterator[ModuleType]:
+    """Loads pipelines/TARGET.py, and while it is in use the components that it imports.
+
+    Afterwards they are not imported any more: the next folder may have other files.
+
+    Args:
+        target: kubeflow or sagemaker.
+        folder: Project folder. What it lacks comes from the installation.
+        components: Folder with components in place of the project's: those that are there count.
+        carried: The installation's own project folders.
+
+    Raises:
+        UsageError: If there is no such pipeline, a file is not Python, or the orchestrator's
+            library is not installed.
+    """
+    roots = [root for root in (folder, *carried) if (root / "pipelines" / f"{target}.py").is_file()]
+    if not roots:
+        raise UsageError(
+            f"there is no pipelines/{target}.py",
+            where=f"folder {folder}",
+            fix="stoker init DIR     makes a project folder; run stoker in it",
+        )
+    if components is not None and not components.is_dir():
+        raise UsageError(f"no such folder: {components}", fix="check --components")
+    places = {
+        "components": [
+            *([components] if components else []),
+            *_folders("components", folder, *carried),
+        ],
+        "pipelines": [roots[0] / "pipelines"],
+    }
+    before = _forget()
+    try:
+        for name, paths in places.items():
+            package = ModuleType(name)
+            # Several folders: the project's own component is found before a carried one.
+            package.__path__ = [str(path.resolve()) for path in paths]
+            sys.modules[name] = package
+        # Finders remember what a folder held, and files may have been written a moment ago.
+        importlib.invalidate_caches()
+        yield _imported(f"pipelines.{target}", target=target)
+    finally:
+        _forget()
+        # The caller may have modules of these names, too.
+        sys.modules.update(before)
+
+
+def _imported(name: str, *, target: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as err:
+        missing = (err.name or "").partition(".")[0]
+        if missing in _EXTRAS:
+            raise UsageError(
+                f"the library {missing} is not installed, or too old: no module {err.name}",
+                fix=f"pip install 'stoker[{_EXTRAS[missing]}]'",
+            ) from err
+        if missing in _PACKAGES:
+            raise UsageError(
+                f"there is no module {err.name}",
+                where=f"pipelines/{target}.py and what it imports",
+                fix="stoker init DIR     makes a folder that has all of them",
+            ) from err
+        raise
+    except SyntaxError as err:
+        raise UsageError(
+            f"not Python: {err.msg}", where=f"{err.filename}:{err.lineno}", fix="correct the file"
+        ) from err
+
+
+def _folders(name: str, *roots: Path) -> Sequence[Path]:
+    return [root / name for root in roots if (root / name).is_dir()]
+
+
+def _forget() -> dict[str, ModuleType]:
+    """Takes the project's modules out of those that are imported, and returns them."""
+    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
+    return {name: sys.modules.pop(name) for name in names}

@@ -61,6 +61,7 @@ class CronField:
             else:
                 low = self._number(first, expression=expression)
                 high = self._number(last, expression=expression) if dash else low
+                # `5/15` is 5, 20, 35 ...: from 5 to the end.
                 high = self.high if slash and not dash else high
             if low > high:
                 raise cron_error(expression, f"{self.name} {part} runs backwards", "as 1,2,5")
@@ -147,6 +148,7 @@ def cron_expression(text: str) -> str:
         fields = _from_unix(fields, expression=bare)
     if len(fields) != 6:
         raise cron_error(bare, f"it has {len(fields)} fields", _EXAMPLE)
+    # AWS's rule: exactly one of the two is `?`.
     if (fields[2] == "?") == (fields[4] == "?"):
         raise cron_error(
             bare,
@@ -181,6 +183,7 @@ def checked_zone(name: str) -> str:
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
+        # It reads the whole folder of time zones, which only the error needs.
         from zoneinfo import available_timezones
 
         raise UsageError(
@@ -211,6 +214,7 @@ def next_run(
     if every is not None:
         if start is None:
             return None
+        # Rounded up: the first start that is not in the past.
         missed = max(0, -((start - now) // every))
         return (start + missed * every).astimezone(UTC)
     parts = expression[5:-1].split() if expression.startswith("cron(") else []
@@ -242,6 +246,7 @@ def _from_unix(fields: Sequence[str], *, expression: str) -> list[str]:
         days = ["*" if day == "?" else day, month, "?"]
     else:
         days = ["?", month, _unix_weekdays(weekday, expression=expression)]
+    # AWS counts from a number: `*/5` is `0/5` there.
     return [*(re.sub(r"(^|,)\*/", r"\g<1>0/", text) for text in (minute, hour)), *days, "*"]
 
 

@@ -68,6 +68,7 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
     code = str(error.get("Code", ""))
     message = str(error.get("Message", "")).strip()
     what, fix = f"{code}: {message}", ""
+    # Some services answer with another code, and say only in words what is missing.
     if code in _DENIED or "not authorized" in message:
         found = _ACTION.search(message)
         missing = found.group(1) if found else action
@@ -101,6 +102,7 @@ EVENTUAL_SECONDS = 30.0
 _EXISTS = ("PreconditionFailed", "412")
 _CONFLICT = ("ConditionalRequestConflict", "409")
 _UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
+# Attempts while another write of the same object goes on.
 _CONFLICTS = 3
 
 
@@ -122,6 +124,7 @@ class Aws:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        # boto3 itself reads AWS_DEFAULT_REGION, and not AWS_REGION.
         self._region = region or cloud_region()
         self._clients = dict(clients or {})
         self.sleep = sleep
@@ -198,6 +201,7 @@ class Aws:
             AwsError: If it cannot be opened, or breaks off.
         """
         bucket, key = split_uri(uri)
+        # Around the `yield`: the stream may break off while the caller reads it.
         with explained("s3:GetObject", where=uri):
             body = self._s3("get_object", Bucket=bucket, Key=key)["Body"]
             content = cast("IO[bytes]", body)
@@ -253,6 +257,7 @@ class Aws:
         bucket, key = split_uri(target)
         copy = getattr(self.client("s3"), "copy")  # noqa: B009
         with explained("s3:PutObject", where=f"{source} to {target}"):
+            # boto3's own copy: a single CopyObject takes 5 GB at most.
             copy({"Bucket": from_bucket, "Key": from_key}, bucket, key)
 
     def delete_object(self, uri: str) -> None:

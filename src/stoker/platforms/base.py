@@ -197,8 +197,7 @@ class Platform(Protocol[RequestT]):
 def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> tuple[str, ...]:
     """Returns the names of the groups that get a channel; () for all of them.
 
-    A channel names groups or roles. In a job of one group the dnn group loads the data itself, and
-    gets what the data group would get.
+    A channel names groups or roles.
 
     Raises:
         UsageError: If it names a group that the job does not have.
@@ -211,15 +210,18 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
                 where=f"key channels.{name}.groups",
                 fix=nearest(named, [*names, *_ROLES]),
             )
+    # In a job of one group the dnn group loads by itself, and gets what a data group would.
     if len(groups) == 1 or not channel.groups:
         return ()
     found = tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)
+    # SageMaker takes groups at all channels or at none: a channel for everybody names none.
     return () if len(found) == len(groups) else found
 
 
 def hyperparameters(values: Mapping[str, Scalar]) -> dict[str, str]:
     """Returns hyperparameters as SageMaker's API and hyperparameters.json hold them: texts only."""
     return {
+        # SageMaker's toolkit, and stoker's launcher, decode each text as JSON again.
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in sorted(values.items())
     }
@@ -242,6 +244,7 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
             where=f"job {job.name}, key image",
             fix="build one with make image, push it, and set image to its address",
         )
+    # Else the launcher would take options of the user's command for its own.
     if entrypoint[-1] != "--":
         raise UsageError(
             "the entry point must end with --, which the command follows: " + " ".join(entrypoint),
@@ -252,6 +255,7 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
 
 # Folders, files and objects are called by these names: no name may lead out of a folder.
 _RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
+# Not dots alone: `..` would be the folder above.
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 
 
@@ -292,6 +296,7 @@ def check_job(job: JobSpec) -> None:
 def _check_groups(job: JobSpec) -> None:
     where = "the plan's groups"
     trainers = [group for group in job.groups if group.role == "dnn"]
+    # Everybody takes the first group for the one that trains, and its first host for the leader.
     if len(trainers) != 1 or job.groups[0].role != "dnn":
         found = ", ".join(f"{group.name} ({group.role})" for group in job.groups)
         raise UsageError(

@@ -20,7 +20,7 @@ UNREACHABLE_SECONDS = 900.0
 
 
 class FollowedRun(ABC):
-    """A submitted job. Nothing runs here but what `lines`, `wait` and `stop` do.
+    """A submitted job; it is looked at only while `lines`, `wait` or `stop` runs.
 
     Args:
         name: Of the job, as its service calls it.
@@ -47,6 +47,7 @@ class FollowedRun(ABC):
         """
         self._begin()
         while True:
+            # Before the look at `_is_drained`: the last look may have brought lines.
             while self._waiting:
                 yield self._waiting.popleft()
             if self._is_drained:
@@ -90,8 +91,6 @@ class FollowedRun(ABC):
 class LogFiles:
     """Writes GROUP-HOST.log files; those of an earlier attempt are replaced.
 
-    A run may be stopped by another thread than the one that reads its lines.
-
     Args:
         folder: Made with the first line.
     """
@@ -100,6 +99,7 @@ class LogFiles:
         self._folder = folder
         self._open: dict[str, IO[str]] = {}
         self._begun: set[str] = set()
+        # A run may be stopped by another thread than the one that reads its lines.
         self._lock = threading.Lock()
 
     def write(self, line: LogLine) -> None:
@@ -109,11 +109,13 @@ class LogFiles:
         with self._lock:
             if name not in self._open:
                 self._folder.mkdir(parents=True, exist_ok=True)
+                # A file that was closed in this run is continued, one of an earlier attempt is not.
                 mode = "a" if name in self._begun else "w"
                 self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
                 self._begun.add(name)
             file = self._open[name]
             file.write(line.text + "\n")
+            # Others read the file while the job runs.
             file.flush()
 
     def close(self) -> None:
@@ -141,6 +143,7 @@ class FileTail:
         if self._file is None:
             try:
                 self._file = self._path.open("rb")
+            # The host has not written anything yet.
             except FileNotFoundError:
                 return
         while chunk := self._file.read(_CHUNK_BYTES):

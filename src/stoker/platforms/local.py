@@ -130,6 +130,7 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for name, channel in sorted(job.channels.items()):
         if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
             continue
+        # A link, as data sets are large, and all hosts are this machine.
         (base / "input" / "data" / name).symlink_to(channel_folder(name, channel.uri))
         channels[name] = {
             "TrainingInputMode": "File",
@@ -156,6 +157,7 @@ def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
             }
             for group in request.job.groups
         ],
+        # For NCCL, gloo and Open MPI, which the launcher tells it: all hosts are on loopback.
         "network_interface_name": "lo",
     }
 
@@ -166,6 +168,7 @@ def _write(base: Path, name: str, document: dict[str, Json]) -> None:
 
 
 LOOPBACK = "127.0.0.1"
+# A run may be started inside another job, whose variables would be taken for this run's.
 _FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 _FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
@@ -174,9 +177,6 @@ _FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR
 def lock_run_folder(folder: Path, *, run: str) -> int:
     """Takes the run's folder for one run, and returns the open descriptor that holds it.
 
-    Launchers inherit the descriptor: the folder is free again when this process has closed it and
-    all launchers have ended, also those of a process that was killed.
-
     Raises:
         PlatformError: If hosts of this run still run.
         OSError: If there can be no such folder.
@@ -184,6 +184,8 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)
     try:
+        # The lock belongs to the open folder, which launchers inherit: it holds until all of them
+        # have ended, also those of a process that was killed.
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
@@ -238,19 +240,19 @@ def start_host(
             stdin=_standard_input() if host == request.leader else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            # Ctrl-C at the terminal then reaches this process alone, which stops the leader first.
             start_new_session=True,
             pass_fds=(lock,),
         )
+    # By this variable a process of the host is found that has left its session.
     marker = f"\0STOKER_BASE_DIR={request.base_dir(host)}\0".encode()
     return StartedHost(host=host, process=process, marker=marker)
 
 
 def _standard_input() -> int | None:
-    """Returns the standard input of the leader's script: None to inherit ours, or DEVNULL.
-
-    A script in the background of a shell would read what the user types for the shell.
-    """
+    """Returns the standard input of the leader's script: None to inherit ours, or DEVNULL."""
     try:
+        # In the background of a shell a script would read what the user types for the shell.
         is_others = os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
         os.fstat(0)
     except OSError:
@@ -291,6 +293,7 @@ def host_variables(
         group=host.group,
         engine_hosts=engine,
     )
+    # Else each rank would begin as many threads as its host has cores.
     threads = {"OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes))}
     inherited = {
         name: value
@@ -399,6 +402,7 @@ class LocalRun:
         try:
             is_last = False
             while not is_last:
+                # Before the reading: what was written until the end is then read, too.
                 is_last = self._has_ended.is_set()
                 while not self._said.empty():
                     yield self._said.get()
@@ -438,6 +442,7 @@ class LocalRun:
             taken: set[int] = set()
             ports = {host.name: free_ports(taken) for host in request.hosts}
             engine = engine_hosts(request, taken)
+            # What a killed launcher leaves becomes a child of this process, which ends it.
             spawn.adopt_orphans()
             for host in request.hosts:
                 variables = host_variables(
@@ -460,6 +465,7 @@ class LocalRun:
             self._follow()
             self._end = self._conclude()
         except BaseException as err:
+            # `wait` raises it in the caller's thread.
             self._error = err
         finally:
             self._clean_up()
@@ -499,6 +505,7 @@ class LocalRun:
         host = started.host
         leader = self._hosts[0]
         self._note(f"host ended with {_words(code)}", host.name)
+        # After the leader's end the outcome is decided: how the others end does not change it.
         if leader.ended_at is not None and started is not leader:
             return
         if code < 0 and host.role == "data" and not self._is_stopping.is_set():
@@ -509,6 +516,7 @@ class LocalRun:
                     f"the launcher of dnn host {host.name} (group {host.group}, the leader) "
                     f"ended with {ended_words(code)}"
                 )
+        # Others make up for a host that was killed; one with a code of its own could not serve.
         elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
             log = self._request.log_file(host)
             self._failure = f"data host {host.name} ended with exit code {code}, see {log}"
@@ -533,6 +541,7 @@ class LocalRun:
             self._clean_host(started)
         self._token_file.unlink(missing_ok=True)
         if self._lock is not None:
+            # Last: from here on another run may take the folder.
             os.close(self._lock)
             self._lock = None
 
@@ -714,6 +723,7 @@ class LocalPlatform:
 
     def _slice(self, offset: int, size: int) -> tuple[int, ...]:
         count = len(self._cores)
+        # Behind the last core it begins anew: then hosts share cores, and `plan` says so.
         chosen = {self._cores[(offset + i) % count] for i in range(min(size, count))}
         return tuple(sorted(chosen))
 

@@ -108,6 +108,7 @@ class OutputParts:
             number, count = int(values.get("part", "")), int(values.get("parts", ""))
         except ValueError:
             return
+        # A script's own lines may look like these: names become paths, and counts take memory.
         if not _NAME.match(name) or not 1 <= number <= count <= _MAX_PARTS:
             return
         if len(self._parts) > _MAX_OPEN:
@@ -131,4 +132,5 @@ def _unpacked(text: str, digest: str) -> bytes | None:
         content = unpacking.decompress(packed, MAX_READ_BYTES)
     except (binascii.Error, zlib.error):
         return None
+    # Cut at MAX_READ_BYTES, or broken off: half a record is none.
     return content if unpacking.eof else None

@@ -147,6 +147,7 @@ class _DataHost:
                     return
                 case SignalReceived():
                     self._run.log.event("signal_received", number=happening.number)
+                    # A second signal, or nobody works with these commands yet: nothing to drain.
                     if self._is_asked or not has_told:
                         self._is_asked = True
                         return
@@ -154,6 +155,7 @@ class _DataHost:
                     stop_at = time.monotonic() + ENGINE_DRAIN_SECONDS
                 case _:
                     reap_orphans(spared=pids)
+            # These connect to the leader's commands (a dispatcher, a head), which it says are up.
             if not has_begun and self._membership.run_stage != "begun":
                 has_begun = True
                 for server in self._servers:
@@ -290,6 +292,7 @@ class _Commands:
         ending = self._start(self._leaders)
         if ending:
             return ending
+        # Now the other hosts start theirs, which connect to the leader's.
         coordinator.announce("led")
         ending = self._start([s for s in self._servers if s not in self._leaders])
         if ending:
@@ -333,6 +336,7 @@ class _Commands:
     def outlast(self, membership: Membership) -> None:
         if not self._servers or self._words:
             return
+        # The leader then waits for this host's training no longer; its commands go on.
         membership.tell("done")
         while True:
             match self._run.inbox.get():

@@ -44,6 +44,7 @@ def secret_file(run: HostRun) -> Path:
     path = _path(run)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Made anew, and never through a link: one that is there may be readable to others.
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -278,6 +279,7 @@ def _environ(run: HostRun) -> dict[str, str]:
         has_data_group=False,
         output=run.output,
     )
+    # Without stoker's sitecustomize, which is for the processes of the training.
     places = filter(None, (str(run.folder or ""), run.environ.get("PYTHONPATH", "")))
     ours = {
         "PYTHONPATH": ":".join(places),
@@ -288,8 +290,9 @@ def _environ(run: HostRun) -> dict[str, str]:
     return {**variables, **run.environ, **ours}
 
 
-# Bytes of its output that are kept for the message of a failure.
+# Lines of its output that are kept for the message of a failure.
 LAST_LINES = 20
+# A longer line is passed on in pieces.
 MAX_LINE_BYTES = 64 << 10
 PROBE_EVERY_SECONDS = 0.1
 # Time of one attempt to connect or to get an answer.
@@ -346,7 +349,7 @@ class Server:
         return self._has_ended.is_set()
 
     def start(self) -> None:
-        """Starts it; called in the main thread: it is killed when that thread ends."""
+        """Starts it; to be called in the main thread."""
         order = self._order
         command = resolve_program(order.command, order.environ, folder=self._folder)
         if command is None:
@@ -357,6 +360,7 @@ class Server:
         # This process must be able to end what outlives its first process.
         spawn.adopt_orphans()
         self._process = subprocess.Popen(
+            # PR_SET_PDEATHSIG counts from the end of the starting thread, not of its process.
             spawn.wrapped(command, signal_number=signal.SIGKILL),
             env=dict(order.environ),
             cwd=self._folder,
@@ -440,6 +444,7 @@ class Server:
                 return
 
     def _fail(self, what: str) -> None:
+        # Never released: of several threads that find a failure the first one tells it.
         if not self._has_failed.acquire(blocking=False):
             return
         last = "\n".join(self._lines)
@@ -497,6 +502,7 @@ def stop_servers(
             is_asked = True
             _signal(alive, signal.SIGTERM)
         time.sleep(_POLL_SECONDS)
+    # Orphans that the servers left are descendants of this process only.
     end_descendants()
     for server in servers:
         server.close()

@@ -25,6 +25,7 @@ def main(arguments: list[str]) -> int:
     try:
         _run(options, output)
     except ChildFailedError as err:
+        # By time: the first one that is no consequence of another is the cause.
         failures = sorted(err.failures.items(), key=lambda item: item[1].timestamp)
         ends = [
             RankEnd(
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> int:
             write_cause(output, Cause(rank=cause.rank, exit_code=cause.exit_code))
         return cause.exit_code
     except SignalException as err:
+        # torchrun's own handler of SIGTERM raises it; its agent has ended the ranks by now.
         return 128 + int(err.sigval)
     return 0
 

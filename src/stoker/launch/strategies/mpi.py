@@ -60,6 +60,7 @@ def command_of(
         UsageError: If there is no Open MPI with an orted.
     """
     find_program(MPIRUN, environ)
+    # It starts fast, and nothing of the working directory or of a sitecustomize is imported.
     python = (sys.executable, "-I", "-S")
     agent = (*python, mpi_programs.__file__, "agent", str(agent_socket))
     if any(" " in word or ":" in word for word in agent):
@@ -73,7 +74,9 @@ def command_of(
     settings = {
         "plm": "rsh",
         "plm_rsh_agent": " ".join(agent),
+        # Else daemons would start further daemons, with an agent that only the leader has.
         "plm_rsh_no_tree_spawn": "1",
+        # In the foreground: a daemon stays a child of the launcher that supervises it.
         "orte_leave_session_attached": "1",
         "orte_startup_timeout": str(max(1, round(start_deadline_seconds))),
         "orte_abort_on_non_zero_status": "1",
@@ -83,6 +86,7 @@ def command_of(
         MPIRUN,
         *(word for name, value in settings.items() for word in ("--mca", name, value)),
         *("--host", ",".join(f"{place}:{processes_per_host}" for place in places)),
+        # Bound to cores, as mpirun does by default, a rank's data workers would share them with it.
         *("-np", str(len(places) * processes_per_host), "--map-by", "slot", "--bind-to", "none"),
         *more,
         *(*python, mpi_programs.__file__, "rank", *command),
@@ -126,6 +130,7 @@ def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
     """
     if not words or Path(words[0]).name != DAEMON:
         raise ValueError(f"expected {DAEMON}, found {' '.join(words[:3])!r}")
+    # A peer sends these words: nothing but orted with settings is ever started.
     rest = list(words[1:])
     for place in range(0, len(rest), 3):
         if rest[place] not in _OPTIONS or place + 2 >= len(rest):
@@ -211,6 +216,7 @@ class _Server(socketserver.ThreadingUnixStreamServer):
     """Answers the agent of mpi_programs: one line of JSON, one line of text."""
 
     daemon_threads = True
+    # At the end of the run nobody waits for an agent that hangs.
     block_on_close = False
 
     def __init__(self, path: Path, start: StartDaemon, log: Log) -> None:

@@ -110,6 +110,7 @@ def _token(
         file = pod_token
     if file is None:
         return None
+    # Once here, so that a file that cannot be read is told before anything is sent.
     _secret(file)
     return lambda: _secret(file)
 
@@ -140,6 +141,7 @@ def _address(text: str) -> str:
     bare = whole.partition("#")[0].rstrip("/")
     try:
         parts = urlsplit(bare)
+        # `port` raises ValueError where it is no number from 0 to 65535.
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_address = False
@@ -273,6 +275,7 @@ def silence(err: Exception, *, operation: str, connection: KubeflowConnection) -
         fix = "kubectl port-forward -n kubeflow svc/ml-pipeline 8888; then --host http://localhost:8888"
     else:
         why = "the connection broke"
+    # What only reads may be asked again without a second thought.
     if may_pass and is_late and not operation.startswith(("get", "list")):
         fix = "it may have been done anyway: check before you try again"
     error = KubeflowError(f"Kubeflow did not answer: {why}", where=connection.place, fix=fix)
@@ -391,6 +394,7 @@ class Kubeflow:
         refused = importlib.import_module("kfp_server_api").ApiException
         from urllib3.exceptions import HTTPError
 
+        # Generated from a document of its own, the upload's methods have no prefix.
         name = operation if service == "upload" else f"{service}_service_{operation}"
         try:
             answer = getattr(api, name)(
@@ -454,6 +458,7 @@ class Kubeflow:
                 f"the library {err.name} is not installed", fix="pip install 'stoker[kubeflow]'"
             ) from None
         connection = self.connection
+        # A lost connection is tried once more; a refusal is told at once.
         retries = urllib3.Retry(total=5, connect=1, read=1, redirect=4, status=0, other=0)
 
         def load_config(client: object, *words: object) -> object:
@@ -478,6 +483,7 @@ class Kubeflow:
                 kube_context=connection.context,
                 ui_host=connection.ui or None,
             )
+        # The generated client's own default: kfp found no address either.
         if connection.host is None and client._existing_config.host == "http://localhost":
             raise UsageError(
                 "where is Kubeflow Pipelines?",
@@ -493,6 +499,7 @@ class Kubeflow:
         parts: list[bytes] = []
         size = 0
         try:
+            # `read` would wait for the whole answer, however slowly it comes.
             while part := answer.read1(1 << 16):
                 parts.append(part)
                 size += len(part)
@@ -505,6 +512,7 @@ class Kubeflow:
         return b"".join(parts)
 
     def _document(self, body: bytes, content_type: str) -> dict[str, Json]:
+        # A login in front of Kubeflow answers with status 200 and its page.
         if "html" in content_type.lower() or body.lstrip()[:1] == b"<":
             raise login_page(self.connection)
         if not body.strip():

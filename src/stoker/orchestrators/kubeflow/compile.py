@@ -12,8 +12,7 @@ import yaml
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
-from stoker.orchestrators.base import check_complete, fixed
-from stoker.orchestrators.project import project_pipeline
+from stoker.orchestrators.base import check_complete, fixed, project_pipeline
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
@@ -123,6 +122,7 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
         sagemaker=None,
         kubernetes=inside if workload.kubernetes else None,
     )
+    # On the platform `local` a step's pod itself is the host that trains.
     pod = None if placed.platform_info.is_this_machine else _step_pod(placed)
     parameters = kubeflow_parameters(placed, pod=pod)
     text = workload_text(placed)
@@ -145,6 +145,7 @@ def kubeflow_parameters(workload: Workload, *, pod: StepPod | None) -> tuple[Par
             fixed("gpu_count", "integer", "GPUs of the steps that train.", pod.group.gpus),
         ]
     if pod:
+        # As one JSON value: kfp takes no parameter for a single label.
         labels = json.dumps(dict(pod.group.node_selector), sort_keys=True)
         text = "Labels of the nodes of instance_type, on which profile and small trainings run."
         mine += [fixed("node_selector", "object", text, labels)]
@@ -247,12 +248,14 @@ def spec_of_text(definition: str) -> CompiledSpec:
     parts = [part for part in documents if isinstance(part, Mapping)]
     if not parts or "root" not in parts[0]:
         raise UsageError("the compiled pipeline is not Kubeflow's: it has no root")
+    # A second document has what only Kubernetes knows: tolerations, volumes, secrets.
     return CompiledSpec(pipeline=parts[0], platforms=parts[1] if len(parts) > 1 else {})
 
 
 def spec_of_answer(answer: Json) -> CompiledSpec | None:
     """Returns the spec as the service shows it, in one document or two; None if it shows none."""
     whole = mapping(answer)
+    # The service wraps them where the file had both; one document it gives as it is.
     if "pipeline_spec" in whole:
         pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole, "platform_spec")
     else:
@@ -272,10 +275,11 @@ def tasks_of(spec: CompiledSpec) -> Iterator[CompiledTask]:
 
 
 def readable(spec: CompiledSpec) -> Json:
-    """Returns the pipeline as `orchestrators.diff` compares it: steps and parameters with names."""
+    """Returns the pipeline as `differences` compares it: steps and parameters with names."""
     executors = mapping(spec.pipeline, "deploymentSpec", "executors")
     of_platform = _platform_executors(spec)
     inside: dict[str, list[Json]] = {}
+    # From the last to the first, so that a group's steps are there when the group is reached.
     for task in reversed(list(tasks_of(spec))):
         arguments: dict[str, Json] = {
             _spelt(key): value for key, value in task.document.items() if key not in _TOLD_APART
@@ -322,6 +326,7 @@ def _tasks(
             document=document,
             component=inner,
         )
+        # A component that contains itself is not followed again.
         if reference not in path:
             yield from _tasks(pipeline, inner, name, depth + 1, (*path, reference))
 
@@ -340,6 +345,7 @@ def _in_order(tasks: Document) -> Iterator[str]:
 def _waits_for(task: Document) -> set[str]:
     found = {str(name) for name in items(task.get("dependentTasks"))}
     inputs = mapping(task, "inputs")
+    # An order is written down (dependentTasks), or follows from what a task reads.
     for kind in ("parameters", "artifacts"):
         for value in mapping(inputs, kind).values():
             for how in mapping(value).values():
@@ -350,6 +356,7 @@ def _waits_for(task: Document) -> set[str]:
 
 
 def _kind(document: Document, component: Document, pipeline: Document) -> str:
+    # Loops and conditions are groups as well (`dag`): asked first.
     if "parameterIterator" in document or "artifactIterator" in document:
         return "Loop"
     if "condition" in mapping(document, "triggerPolicy"):
@@ -406,6 +413,7 @@ def _readable_input(found: Input) -> Json:
 
 
 def _without_compiler(pipeline: Document) -> Document:
+    # Another version of kfp (sdkVersion) alone makes no other pipeline.
     return {key: value for key, value in pipeline.items() if key != _COMPILER}
 
 

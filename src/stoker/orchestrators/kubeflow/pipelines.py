@@ -58,6 +58,7 @@ def find_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline | None:
                 namespace=kubeflow.namespace,
                 filter=equals("display_name", name),
             )
+            # Older servers have display names only.
             if name in (item.get("name"), item.get("display_name"))
         ),
         None,
@@ -69,6 +70,7 @@ def find_pipeline(kubeflow: Kubeflow, name: str) -> KubeflowPipeline | None:
         "pipeline",
         "list_pipeline_versions",
         pipeline_id=id,
+        # The newest is the one that runs without a version take.
         page_size=1,
         sort_by=NEWEST_FIRST,
     )
@@ -170,6 +172,7 @@ def moment(value: Json) -> datetime | None:
         return None
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
+    # Go's zero time is the year 1, protobuf's is 1970.
     return found.astimezone(UTC) if found.year > 1970 else None
 
 
@@ -228,6 +231,7 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
         PlatformError: If the service refuses.
     """
     pipeline = plan.pipeline
+    # Asked again: the user may have looked at the plan for a while.
     deployed = find_pipeline(kubeflow, pipeline.name)
     if deployed and not plan.exists:
         raise UsageError(
@@ -245,6 +249,7 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
             version_id=deployed.latest.id,
         )
     if deployed is None:
+        # The pipeline first, empty: if its version fails, the next upload adds one.
         made = kubeflow.call(
             "pipeline",
             "create_pipeline",
@@ -272,8 +277,10 @@ def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:
 def _add_version(kubeflow: Kubeflow, deployed: KubeflowPipeline, pipeline: Pipeline) -> Version:
     """Adds a version named by its content; a content that comes back gets a number, too."""
     base = f"{pipeline.name}-{spec_of_text(pipeline.definition).digest}"
+    # The service takes a version's name once for each pipeline.
     names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
     name = next(name for name in names if version_called(kubeflow, deployed.id, name) is None)
+    # kfp's client uploads files only.
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
         file = Path(folder, "pipeline.yaml")
         file.write_text(pipeline.definition, encoding="utf-8")

@@ -42,6 +42,7 @@ MAX_RUNS = 20
 _MAX_PAGES = 3
 
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+# An id, also behind a pipeline's name or in the address of the run's page.
 _RUN = re.compile(rf"(?:.*runs/details/|[^/]+/)?({_ID})(?:[/?].*)?", re.IGNORECASE)
 
 _STATES: Mapping[str, State] = {
@@ -126,6 +127,7 @@ def runs_of(kubeflow: Kubeflow, pipeline_id: str) -> tuple[RunSummary, ...]:
 
 def state_named(name: Json) -> State:
     """Returns the state of a task or run, by the service's word for it."""
+    # A run that was created just now has no state yet.
     return _STATES.get(str(name), "waiting")
 
 
@@ -209,6 +211,7 @@ def start_run(
         "display_name": options.run_name or f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}",
         "pipeline_version_reference": {
             "pipeline_id": pipeline.id,
+            # The one that the parameters were checked for, though a newer one may come meanwhile.
             "pipeline_version_id": version.id,
         },
         "runtime_config": {"parameters": values},
@@ -345,6 +348,7 @@ def _typed(about: Input, text: str) -> Json:
                 found = int(text)
             case "NUMBER_DOUBLE":
                 found = float(text)
+                # JSON has neither NaN nor infinity.
                 if found != found or found in (float("inf"), float("-inf")):
                     raise ValueError
             case "BOOLEAN":
@@ -399,6 +403,7 @@ class _Told:
         found = [
             mapping(item) for item in items(mapping(document, "run_details").get("task_details"))
         ]
+        # Of several nodes of one name the last one counts: `by_name` keeps that.
         found.sort(key=lambda item: str(item.get("create_time") or ""))
         by_id = {str(item[key]): item for item in found for key in _IDS if item.get(key)}
         return cls({str(item.get("display_name", "")): item for item in found}, by_id)
@@ -434,6 +439,7 @@ def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
     version_id = str(reference.get("pipeline_version_id") or "")
     spec = spec_of_answer(document.get("pipeline_spec"))
     version: Version | None = None
+    # A run that refers to a version has no spec of its own.
     if spec is None and pipeline_id and version_id:
         version = version_of(kubeflow, pipeline_id, version_id)
         spec = version.spec if version else None
@@ -469,6 +475,7 @@ def _steps(spec: CompiledSpec | None, told: _Told, *, has_ended: bool) -> Iterat
 def _step(task: CompiledTask, told: _Told, *, has_ended: bool) -> StepState:
     item = told.by_name.get(task.name)
     driver = told.by_name.get(f"{task.name}{_DRIVER}")
+    # A task's driver runs before it: where it failed, the task has no node at all.
     if item is None and driver is not None and driver.get("state") in ("FAILED", "RUNNING"):
         item = driver
     if item is None:
@@ -504,6 +511,7 @@ def _told_step(
         attempts=max(1, attempts),
         is_cached=status == "succeeded"
         and bool(executors)
+        # Kubeflow's word for an executor whose outputs came from the cache.
         and all(e.get("state") == "SKIPPED" for e in executors),
     )
 
@@ -518,8 +526,10 @@ def _cause(name: str, reason: str) -> Cause:
     code = int(found.group(1)) if found else None
     if code == 3 or name == _GATE or name.startswith(f"{_GATE}-"):
         return "gate"
+    # Without a code nothing of ours ran: no node, no image, a pod that was lost.
     if code == 4 or code is None:
         return "platform"
+    # stoker's own code of a training command that failed.
     if code == 6:
         return "workload"
     return "workload" if name.partition("-")[0] in _COMMANDS else "platform"
@@ -615,11 +625,13 @@ def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
     for document in listed:
         about = mapping(document, "metadata")
         path = str(mapping(about, "annotations").get(_STEP, ""))
+        # As `mnist-x7k2p.root.train.executor(0)`: the last part that names a task.
         parts = [part for part in path.split(".")[1:] if not _MACHINERY.fullmatch(part)]
         step = parts[-1] if parts else ""
         containers = items(mapping(document, "spec").get("containers"))
         names = [mapping(container).get("name") for container in containers]
         status = mapping(document, "status")
+        # Kubeflow's own pods, which run nothing of the user's.
         if not step or step.endswith("-driver") or _CONTAINER not in names:
             continue
         if status.get("phase") == "Pending":

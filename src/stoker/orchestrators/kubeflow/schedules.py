@@ -34,6 +34,7 @@ MIN_PERIOD_SECONDS = 60
 
 
 _field = partial(CronField, example=_EXAMPLE)
+# Those of robfig/cron, which Kubeflow's scheduler uses.
 _FIELDS = (
     _field("second", 0, 59),
     _field("minute", 0, 59),
@@ -53,6 +54,7 @@ def cron_fields(text: str) -> str:
     """
     fields = text.split()
     if len(fields) == 5:
+        # Unix's minutes begin at second 0.
         fields = ["0", *fields[:4], _unix_weekday(fields[4], expression=text)]
     if len(fields) != 6:
         raise cron_error(text, f"it has {len(fields)} fields", _EXAMPLE)
@@ -118,6 +120,7 @@ def _unix_weekday(text: str, *, expression: str) -> str:
     return ",".join(str(number) for number in sorted(numbers))
 
 
+# The service's own limit.
 MAX_CONCURRENCY = 10
 _EVERY_SCHEDULE = "every "
 # Keys of a recurring run that tell whether it is the one that is asked for.
@@ -170,6 +173,7 @@ def add_schedule(
         "runtime_config": {"parameters": values},
         "trigger": _trigger(timing),
         "mode": "ENABLE",
+        # Protobuf's JSON has integers of 64 bits as texts.
         "max_concurrency": str(options.max_concurrency),
         "no_catchup": not options.catch_up,
         **({"service_account": account} if account else {}),
@@ -213,6 +217,7 @@ def delete_schedule(kubeflow: Kubeflow, workload: Workload, *, name: str) -> str
     if len(found) > 1:
         raise UsageError(
             f"{len(found)} schedules are called {found[0].name}",
+            # The service itself lets several have one name.
             fix=f"--delete with an id: {', '.join(item.id for item in found)}",
         )
     _delete(kubeflow, found[0].id)
@@ -234,6 +239,7 @@ def _known(kubeflow: Kubeflow, pipeline_id: str) -> Sequence[_KnownSchedule]:
             document=item,
         )
         for item in found
+        # The service cannot filter them by their pipeline.
         if mapping(item, "pipeline_version_reference").get("pipeline_id") == pipeline_id
     ]
 
@@ -257,6 +263,7 @@ def _trigger(timing: Timing) -> Json:
 def _holds(there: Mapping[str, Json], wanted: Mapping[str, Json]) -> bool:
     """Returns whether the existing recurring run is the one asked for."""
     return (
+        # The service leaves out what is empty.
         all((there.get(key) or None) == (wanted.get(key) or None) for key in _OURS)
         and _when(there) == _when(wanted)
         and _is_on(there)

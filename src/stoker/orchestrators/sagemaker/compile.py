@@ -9,8 +9,13 @@ from typing import Literal, get_args
 import msgspec
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import check_complete, fixed, pack_inputs, sagemaker_of
-from stoker.orchestrators.project import project_pipeline
+from stoker.orchestrators.base import (
+    check_complete,
+    fixed,
+    pack_inputs,
+    project_pipeline,
+    sagemaker_of,
+)
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
@@ -92,6 +97,7 @@ def compile_pipeline(
     """
     here = folder or Path.cwd()
     _check(workload, train_step=train_step, decision=decision)
+    # Whatever platform the file names: the pipeline's steps submit to this one.
     inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=here)
     placed = inputs.workload
     cluster = placed.cluster
@@ -105,6 +111,7 @@ def compile_pipeline(
         workload=placed,
         inputs_uri=inputs.uri,
         parameters=parameters,
+        # A native pipeline may lack one of the workload's own, such as epochs: see `_parameters`.
         passed=tuple(p.name for p in known if p.name in has and p.name not in _OF_THE_PIPELINE),
         profile=_body(placed, [today], profile=placed.profile),
         train=_body(placed, groups) if groups else None,
@@ -131,6 +138,7 @@ def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
     """Returns the pipeline's description: one line, for the service refuses line breaks in it."""
     texts = " ".join(f"{p.camel_name}: {p.text}" for p in parameters)
     whole = f"stoker: profile, decide, train, evaluate {workload.name}. Parameters: {texts}"
+    # Cut, and not refused: it only explains.
     return whole if len(whole) <= MAX_DESCRIPTION else whole[: MAX_DESCRIPTION - 3] + "..."
 
 
@@ -176,6 +184,7 @@ def _native_groups(decision: Decision, workload: Workload) -> tuple[Group, ...]:
 def _body(
     workload: Workload, groups: Sequence[Group], *, profile: ProfileSettings | None = None
 ) -> Mapping[str, Json]:
+    # Nothing is written to the run's folder: only the request of the plan is taken.
     job = JobSpec.of(
         workload, groups=groups, run_dir=Path("runs"), name=workload.name, profile=profile
     )
@@ -240,6 +249,7 @@ def _workers(groups: Sequence[Group]) -> Iterator[Parameter]:
 def _check_defaults(request: PipelineRequest) -> None:
     for parameter in request.parameters:
         argument = f"{parameter.name}={parameter.default(request.workload)}"
+        # Told here: the service would find it when a run starts its first step.
         if len(argument) > MAX_ARGUMENT and parameter.name in request.passed:
             raise UsageError(
                 f"parameter {parameter.name} has {len(argument)} characters with its name, "

@@ -36,6 +36,7 @@ def find_pipeline(aws: Aws, name: str) -> SageMakerPipeline | None:
         if err.is_missing:
             return None
         raise
+    # Studio has an address for each domain: only a pipeline that was made there tells which.
     user = found.get("CreatedBy")
     return SageMakerPipeline(
         name=str(found.get("PipelineName", name)),
@@ -85,6 +86,7 @@ def resolved(value: Json, known: Mapping[str, str]) -> str:
         The text; empty where it holds something that is not known before the run.
     """
     parts = [*_parts(value, known)]
+    # A name of which a part is missing would be that of another job.
     return "" if None in parts else "".join(part for part in parts if part)
 
 
@@ -92,6 +94,7 @@ def _parts(value: Json, known: Mapping[str, str]) -> Iterator[str | None]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping) and "Get" in value:
+        # None: a value that another step gives while the pipeline runs.
         yield known.get(str(value["Get"]))
     elif isinstance(value, Mapping) and isinstance(join := value.get("Std:Join"), Mapping):
         values = join.get("Values")
@@ -113,6 +116,7 @@ def started_job(step: Mapping[str, Json], known: Mapping[str, str]) -> str:
     for key in ("ContainerEntrypoint", "ContainerArguments"):
         part = specification.get(key)
         words += part if isinstance(part, list) else []
+    # The name is the word after it.
     if "train" not in words or "--name" not in words[:-1]:
         return ""
     return resolved(words[words.index("--name") + 1], known)
@@ -151,6 +155,7 @@ def _walk(
         arguments = step.get("Arguments")
         outcome = outcomes.get(str(step.get("Name")))
         for branch, met_by in (("IfSteps", "True"), ("ElseSteps", "False"), ("Steps", outcome)):
+            # None: not decided yet, both branches may come. A loop's `Steps` are in no branch.
             if isinstance(arguments, Mapping) and outcome in (None, met_by):
                 yield from _walk(arguments.get(branch), depth + 1, outcomes)
 
@@ -176,6 +181,7 @@ def pipeline_url(arn: str, *, domain: str = "") -> str:
         arn: Of the pipeline or of the run.
         domain: Id of the Studio domain.
     """
+    # Ids of Studio's domains begin so.
     if not domain.startswith("d-"):
         return f"{_home(arn)}#/studio-landing"
     region = arn.split(":")[3]
@@ -218,9 +224,11 @@ def send_upload(aws: Aws, plan: UploadPlan, *, settings: SageMakerSettings) -> U
         PlatformError: If the service refuses.
     """
     pipeline = plan.pipeline
+    # Inputs before the definition: a run that a schedule starts in between finds them.
     for uri in plan.missing:
         aws.write_object(uri, pipeline.uploads[uri], kms_key=settings.output_kms_key)
     if plan.exists and not plan.changes:
+        # For its address, which a plan does not hold.
         deployed = find_pipeline(aws, pipeline.name)
         arn, domain = (deployed.arn, deployed.domain) if deployed else ("", "")
         return Uploaded(
@@ -237,6 +245,7 @@ def send_upload(aws: Aws, plan: UploadPlan, *, settings: SageMakerSettings) -> U
     }
     if plan.exists:
         arn = str(aws.call("sagemaker", "UpdatePipeline", **request)["PipelineArn"])
+        # UpdatePipeline takes no tags.
         _add_tags(aws, arn, settings)
     else:
         arn = _create(aws, request, settings)
@@ -255,9 +264,11 @@ def _create(aws: Aws, request: Mapping[str, object], settings: SageMakerSettings
             "CreatePipeline",
             **request,
             Tags=[{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())],
+            # boto3 sends a call again that was not answered: by this the service knows it.
             ClientRequestToken=secrets.token_hex(16),
         )
     except AwsError as err:
+        # There was none of that name when the plan was made.
         if "already exists" not in err.what:
             raise
         raise UsageError(
@@ -285,6 +296,7 @@ def _changes(
     aws: Aws, deployed: SageMakerPipeline, pipeline: Pipeline, settings: SageMakerSettings
 ) -> tuple[str, ...]:
     if deployed.definition is None:
+        # It was not JSON: there is nothing to compare with.
         lines = ["~ the definition: the service does not show the one that is there"]
     else:
         lines = [*differences(deployed.definition, parsed(pipeline.definition))]

@@ -100,6 +100,7 @@ def find_run(aws: Aws, run: str) -> FoundExecution:
         return FoundExecution(kind="job", id=found.group(1), run=found.group(1))
     if found := _PIPELINE.fullmatch(run):
         run = found.group(1)
+    # An ARN of something else: its slashes are not PIPELINE/EXECUTION_ID.
     if run.startswith("arn:"):
         raise UsageError(f"{run} is not a pipeline, a run or a training job", fix=_HOW)
     name, slash, execution = run.partition("/")
@@ -187,6 +188,7 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
         "sagemaker",
         "StartPipelineExecution",
         PipelineName=deployed.name,
+        # The API takes 82 characters.
         PipelineExecutionDisplayName=f"{deployed.name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
         PipelineParameters=[{"Name": name, "Value": value} for name, value in values.items()],
         ClientRequestToken=secrets.token_hex(16),
@@ -209,6 +211,7 @@ def out_of_date(
         inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
     except UsageError as err:
         return (f"whether the uploaded pipeline is up to date is not known: {err.what}",)
+    # The address of the inputs is a digest of them: the same address, the same workload and code.
     if f'"{inputs.uri}/' in json.dumps(deployed.definition):
         return ()
     return (
@@ -234,9 +237,11 @@ def checked_parameters(
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         name = _camel(typed.strip())
+        # The service itself does not refuse unknown names.
         if name not in there:
             raise _unknown(typed.strip(), deployed, there, known)
         if name in known:
+            # The steps would parse it by the same rules, after hosts have been rented.
             checked = parse([f"{known[name].name}={value}"], workload=workload)
             values[name] = checked[known[name].name]
         else:
@@ -315,6 +320,7 @@ def _run(aws: Aws, found: FoundExecution) -> RunState:
         **{f"Parameters.{key}": value for key, value in parameters.items()},
     }
     has_ended = status in ("succeeded", "failed", "stopped")
+    # A run has no time of its end; it changes no more after it.
     ended = moment(answer.get("LastModifiedTime")) if has_ended else None
     user = answer.get("CreatedBy")
     domain = _words(user.get("DomainId")) if isinstance(user, Mapping) else ""
@@ -354,9 +360,11 @@ def _steps(aws: Aws, arn: str, known: Mapping[str, str], *, has_ended: bool) -> 
             status="not run" if has_ended else "waiting",
             depth=depth,
         )
+        # The service lists steps that have begun; the definition has the others.
         if name in told:
             state = _told(state, told.pop(name))
         yield state
+        # A launched training is a job of its own: the service does not know that it is the step's.
         job = started_job(step, known) if state.status not in ("waiting", "not run") else ""
         described = find_job(aws, job) if job else None
         if described:
@@ -408,6 +416,7 @@ def _told(state: StepState, item: Mapping[str, Json]) -> StepState:
 def _cause(kind: str, reason: str) -> Cause:
     if kind == "Fail":
         return "gate"
+    # Without that word the container was not what failed: no hosts, no image, no permission.
     if _OWN_FAULT not in reason:
         return "platform"
     # stoker's own exit codes: 3 the gate, 4 the platform that refused.
@@ -459,6 +468,7 @@ def _transitions(job: TrainingJobState) -> Iterator[StepState]:
     """Yields what the job has gone through, as the service tells it."""
     for index, item in enumerate(job.transitions):
         is_last = index == len(job.transitions) - 1
+        # The service tells when a state began; it ends with the next one.
         until = job.ended_at if is_last else job.transitions[index + 1].since
         yield StepState(
             name=item.status,
@@ -517,6 +527,7 @@ def lines_of(aws: Aws, found: FoundExecution, *, group: str | None) -> Iterator[
             seen.add(line.group)
             if group is None or line.group == group:
                 yield line
+    # Only now: which groups there are is told by the hosts' own lines.
     if group is not None and group not in seen:
         raise UsageError(
             f"no host of {found.run} is in a group {group}, and none of its steps is called so",
@@ -531,6 +542,7 @@ def _jobs(aws: Aws, found: FoundExecution) -> Iterator[tuple[str, str, str]]:
         yield "", LOG_GROUP, found.id
         return
     for step in state_of(aws, found).steps:
+        # Each kind of job has a log group of its own.
         if step.job and "/processing-jobs/" in step.url:
             yield step.name, PROCESSING_LOG_GROUP, step.job
         elif step.job:
@@ -542,6 +554,7 @@ def _job_lines(aws: Aws, label: str, log_group: str, job: str) -> Iterator[LogLi
     groups: Sequence[str] = (label,)
     if log_group == LOG_GROUP:
         described = find_job(aws, job)
+        # A job without instance groups has one group without a name.
         named = [name for name in job_state(described).groups if name] if described else []
         groups = named or (label or "dnn",)
     logs = JobLogs(aws, job_name=job, log_group=log_group)
@@ -587,6 +600,7 @@ def stop_run(aws: Aws, found: FoundExecution) -> RunState:
         ]
         if state.has_ended and not left:
             return state
+        # Only then: a step that is stopped stops its job itself, unless it is killed.
         if state.has_ended:
             for job in (job for job in left if job not in asked):
                 stop_job(aws, job)

@@ -38,8 +38,6 @@ def add_schedule(
 ) -> Schedule:
     """Creates a schedule, or updates the one of that name.
 
-    A rate begins one period after it is made; AWS's own default would be at once.
-
     Raises:
         UsageError: If the pipeline is not uploaded, no role is set, or a parameter is invalid.
         PlatformError: If the service refuses.
@@ -64,6 +62,7 @@ def add_schedule(
         "ScheduleExpression": timing.expression,
         "ScheduleExpressionTimezone": timing.time_zone,
         "State": "ENABLED",
+        # The API wants it: off means at the minute.
         "FlexibleTimeWindow": {"Mode": "OFF"},
         "Target": {
             "Arn": deployed.arn,
@@ -83,6 +82,8 @@ def add_schedule(
     kept = _time(there.get("StartDate")) if there else None
     is_same_rate = bool(there) and there.get("ScheduleExpression") == timing.expression
     if every is not None:
+        # A new rate begins after one period: AWS's default would be at once. Where the rate stays
+        # the same an update must not move its starts.
         request["StartDate"] = kept if kept and is_same_rate else now + every
     if there and _holds(there, request):
         return _schedule(there, now=now, action="unchanged")
@@ -105,6 +106,7 @@ def list_schedules(aws: Aws, workload: Workload, *, now: datetime) -> tuple[Sche
         )
         if _starts(item, workload.name)
     )
+    # A listing has neither expression nor parameters.
     found = (_get(aws, name) for name in names)
     return tuple(_schedule(item, now=now) for item in found if item)
 
@@ -115,6 +117,7 @@ def delete_schedule(aws: Aws, workload: Workload, *, name: str) -> str:
     Raises:
         UsageError: If there is none of that name.
     """
+    # Only schedules of this pipeline: no name reaches another one's.
     known = [schedule.name for schedule in list_schedules(aws, workload, now=datetime.now(UTC))]
     full_name = name if name in known else _full_name(workload, name)
     if full_name not in known:
@@ -146,6 +149,7 @@ def _values(
     """
     values = checked_parameters(deployed, workload, texts)
     defaults = parameters_in(deployed.definition)
+    # EventBridge's model wants at least one character.
     for name in [name for name, value in values.items() if not value]:
         if str(defaults[name].get("DefaultValue", "")):
             raise UsageError(
@@ -232,6 +236,7 @@ def _schedule(found: Mapping[str, Json], *, now: datetime, action: Action = "fou
 def _time(value: Json) -> datetime | None:
     """Returns a time of an answer, to the second."""
     if isinstance(value, str) and value:
+        # What we sent had fractions, what comes back may not: compared to the second.
         return datetime.fromisoformat(value).astimezone(UTC).replace(microsecond=0)
     return None
 

@@ -67,6 +67,7 @@ class KubernetesPlatform:
         settings = request.layout.settings
         log = Log(run=request.job.name, host=SERVICE)
         cluster = self._cluster_of(settings)
+        # Before anything is made: a refusal halfway would leave half of a run.
         check_rights(cluster, settings, log=log)
         pod = own_pod()
         owner = pod_reference(pod, namespace=cluster.namespace) if pod else None
@@ -97,6 +98,7 @@ class KubernetesPlatform:
             state = job_state(found) if found else None
             if found is None or state is None or state.has_ended or state.is_deleted:
                 return ""
+            # Somebody else's job, which happens to have the name.
             if RUN_ANNOTATION not in mapping(found, "metadata", "annotations"):
                 return ""
             cluster.delete(resource, job, uid=state.uid)

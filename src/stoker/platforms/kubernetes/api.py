@@ -57,6 +57,7 @@ def name_of(document: Document) -> str:
 
 # As an API server says that a role lacks something; quotas and admission say Forbidden, too.
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
+# 0: there was no answer.
 _PASSING = frozenset((0, 408, 429, 500, 502, 503, 504))
 _INSTALL = {
     "jobset.x-k8s.io": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
@@ -163,6 +164,7 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
         fix = "free some of it, or ask for more (kubectl describe quota)"
     elif code == 403 and "violates PodSecurity" in message:
         what = f"the namespace's pod security forbids it: {message}"
+    # Without an object's name nothing but the namespace or the API itself can be missing.
     elif code == 404 and not action.name:
         what, fix = _nothing_there(message, action)
     elif code in _PASSING:
@@ -266,6 +268,7 @@ class ByteStream:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     yield line.decode(errors="replace"), True
+        # Half a line that our own closing cut off is nothing to show.
         if rest and not self._is_closed:
             yield rest.decode(errors="replace"), False
 
@@ -298,12 +301,15 @@ def connect(context: str | None) -> tuple[object, str]:
     settings = client.Configuration()
     # Our own retries know which calls may be sent twice.
     settings.retries = False
+    # Each watch and each log that is followed keeps a connection.
     settings.connection_pool_maxsize = 64
     try:
+        # In a pod, unless somebody gave it a kube config.
         if context is None and not _has_kube_config(config.kube_config):
             config.load_incluster_config(client_configuration=settings)
             namespace = _own_namespace()
         else:
+            # Not persisted: a token that was renewed is not written into the user's own file.
             config.load_kube_config(
                 client_configuration=settings, context=context, persist_config=False
             )
@@ -359,6 +365,7 @@ def explained(action: Action) -> Iterator[None]:
         if err.status:
             body = err.body.decode(errors="replace") if isinstance(err.body, bytes) else err.body
             raise refusal(int(err.status), body or "", action) from err
+        # The client makes an exception without a status of a failed TLS handshake.
         raise _unsafe(err.reason, action) from err
     except exceptions.SSLError as err:
         raise _unsafe(err, action) from err
@@ -501,6 +508,7 @@ class ClusterApi:
             described = mapping(page, "metadata")
             following = text(described, "continue")
             if not following:
+                # All pages of one listing have the same version.
                 return found, text(described, "resourceVersion")
 
     def create(self, resource: Resource, body: Document) -> Document:
@@ -522,6 +530,7 @@ class ClusterApi:
         options: dict[str, Json] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
+            # The object stays until its pods are gone: a new job of the name does not meet them.
             "propagationPolicy": "Foreground",
         }
         if uid:
@@ -529,6 +538,7 @@ class ClusterApi:
         try:
             self._call("delete", resource, name, body=options)
         except ApiError as err:
+            # The precondition failed: the object that was meant is gone, a newer one has its name.
             is_another = err.code == 409 and uid is not None
             if not err.is_missing and not is_another:
                 raise
@@ -599,6 +609,7 @@ class ClusterApi:
         is_stream: bool = False,
     ) -> Response:
         client = self._connected()
+        # Strategic merges, kubectl's default, are not there for custom resources.
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         with explained(action):
             answered = client.call_api(  # type: ignore[attr-defined]
@@ -607,8 +618,10 @@ class ClusterApi:
                 query_params=list(query.items()),
                 header_params={"Accept": "application/json, */*", "Content-Type": kind},
                 body=body,
+                # Without it call_api sends no token: the generated methods pass it, too.
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,
+                # Else the client would read to the end before it returns, and a watch has none.
                 _preload_content=False,
                 _request_timeout=(CONNECT_SECONDS, read_seconds),
             )

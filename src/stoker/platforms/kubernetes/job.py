@@ -158,6 +158,7 @@ def _failure(
 ) -> str:
     """Says why it failed: a dnn host's pod is asked before its controllers."""
     dnn = [pod for (group, _), pod in sorted(latest.items()) if group == layout.dnn.group.name]
+    # First: what pods say that were killed for it is a consequence.
     if "DeadlineExceeded" in state.reason + state.message:
         limit = layout.settings.max_run_seconds
         return f"it ran longer than kubernetes.max_run_seconds, {limit} s: {state.message}"
@@ -302,6 +303,7 @@ class RunPicture:
             yield from self._lose_job()
 
     def _is_it(self, document: Document) -> bool:
+        # Not by its name: once this one is gone, another may have that.
         return text(mapping(document, "metadata"), "uid") == self._uid
 
     def _lose_job(self) -> Iterator[str]:
@@ -451,6 +453,7 @@ class KubernetesRun(FollowedRun):
         if self._is_stopped.is_set() or self._picture.is_gone or (state and state.has_ended):
             self._close()
             return
+        # Before the deletion: hosts that end now are no trouble.
         self._is_stopped.set()
         seconds = self._layout.settings.grace_seconds + STOP_SECONDS
         try:
@@ -462,6 +465,7 @@ class KubernetesRun(FollowedRun):
         except StokerError as err:
             self._log.event("job_not_deleted", job=self.name, why=err.what)
         self._following.await_logs(LAST_LINES_SECONDS)
+        # For `lines` in the other thread: the watches are closed before they could tell it.
         self._picture.is_gone = True
         self._is_let_go.set()
         self._close()
@@ -492,12 +496,14 @@ class KubernetesRun(FollowedRun):
             case LogText(pod, line):
                 if not self._output.take(line):
                     self._emit(LogLine(group=pod.group, host=pod.host, text=line))
+                # Troubles and the end are not looked for with each of a thousand lines.
                 if self._cluster.clock() < self._looked_at + TICK_SECONDS:
                     return
             case LogLost(pod, error):
                 # A training is worth more than its log: it goes on, and the user is told.
                 self._say(f"the log of {pod.host} cannot be read: {error.what}")
             case Lost(resource, error):
+                # Without events a run can be followed: pods tell most of it.
                 if resource != EVENTS:
                     raise explained_denial(
                         error, self._layout.settings, namespace=self._cluster.namespace

@@ -226,8 +226,10 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
     tolerations = (*pool.tolerations, *pods.tolerations)
     if gpus:
         limits[settings.gpu_resource] = str(gpus)
+        # The usual taint of GPU nodes: data pods, which do not tolerate it, leave them free.
         taint = Toleration(key=settings.gpu_resource, effect="NoSchedule")
         tolerations = tuple(dict.fromkeys((*tolerations, taint)))
+    # Clouds label nodes with their type; pools of other clusters name labels of their own.
     nodes = {INSTANCE_TYPE_LABEL: pool_name} if pool.node_selector is None else pool.node_selector
     return PodGroup(
         group=group,
@@ -259,6 +261,7 @@ def _resources(
     others = {name: written(quantity) for name, quantity in sorted(pods.resources.items())}
     requests = {"cpu": written(cpu), "memory": written(memory), **others}
     limits = {
+        # Limits equal requests by default: such pods (class Guaranteed) are the last to be evicted.
         "cpu": written(pods.cpu_limit or cpu),
         "memory": written(pods.memory_limit or memory),
         **others,
@@ -308,6 +311,7 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
         UsageError: If pods cannot mount a channel or volume.
     """
     settings = layout.settings
+    # Containers have 64 MB of it by default, too little for batches in shared memory.
     shm: dict[str, Json] = {"medium": "Memory"}
     if settings.shm is not None:
         shm["sizeLimit"] = written(settings.shm)
@@ -399,6 +403,7 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
     output = layout.settings.output
     if output and group.is_dnn:
         claim, folder = claim_of(output, where="key kubernetes.output")
+        # The kubelet fills it in, so that a TrainingRuntime is the same for all runs.
         parent = posixpath.join(folder.replace("$", "$$"), "$(STOKER_RUN_ID)")
         # Every host has an output folder of its own; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
@@ -438,11 +443,12 @@ def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
 
 
 def _one_volume_a_claim(mounted: Sequence[Mounted]) -> list[Mounted]:
-    """Merges volumes of the same claim: a kubelet takes them for one, and waits."""
+    """Merges volumes of the same claim into one volume with several mounts."""
     kept: dict[str, Mounted] = {}
     for one in mounted:
         source = one.volume.get("persistentVolumeClaim")
         name = str(one.volume["name"])
+        # A kubelet mounts a claim once for a pod, and would wait for the second volume.
         key = f"claim {source['claimName']}" if isinstance(source, dict) else f"volume {name}"
         first = kept.get(key)
         if first is None:
@@ -526,6 +532,7 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
             fix="leave it out; the workload has keys for what it says",
         )
     label = f"metadata.labels['{JOBSET_LABEL}']"
+    # Of JobSet's own label, and not as a text: a TrainingRuntime is the same for all runs.
     run_id: Json = {"name": "STOKER_RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": label}}}
     return [run_id, *variables({**ours, **theirs})]
 
@@ -564,6 +571,7 @@ def verbatim(text: str) -> str:
 _OF_JOB = frozenset(("JOB_COMPLETION_INDEX",))
 
 
+# The greatest weight of a preference.
 _ZONE_WEIGHT = 100
 # A GPU host that is moved to save a node costs the whole run; a data host comes back.
 _STAY = {
@@ -609,15 +617,21 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
     if pods.env_from_secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from_secrets]
     spec: dict[str, Json] = {
+        # A data host is started again on its node, under its address. What the end of a dnn host
+        # means is JobSet's to decide: all hosts start again together.
         "restartPolicy": "Never" if group.is_dnn else "OnFailure",
         "terminationGracePeriodSeconds": settings.grace_seconds,
+        # The user's code has no business with the cluster's API.
         "automountServiceAccountToken": False,
+        # Else each service of the namespace adds variables to the environment.
         "enableServiceLinks": False,
         "securityContext": {
+            # All of it is what the restricted profile of pod security asks for, in each pod.
             "runAsNonRoot": True,
             "runAsUser": settings.run_as,
             "runAsGroup": settings.run_as,
             "fsGroup": settings.run_as,
+            # Else the kubelet would set the owner of every file of a claim at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -712,13 +726,10 @@ def _expression(rule: NodeRule) -> dict[str, Json]:
 
 
 def network_policies(workload: Workload) -> list[dict[str, Json]]:
-    """Returns one policy for each role.
+    """Returns one policy for each role: only pods of runs reach its pods.
 
-    Data hosts: only pods of runs reach the feed's two ports and the ports of the workload's engine.
-    Ray also listens on ports of its own choice, so there all ports are open to pods of runs. Dnn
-    hosts: only pods of runs reach them, on any port, because NCCL, gloo and MPI choose theirs when
-    they start; the metrics port, if the workload serves metrics to other hosts, is open to all pods
-    of the cluster.
+    Data hosts are reached on the feed's two ports and those of the workload's engine, dnn hosts on
+    any port. The metrics port, if metrics are served to other hosts, is open to all pods.
 
     Args:
         workload: Its ports, engine and namespace.
@@ -726,10 +737,13 @@ def network_policies(workload: Workload) -> list[dict[str, Json]]:
     feed = workload.feed
     engine = completed(workload.engine_settings)
     data: dict[str, Json] = {"from": [{"podSelector": _pods("dnn", "data")}]}
+    # Ray also listens on ports that it chooses itself.
     if engine.name != "ray":
         data["ports"] = _tcp(feed.port, feed.port + 1, *sorted(set(engine.ports.values())))
+    # On any port: NCCL, gloo and MPI choose theirs when they start.
     dnn: list[Json] = [{"from": [{"podSelector": _pods("dnn", "data")}]}]
     if feed.metrics_port and feed.metrics_address:
+        # Prometheus is usually in a namespace of its own, whose labels nobody knows here.
         dnn.append({"from": [{"namespaceSelector": {}}], "ports": _tcp(feed.metrics_port)})
     return [_policy(workload, "data", [data]), _policy(workload, "dnn", dnn)]
 
@@ -744,6 +758,7 @@ def _policy(workload: Workload, role: str, ingress: list[Json]) -> dict[str, Jso
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": described,
+        # What pods reach themselves (storage, registries) is not restricted.
         "spec": {"podSelector": _pods(role), "policyTypes": ["Ingress"], "ingress": ingress},
     }
 

@@ -79,6 +79,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
     group = groups.get(text(labels, REPLICATED_JOB_LABEL))
     if group is None:
         return None
+    # An annotation before Kubernetes 1.28, a label since.
     place = text(labels, COMPLETION_INDEX) or text(annotations, COMPLETION_INDEX)
     index = int(place) if place.isdigit() else 0
     container = _container(status, group.job)
@@ -95,6 +96,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         index=index,
         node=text(mapping(document, "spec"), "nodeName"),
         created_at=text(described, "creationTimestamp"),
+        # `last`: it ran before, and is about to be started again.
         is_started=bool(mapping(state, "running") or mapping(state, "terminated") or last),
         is_running=bool(mapping(state, "running")),
         restarts=number(container, "restartCount"),
@@ -148,6 +150,7 @@ def _unschedulable(status: Document) -> str:
 
 def _lost(status: Document) -> str:
     for condition in mappings(status, "conditions"):
+        # Kubernetes says it here since 1.26; before, and for some causes still, in the reason.
         if text(condition, "type") == "DisruptionTarget" and condition.get("status") == "True":
             words = (text(condition, "reason"), text(condition, "message"))
             return ": ".join(word for word in words if word)
@@ -166,6 +169,7 @@ CAPACITY_SECONDS = 600.0
 
 _SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+# No waiting helps: the name is none, or the node may not pull what it does not have.
 _IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _FOR_EVER = 0.0
@@ -236,6 +240,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
         group=group.group.name,
         what=what,
         fix=fix,
+        # A training goes on without data hosts: only trouble of the dnn group ends the waiting.
         fatal_after=QUOTA_SECONDS if group.is_dnn else None,
     )
 
@@ -251,12 +256,14 @@ def _unschedulable_troubles(
     without = [pod for pod in pods if pod.unschedulable]
     if not without:
         return
+    # The scheduler's second half says why no other pod could make room, node by node.
     said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
     missing = short_of(said)
     pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
     fix, fix_after = f"it keeps waiting; or take the next best plan: {next_best}", CAPACITY_SECONDS
+    # The scheduler's words where no node has the labels that are asked for.
     if not missing and "didn't match" in said:
         fix_after = 0.0
         labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
@@ -317,7 +324,7 @@ class _SeenEvent:
 
 
 class TroubleLog:
-    """Says a trouble once, and again ever so seldom while it lasts.
+    """Tells a trouble once, and again after `repeat_seconds` while it lasts.
 
     Args:
         repeat_seconds: Between two times that the same is said.
@@ -432,6 +439,7 @@ class Happenings:
         if key in self._told:
             return
         self._told.add(key)
+        # The job controller says so where quota, pod security or a webhook refuses its pods.
         is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
         yield Happening(
             about=f"{kind} {name}",
@@ -453,6 +461,7 @@ class Happenings:
         return False
 
     def _is_new(self, event: Document) -> bool:
+        # Which of them is set depends on who wrote the event.
         times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
         when = next((time for time in times if time), "")
         age = seconds_between(self._since, when)

@@ -1,17 +1,11 @@
 """Kubernetes runs a job from its objects, a pure value: they are made, checked and written as YAML.
 
-Success is the dnn group's alone: its end ends the JobSet, whose controller then deletes the pods of
-the data group. A failed job is looked at before success is, so that the data group's job must never
-fail: its pods are started again without end. Nothing here needs an alpha feature of JobSet.
+Nothing here needs an alpha feature of JobSet. A TrainingRuntime is the same for all runs of a
+workload on one plan, and may be there already, applied by those who run the cluster (`stoker render
+runtime`); what is a run's alone is patched in by its TrainJob.
 
-A TrainJob can say little of a second group, so that the runtime holds both groups whole. It may be
-there already, applied by those who run the cluster (`stoker render runtime`): it is the same for
-all runs of a workload on one plan; what is a run's alone is patched in by the TrainJob.
-
-What users write is checked here: a JobSet is let in with pods that can never be made, which shows
-only in events of its jobs, while the data group's nodes are already paid for. What stoker itself
-writes is held against the schemas of JobSet and Kubeflow Trainer, and the restricted profile, by
-its tests.
+What users write is checked here; what stoker itself writes is held against the schemas of JobSet
+and Kubeflow Trainer, and the restricted profile, by its tests.
 """
 
 import dataclasses
@@ -75,6 +69,7 @@ def jobset(layout: Layout) -> dict[str, Json]:
     spec = jobset_spec(layout, of_run=True)
     network: dict[str, Json] = {
         "enableDNSHostnames": True,
+        # JobSet's default; written, as `host_pattern` counts on it.
         "subdomain": layout.name,
         "publishNotReadyAddresses": True,
     }
@@ -98,6 +93,7 @@ def jobset_spec(
     """
     settings = layout.settings
     spec: dict[str, Json] = {
+        # The dnn group's end ends the JobSet, and its controller deletes the data group's pods.
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [layout.dnn.job]},
         "failurePolicy": _failure_policy(layout),
         # Pods find each other before they are ready: the feed waits for nobody.
@@ -140,6 +136,7 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
             policy["rules"] = [
                 {
                     "name": "out_of_time",
+                    # By default JobSet would start all hosts again, for as long again.
                     "action": "FailJobSet",
                     "onJobFailureReasons": ["DeadlineExceeded"],
                 }
@@ -154,7 +151,11 @@ def _replicated_job(
     job: dict[str, Json] = {
         "parallelism": count,
         "completions": count,
+        # Gives each pod its number, and with it a name in the DNS that stays the same.
         "completionMode": "Indexed",
+        # JobSet looks at failed jobs before it looks at success: the data group's job must never
+        # fail, not even as the training ends. A failed dnn pod is JobSet's case (maxRestarts), as
+        # all hosts start again with it.
         "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
     }
     if group.is_dnn and layout.settings.max_run_seconds:
@@ -182,6 +183,7 @@ def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
+        # Both groups, whole: a TrainJob sets count, image and resources of the trainer's job only.
         "template": {"spec": jobset_spec(layout, of_run=False, job_labels=ancestors)},
     }
     described = metadata(layout, name=name)
@@ -302,6 +304,7 @@ def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
         )
 
 
+# Kubernetes' own rules for values of labels, keys, names and variables.
 _LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
 _QUALIFIED = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 _SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
@@ -438,6 +441,8 @@ def check_objects(objects: Sequence[Document]) -> None:
     Raises:
         UsageError: With every rule that the first wrong object breaks.
     """
+    # The cluster itself would let in a JobSet whose pods can never be made: that shows in events of
+    # its jobs only, while the nodes of the other group are paid for already.
     for document in objects:
         found = list(problems_of(document, among=objects))
         if found:
@@ -653,6 +658,7 @@ def _config(layout: Layout) -> Document:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(layout, name=config_map(layout.name)),
+        # Nobody changes a run's settings under it, and kubelets need not watch the object.
         "immutable": True,
         "data": data,
     }
@@ -683,6 +689,7 @@ class _Dumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: object) -> bool:
         """Returns True: objects are written in full, however often they are used."""
+        # Kubernetes' parser knows YAML's anchors, people who read the file may not.
         return True
 
 

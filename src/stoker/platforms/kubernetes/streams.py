@@ -114,6 +114,7 @@ class StreamSlot:
         """Holds `stream` meanwhile, and releases it."""
         with self._lock:
             self._stream = stream
+            # It was closed while the stream was being opened.
             if self._is_closed:
                 stream.close()
         try:
@@ -242,6 +243,7 @@ class ObjectWatch(threading.Thread):
         query = {
             **self._query,
             "watch": "true",
+            # They renew the version where nothing changes; else it would soon be too old (410).
             "allowWatchBookmarks": "true",
             "resourceVersion": version,
             "timeoutSeconds": str(WATCH_SECONDS),
@@ -358,6 +360,7 @@ class PodLog(threading.Thread):
             self._is_changed.clear()
             self._told = False
             try:
+                # A new container has a new log: the rest of the old one comes first.
                 if pod.restarts > restarts:
                     restarts = pod.restarts
                     self._read_previous()
@@ -366,6 +369,7 @@ class PodLog(threading.Thread):
                 if is_complete and pod.is_final:
                     return
             except ApiError as err:
+                # With a pod its log is gone, too.
                 if err.is_missing or self._is_closed.is_set():
                     return
                 # 400: the container that is started again has not started yet.
@@ -449,6 +453,8 @@ class Following:
             for kind, query in (
                 (resource, {"fieldSelector": f"metadata.name={name}"}),
                 (PODS, self._of_pods),
+                # Of the whole namespace: one selector cannot name the job, its pods to come and
+                # Kueue's workload.
                 (EVENTS, {}),
             )
         ]

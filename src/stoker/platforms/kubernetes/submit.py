@@ -205,6 +205,7 @@ def provide_runtime(
         if not job_state(found).is_deleted:
             if _digest(found) == digest:
                 return False
+            # Without a TrainJob it is left over from an attempt that got no further.
             if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
                 _refuse_runtime(name, cluster.namespace)
             log.event("runtime_replaced", runtime=name)
@@ -318,7 +319,9 @@ def _create_or_adopt(
         except ApiError as err:
             if not err.is_taken:
                 raise
+        # Its state decides: it may have failed, be about to go, or be an earlier attempt's.
         found = cluster.find(resource, request.name)
+        # It was deleted between the two calls: made again.
         if found is None:
             continue
         state = job_state(found)
@@ -473,6 +476,7 @@ def rbac(
         objects.append(_object("v1", "ServiceAccount", settings, account))
     role = _object("rbac.authorization.k8s.io/v1", "Role", settings, ROLE)
     role["rules"] = rules(settings)
+    # A binding for each account: applying it for another one leaves the first one's rights.
     name = ROLE if service_account is None else f"{ROLE}-{account}"
     binding = _object("rbac.authorization.k8s.io/v1", "RoleBinding", settings, name)
     binding["roleRef"] = {
@@ -548,6 +552,7 @@ def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log)
             if not _is_allowed(cluster, action):
                 missing.append(action)
         except ApiError as err:
+            # Not reached, or not known: the calls themselves would fare the same.
             if err.code in (0, 401):
                 raise
             return
@@ -587,6 +592,7 @@ def denied(
 
 
 def _needed(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
+    # Of the same rules that the Role consists of: what is asked is what an administrator applies.
     for rule in mappings({"rules": rules(settings)}, "rules"):
         for group in texts(rule, "apiGroups"):
             for resource in texts(rule, "resources"):

@@ -63,6 +63,7 @@ class SageMakerPlatform:
         started = start(
             self._aws,
             request,
+            # Planned anew: addresses of token, code and outputs contain the name.
             rename=lambda name: self.plan(dataclasses.replace(request.job, name=name)),
             log=log,
         )

@@ -260,6 +260,7 @@ def violations(body: Mapping[str, Json]) -> Iterator[Violation]:
 def _walk(value: Json, shape: ServiceShape, path: str) -> Iterator[Violation]:
     if isinstance(value, str):
         yield from _check_text(value, shape, path)
+    # Before the numbers: in Python a bool is an int.
     elif isinstance(value, bool):
         return
     elif isinstance(value, int | float):
@@ -274,6 +275,7 @@ def _walk(value: Json, shape: ServiceShape, path: str) -> Iterator[Violation]:
 
 
 def _walk_mapping(value: Mapping[str, Json], shape: ServiceShape, path: str) -> Iterator[Violation]:
+    # A structure has a rule for each member; a map (Environment) one for names, one for values.
     if shape.type_name == "structure":
         members: Mapping[str, ServiceShape] = getattr(shape, "members")  # noqa: B009
         for key, item in value.items():
@@ -297,6 +299,7 @@ def _check_text(text: str, shape: ServiceShape, path: str) -> Iterator[Violation
         yield Violation(path=path, what=f"is {shown}, the service allows {listed}")
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(str(pattern)).fullmatch(text):
+        # `.` matches all but a line break.
         problem = "has a line break" if pattern == ".*" else f"does not match {pattern}"
         yield Violation(path=path, what=f"{problem}: {shown}")
 
@@ -338,6 +341,7 @@ def _model() -> object:
             "botocore, which brings SageMaker's model, is not installed",
             fix="pip install 'stoker[aws]'",
         ) from None
+    # Without a client: that would need a region, and look for credentials in the network.
     model: object = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
     return model
 
@@ -375,6 +379,7 @@ def check_body(body: Body) -> None:
 
 def problems(body: Body) -> Iterator[UsageError]:
     """Yields each rule that the request breaks."""
+    # Before the model's limits: the reasons of these rules say more.
     for rule in _RULES:
         yield from rule(body)
     for found in violations(body):
@@ -420,6 +425,7 @@ def _group_rules(body: Body) -> Iterator[UsageError]:
     if not groups:
         return
     most = maximum("InstanceGroups")
+    # botocore checks no upper limits: the service would refuse it when the job is created.
     if len(groups) > most:
         yield UsageError(
             f"a job has at most {most} instance groups, found {len(groups)}",
@@ -446,6 +452,7 @@ def _type_rules(body: Body) -> Iterator[UsageError]:
     for where, name in instance_types(body):
         if name in known:
             continue
+        # SageMaker's SDK calls its local mode `local` and `local_gpu`.
         if bare_type(name).startswith("local"):
             yield UsageError(
                 f"{name} is a type of local mode, which runs no jobs of the service",

@@ -130,6 +130,7 @@ class _Stream:
             events, token = self._page()
             for event in events:
                 yield from self._entries(event)
+            # At the end of a stream GetLogEvents answers with the token that it was asked with.
             if token is None or token == self._token:
                 return
             self._token = token
@@ -147,6 +148,7 @@ class _Stream:
                 raise
             # Tokens are valid for a day; a host may be silent for longer.
             self._token, known = None, self._num_at_last
+            # The start is inclusive: events of that millisecond come again, and are skipped below.
             answer = self._get(startTime=self._last_millis)
         listed = answer.get("events")
         items = listed if isinstance(listed, list) else []
@@ -160,6 +162,7 @@ class _Stream:
             "GetLogEvents",
             logGroupName=self._log_group,
             logStreamName=self._name,
+            # A forward token needs it, too; without either the newest page would come first.
             startFromHead=True,
             **asked,
         )
@@ -226,6 +229,7 @@ class Labels:
         event = parse_line(entry.text) if entry.text.startswith("stoker ") else None
         if event is None:
             return
+        # A script may print lines of other hosts or runs.
         if event.event == "host_has_role" and event.host == entry.host:
             self._groups[entry.host] = event.values.get("group") or UNKNOWN
         elif event.event == "roster":
@@ -317,6 +321,7 @@ def read_utilisation(
             items="MetricDataResults",
             MetricDataQueries=metric_queries(job_name, some, period_seconds=period),
             StartTime=begin,
+            # A training that is shorter than one point has that one.
             EndTime=max(end, begin + timedelta(seconds=period)),
         )
     return loads_in(results, roster=roster, types=types, sizes=sizes)
@@ -329,6 +334,7 @@ def metric_queries(
     return [
         {
             "Id": f"{metric.lower()}_{index}",
+            # An id takes no dashes, as in algo-1: the label says which host it is.
             "Label": f"{metric} {host}",
             "MetricStat": {
                 "Metric": {
@@ -534,6 +540,7 @@ def observe_job(
     assert state.began_at is not None
     begin = datetime.fromisoformat(state.began_at)
     end = datetime.fromisoformat(state.ended_at) if state.ended_at else now
+    # The service's names for hosts, over all groups.
     hosts = [f"algo-{n + 1}" for n in range(sum(count for _, count in state.groups.values()))]
     members, notes = _members(aws, state, hosts, log)
     if members is None:
@@ -661,6 +668,7 @@ def _by_gpus(
             end=end,
             now=now,
         )
+        # A host without any points may have GPUs all the same.
         is_seen = all(load.cpu is not None for load in loads)
         gpu_hosts = {load.host for load in loads if load.gpu is not None}
         if is_seen and len(gpu_hosts) == state.groups[with_gpus[0]][1]:

@@ -66,6 +66,7 @@ def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
 def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
     num_files = total = 0
     try:
+        # `r|gz` reads it as it comes: with the user's own outputs it may be too large to store.
         with tarfile.open(fileobj=_Bounded(content, where=where), mode="r|gz") as archive:
             for member in archive:
                 target = _target(member, folder)
@@ -160,7 +161,7 @@ def _verdict(
         return "succeeded", None
     if state.status == "Stopped":
         if state.secondary.startswith("Max"):
-            # Nobody asked for that: the training is not done.
+            # MaxRuntimeExceeded, MaxWaitTimeExceeded: nobody asked, and the training is not done.
             return "failed", (
                 f"the service stopped the job: {state.secondary}; "
                 "raise sagemaker.max_run_seconds (with spot: max_wait_seconds)"
@@ -278,6 +279,7 @@ class SageMakerRun(FollowedRun):
         assert self._state is not None
         self._delete_token()
         state, job = self._state, self._job
+        # The service looks for hosts after it has created a job, which fails where there are none.
         if state.status == "Failed" and lacks_capacity(state.reason):
             raise no_capacity(
                 state.reason, job.groups, job_name=state.name, next_best=job.next_best
@@ -330,6 +332,7 @@ class SageMakerRun(FollowedRun):
             self._interval = MIN_INTERVAL_SECONDS
         else:
             self._interval = min(self._interval * INTERVAL_GROWTH, MAX_INTERVAL_SECONDS)
+        # A page was full, and more of the log is there already.
         if is_behind:
             self._interval = 0.0
 
@@ -350,6 +353,7 @@ class SageMakerRun(FollowedRun):
     def _take(self, state: TrainingJobState) -> bool:
         """Takes on a new state; returns whether there was something to tell."""
         self._state = state
+        # A step's message may change while it lasts: it is told again.
         told = [item for item in state.transitions if self._told.get(_key(item)) != item]
         for transition in told:
             self._told[_key(transition)] = transition
@@ -430,6 +434,7 @@ def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | 
     ]
     if not found:
         return None
+    # The newest: times in ISO 8601 sort as texts do.
     unpacked = fetch_outputs(account, f"s3://{bucket}/{max(found)[1]}", folder=folder)
     file = unpacked / FOLDER / "training.json" if unpacked else None
     return file if file and file.is_file() else None

@@ -79,6 +79,7 @@ def environment_of(
     """
     told = run_environment(job)
     code = Path(_INPUT, CODE_CHANNEL, PurePosixPath(code_uri).name) if code_uri else None
+    # What the launcher finds by itself takes no variable: the service allows 100.
     are_known = len(job.groups) == 1 or all(_role_by_name(g.name) == g.role for g in job.groups)
     # The run's id is the job's name, which the service tells each container.
     ours = replace(
@@ -180,6 +181,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
 
 def body_digest(body: Mapping[str, Json]) -> str:
     """Returns the tag `stoker:request-sha256`: a digest of the request without its tags."""
+    # One of the tags is this digest.
     content = {key: value for key, value in body.items() if key != "Tags"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -188,7 +190,9 @@ def _algorithm(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
     metrics = settings.metric_definitions
     return {
         "TrainingImage": job.image,
+        # The API wants one of the job; each channel has its own.
         "TrainingInputMode": "File",
+        # Named, whatever the image's own ENTRYPOINT is: the launcher has to come first.
         "ContainerEntrypoint": list(settings.entrypoint),
         "ContainerArguments": list(job.command),
         "MetricDefinitions": [

@@ -4,21 +4,29 @@ A job's name is unique in its account and region, so that an attempt that finds 
 continues with it. One that ended badly, or is somebody else's, is left alone: NAME-2, NAME-3 ...
 are tried next, with outputs and a token of their own.
 
+A folder of code is packed to the same bytes whenever and wherever that is done: an attempt knows
+its own job by them, too.
+
 The token is written before the job is created, and deleted at its end; neither the request nor a
 log holds it. Only jobs that do not exist get a token written; a token that is there already stays
 as it is, for hosts may have read it. docs/threat-model.md says whom it keeps out.
 """
 
+import gzip
+import io
 import json
+import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from stoker.errors import PlatformError, StokerError
+from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.logs import Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
-from stoker.platforms.packing import pack
 from stoker.platforms.sagemaker.checks import mapping, mappings
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
@@ -206,6 +214,135 @@ def _count(value: Json) -> int:
     return value if isinstance(value, int) else 0
 
 
+# Code, not data: it is made in memory, and every host of a job downloads it before it starts.
+MAX_CODE_BYTES = 256 << 20
+
+_NOWHERE = frozenset(
+    (".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+)
+# Further down a package of the user may have this name.
+_NOT_AT_THE_TOP = frozenset(("runs",))
+_NUM_LARGEST = 3
+
+
+def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
+    """Returns the files of `folder` as a .tar.gz that depends on their names and contents only.
+
+    Left out are .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
+
+    Args:
+        folder: With the code.
+        max_bytes: Limit of all files together, before compression.
+
+    Raises:
+        UsageError: If the folder is not there or empty, holds a link that leaves it or something
+            that is not a file, or is too large.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}", fix="check sagemaker.source")
+    # os.walk gives the order of the file system, which differs from machine to machine.
+    found = sorted(_members(folder), key=lambda path: path.as_posix())
+    if not found:
+        raise UsageError("there is nothing to pack", where=str(folder), fix="name another folder")
+    _check_size(folder, found, max_bytes)
+    packed = io.BytesIO()
+    with (
+        # gzip's head has a name and a time, which would make other bytes each time.
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in found:
+            _add_file(archive, folder, name)
+    return packed.getvalue()
+
+
+def _members(folder: Path) -> Iterator[Path]:
+    """Yields the paths of files and links, relative to `folder`."""
+    # By default os.walk leaves out what it cannot read, without a word.
+    for root, folders, files in os.walk(folder, onerror=_refuse):
+        here = Path(root).relative_to(folder)
+        is_top = here == Path()
+        kept = [name for name in folders if not _is_left_out(name, is_top=is_top)]
+        # os.walk counts a link to a folder among the folders, and does not enter it.
+        links = [name for name in kept if (Path(root) / name).is_symlink()]
+        folders[:] = [name for name in kept if name not in links]
+        for name in (*files, *links):
+            if not _is_left_out(name, is_top=is_top) and not name.endswith(".pyc"):
+                yield here / name
+
+
+def _is_left_out(name: str, *, is_top: bool) -> bool:
+    return name in _NOWHERE or (is_top and name in _NOT_AT_THE_TOP)
+
+
+def _refuse(err: OSError) -> None:
+    raise UsageError(f"cannot read {err.filename}: {err.strerror}", fix="check its rights") from err
+
+
+def _check_size(folder: Path, names: list[Path], max_bytes: int) -> None:
+    sizes = {name: (folder / name).lstat().st_size for name in names}
+    total = sum(sizes.values())
+    if total <= max_bytes:
+        return
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:_NUM_LARGEST]
+    shown = ", ".join(f"{name.as_posix()} ({_mib(sizes[name])})" for name in largest)
+    raise UsageError(
+        f"the code is too large to pack: {_mib(total)}, at most {_mib(max_bytes)}",
+        where=f"{folder}, largest: {shown}",
+        fix="keep data out of the code's folder, and hand it over as a channel",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _add_file(archive: tarfile.TarFile, folder: Path, name: Path) -> None:
+    path = folder / name
+    entry = tarfile.TarInfo(name.as_posix())
+    # As owner and group, which stay TarInfo's zeros: only name and content count.
+    entry.mtime = 0
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            entry.type, entry.mode = tarfile.SYMTYPE, 0o777
+            entry.linkname = _link(folder, path)
+            archive.addfile(entry)
+            return
+        if not stat.S_ISREG(mode):
+            raise UsageError(
+                f"{name.as_posix()} is not a file, folder or link", where=str(folder), fix="move it"
+            )
+        content = path.read_bytes()
+    except OSError as err:
+        raise UsageError(
+            f"cannot read {name.as_posix()}: {err.strerror}", where=str(folder)
+        ) from err
+    # Two modes only: other bits come from the umask of whoever checked the code out.
+    entry.mode = 0o755 if mode & stat.S_IXUSR else 0o644
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _link(folder: Path, path: Path) -> str:
+    """Returns a link's target, relative to the link's folder; refuses one outside `folder`."""
+    said, inside = Path(os.readlink(path)), folder.resolve()
+    try:
+        target = path.resolve()
+    except RuntimeError:  # it leads to itself
+        target = Path()
+    if not target.is_relative_to(inside):
+        raise UsageError(
+            f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}",
+            where=str(folder),
+            fix="put a copy of what it points to in its place",
+        )
+    if not said.is_absolute():
+        return said.as_posix()
+    # An absolute link into the folder: on the hosts the folder has another path.
+    return Path(os.path.relpath(target, path.parent.resolve())).as_posix()
+
+
 # As many as the feed needs; the file has them as hexadecimal digits.
 TOKEN_BYTES = 32
 
@@ -276,6 +413,7 @@ def start(
     Raises:
         PlatformError: If the service refuses, or all names are taken.
     """
+    # Before anything is asked or written: a folder that cannot be packed leaves nothing behind.
     packed = pack(request.code_folder) if request.code_folder else None
     for number in range(1, MAX_NAMES + 1):
         candidate = request if number == 1 else rename(numbered(request.job.name, number))
@@ -284,9 +422,11 @@ def start(
         if found is None:
             if _create(aws, candidate, packed=packed, log=log):
                 return StartedTrainingJob(request=candidate, is_adopted=False)
+            # Another attempt has created it at this very moment.
             found = await_found(aws, name)
         state = job_state(found)
         is_ours = _is_ours(aws, found, candidate, packed=packed)
+        # A completed one, too: a pipeline's step that is tried again finds its work done.
         if is_ours and state.status in ("InProgress", "Completed"):
             log.event("job_adopted", job=name, status=state.status, url=state.url)
             return StartedTrainingJob(request=candidate, is_adopted=True)
@@ -348,6 +488,7 @@ def stop_job(aws: Aws, name: str) -> None:
     except AwsError as err:
         if err.is_denied or err.is_unreachable:
             raise
+        # Often the refusal only means that it has ended meanwhile.
         found = find_job(aws, name)
         if found is not None and not job_state(found).is_ending:
             raise
@@ -359,14 +500,17 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     kms_key = settings.output_kms_key if settings else None
     is_sent = False
     try:
+        # Token and code before the job: its hosts download them as channels when they start.
         put_token(aws, request.token_uri, kms_key=kms_key)
         if packed is not None and request.code_uri:
             aws.write_object(request.code_uri, packed, kms_key=kms_key)
         is_sent = True
         answer = aws.call("sagemaker", "CreateTrainingJob", **request.body)
     except AwsError as err:
+        # The token stays: the job that has the name may be another attempt's, which reads it.
         if err.code in _IN_USE:
             return False
+        # Refused, there is no job; not answered, there may be one.
         _abandon(aws, request, is_sent=is_sent and err.is_unreachable, log=log)
         refusal = _quota_or_capacity(err, request)
         if refusal:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.platforms.packing import pack
+from stoker.platforms.sagemaker.submit import pack
 
 
 def write(folder: Path, *names: str) -> Path:
