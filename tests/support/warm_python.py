@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Mapping
@@ -110,6 +111,18 @@ class WarmProcess:
     def kill(self) -> None:
         """kill -9, if it has not ended."""
         self.send_signal(signal.SIGKILL)
+
+
+def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tuple[int, str]:
+    """Runs a script to its end; its exit code, and what it wrote."""
+    with tempfile.TemporaryFile() as log:
+        process = WarmProcess(argv, env, log=log)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        log.seek(0)
+        return code, log.read().decode(errors="replace")
 
 
 @functools.cache
