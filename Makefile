@@ -8,6 +8,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --progress-bar off
 TORCH := $(shell grep '^torch==' constraints.txt)
+# Images for Python often set it: each of a thousand processes would compile stoker, each of JOBS all tests.
+unexport PYTHONDONTWRITEBYTECODE
 # Processes that share the tests, on two cores: most tests of faults wait.
 JOBS ?= 4
 CHECKS := check-format check-lint check-types check-layers

@@ -12,6 +12,7 @@ import torch
 
 from support.few_digits import few_digits
 from support.local_job import LocalJob, marked_processes, until
+from support.warm_python import run_warm
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "train.py"
 STEPS = 11
@@ -37,9 +38,15 @@ def words(folder: Path, digits: Path, *more: str) -> list[str]:
 def train(folder: Path, digits: Path, *more: str, launcher: tuple[str, ...] = ()) -> None:
     """A whole run, or the rest of one, by the script alone."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
+    environ |= {"OMP_NUM_THREADS": "1"}
+    script = [str(SCRIPT), *words(folder, digits, *more)]
+    if not launcher:
+        code, said = run_warm(script, environ, timeout=200)
+        assert code == 0, said
+        return
     done = subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), *words(folder, digits, *more)],
-        env=environ | {"OMP_NUM_THREADS": "1"},
+        [sys.executable, *launcher, *script],
+        env=environ,
         timeout=200,
         capture_output=True,
         text=True,

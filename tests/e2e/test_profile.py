@@ -1,11 +1,13 @@
 """Scripts of known cost are profiled as they are: real processes, real loaders."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -31,18 +33,17 @@ DEADLINE_SECONDS = 120.0
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command as a launcher does: a child with stoker's sitecustomize, on one core."""
+@contextlib.contextmanager
+def starting(folder: Path, *, core: int) -> Iterator[Start]:
+    """Starts commands as a launcher does: children with stoker's sitecustomize, on one core."""
     children: list[subprocess.Popen[str]] = []
-    core = max(os.sched_getaffinity(0))
 
     def start_command(*command: str, budget: float = 5.0) -> "subprocess.Popen[str]":
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")]),
             "STOKER_LAUNCHER_PID": str(os.getpid()),
-            "STOKER_OUTPUT": str(tmp_path / "out"),
+            "STOKER_OUTPUT": str(folder / "out"),
             "STOKER_PROFILE": f'{{"budget_seconds": {budget}}}',
         }
         child = subprocess.Popen(
@@ -61,6 +62,31 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if child.poll() is None:
             child.kill()
         child.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path, core=max(os.sched_getaffinity(0))) as start_command:
+        yield start_command
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job under way, and where it leaves its results."""
+
+    child: "subprocess.Popen[str]"
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    """Two ranks on another core than those of `start`: the time to be alone is theirs together."""
+    folder = tmp_path_factory.mktemp("two")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    torchrun += ["--master-port=0", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d"]
+    script = burning(loading=10, model=5, workers=1, batches=40, epochs=500)[1:]
+    with starting(folder, core=min(os.sched_getaffinity(0))) as start_command:
+        yield Started(start_command(*torchrun, *script), folder)
 
 
 def burning(*, loading: int, model: int, workers: int, batches: int, epochs: int) -> list[str]:
@@ -89,7 +115,9 @@ def processes_with(text: str) -> list[int]:
 # With a worker they are those of the local platform's test, too.
 @pytest.mark.alone
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_burnt_costs_are_found(start: Start, tmp_path: Path, workers: int) -> None:
+def test_burnt_costs_are_found(
+    two_ranks: Started, start: Start, tmp_path: Path, workers: int
+) -> None:
     # An odd number of milliseconds makes the command of this test unlike any other's.
     command = burning(loading=40, model=21 + workers, workers=workers, batches=30, epochs=100)
     child = start(*command)
@@ -120,14 +148,10 @@ def test_burnt_costs_are_found(start: Start, tmp_path: Path, workers: int) -> No
 
 
 @pytest.mark.alone
-def test_two_ranks_change_phase_together_and_both_end_with_0(start: Start, tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    script = burning(loading=10, model=5, workers=1, batches=40, epochs=500)[1:]
-    child = start(*torchrun, "--master-port=0", "--rdzv-endpoint=127.0.0.1:0",
-                  "--rdzv-backend=c10d", *script)  # fmt: skip
-    output = end_of(child)
-    assert child.returncode == 0, output
-    results = read_ranks(tmp_path / "out")
+def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks: Started) -> None:
+    output = end_of(two_ranks.child)
+    assert two_ranks.child.returncode == 0, output
+    results = read_ranks(two_ranks.folder / "out")
     assert [result.rank for result in results] == [0, 1]
     assert results[0].steps == results[1].steps
     for result in results:

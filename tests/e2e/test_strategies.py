@@ -12,6 +12,7 @@ import pytest
 
 from stoker.records import FeedSettings, StrategySettings
 from support.local_job import LocalJob, resource_config
+from support.warm_python import run_warm
 
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "strategy_script.py"
 RANKS = 4
@@ -60,7 +61,8 @@ def homogeneous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("homogeneous")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     environ = clean | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, SCRIPT, folder], env=environ, timeout=120, check=True)
+    code, words = run_warm([str(SCRIPT), str(folder)], environ, timeout=120)
+    assert code == 0, words
     assert len(losses(folder)) == 12
     return folder
 

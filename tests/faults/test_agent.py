@@ -834,9 +834,9 @@ def test_a_session_opened_while_the_agent_drains_is_told_so(tmp_path: Path) -> N
         assert client.batch()[0] == 0
 
 
-def test_a_trainer_that_looks_for_another_host_is_told_so() -> None:
-    agent, spec = make_agent(workers=1), spec_of(Images())
-    with running(agent), client_of(agent.port, spec, host="data-1") as client:
+def test_a_trainer_that_looks_for_another_host_is_told_so(agent: Agent) -> None:
+    spec = spec_of(Images())
+    with client_of(agent.port, spec, host="data-1") as client:
         client.open()
         with client_of(agent.port, spec, host="data-2") as other:
             other.opening = msgspec.structs.replace(client.opening, host="data-2")

@@ -46,10 +46,10 @@ class Items:
 class Host:
     """A fork server, a module of the user that says where it is imported, and its specs."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, fork_server: ForkServer) -> None:
         self.folder = folder
         self.name = name
-        self.fork_server = ForkServer(host="data-1")
+        self.fork_server = fork_server
         self.held: list[DatasetHost] = []
 
     def write(self, *, value: int = 1, more: str = "") -> ModuleType:
@@ -82,15 +82,22 @@ class Host:
         return [line.split() for line in (self.folder / "held").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    """One for all: it has imported torch once, and each test has a module of its own."""
+    own = ForkServer(host="data-1")
+    yield own
+    own.close()
+
+
 @pytest.fixture
-def host(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
+def host(tmp_path: Path, request: pytest.FixtureRequest, fork_server: ForkServer) -> Iterator[Host]:
     name = f"user_{os.getpid()}_{abs(hash(request.node.name))}"
     sys.path.insert(0, str(tmp_path))
-    made = Host(tmp_path, name)
+    made = Host(tmp_path, name, fork_server)
     yield made
     for dataset_host in made.held:
         dataset_host.close()
-    made.fork_server.close()
     sys.path.remove(str(tmp_path))
     sys.modules.pop(name, None)
 

@@ -349,10 +349,10 @@ def test_an_uncaught_error_of_one_rank_is_told_from_its_consequences(
 
 
 def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path: Path) -> None:
-    script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
-    with LocalJob(tmp_path, script, dnn=2) as job:
-        for rank in (0, 1):
-            job.wait_for_file(f"ready-{rank}")
+    script = TELL + "tell('ready-' + os.environ['STOKER_HOST'], os.getpid()); time.sleep(300)\n"
+    with LocalJob(tmp_path, script, dnn=2, strategy="none") as job:
+        for host in job.request.hosts:
+            job.wait_for_file(f"ready-{host.name}")
         follower = job.request.hosts[1].name
         job.wait_for_log(job.leader, "host_joined")
         job.kill(job.run.launchers[follower])

@@ -26,13 +26,13 @@ def forked() -> list[Line]:
     return found
 
 
-# Replaced and by forkserver: so are those beside a data group.
+# Replaced, by spawn and forkserver: so are those beside a data group.
 ALONE = [
     pytest.param(
         replaced,
         start,
         id=f"{'torch' if replaced else 'stoker'}'s {start}",
-        marks=pytest.mark.soak if replaced and start == "forkserver" else (),
+        marks=pytest.mark.soak if replaced and start != "fork" else (),
     )
     for replaced in (False, True)
     for start in STARTS
