@@ -654,6 +654,28 @@ def test_stopping_a_job_that_has_ended_is_no_error(
     assert answers.count("StopTrainingJob") == 1
 
 
+def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    answers.watch("sagemaker", "StopTrainingJob")
+    asked: list[dict[str, object]] = []
+
+    def stopped_meanwhile(answer: dict[str, object]) -> None:
+        asked.append(answer)
+        if len(asked) == 1:
+            # As the service saw it when it was asked; another thread stops the run meanwhile.
+            answer |= {"TrainingJobStatus": "InProgress", "SecondaryStatus": "Training"}
+            run.stop()
+
+    answers.change("sagemaker", "DescribeTrainingJob", stopped_meanwhile)
+    next(iter(run.lines()))
+    assert run.state is not None
+    assert run.state.is_final
+    run.stop()
+    assert answers.count("StopTrainingJob") == 1
+
+
 def test_a_token_that_cannot_be_deleted_is_said(
     platform: SageMakerPlatform, answers: Answers, job: JobSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:

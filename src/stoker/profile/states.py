@@ -113,9 +113,13 @@ class Signs:
 
     def rate(self, workers: int) -> float:
         """Returns batches a second of the loader alone with so many workers; 0: not known."""
-        return max(
-            (d.batches_per_second for d in self.rank.drains if d.workers == workers), default=0.0
-        )
+        drain = self.drain(workers)
+        return drain.batches_per_second if drain else 0.0
+
+    def drain(self, workers: int) -> Drain | None:
+        """Returns the loader alone with so many workers; None where no rate of it is known."""
+        found = (d for d in self.rank.drains if d.workers == workers and d.batches_per_second > 0)
+        return next(found, None)
 
 
 def signs_of(rank: RankResult) -> Signs:

@@ -352,6 +352,9 @@ class SageMakerRun(FollowedRun):
 
     def _take(self, state: TrainingJobState) -> bool:
         """Takes on a new state; returns whether there was something to tell."""
+        if self._state is not None and self._state.is_final:
+            # Asked before the job ended, and answered after: another thread may stop the run.
+            return False
         self._state = state
         # A step's message may change while it lasts: it is told again.
         told = [item for item in state.transitions if self._told.get(_key(item)) != item]
