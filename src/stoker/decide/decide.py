@@ -17,7 +17,7 @@ from stoker.decide.candidates import (
     scale_up,
     tune,
 )
-from stoker.decide.choose import Walk, choose, objective_value, ranked, walk
+from stoker.decide.choose import Walk, choose, misses_deadline, objective_value, ranked, walk
 from stoker.decide.model import ClusterShape, Hosts, Work
 from stoker.decide.pricing import (
     Rules,
@@ -363,10 +363,11 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
         if is_usable(candidate.shape.dnn.instance, rules):
             yield candidate
     yield from _best_heterogeneous(site, rules)
-    outcome, deadline = keep_plan.predicted, rules.constraints.deadline_hours
-    is_late = bool(deadline and outcome and outcome.total_hours and outcome.total_hours > deadline)
+    outcome = keep_plan.predicted
     # More accelerators change the global batch, thus the training: not looked at without need.
-    if outcome is not None and (outcome.limit == "accelerator" or is_late):
+    if outcome is not None and (
+        outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
+    ):
         for candidate in scale_out(site):
             if is_usable(candidate.shape.dnn.instance, rules):
                 yield candidate
