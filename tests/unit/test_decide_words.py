@@ -168,14 +168,18 @@ def test_start_is_paid_back_where_both_clusters_have_cost_the_same() -> None:
 # Replicas and the global batch.
 
 
-def test_global_batch_grows_with_the_replicas_and_the_advice_says_so() -> None:
-    decision = decided(accelerator_bound(), Constraints(objective="time"))
+@pytest.mark.parametrize("batch", [256, 1])
+def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch: int) -> None:
+    found = accelerator_bound()
+    assert found.step is not None
+    found = replace(found, step=replace(found.step, global_batch_size=batch))
+    decision = decided(found, Constraints(objective="time"))
     assert decision.action == "scale_out"
     accelerators = AWS.get(decision.plan.groups[0].instance_type).accelerators
     replicas = accelerators * decision.plan.groups[0].count
-    assert decision.plan.global_batch_size == 256 * replicas
+    assert decision.plan.global_batch_size == batch * replicas
     text = next(advice.text for advice in decision.advice if advice.id == "global-batch")
-    assert f"{256 * replicas} samples instead of 256" in text
+    assert f"{batch * replicas} samples instead of {batch}" in text
     assert "learning rate" in text
 
 
@@ -187,7 +191,7 @@ def test_plans_with_todays_replicas_have_todays_global_batch() -> None:
 def test_unknown_global_batch_is_not_made_up() -> None:
     found = accelerator_bound()
     assert found.step is not None
-    unknown = replace(found, step=replace(found.step, global_batch_size=1))
+    unknown = replace(found, step=replace(found.step, global_batch_size=None))
     decision = decided(unknown, Constraints(objective="time"))
     assert decision.action == "scale_out"
     assert decision.plan.global_batch_size is None

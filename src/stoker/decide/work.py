@@ -182,7 +182,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         local_receive_seconds=step.local_receive_seconds,
         handover_seconds=step.handover_seconds or 0.0,
         doubts=tuple(doubts),
-        global_batch_size=_known_batch(step),
+        global_batch_size=step.global_batch_size,
     )
 
 
@@ -322,13 +322,6 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
                 where=f"profile, key {name}",
                 fix="check the unit: seconds and bytes",
             )
-
-
-def _known_batch(step: StepTerms) -> int | None:
-    """Returns the samples of a step; None: not known."""
-    size = step.global_batch_size
-    # 1: a profile made of a bare step time (`stoker decide --step-seconds`) holds it, too.
-    return size if size and size > 1 else None
 
 
 def _todays(work: Work) -> Hosts:
