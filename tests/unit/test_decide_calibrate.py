@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.decide import EarlierRun, calibrate, decide, explain
 from stoker.decide.calibrate import BOUNDS
+from stoker.decide.model import ClusterShape, Hosts, estimate
+from stoker.decide.work import measure
 from stoker.records import (
     Calibration,
     Check,
@@ -21,6 +23,7 @@ from stoker.records import (
     Job,
     Measured,
     Profile,
+    ProfiledData,
     ProfiledHost,
     Training,
 )
@@ -245,6 +248,23 @@ def test_order_of_the_runs_changes_nothing_and_more_hosts_are_never_slower(
     steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
     assert len(steps) == 10
     assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
+
+
+# Profiles of trainings that had a data host already.
+
+
+def fed_profile() -> Profile:
+    data = (ProfiledData(instance_type="local.c1", count=1, workers_per_host=1),)
+    return replace(profile(step_seconds=0.050), data=data, check=None)
+
+
+def test_todays_data_hosts_give_todays_step_whatever_was_learned() -> None:
+    today = LOCAL.get("local.c1")
+    data = (Hosts(instance=today, count=1, workers=1),)
+    for calibration in (NOTHING, Calibration(runs=3, efficiency=0.8, receive=1.5)):
+        work = measure(fed_profile(), today=today, processes=1, data=data, calibration=calibration)
+        todays = ClusterShape(dnn=Hosts(instance=today, count=1, workers=1), data=data)
+        assert estimate(work, todays).step_seconds == pytest.approx(0.050)
 
 
 def test_the_text_says_on_how_many_runs_it_was_calibrated() -> None:

@@ -31,7 +31,7 @@ from stoker.decide.pricing import (
     refuse_foreign_prices,
     usd_per_hour,
 )
-from stoker.decide.work import measure, today_of
+from stoker.decide.work import data_hosts_of, measure, today_of
 from stoker.records import (
     Advice,
     Answer,
@@ -274,14 +274,7 @@ def decide(
         calibration=calibration or Calibration(),
         has_own_storage=constraints.storage == "per_host",
         machine_vcpus=catalog.max_total_vcpus,
-        data=tuple(
-            Hosts(
-                instance=catalog.get(each.instance_type),
-                count=each.count,
-                workers=each.workers_per_host,
-            )
-            for each in profile.data
-        ),
+        data=data_hosts_of(profile, catalog),
     )
     site = Site(work=work, catalog=catalog, today=now, processes=processes, feed=feed)
     rules = Rules(
