@@ -267,6 +267,27 @@ def test_todays_data_hosts_give_todays_step_whatever_was_learned() -> None:
         assert estimate(work, todays).step_seconds == pytest.approx(0.050)
 
 
+def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data_hosts() -> None:
+    found, catalog = fed_profile(), load_catalog("local", cores=4)
+    decision = decide(
+        found,
+        catalog=catalog,
+        constraints=replace(CONSTRAINTS, max_data_hosts=3),
+        extra_clusters=[builders.clusters("local.c1", "local.c1", 3, workers_per_host=0)],
+        today=TODAY,
+    )
+    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
+    assert plan.predicted is not None
+    one = run().training
+    assert one.measured is not None
+    measured = replace(one.measured, step_seconds=plan.predicted.step_seconds)
+    training = replace(one, groups=plan.groups, measured=measured)
+    earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
+    corrected = calibrate([earlier] * 3, like=found, catalog=catalog)
+    assert corrected.efficiency == pytest.approx(1.0, abs=1e-6)
+    assert corrected.runs == 3
+
+
 def test_the_text_says_on_how_many_runs_it_was_calibrated() -> None:
     def text(calibration: Calibration | None) -> str:
         decision = decide(
