@@ -661,15 +661,14 @@ class WorkerPool:
             # What it had not begun is not to blame: it goes back in front, and this was no try of
             # it.
             self._retries.extendleft(reversed(worker.jobs))
-            tries = self._tries.get(job.key, 0) + 1
-            if not self._is_open(job) or self._is_in_hand(job):
-                # Given to another one when it was late.
-                tries = 0
-            if tries < MAX_TRIES:
-                self._tries[job.key] = tries
-                self._retries.appendleft(job)
-            else:
-                lost.append(job)
+            tries = self._tries.pop(job.key, 0) + 1
+            # Else it was late, and another one has answered it, or has it.
+            if self._is_open(job) and not self._is_in_hand(job):
+                if tries < MAX_TRIES:
+                    self._tries[job.key] = tries
+                    self._retries.appendleft(job)
+                else:
+                    lost.append(job)
         if not self._workers:
             lost.extend(self._retries)
             self._retries.clear()
