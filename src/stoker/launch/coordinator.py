@@ -267,7 +267,8 @@ class Coordinator:
             self._context.term()
             raise
         self._log.event("coordinator_listens", endpoint=self._endpoint)
-        guard = HandshakeGuard(socket, StrangerLog(self._log, port=self._port), port=self._port)
+        strangers = StrangerLog(self._log, port=self._port)
+        guard = HandshakeGuard(socket, strangers, port=self._port, allow_list=allow_list)
         self._thread = threading.Thread(
             target=self._serve, args=(socket, allow_list, guard), name="coordinator", daemon=True
         )
@@ -350,10 +351,7 @@ class Coordinator:
         try:
             while not self._is_done():
                 ready = dict(poller.poll(_POLL_MS))
-                if allow_list.socket in ready:
-                    allow_list.handle()
-                if guard.monitor in ready:
-                    guard.handle(self._clock())
+                guard.handle(ready, self._clock())
                 if socket in ready:
                     self._receive(socket, guard)
                 guard.tick(self._clock())

@@ -445,7 +445,10 @@ class Agent:
             wanted = self.port
             self.port = self._bind_router(wanted)
             self._guard = HandshakeGuard(
-                self._router, StrangerLog(self._log, port=self.port), port=self.port
+                self._router,
+                StrangerLog(self._log, port=self.port),
+                port=self.port,
+                allow_list=self._allow,
             )
             self._batches = BatchPort(
                 bind=self._bind,
@@ -554,11 +557,7 @@ class Agent:
         if self._wake_fd in ready:
             # Before anything is looked at: a call that comes from here on ends the next poll.
             os.eventfd_read(self._wake_fd)
-        if self._allow.socket in ready:
-            self._allow.handle()
-        if self._guard.monitor in ready:
-            # Before messages are received: `proved` looks for a connection that was accepted.
-            self._guard.handle(time.monotonic())
+        self._guard.handle(ready, time.monotonic())
         if self._router in ready:
             self._receive()
         self._batches.handle(ready, time.monotonic())
