@@ -256,8 +256,6 @@ class Coordinator:
                 # Connections end with the processes that made them, or with their leases.
                 silence_seconds=max(self._lease_seconds, HEARTBEAT_TIMEOUT_SECONDS),
             )
-            # A launcher that reconnects under its old routing id takes the place over.
-            socket.router_handover = True
             # A message to a connection that has ended is an error, so that ranks are forgotten.
             socket.router_mandatory = True
             self._bind(socket)

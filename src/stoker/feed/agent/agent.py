@@ -441,7 +441,6 @@ class Agent:
             # Bounded by credits, not by dropping.
             self._router.sndhwm = 0
             crypto.secure_server(self._router, self._keys)
-            self._router.router_handover = True
             wanted = self.port
             self.port = self._bind_router(wanted)
             self._guard = HandshakeGuard(
