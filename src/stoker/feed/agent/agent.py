@@ -234,7 +234,13 @@ class Service:
         for session in self._sessions.values():
             if session.spec == held.digest and session.base_seed is not None:
                 self._specs.begin(held, seeding=session.seeding, base_seed=session.base_seed)
-        self._specs.check(held)
+        try:
+            self._specs.check(held)
+        except ProtocolError:
+            # At once, but once: a mistake that is made again costs a transfer per SHIP_SECONDS.
+            if not held.was_wrong:
+                self._need(held)
+            raise
 
     def _announce(self, held: HostedSpec) -> None:
         """Tells the sessions of a spec whether it is ready here or has failed."""
