@@ -150,17 +150,6 @@ def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pin
     assert pool.assign(job(1, shard=1, generation=2)) == []
 
 
-def test_workers_of_shards_end_with_their_epoch_unless_they_persist(
-    pool: WorkerPool, children: Children
-) -> None:
-    pool.assign(job(0, shard=0, epoch=3))
-    pool.assign(job(1, shard=1, epoch=3, persists=True))
-    pool.assign(job(2, shard=2, epoch=4))
-    pool.forget(before_epoch_id=4)
-    assert [child.exitcode is None for child in children.all] == [True, False, True, True]
-    assert len(pool.sockets()) == 3
-
-
 class Asked:
     """What a job is for: held by its key."""
 
@@ -185,3 +174,14 @@ def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_d
         del asked
         gc.collect()
         assert held() is None
+
+
+def test_workers_of_shards_end_with_their_epoch_unless_they_persist(
+    pool: WorkerPool, children: Children
+) -> None:
+    pool.assign(job(0, shard=0, epoch=3))
+    pool.assign(job(1, shard=1, epoch=3, persists=True))
+    pool.assign(job(2, shard=2, epoch=4))
+    pool.forget(before_epoch_id=4)
+    assert [child.exitcode is None for child in children.all] == [True, False, True, True]
+    assert len(pool.sockets()) == 3

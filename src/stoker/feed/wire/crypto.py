@@ -277,6 +277,7 @@ class HandshakeGuard:
             ready: What polled readable.
         """
         is_asked = self._allow_list.socket in ready
+        # First: libzmq holds a handshake until it is told whether the client's key is allowed.
         if is_asked:
             self._allow_list.handle()
         # Who is let in now may send in this same turn: that he was accepted is reported by now, as
