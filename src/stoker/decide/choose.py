@@ -468,7 +468,7 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
         )
     elif misses_deadline(found.keep.predicted, found.constraints):
         because += "; it makes the deadline, which today's cluster misses"
-    else:
+    elif not groups:
         because += (
             f"; it saves {percentage(gain(plan.predicted, found.keep.predicted, objective))}, its "
             f"error band is {percentage(error_band(plan.predicted))}"
