@@ -109,7 +109,7 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
         if parameter is None:
             raise UsageError(
                 f"a run of {workload.name} has no parameter {name}",
-                fix=nearest(name, sorted(known)) or "known are: " + ", ".join(known),
+                fix=nearest(name, list(known)),
             )
         found[parameter.name] = parameter.check(value)
     return found

@@ -80,8 +80,9 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
         return text
     if kind is Path:
         return Path(text)
-    # Only `1` is true: `0`, `false` and any mistake leave a switch off.
     if kind is bool:
+        if text not in ("0", "1"):
+            raise UsageError(f"expected 1 (on) or 0 (off), found {text!r}", where=where)
         return text == "1"
     if kind is int:
         try:

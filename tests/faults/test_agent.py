@@ -318,6 +318,21 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
         assert same(second.batch()[1], expected(0, [1], size=33))
 
 
+def test_a_dataset_that_arrived_as_something_else_is_asked_for_again_at_once(
+    agent: Agent,
+) -> None:
+    spec = spec_of(Images(size=39))
+    with client_of(agent.port, spec) as client:
+        client.send(client.opening)
+        client.expect(protocol.Need)
+        ship(client, bytes(len(spec.data)))
+        assert isinstance(client.receive()[0], protocol.Need)
+        ship(client, spec.data)
+        client.expect(protocol.Ready)
+        client.ask(0, [1])
+        assert same(client.batch()[1], expected(0, [1], size=39))
+
+
 def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent: Agent) -> None:
     spec = spec_of(Images(size=34))
     middle = len(spec.data) // 2

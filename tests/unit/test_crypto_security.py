@@ -7,7 +7,7 @@ import zmq
 
 from stoker.errors import UsageError
 from stoker.feed.wire import crypto
-from stoker.feed.wire.crypto import AllowList, Keys
+from stoker.feed.wire.crypto import AllowList, Keys, StrangerLog
 
 OURS = Keys.from_token(b"\x01" * 32)
 FOREIGN = Keys.from_token(b"\x02" * 32)
@@ -158,3 +158,39 @@ def test_a_message_above_the_bound_cuts_the_connection(
     client.disable_monitor()
     events.close()
     assert server.got == []
+
+
+class Cuts(StrangerLog):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def cut(self, address: str, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_who_sends_in_the_turn_in_which_he_is_let_in_waits_for_no_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = Keys.from_token(bytes(range(32)))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    allow_list, cuts = AllowList(context, keys), Cuts()
+    server, member = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    crypto.secure_server(server, keys)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    guard = crypto.HandshakeGuard(server, cuts, port=port, allow_list=allow_list)
+    try:
+        crypto.secure_client(member, keys)
+        member.connect(f"tcp://127.0.0.1:{port}")
+        member.send(b"hello")
+        assert allow_list.socket.poll(10_000)
+        # As where both came after the poll, next to another one's handshake that it saw.
+        guard.handle({allow_list.socket}, 0.0)
+        assert server.poll(10_000)
+        guard.proved(server.recv_multipart(copy=False)[1])
+        monkeypatch.setattr(crypto, "MAX_WAITING", 0)
+        guard.handle({guard.monitor}, 0.0)
+        assert cuts.reasons == []
+    finally:
+        guard.close()
+        allow_list.close()
+        context.destroy(linger=0)

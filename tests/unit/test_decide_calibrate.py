@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from stoker.catalog import load_catalog
 from stoker.decide import EarlierRun, calibrate, decide, explain
 from stoker.decide.calibrate import BOUNDS
+from stoker.decide.model import ClusterShape, Hosts, estimate
+from stoker.decide.work import measure
 from stoker.records import (
     Calibration,
     Check,
@@ -21,6 +23,7 @@ from stoker.records import (
     Job,
     Measured,
     Profile,
+    ProfiledData,
     ProfiledHost,
     Training,
 )
@@ -245,6 +248,44 @@ def test_order_of_the_runs_changes_nothing_and_more_hosts_are_never_slower(
     steps = [plan.predicted.step_seconds for plan in plans if plan.predicted]
     assert len(steps) == 10
     assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
+
+
+# Profiles of trainings that had a data host already.
+
+
+def fed_profile() -> Profile:
+    data = (ProfiledData(instance_type="local.c1", count=1, workers_per_host=1),)
+    return replace(profile(step_seconds=0.050), data=data, check=None)
+
+
+def test_todays_data_hosts_give_todays_step_whatever_was_learned() -> None:
+    today = LOCAL.get("local.c1")
+    data = (Hosts(instance=today, count=1, workers=1),)
+    for calibration in (NOTHING, Calibration(runs=3, efficiency=0.8, receive=1.5)):
+        work = measure(fed_profile(), today=today, processes=1, data=data, calibration=calibration)
+        todays = ClusterShape(dnn=Hosts(instance=today, count=1, workers=1), data=data)
+        assert estimate(work, todays).step_seconds == pytest.approx(0.050)
+
+
+def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data_hosts() -> None:
+    found, catalog = fed_profile(), load_catalog("local", cores=4)
+    decision = decide(
+        found,
+        catalog=catalog,
+        constraints=replace(CONSTRAINTS, max_data_hosts=3),
+        extra_clusters=[builders.clusters("local.c1", "local.c1", 3, workers_per_host=0)],
+        today=TODAY,
+    )
+    plan = next(plan for plan in decision.plans if plan.reason == "asked for")
+    assert plan.predicted is not None
+    one = run().training
+    assert one.measured is not None
+    measured = replace(one.measured, step_seconds=plan.predicted.step_seconds)
+    training = replace(one, groups=plan.groups, measured=measured)
+    earlier = EarlierRun(profile=found, decision=replace(decision, plan=plan), training=training)
+    corrected = calibrate([earlier] * 3, like=found, catalog=catalog)
+    assert corrected.efficiency == pytest.approx(1.0, abs=1e-6)
+    assert corrected.runs == 3
 
 
 def test_the_text_says_on_how_many_runs_it_was_calibrated() -> None:

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
 from stoker.decide import decide, explain, pareto_front
-from stoker.decide.choose import limits, pays
+from stoker.decide.choose import Walk, choose, limits, pays, walk
+from stoker.decide.model import ClusterShape, Hosts, estimate
 from stoker.decide.pricing import START_UP_SECONDS, break_even_steps, break_even_words
+from stoker.decide.work import measure
 from stoker.errors import UsageError
 from stoker.records import (
+    Action,
     Check,
     Constraints,
     Decision,
@@ -172,14 +175,18 @@ def test_start_is_paid_back_where_both_clusters_have_cost_the_same() -> None:
 # Replicas and the global batch.
 
 
-def test_global_batch_grows_with_the_replicas_and_the_advice_says_so() -> None:
-    decision = decided(accelerator_bound(), Constraints(objective="time"))
+@pytest.mark.parametrize("batch", [256, 1])
+def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch: int) -> None:
+    found = accelerator_bound()
+    assert found.step is not None
+    found = replace(found, step=replace(found.step, global_batch_size=batch))
+    decision = decided(found, Constraints(objective="time"))
     assert decision.action == "scale_out"
     accelerators = AWS.get(decision.plan.groups[0].instance_type).accelerators
     replicas = accelerators * decision.plan.groups[0].count
-    assert decision.plan.global_batch_size == 256 * replicas
+    assert decision.plan.global_batch_size == batch * replicas
     text = next(advice.text for advice in decision.advice if advice.id == "global-batch")
-    assert f"{256 * replicas} samples instead of 256" in text
+    assert f"{batch * replicas} samples instead of {batch}" in text
     assert "learning rate" in text
 
 
@@ -191,7 +198,7 @@ def test_plans_with_todays_replicas_have_todays_global_batch() -> None:
 def test_unknown_global_batch_is_not_made_up() -> None:
     found = accelerator_bound()
     assert found.step is not None
-    unknown = replace(found, step=replace(found.step, global_batch_size=1))
+    unknown = replace(found, step=replace(found.step, global_batch_size=None))
     decision = decided(unknown, Constraints(objective="time"))
     assert decision.action == "scale_out"
     assert decision.plan.global_batch_size is None
@@ -345,6 +352,77 @@ def test_catalog_of_nothing_but_todays_type_keeps_it() -> None:
     assert decision.action == "keep"
     answer = next(a for a in decision.path if "data group" in a.question)
     assert "no CPU-only type" in answer.because
+
+
+# The path and the plan.
+
+
+def _made_up(
+    action: Action, *, step: float, usd_per_hour: float, band: float, hours: float | None = None
+) -> Plan:
+    """A plan, where today's step takes 100 ms at 1 $ per hour."""
+    outcome = Predicted(
+        step_seconds=step,
+        step_seconds_low=step * (1 - band),
+        step_seconds_high=step * (1 + band),
+        limit="cpu",
+        second_limit="accelerator",
+        accelerator_utilization=0.5,
+        usd_per_hour=usd_per_hour,
+        usd_per_1000_steps=step * usd_per_hour * 1000 / 3600,
+        speedup=0.1 / step,
+        cost_change=step * usd_per_hour / 0.1 - 1,
+        total_hours=hours,
+    )
+    data = "local.c1" if action == "heterogeneous" else ""
+    workers = 2 if action == "tune" else 1
+    groups = builders.clusters("local.c1", data, workers_per_host=workers)
+    return Plan(action=action, groups=groups, predicted=outcome)
+
+
+def _path(others: list[Plan], constraints: Constraints, *, hours: float | None = None) -> Walk:
+    keep = _made_up("keep", step=0.1, usd_per_hour=1.0, band=0.1, hours=hours)
+    today = load_catalog("local", cores=2).get("local.c1")
+    work = measure(
+        builders.profile(step_seconds=0.1, loader_cpu_seconds=0.1), today=today, processes=1
+    )
+    chosen = choose(keep, others, constraints, unexplained="")
+    return Walk(
+        work=work,
+        estimate=estimate(work, ClusterShape(dnn=Hosts(instance=today, count=1))),
+        bottleneck="cpu",
+        keep=keep,
+        chosen=chosen,
+        plans=(keep, *others),
+        constraints=constraints,
+    )
+
+
+def _said_of_a_data_group(found: Walk) -> str:
+    return next(each.answer for each in walk(found) if each.question == "Does a data group pay?")
+
+
+def test_a_data_group_is_said_to_pay_where_one_is_chosen() -> None:
+    # What is free saves less than its own band: it is no rival of a plan that saves more.
+    tune = _made_up("tune", step=0.091, usd_per_hour=1.0, band=0.10)
+    group = _made_up("heterogeneous", step=0.072, usd_per_hour=2.0, band=0.25)
+    found = _path([tune, group], Constraints(objective="time"))
+    assert found.chosen.action == "heterogeneous"
+    assert _said_of_a_data_group(found) == "yes"
+
+
+def test_a_data_group_is_said_to_pay_where_it_alone_makes_the_deadline() -> None:
+    group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25, hours=9.5)
+    found = _path([group], Constraints(objective="time", deadline_hours=9.8), hours=10.0)
+    assert found.chosen.action == "heterogeneous"
+    assert _said_of_a_data_group(found) == "yes"
+
+
+def test_a_data_group_that_saves_less_than_its_band_is_said_not_to_pay() -> None:
+    group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25)
+    found = _path([group], Constraints(objective="time"))
+    assert found.chosen.action == "keep"
+    assert _said_of_a_data_group(found) == "no"
 
 
 # The front.

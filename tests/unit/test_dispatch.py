@@ -44,6 +44,17 @@ def test_a_request_waits_for_its_own_spec() -> None:
     assert queue.pop(specs={"a"}) is first
 
 
+def test_a_request_that_cannot_be_taken_yet_keeps_its_place() -> None:
+    queue = Queue()
+    first, second = request(0), request(0)
+    queue.push(first)
+    queue.push(second)
+    assert queue.pop(specs={"spec"}) is first
+    queue.push(first)
+    assert queue.pop(specs={"spec"}) is first
+    assert queue.pop(specs={"spec"}) is second
+
+
 def test_a_dropped_request_is_not_served() -> None:
     queue = Queue()
     dropped, other = request(0), request(1)

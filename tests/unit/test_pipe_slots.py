@@ -1,10 +1,14 @@
 """Batches are built in shared memory: what a worker sends is what its collate function returned."""
 
+import contextlib
 import multiprocessing
+import os
+import resource
 import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +16,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from stoker.errors import FeedLostError
 from stoker.feed.wire import codec
-from stoker.feed.wire.dataset import DatasetSpec
+from stoker.feed.wire.dataset import DatasetSpec, unpack_error
 from stoker.feed.workers.pipe import JobOrder
 from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
 from stoker.feed.workers.worker import worker_main
@@ -163,3 +168,31 @@ def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch() -> None:
         results.pop().release()
         # The pool is still held: by whatever made it, until garbage is collected.
         assert num_slots() == before
+
+
+def _make_one_without_descriptors(told: "Connection[object, object]") -> None:
+    with pool_of(default_collate) as pool:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))
+        with contextlib.suppress(OSError):
+            while True:
+                os.open(os.devnull, os.O_RDONLY)
+        told.send(make(pool, list(range(BATCH))).error)
+
+
+def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    # Its own process: the limit and what is open stay in it.
+    child = multiprocessing.get_context("fork").Process(
+        target=_make_one_without_descriptors, args=(theirs,)
+    )
+    child.start()
+    try:
+        assert ours.poll(30), "the batch hangs"
+        error = unpack_error(ours.recv())
+    finally:
+        child.kill()
+        child.join()
+    assert isinstance(error, FeedLostError)
+    assert "no file descriptor is left, the limit of this process (ulimit -n) is 64" in error.what
+    assert "raise the limit of open files" in error.fix

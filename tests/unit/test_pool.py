@@ -1,15 +1,25 @@
 """Jobs are pinned to the worker of their shard, and others go to any worker."""
 
+import contextlib
+import gc
 import os
 import select
 import socket
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
 from stoker.feed.wire.protocol import Stream
 from stoker.feed.workers.pipe import Error, JobOrder, Pipe, pack, to_worker
-from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole
+from stoker.feed.workers.pool import (
+    FIRST_OVERDUE_SECONDS,
+    ChildProcess,
+    Result,
+    WorkerJob,
+    WorkerPool,
+    WorkerRole,
+)
 
 
 class Child:
@@ -138,6 +148,32 @@ def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pin
     (lost,) = pool.assign(job(5, shard=1))
     assert "no more processes" in lost.summary
     assert pool.assign(job(1, shard=1, generation=2)) == []
+
+
+class Asked:
+    """What a job is for: held by its key."""
+
+
+def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_dies(
+    children: Children,
+) -> None:
+    now = 0.0
+    asked = Asked()
+    pool = WorkerPool(children.start, num_workers=2, clock=lambda: now)
+    with contextlib.closing(pool):
+        pool.assign(WorkerJob((asked,), job(0).order))
+        now = FIRST_OVERDUE_SECONDS
+        assert len(pool.give_late_jobs_again()) == 1
+        late, other = children.all
+        assert (late.numbers(1), other.numbers(1)) == ([0], [0])
+        other.answer()
+        assert [result.job.key for result in results_of(pool)] == [(asked,)]
+        late.kill()
+        assert results_of(pool) == []
+        held = weakref.ref(asked)
+        del asked
+        gc.collect()
+        assert held() is None
 
 
 def test_workers_of_shards_end_with_their_epoch_unless_they_persist(

@@ -71,6 +71,22 @@ class Pictures(Dataset[Sample]):
         return self.transform(torch.zeros(1000, dtype=torch.uint8))
 
 
+class Listed(Dataset[Sample]):
+    """Calls its transforms itself, on samples of its own or of another dataset."""
+
+    def __init__(
+        self,
+        transforms: Sequence[Callable[[Sample], Sample]],
+        dataset: Dataset[Sample] | None = None,
+    ) -> None:
+        self.transforms = transforms
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Sample:
+        zeros = torch.zeros(1000, dtype=torch.uint8)
+        return Compose(self.transforms)(zeros if self.dataset is None else self.dataset[index])
+
+
 def everything() -> Compose:
     return Compose([Blur(), Slotted(), Crop(), to_float])
 
@@ -83,23 +99,26 @@ def everything() -> Compose:
         ConcatDataset([Pictures(everything())]),
         Subset(ConcatDataset([Pictures(everything())]), [0, 1]),
         Pictures(Compose(tuple(everything().transforms))),
+        Listed(everything().transforms),
+        Subset(Listed(everything().transforms), [0, 1]),
+        Listed([to_float], Pictures(Compose([Blur(), Slotted(), Crop()]))),
     ],
-    ids=["plain", "subset", "concat", "both", "tuple"],
+    ids=["plain", "subset", "concat", "both", "tuple", "own", "own-subset", "own-and-wrapped"],
 )
 def test_transforms_are_found_timed_and_unchanged(dataset: Dataset[Sample]) -> None:
     composed = time_transforms(dataset)
     sample = dataset[0]
     assert sample.shape == (100,)
     assert sample.dtype == torch.float32
-    assert [each.name for each in composed.timed] == ["Blur", "Slotted", "Crop", "to_float"]
+    timed = {each.name: each for each in composed.timed}
     assert [each.calls for each in composed.timed] == [1, 1, 1, 1]
-    assert [(each.bytes_in, each.bytes_out) for each in composed.timed] == [
-        (1000, 1000),
-        (1000, 1000),
-        (1000, 100),
-        (100, 400),
-    ]
-    assert composed.timed[0].cpu_seconds == pytest.approx(0.004, rel=0.5)
+    assert {name: (each.bytes_in, each.bytes_out) for name, each in timed.items()} == {
+        "Blur": (1000, 1000),
+        "Slotted": (1000, 1000),
+        "Crop": (1000, 100),
+        "to_float": (100, 400),
+    }
+    assert timed["Blur"].cpu_seconds == pytest.approx(0.004, rel=0.5)
 
 
 def test_a_timed_transform_is_still_of_its_class() -> None:
@@ -116,6 +135,11 @@ def test_a_transform_of_two_lists_is_timed_once() -> None:
     assert [each.name for each in composed.timed] == ["Blur"]
     both[0], both[12]
     assert composed.timed[0].calls == 2
+
+
+def test_a_compose_in_a_list_is_one_row() -> None:
+    composed = time_transforms(Listed([Compose([Blur(0.0)]), to_float]))
+    assert [each.name for each in composed.timed] == ["Compose", "to_float"]
 
 
 def test_a_sequential_of_modules_is_a_compose() -> None:

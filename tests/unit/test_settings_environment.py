@@ -89,6 +89,8 @@ def test_what_the_service_calls_the_job_is_the_run_s_id() -> None:
     ("name", "text", "words"),
     [
         ("STOKER_PORT", "http", "whole number"),
+        ("STOKER_REPLACE_DATALOADER", "true", "1 (on) or 0 (off)"),
+        ("STOKER_COMES_BACK", "no", "1 (on) or 0 (off)"),
         ("STOKER_FEED", "{", "malformed"),
         ("STOKER_FEED", '{"credits": 0}', "credits"),
         ("STOKER_WORKERS", '{"dnn": "two"}', "malformed"),

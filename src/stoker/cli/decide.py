@@ -252,8 +252,7 @@ def _profile_of(file: Path | None, guess: Guess, *, workload: "Workload | None")
             step_seconds=step,
             accelerator_step_seconds=accelerator,
             loader_cpu_seconds=cpu,
-            # 1 for "not known": see `decide.work`.
-            global_batch_size=(workload.training.global_batch_size if workload else None) or 1,
+            global_batch_size=workload.training.global_batch_size if workload else None,
         ),
     )
 

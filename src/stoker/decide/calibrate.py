@@ -15,7 +15,7 @@ from typing import Literal
 from stoker.catalog import Catalog
 from stoker.decide.candidates import Site, named
 from stoker.decide.model import ClusterShape, Work, estimate
-from stoker.decide.work import measure, today_of
+from stoker.decide.work import corrected, data_hosts_of, measure, today_of
 from stoker.errors import UsageError
 from stoker.records import Calibration, Decision, FeedSettings, Group, Profile, Training, bare_type
 
@@ -81,11 +81,11 @@ def _factor(run: EarlierRun, *, like: Profile, catalog: Catalog) -> tuple[Consta
         return None
 
     def with_efficiency(factor: float) -> float:
-        return estimate(replace(work, efficiency=factor), shape).step_seconds
+        return estimate(corrected(replace(work, efficiency=factor)), shape).step_seconds
 
     def with_receive(factor: float) -> float:
         cost = work.receive_cpu_seconds * factor
-        return estimate(replace(work, receive_cpu_seconds=cost), shape).step_seconds
+        return estimate(corrected(replace(work, receive_cpu_seconds=cost)), shape).step_seconds
 
     steps: tuple[tuple[Constant, Callable[[float], float]], ...] = (
         ("efficiency", with_efficiency),
@@ -141,6 +141,7 @@ def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
         run.profile,
         today=today,
         processes=processes,
+        data=data_hosts_of(run.profile, catalog),
         has_own_storage=run.decision.constraints.storage == "per_host",
     )
     site = Site(work=work, catalog=catalog, today=today, processes=processes, feed=FeedSettings())

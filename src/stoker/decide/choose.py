@@ -51,7 +51,7 @@ def choose(
     today, objective = keep.predicted, constraints.objective
     if today is None:
         return _because(keep, "today's price is not known: nothing can be compared with it")
-    budget, deadline = constraints.max_usd_per_hour, constraints.deadline_hours
+    budget = constraints.max_usd_per_hour
     # Prices are sums of floats: here and below, a billionth more is not more.
     if budget is not None and today.usd_per_hour > budget * (1 + 1e-9):
         cost, limit = apart(today.usd_per_hour, budget)
@@ -62,25 +62,11 @@ def choose(
         )
     if unexplained:
         return _because(keep, f"{unexplained}: no spending is advised on that")
-    is_late = bool(deadline and today.total_hours and today.total_hours > deadline)
-    able = [
-        plan
-        for plan in others
-        if plan.feasible
-        and plan.predicted is not None
-        # More accelerators make another global batch, thus another training: they are chosen for
-        # time or a deadline, never to save money.
-        and (plan.action != "scale_out" or objective == "time" or is_late)
-        # Where something else is to be fixed first, only what costs no more is left.
-        and not (fix_first and plan.predicted.usd_per_hour > today.usd_per_hour * (1 + 1e-9))
-    ]
-    # Late, a plan that makes the deadline (as `feasible` says) needs no other merit.
-    worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
-    free = best_free(worth, keep)
-    if free is not None:
-        # What costs more an hour than today must beat the best that does not: what the money buys
-        # has to exceed the bands of both.
-        worth = [plan for plan in worth if is_free(plan, keep) or buys(plan, free, objective)]
+    is_late = misses_deadline(today, constraints)
+    # Where something else is to be fixed first, only what costs no more is left.
+    left = [plan for plan in others if not fix_first or is_free(plan, keep)]
+    able = _able(left, today, constraints)
+    worth, free = _worth_running(able, keep, constraints)
     if worth:
         best = _best(worth, objective)
         text = _praise(best, today, is_late=is_late)
@@ -103,16 +89,48 @@ def is_free(plan: Plan, keep: Plan) -> bool:
     )
 
 
-def best_free(plans: Sequence[Plan], keep: Plan) -> Plan | None:
-    """Returns the fastest feasible plan that costs no more an hour than today; None: no such plan.
+def misses_deadline(today: Predicted, constraints: Constraints) -> bool:
+    """Returns whether the training takes longer than it may on today's cluster."""
+    deadline, hours = constraints.deadline_hours, today.total_hours
+    return deadline is not None and hours is not None and hours > deadline
 
-    `plans` are those that are worth more than their own band.
+
+def _able(plans: Sequence[Plan], today: Predicted, constraints: Constraints) -> list[Plan]:
+    """Returns the feasible, predicted plans that may be chosen in place of today's cluster."""
+    may_scale = constraints.objective == "time" or misses_deadline(today, constraints)
+    return [
+        plan
+        for plan in plans
+        if plan.action != "keep"
+        and plan.feasible
+        and plan.predicted is not None
+        # More accelerators make another global batch, thus another training: they are chosen for
+        # time or a deadline, never to save money.
+        and (plan.action != "scale_out" or may_scale)
+    ]
+
+
+def _worth_running(
+    able: Sequence[Plan], keep: Plan, constraints: Constraints
+) -> tuple[list[Plan], Plan | None]:
+    """Returns the plans that are worth their change, and the fastest free one among them.
+
+    What costs more an hour than today must beat the free one: what the money buys has to exceed
+    the bands of both.
     """
-    free = [plan for plan in plans if plan.feasible and is_free(plan, keep)]
-    return min(free, key=lambda plan: _rank(plan, "time"), default=None)
+    today, objective = keep.predicted, constraints.objective
+    assert today is not None
+    # Late, a plan that makes the deadline (as `feasible` says) needs no other merit.
+    is_late = misses_deadline(today, constraints)
+    worth = [plan for plan in able if is_late or _is_worth(plan, today, objective)]
+    at_no_cost = [plan for plan in worth if is_free(plan, keep)]
+    free = min(at_no_cost, key=lambda plan: _rank(plan, "time"), default=None)
+    if free is None:
+        return worth, None
+    return [plan for plan in worth if is_free(plan, keep) or _buys(plan, free, objective)], free
 
 
-def buys(plan: Plan, free: Plan, objective: str) -> bool:
+def _buys(plan: Plan, free: Plan, objective: str) -> bool:
     """Returns whether the plan's gain over the free one exceeds the bands of both."""
     outcome, rival = plan.predicted, free.predicted
     if outcome is None or rival is None:
@@ -436,20 +454,28 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
             because = "no CPU-only type with a price may be used"
         return Answer(question=question, answer="no", because=because)
     objective = found.constraints.objective
-    pays_off = gain(plan.predicted, found.keep.predicted, objective) > error_band(plan.predicted)
+    able = _able(found.plans, found.keep.predicted, found.constraints)
+    worth, free = _worth_running(able, found.keep, found.constraints)
+    groups = [one for one in worth if one.action == "heterogeneous"]
+    # What pays may be another one than the best: of a narrower band, or with fewer hosts.
+    plan = _best(groups, objective) if groups else plan
+    assert plan.predicted is not None
     because = f"{_figures(plan)}; {percentage(plan.remote_share)} of the batches are made there"
-    free = best_free([one for one in found.plans if one.action != "keep"], found.keep)
-    if free is not None and free.predicted is not None:
+    if free is not None and free.predicted is not None and not is_free(plan, found.keep):
         rival = free.predicted
-        # It has to give more than any free plan; `choose` counts those only that exceed their own
-        # band.
-        pays_off = pays_off and buys(plan, free, objective)
         because += (
             f"; beyond the best free plan ({ms(rival.step_seconds)}) it saves "
             f"{percentage(gain(plan.predicted, rival, objective))}, both bands together are "
             f"{percentage(combined_band(plan.predicted, rival))}"
         )
-    reply: _Reply = "yes" if pays_off else "no"
+    elif misses_deadline(found.keep.predicted, found.constraints):
+        because += "; it makes the deadline, which today's cluster misses"
+    elif not groups:
+        because += (
+            f"; it saves {percentage(gain(plan.predicted, found.keep.predicted, objective))}, its "
+            f"error band is {percentage(error_band(plan.predicted))}"
+        )
+    reply: _Reply = "yes" if groups else "no"
     return Answer(question=question, answer=reply, because=because)
 
 

@@ -17,7 +17,7 @@ from stoker.decide.candidates import (
     scale_up,
     tune,
 )
-from stoker.decide.choose import Walk, choose, objective_value, ranked, walk
+from stoker.decide.choose import Walk, choose, misses_deadline, objective_value, ranked, walk
 from stoker.decide.model import ClusterShape, Hosts, Work
 from stoker.decide.pricing import (
     Rules,
@@ -31,7 +31,7 @@ from stoker.decide.pricing import (
     refuse_foreign_prices,
     usd_per_hour,
 )
-from stoker.decide.work import measure, today_of
+from stoker.decide.work import data_hosts_of, measure, today_of
 from stoker.records import (
     Advice,
     Answer,
@@ -274,14 +274,7 @@ def decide(
         calibration=calibration or Calibration(),
         has_own_storage=constraints.storage == "per_host",
         machine_vcpus=catalog.max_total_vcpus,
-        data=tuple(
-            Hosts(
-                instance=catalog.get(each.instance_type),
-                count=each.count,
-                workers=each.workers_per_host,
-            )
-            for each in profile.data
-        ),
+        data=data_hosts_of(profile, catalog),
     )
     site = Site(work=work, catalog=catalog, today=now, processes=processes, feed=feed)
     rules = Rules(
@@ -363,10 +356,11 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
         if is_usable(candidate.shape.dnn.instance, rules):
             yield candidate
     yield from _best_heterogeneous(site, rules)
-    outcome, deadline = keep_plan.predicted, rules.constraints.deadline_hours
-    is_late = bool(deadline and outcome and outcome.total_hours and outcome.total_hours > deadline)
+    outcome = keep_plan.predicted
     # More accelerators change the global batch, thus the training: not looked at without need.
-    if outcome is not None and (outcome.limit == "accelerator" or is_late):
+    if outcome is not None and (
+        outcome.limit == "accelerator" or misses_deadline(outcome, rules.constraints)
+    ):
         for candidate in scale_out(site):
             if is_usable(candidate.shape.dnn.instance, rules):
                 yield candidate

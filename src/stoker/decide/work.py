@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from stoker.catalog import Instance
+from stoker.catalog import Catalog, Instance
 from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free_vcpus
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms
@@ -62,6 +62,18 @@ def today_of(profile: Profile, listed: Instance) -> Instance:
     )
 
 
+def data_hosts_of(profile: Profile, catalog: Catalog) -> tuple[Hosts, ...]:
+    """Returns the data hosts that the profiled training had; none, mostly."""
+    return tuple(
+        Hosts(
+            instance=catalog.get(each.instance_type),
+            count=each.count,
+            workers=each.workers_per_host,
+        )
+        for each in profile.data
+    )
+
+
 def measure(
     profile: Profile,
     *,
@@ -83,39 +95,37 @@ def measure(
     """
     _refuse_absurd(profile, today)
     raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
-    raw = replace(raw, data=data, has_own_storage=has_own_storage)
-    shape = ClusterShape(
-        dnn=Hosts(instance=today, count=raw.hosts, workers=raw.num_workers),
-        data=data,
-        processes=processes,
+    work = corrected(
+        replace(
+            raw,
+            data=data,
+            has_own_storage=has_own_storage,
+            # Before the correction: where data hosts load today, these are in what was measured.
+            receive_cpu_seconds=raw.receive_cpu_seconds * calibration.receive,
+            efficiency=calibration.efficiency,
+            calibration_spread=calibration.spread,
+        )
     )
-    modelled = estimate(raw, shape)
     # What the trainer needs for itself may be a guess: with nothing for it, this is left.
-    guesses_trainer = profile.timed_step.trainer_cpu_seconds is None
-    free = replace(raw, reserved_vcpus=0.0, trainer_cpu_seconds=0.0) if guesses_trainer else raw
-    at_least = min(modelled.step_seconds, estimate(free, shape).step_seconds)
-    # By five times at most: beyond that the parts are wrong, and `_unexplained` says so.
-    ratio = raw.step_seconds / modelled.step_seconds
-    work = replace(
-        # Only what binds today: the measured step says nothing of the terms below it.
-        raw,
-        correction=min(max(ratio, 0.2), 5.0),
-        corrected=_CORRECTED.get(modelled.limit, ()),
-    )
+    at_least = work.parts_seconds
+    if profile.timed_step.trainer_cpu_seconds is None:
+        free = corrected(replace(work, reserved_vcpus=0.0, trainer_cpu_seconds=0.0))
+        at_least = min(at_least, free.parts_seconds)
+    ratio = work.step_seconds / work.parts_seconds
     doubts = work.doubts
     if abs(ratio - 1) > 0.05:
         text = (
-            f"the parts give {ms(modelled.step_seconds)} per step, and {ms(raw.step_seconds)} were "
+            f"the parts give {ms(work.parts_seconds)} per step, and {ms(work.step_seconds)} were "
             "measured"
         )
         doubts += (Doubt(width=min(abs(ratio - 1), 0.5), text=text),)
     if profile.check is None:
         doubts += (Doubt(width=0.1, text="the profile was not checked against its own parts"),)
-    vcpus = today.capacity * raw.hosts
+    vcpus = today.capacity * work.hosts
     others = others_width(profile, vcpus=vcpus)
     if others:
         text = (
-            f"other programs kept {raw.others_vcpus:.1f} of the {vcpus:.3g} vCPUs busy while it "
+            f"other programs kept {work.others_vcpus:.1f} of the {vcpus:.3g} vCPUs busy while it "
             "was profiled"
         )
         doubts += (Doubt(width=others, text=text),)
@@ -126,15 +136,25 @@ def measure(
         work,
         doubts=doubts,
         machine_width=math.hypot(others, speed),
-        parts_seconds=modelled.step_seconds,
         unexplained=too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
-        or _unexplained(profile, modelled.step_seconds, at_least=at_least),
+        or _unexplained(profile, work.parts_seconds, at_least=at_least),
         is_checked=profile.check is not None,
-        # After the correction: today's step has no data group (but where `data` is given), so these
-        # constants are not in what was measured.
-        receive_cpu_seconds=work.receive_cpu_seconds * calibration.receive,
-        efficiency=calibration.efficiency,
-        calibration_spread=calibration.spread,
+    )
+
+
+def corrected(work: Work) -> Work:
+    """Returns the work with which the model gives today's step for today's cluster."""
+    parts = replace(work, correction=1.0, corrected=())
+    todays = ClusterShape(dnn=_todays(parts), data=parts.data, processes=_processes(parts))
+    modelled = estimate(parts, todays)
+    # By five times at most: beyond that the parts are wrong, and `_unexplained` says so.
+    ratio = parts.step_seconds / modelled.step_seconds
+    return replace(
+        parts,
+        parts_seconds=modelled.step_seconds,
+        correction=min(max(ratio, 0.2), 5.0),
+        # Only what binds today: the measured step says nothing of the terms below it.
+        corrected=_CORRECTED.get(modelled.limit, ()),
     )
 
 
@@ -182,7 +202,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         local_receive_seconds=step.local_receive_seconds,
         handover_seconds=step.handover_seconds or 0.0,
         doubts=tuple(doubts),
-        global_batch_size=_known_batch(step),
+        global_batch_size=step.global_batch_size,
     )
 
 
@@ -322,13 +342,6 @@ def _refuse_absurd(profile: Profile, today: Instance) -> None:
                 where=f"profile, key {name}",
                 fix="check the unit: seconds and bytes",
             )
-
-
-def _known_batch(step: StepTerms) -> int | None:
-    """Returns the samples of a step; None: not known."""
-    size = step.global_batch_size
-    # 1: a profile made of a bare step time (`stoker decide --step-seconds`) holds it, too.
-    return size if size and size > 1 else None
 
 
 def _todays(work: Work) -> Hosts:

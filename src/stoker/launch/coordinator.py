@@ -262,8 +262,6 @@ class Coordinator:
                 # Connections end with the processes that made them, or with their leases.
                 silence_seconds=max(self._lease_seconds, HEARTBEAT_TIMEOUT_SECONDS),
             )
-            # A launcher that reconnects under its old routing id takes the place over.
-            socket.router_handover = True
             # A message to a connection that has ended is an error, so that ranks are forgotten.
             socket.router_mandatory = True
             self._bind(socket)
@@ -273,7 +271,8 @@ class Coordinator:
             self._context.term()
             raise
         self._log.event("coordinator_listens", endpoint=self._endpoint)
-        guard = HandshakeGuard(socket, StrangerLog(self._log, port=self._port), port=self._port)
+        strangers = StrangerLog(self._log, port=self._port)
+        guard = HandshakeGuard(socket, strangers, port=self._port, allow_list=allow_list)
         self._thread = threading.Thread(
             target=self._serve, args=(socket, allow_list, guard), name="coordinator", daemon=True
         )
@@ -359,12 +358,7 @@ class Coordinator:
         try:
             while not self._is_done():
                 ready = dict(poller.poll(_POLL_MS))
-                # First: libzmq asks here whether a client's key is allowed, and holds its handshake
-                # until then.
-                if allow_list.socket in ready:
-                    allow_list.handle()
-                if guard.monitor in ready:
-                    guard.handle(self._clock())
+                guard.handle(ready, self._clock())
                 if socket in ready:
                     self._receive(socket, guard)
                 guard.tick(self._clock())

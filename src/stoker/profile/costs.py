@@ -130,10 +130,13 @@ def _composes(dataset: object) -> Iterator[tuple[object, Sequence[object]]]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        transforms = _list_of(value) if value is not dataset else None
+        transforms = _list_of(value)
         if transforms is not None:
             yield value, transforms
-        elif depth < _DEPTH:
+            # What is nested in them is part of them.
+            seen.update(map(id, transforms))
+        # Below an owner, too: a dataset with a list of its own may wrap one that has another.
+        if depth < _DEPTH:
             waiting += [(child, depth + 1) for child in _children(value)]
 
 

@@ -234,7 +234,13 @@ class Service:
         for session in self._sessions.values():
             if session.spec == held.digest and session.base_seed is not None:
                 self._specs.begin(held, seeding=session.seeding, base_seed=session.base_seed)
-        self._specs.check(held)
+        try:
+            self._specs.check(held)
+        except ProtocolError:
+            # At once, but once: a mistake that is made again costs a transfer per SHIP_SECONDS.
+            if not held.was_wrong:
+                self._need(held)
+            raise
 
     def _announce(self, held: HostedSpec) -> None:
         """Tells the sessions of a spec whether it is ready here or has failed."""
@@ -441,11 +447,13 @@ class Agent:
             # Bounded by credits, not by dropping.
             self._router.sndhwm = 0
             crypto.secure_server(self._router, self._keys)
-            self._router.router_handover = True
             wanted = self.port
             self.port = self._bind_router(wanted)
             self._guard = HandshakeGuard(
-                self._router, StrangerLog(self._log, port=self.port), port=self.port
+                self._router,
+                StrangerLog(self._log, port=self.port),
+                port=self.port,
+                allow_list=self._allow,
             )
             self._batches = BatchPort(
                 bind=self._bind,
@@ -554,11 +562,7 @@ class Agent:
         if self._wake_fd in ready:
             # Before anything is looked at: a call that comes from here on ends the next poll.
             os.eventfd_read(self._wake_fd)
-        if self._allow.socket in ready:
-            self._allow.handle()
-        if self._guard.monitor in ready:
-            # Before messages are received: `proved` looks for a connection that was accepted.
-            self._guard.handle(time.monotonic())
+        self._guard.handle(ready, time.monotonic())
         if self._router in ready:
             self._receive()
         self._batches.handle(ready, time.monotonic())

@@ -255,6 +255,7 @@ class HostedSpec:
             it, which says nothing of others.
         first_worker: Id of its first data worker.
         worker_step: From one id to the next.
+        was_wrong: Something else has arrived under its name before.
     """
 
     digest: str
@@ -267,6 +268,7 @@ class HostedSpec:
     error: bytes = b""
     first_worker: int = 0
     worker_step: int = 1
+    was_wrong: bool = False
     dataset_host: DatasetHost | None = None
     pools: dict[PoolKey, WorkerPool] = field(default_factory=dict)
 
@@ -399,6 +401,7 @@ class Specs:
         held = HostedSpec(digest, "expected", now, nbytes=nbytes, shipper=shipper)
         if known is not None:
             held.first_worker, held.worker_step = known.first_worker, known.worker_step
+            held.was_wrong = known.was_wrong
         self._specs[digest] = held
 
     def number_workers(self, digest: str, *, first: int, step: int) -> None:
@@ -432,10 +435,16 @@ class Specs:
         with contextlib.closing(arrival):
             if not arrival.is_right():
                 self.forget(spec)
-                # Still wanted, and expected of anybody: after SHIP_SECONDS the trainers are asked.
-                now = time.monotonic()
-                self.expect(spec.digest, nbytes=spec.nbytes, shipper=b"", now=now)
-                self.number_workers(spec.digest, first=spec.first_worker, step=spec.worker_step)
+                # Still wanted, and expected of anybody.
+                self._specs[spec.digest] = HostedSpec(
+                    spec.digest,
+                    "expected",
+                    time.monotonic(),
+                    nbytes=spec.nbytes,
+                    first_worker=spec.first_worker,
+                    worker_step=spec.worker_step,
+                    was_wrong=True,
+                )
                 raise ProtocolError("a shipped spec that is not the one named")
 
     def begin(self, spec: HostedSpec, *, seeding: str, base_seed: int) -> None:

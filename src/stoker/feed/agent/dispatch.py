@@ -87,6 +87,7 @@ class Request:
         spec: Digest of the spec that the session used when it asked; as `seeding`.
         make: What it asked for.
         is_dropped: Nobody wants it any more.
+        arrival: Its place among requests of the same number, from the queue; None: not queued yet.
         generation: Of its shard's process; 0: it is of no shard.
     """
 
@@ -95,6 +96,7 @@ class Request:
     seeding: str
     make: protocol.Make
     is_dropped: bool = False
+    arrival: int | None = None
     epoch_id: int = field(init=False)
     number: int = field(init=False)
     generation: int = field(init=False)
@@ -118,8 +120,10 @@ class Queue:
         return (request for _, _, request in self._heap if not request.is_dropped)
 
     def push(self, request: Request) -> None:
-        """Adds a request."""
-        heapq.heappush(self._heap, (request.number, next(self._arrivals), request))
+        """Adds a request; one that was popped before gets its old place."""
+        if request.arrival is None:
+            request.arrival = next(self._arrivals)
+        heapq.heappush(self._heap, (request.number, request.arrival, request))
 
     def pop(self, *, specs: Collection[str]) -> Request | None:
         """Returns the first whose spec is in `specs`, or None; skips dropped ones."""
@@ -133,7 +137,6 @@ class Queue:
                 found = entry[2]
             else:
                 kept.append(entry)
-        # With the arrival number that they had: they keep their places.
         for entry in kept:
             heapq.heappush(self._heap, entry)
         return found

@@ -446,6 +446,10 @@ def _hold(order: Hold, memory: int, theirs: int) -> None:
                             os.kill(pid, signal.SIGKILL)
         for pid, status in children.reap().items():
             channel.send(pack(Exited(tokens.pop(pid), status)))
+    if channel.failure:
+        print(
+            f"stoker: the process that holds the dataset ends: {channel.failure}", file=sys.stderr
+        )
     children.end()
 
 

@@ -15,6 +15,7 @@ import hmac
 import os
 import secrets
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,11 +247,20 @@ class HandshakeGuard:
 
     Args:
         server: A ROUTER that is bound to `port`; call `close` before it is closed.
+        allow_list: Of its context.
     """
 
-    def __init__(self, server: "zmq.Socket[bytes]", log: StrangerLog, *, port: int) -> None:
+    def __init__(
+        self,
+        server: "zmq.Socket[bytes]",
+        log: StrangerLog,
+        *,
+        port: int,
+        allow_list: AllowList,
+    ) -> None:
         self._server = server
         self._log = log
+        self._allow_list = allow_list
         self._port = port
         # By descriptor; the oldest first.
         self._waiting: dict[int, _Accepted] = {}
@@ -258,8 +268,22 @@ class HandshakeGuard:
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
         )
 
-    def handle(self, now: float) -> None:
-        """Reads what the monitor reports, without blocking; cuts the oldest beyond MAX_WAITING."""
+    def handle(self, ready: Collection[object], now: float) -> None:
+        """Answers handshakes, reads what the monitor reports, cuts the oldest beyond MAX_WAITING.
+
+        Does not block; to be called before messages are received.
+
+        Args:
+            ready: What polled readable.
+        """
+        is_asked = self._allow_list.socket in ready
+        # First: libzmq holds a handshake until it is told whether the client's key is allowed.
+        if is_asked:
+            self._allow_list.handle()
+        # Who is let in now may send in this same turn: that he was accepted is reported by now, as
+        # `proved` expects, though perhaps it was not when `ready` was polled.
+        if not (is_asked or self.monitor in ready):
+            return
         while True:
             try:
                 event = recv_monitor_message(self.monitor, zmq.NOBLOCK)

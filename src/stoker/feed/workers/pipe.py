@@ -6,6 +6,7 @@ blocks; the worker's side does. The payload of a batch is in shared memory (`slo
 
 import array
 import os
+import resource
 import socket
 import struct
 import weakref
@@ -132,6 +133,12 @@ def _close_what_is_not_for_children() -> None:
 os.register_at_fork(after_in_child=_close_what_is_not_for_children)
 
 
+def no_descriptor_left() -> str:
+    """Says that this process has as many files open as it may, and names the limit."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return f"no file descriptor is left, the limit of this process (ulimit -n) is {most}"
+
+
 class Pipe:
     """One end of a channel; it owns the socket.
 
@@ -139,7 +146,8 @@ class Pipe:
         blocking: True: `send` and `receive` wait (the other end's death ends the wait).
 
     Attributes:
-        is_closed: The other end is gone.
+        is_closed: The other end is gone, or this one has given up.
+        failure: Why this end has given up; empty: it has not.
     """
 
     def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
@@ -150,6 +158,7 @@ class Pipe:
         self._descriptors: deque[int] = deque()
         self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self.is_closed = False
+        self.failure = ""
 
     def fileno(self) -> int:
         """Returns the socket's descriptor; -1 when closed."""
@@ -196,7 +205,7 @@ class Pipe:
     def receive(self) -> list[Received]:
         """Returns the messages that are there; the caller then owns the descriptors of each.
 
-        A blocking channel waits for at least one; an empty list means that the other end is gone.
+        A blocking channel waits for at least one; an empty list means that the channel is closed.
 
         Raises:
             ProtocolError: If a message is longer than the bound.
@@ -220,20 +229,24 @@ class Pipe:
     def _read(self) -> bool:
         """Reads once; False if there is nothing now."""
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(
+            data, ancillary, flags, _ = self._socket.recvmsg(
                 _READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            data, ancillary = b"", []
+            data, ancillary, flags = b"", [], 0
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")
                 # Descriptors that were cut off (EMFILE) may end in the middle of a number.
                 numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                 self._descriptors.extend(numbers)
-        if not data:
+        if flags & socket.MSG_CTRUNC:
+            # The kernel has dropped descriptors that this process has no room for (unix(7)): they
+            # never come, and neither would anything behind their message.
+            self.failure = no_descriptor_left()
+        if not data or self.failure:
             self.is_closed = True
         self._incoming += data
         return bool(data)

@@ -10,6 +10,7 @@ first job, and is not started again here when it dies: the trainer, which knows 
 decides where, and pins the shard anew, with a higher generation.
 """
 
+import errno
 import math
 import mmap
 import os
@@ -91,6 +92,8 @@ def describe_exit(status: int | None) -> str:
 
 def advice_on(how: str) -> str:
     """Says what to try after a process ended as `describe_exit` says; `how` may say more."""
+    if "ulimit -n" in how:
+        return "raise the limit of open files (ulimit -n 65536), or use fewer workers"
     if "exited with code" in how:
         return "see the host's log: the dataset ended its own process (sys.exit, os._exit)"
     if "was killed by" in how and "SIGKILL" not in how:
@@ -438,6 +441,7 @@ class WorkerPool:
             return []
         worker.channel.flush()
         results: list[Result] = []
+        failure = ""
         try:
             for data, descriptors in worker.channel.receive():
                 result = worker.take(data, descriptors, free=self._free)
@@ -447,11 +451,13 @@ class WorkerPool:
                 if self._is_first(result):
                     results.append(result)
         except (ProtocolError, msgspec.DecodeError, ValueError, OSError) as err:
-            self.last_death = f"worker {worker.number} sent what cannot be read: {err}"
+            failure = f"data worker {worker.number} sent what cannot be read: {err}"
+            if isinstance(err, OSError) and err.errno == errno.EMFILE:
+                failure = pipe.no_descriptor_left()
             # Killed below: after one message that makes no sense no other can be trusted.
             worker.channel.is_closed = True
         if worker.channel.is_closed:
-            results.extend(self._bury(fileno, worker))
+            results.extend(self._bury(fileno, worker, failure or worker.channel.failure))
         self.flush()
         return results
 
@@ -626,10 +632,15 @@ class WorkerPool:
             worker.channel.close()
         end_all(worker.process for worker in workers)
 
-    def _bury(self, fileno: int, worker: WorkerEnd) -> list[Result]:
-        """Ends a dead worker; for any job another one is started, and its jobs are handed on."""
+    def _bury(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
+        """Ends a dead worker; for any job another one is started, and its jobs are handed on.
+
+        Args:
+            failure: Why it is ended, if it has not died by itself.
+        """
         worker.channel.close()
-        self.last_death = f"data worker {worker.number} {describe_exit(reap(worker.process))}"
+        status = reap(worker.process)
+        self.last_death = failure or f"data worker {worker.number} {describe_exit(status)}"
         lost: list[WorkerJob]
         if worker.first is None:
             del self._workers[fileno]
@@ -656,15 +667,14 @@ class WorkerPool:
             # What it had not begun is not to blame: it goes back in front, and this was no try of
             # it.
             self._retries.extendleft(reversed(worker.jobs))
-            tries = self._tries.get(job.key, 0) + 1
-            if not self._is_open(job) or self._is_in_hand(job):
-                # Given to another one when it was late.
-                tries = 0
-            if tries < MAX_TRIES:
-                self._tries[job.key] = tries
-                self._retries.appendleft(job)
-            else:
-                lost.append(job)
+            tries = self._tries.pop(job.key, 0) + 1
+            # Else it was late, and another one has answered it, or has it.
+            if self._is_open(job) and not self._is_in_hand(job):
+                if tries < MAX_TRIES:
+                    self._tries[job.key] = tries
+                    self._retries.appendleft(job)
+                else:
+                    lost.append(job)
         if not self._workers:
             lost.extend(self._retries)
             self._retries.clear()
