@@ -21,7 +21,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "report": "Writes the HTML report of a run again, or compares several runs.",
         "watch": "Shows the hosts, rates and waits of a run while it trains.",
         "doctor": "Checks what this host has, and what it lacks for stoker.",
-        "init": "Makes a project folder with pipelines, components and configs.",
+        "init": "Makes a project folder with pipelines, configs and examples.",
         "catalog": "Lists the instance types and prices that decide uses.",
         "schema": "Prints the JSON Schema of a record.",
         "render": "Prints YAML that a cluster administrator applies once.",

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -558,22 +559,25 @@ def _mappings(value: Json) -> list[Mapping[str, Json]]:
     return [item for item in items if isinstance(item, Mapping)]
 
 
-# A project folder has pipelines/ and components/, which its users edit: they are loaded by path.
+# A project folder has pipelines/, which its users edit: they are loaded by path.
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel carries the project's files; an editable installation has its checkout.
 CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
 
 _PACKAGES = ("components", "pipelines")
 _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
+# What `stoker init` copied when Kubeflow's components were files of the project.
+_COPIED = re.compile(r"^\s*(?:from|import)\s+(components\.[\w.]*kubeflow\w*)", re.MULTILINE)
 
 
 @contextlib.contextmanager
 def project_pipeline(
     target: str, *, folder: Path, components: Path | None = None, carried: Sequence[Path] = CARRIED
 ) -> Iterator[ModuleType]:
-    """Loads pipelines/TARGET.py, and while it is in use the components that it imports.
+    """Loads pipelines/TARGET.py, and while it is in use what it imports of the project's folder.
 
-    Afterwards they are not imported any more: the next folder may have other files.
+    That is modules next to it, as `pipelines.NAME`; for sagemaker components, too. Afterwards they
+    are not imported any more: the next folder may have other files.
 
     Args:
         target: kubeflow or sagemaker.
@@ -582,8 +586,8 @@ def project_pipeline(
         carried: The installation's own project folders.
 
     Raises:
-        UsageError: If there is no such pipeline, a file is not Python, or the orchestrator's
-            library is not installed.
+        UsageError: If there is no such pipeline, a file is not Python, the orchestrator's library
+            is not installed, or the pipeline is made of components that an earlier stoker copied.
     """
     roots = [root for root in (folder, *carried) if (root / "pipelines" / f"{target}.py").is_file()]
     if not roots:
@@ -594,13 +598,14 @@ def project_pipeline(
         )
     if components is not None and not components.is_dir():
         raise UsageError(f"no such folder: {components}", fix="check --components")
-    places = {
-        "components": [
+    places = {"pipelines": [roots[0] / "pipelines"]}
+    if target == "kubeflow":
+        _refuse_copied(roots[0] / "pipelines" / f"{target}.py")
+    else:
+        places["components"] = [
             *([components] if components else []),
             *_folders("components", folder, *carried),
-        ],
-        "pipelines": [roots[0] / "pipelines"],
-    }
+        ]
     before = _forget()
     try:
         for name, paths in places.items():
@@ -615,6 +620,18 @@ def project_pipeline(
         _forget()
         # The caller may have modules of these names, too.
         sys.modules.update(before)
+
+
+def _refuse_copied(file: Path) -> None:
+    found = _COPIED.search(file.read_text(encoding="utf-8", errors="replace"))
+    if found:
+        raise UsageError(
+            f"pipelines/kubeflow.py is of an earlier stoker: it imports {found[1]}, and components "
+            "are part of stoker.kubeflow now",
+            where=str(file),
+            fix="stoker init NEW makes one of today; bring your own steps over (docs/kubeflow.md "
+            "shows how), and remove the folder's components",
+        )
 
 
 def _imported(name: str, *, target: str) -> ModuleType:
