@@ -198,6 +198,13 @@ class KubeflowRun:
             "start).",
         ),
     ] = None
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache",
+            help="Kubeflow: makes a new profile, also where one of the same inputs is there.",
+        ),
+    ] = False
 
     def options(self, **more: str | int | bool | None) -> "RunOptions | None":
         """Returns these options and `more` of them; None if the command line names none."""
@@ -209,6 +216,7 @@ class KubeflowRun:
             "experiment": self.experiment,
             "service_account": self.service_account,
             "version": self.version,
+            "no_cache": self.no_cache or None,
             **more,
         }
         named = {name: value for name, value in every.items() if value is not None}
@@ -243,7 +251,7 @@ def upload_verb(
     service = reach.target(target, workload=of)
     compiled = compiled_for(service.name, of, train_step=train_step, decision=decision)
     plan = service.plan(compiled)
-    for line in _plan_lines(plan):
+    for line in (*plan.notes, *_plan_lines(plan)):
         say(line, quiet=as_json)
     if plan.exists and plan.changes:
         refused = UsageError(
@@ -258,6 +266,7 @@ def upload_verb(
             "name": plan.pipeline.name,
             "changes": list(plan.changes),
             "inputs": list(plan.missing),
+            "notes": list(plan.notes),
         }
         print(json.dumps(uploaded, indent=2))
         return

@@ -75,12 +75,14 @@ class UploadPlan:
         exists: Whether the pipeline exists: an update, else a creation.
         changes: Lines of what is added (`+`), removed (`-`) and changed (`~`); () for a creation.
         missing: Addresses of inputs that are not there yet.
+        notes: Lines on the orchestrator itself, such as its version.
     """
 
     pipeline: Pipeline
     exists: bool
     changes: tuple[str, ...]
     missing: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def is_needed(self) -> bool:
