@@ -46,9 +46,11 @@ def steps(run: PipelineRun) -> None:
         span = control_step(period(**run.inputs(period)), run, name="Period")
         key = span.outputs["number"]
         today = profile(**run.inputs(profile, platform=run.platform_today, cache_key=key))
-        # Today's cluster is the step's own pod where it is one host; else it is a job.
-        place = on_todays_host if run.is_one_host else follower
-        measured = place(today, run, name="Profile").set_caching_options(True).outputs["profile"]
+        if run.is_one_host:
+            on_todays_host(today, run, name="Profile")
+        else:
+            follower(today, run, name="Profile", num_retries=0)
+        measured = today.set_caching_options(True).outputs["profile"]
 
         decided = decide(profile=measured, **run.inputs(decide))
         decision = control_step(decided, run, name="Decide").outputs["decision"]

@@ -166,7 +166,7 @@ def test_gpu_steps_get_a_host_of_todays_type_and_the_others_a_plain_pod() -> Non
     for task in ("period", "decide", "train-2", "evaluate", "gate", "finish"):
         asked = sample.executor(pipeline, task)["resources"]
         assert (asked["resourceCpuRequest"], asked["resourceCpuLimit"]) == ("250m", "1")
-        assert (asked["resourceMemoryRequest"], asked["resourceMemoryLimit"]) == ("512Mi", "1024Mi")
+        assert (asked["resourceMemoryRequest"], asked["resourceMemoryLimit"]) == ("256Mi", "1024Mi")
         assert "accelerator" not in asked
         assert not set(pods[f"exec-{task}"]) & {"pvcMount", "emptyDirMounts", "nodeSelector"}
         env = sample.executor(pipeline, task)["env"]
@@ -485,6 +485,8 @@ def test_todays_several_hosts_are_profiled_as_a_job() -> None:
     pipeline, platforms = yaml.safe_load_all(made.definition)
     given = sample.tasks(pipeline)["profile"]["inputs"]["parameters"]
     assert given["platform"] == {"runtimeValue": {"constant": "kubernetes"}}
+    # A second attempt would profile anew: it finds no job to adopt.
+    assert "retryPolicy" not in sample.tasks(pipeline)["profile"]
     pod = platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-profile"]
     assert "POD_UID" in str(pod["fieldPathAsEnv"])
     assert "tolerations" not in pod

@@ -37,7 +37,7 @@ RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 _TRAINING = ("profile", "train")
 _TYPES = {"string": str, "integer": int, "object": dict}
 _SHM = "shm"
-_RETRIES, _RETRY_SECONDS = 3, 60
+_RETRY_SECONDS = 60
 # Autoscalers take nodes away from pods that do not say so.
 _STAY = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -236,8 +236,7 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
         return _in_its_image(task, run)
     control = run.request.settings.control
     _restricted(task, run)
-    # GPU images ask for all GPUs of a host, whatever the pod is given.
-    task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
+    _without_gpus(task)
     task.set_cpu_request(written(control.cpu)).set_cpu_limit(written(control.cpu_limit))
     task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
     if control.max_run_seconds:
@@ -245,19 +244,22 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     return task
 
 
-def follower(task: Task, run: PipelineRun, *, name: str) -> Task:
+def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
     """Places a step that creates a job and follows it: a small pod that autoscalers leave alone.
 
-    It knows its own pod, has no time limit but the job's own, and is tried again: it adopts the
-    job. Only a cluster that does not answer, or refuses, fails it.
+    It knows its own pod, and has no time limit but the job's own.
 
     Args:
         task: A step of kfp.
         run: As of `control_step`.
         name: In the console.
+        num_retries: How often it is tried again, after one minute, two, four. A training's adopts
+            the job, and fails only where the cluster does not answer or refuses; a profile's (0)
+            would begin anew.
     """
     control_step(task, run, name=name)
-    task.set_retry(_RETRIES, backoff_duration=f"{_RETRY_SECONDS}s", backoff_factor=2.0)
+    if num_retries:
+        task.set_retry(num_retries, backoff_duration=f"{_RETRY_SECONDS}s", backoff_factor=2.0)
     if run.request.pod is None:
         return task
     kubernetes.set_timeout(task, 0)
@@ -290,6 +292,8 @@ def on_todays_host(task: Task, run: PipelineRun, *, name: str) -> Task:
         # kfp forgets these two on the way into a group of steps.
         channels = [v for v in (gpu_type, gpu_count) if isinstance(v, PipelineChannel)]
         task.register_pipeline_channels(channels)
+    else:
+        _without_gpus(task)
     task.set_cpu_request(group.requests["cpu"]).set_cpu_limit(group.limits["cpu"])
     task.set_memory_request(_memory(group.requests["memory"]))
     task.set_memory_limit(_memory(group.limits["memory"]))
@@ -401,6 +405,11 @@ def _restricted(task: Task, run: PipelineRun) -> None:
         kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
     if settings.image_pull_secrets:
         kubernetes.set_image_pull_secrets(task, list(settings.image_pull_secrets))
+
+
+def _without_gpus(task: Task) -> None:
+    """Hides the node's GPUs: images for GPUs ask for all of them, whatever the pod is given."""
+    task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
 
 
 def _volumes(task: Task, group: PodGroup) -> None:

@@ -321,7 +321,7 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
 
     image: Name | None = None
     cpu: Quantity = "250m"
-    memory: Quantity = "512Mi"
+    memory: Quantity = "256Mi"
     cpu_limit: Quantity = 1
     memory_limit: Quantity = "1Gi"
     max_run_seconds: NonNegativeInt = 3600
