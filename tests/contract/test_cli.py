@@ -154,6 +154,7 @@ VERBS = {
     },
     "status": REACH | {"--workload", "--set", "--json", "--debug"},
     "logs": REACH | {"--group", "--workload", "--set", "--json", "--debug"},
+    "retry": REACH | {"--workload", "--wait", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
     "render": {"--decision", "--group", "--service-account", "--set", "--debug"},
     "launch": set(),

@@ -1,5 +1,6 @@
 """stoker.kubeflow in pipelines of other people: the examples of the guide compile as written."""
 
+import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -131,15 +132,35 @@ def test_a_component_file_needs_nothing_of_stoker(name: str) -> None:
     assert container["image"] == "{{$.inputs.parameters['image']}}"
 
 
+def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
+    from stoker import kubeflow
+
+    for name in COMPONENTS:
+        component = getattr(kubeflow, name)
+        shown = inspect.signature(component)
+        taken = set(component.component_spec.inputs) - {"outcome"}
+        assert set(shown.parameters) == taken
+        assert inspect.getdoc(component).startswith(component.description.splitlines()[0])
+        assert all(f"{parameter}: " in inspect.getdoc(component) for parameter in taken)
+    parameters = inspect.signature(kubeflow.decide).parameters
+    assert parameters["image"].annotation is str
+    assert parameters["max_data_hosts"].default == 8
+
+
 def test_a_platform_without_pods_gets_its_image_by_name() -> None:
     """kfp's local runner puts no input in an image's place."""
     from stoker.kubeflow import decide, profile
+
+    @dsl.container_component
+    def theirs() -> dsl.ContainerSpec:
+        return dsl.ContainerSpec(image="theirs:1", command=["true"])
 
     run = PipelineRun.of(sample.LOCAL)
     for place in (on_todays_host, control_step, follower):
 
         @dsl.pipeline(name="local")
         def local() -> None:
+            place(theirs(), run, name="Theirs")  # noqa: B023
             measured = place(profile(**run.inputs(profile)), run, name="Profile")  # noqa: B023
             place(  # noqa: B023
                 decide(profile=measured.outputs["profile"], **run.inputs(decide)),
@@ -149,4 +170,4 @@ def test_a_platform_without_pods_gets_its_image_by_name() -> None:
 
         pipeline = yaml.safe_load(compiled(local))
         executors = pipeline["deploymentSpec"]["executors"].values()
-        assert {e["container"]["image"] for e in executors} == {"stoker:mini"}
+        assert {e["container"]["image"] for e in executors} == {"stoker:mini", "theirs:1"}

@@ -245,7 +245,7 @@ def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path: Pa
     assert given["profile"]["inputs"]["parameters"]["cache_key"] == {
         "taskOutputParameter": {"outputParameterKey": "number", "producerTask": "period"}
     }
-    assert given["period"]["inputs"]["parameters"]["days"] == {
+    assert given["period"]["inputs"]["parameters"]["cache_days"] == {
         "componentInputParameter": "pipelinechannel--cache_days"
     }
     container = sample.executor(pipeline, "period")

@@ -31,12 +31,13 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "schedule": "Starts runs of the uploaded pipeline at regular times.",
         "status": "Shows the steps of a run, with times, errors and links.",
         "logs": "Prints the logs of all steps and hosts so far.",
+        "retry": "Runs the failed steps of a run again; what succeeded stays.",
         "stop": "Stops a run or a training job, and waits until it has ended.",
         "launch": "Starts this host's part of a job; the entry point of the image.",
     }
 )
 # These verbs are in one module, `pipelines`; each other one is in the module of its name.
-_OF_PIPELINES = ("upload", "start", "schedule", "status", "logs", "stop")
+_OF_PIPELINES = ("upload", "start", "schedule", "status", "logs", "retry", "stop")
 
 
 def app_for(*words: str) -> typer.Typer:

@@ -5,7 +5,7 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -497,6 +497,41 @@ def logs_verb(
         say(f"{run} has not written any log yet", quiet=as_json)
 
 
+def retry_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Waits until the run has ended; Ctrl-C does not stop the run."),
+    ] = False,
+    reach: RunReach,
+    as_json: AsJson = False,
+) -> int:
+    """Runs the failed steps of a run again; what succeeded stays."""
+    service = reach.target_of(target, run=run)
+    where = reach.words_of(service.name)
+    retry: Callable[[str], RunState] | None = getattr(service, "retry", None)
+    if retry is None:
+        raise _not_for(service.name, "stoker retry")
+    state = retry(run)
+    say(f"tried again: {state.run}", quiet=as_json)
+    if wait:
+        try:
+            return _wait(service, state, as_json=as_json, where=where)
+        except (KeyboardInterrupt, TerminatedError) as err:
+            say(
+                "stopped waiting; the run goes on\n"
+                f"see:     stoker status {service.name} {state.run}{where}",
+                quiet=False,
+            )
+            return _code_of(err)
+    if as_json:
+        print(json.dumps(document(state), indent=2))
+    say(f"next:    stoker status {service.name} {state.run}{where}", quiet=as_json)
+    return 0
+
+
 def stop_verb(
     target: TargetName,
     run: RunName,
@@ -548,7 +583,9 @@ def _plan_lines(plan: "UploadPlan") -> list[str]:
     return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
 
 
-def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
+def _wait(
+    target: "Orchestrator", started: "Started | RunState", *, as_json: bool, where: str
+) -> int:
     from stoker.orchestrators import follow_run
 
     def show(step: "StepState") -> None:

@@ -53,8 +53,19 @@ class Value(Protocol):
         ...
 
 
+class TaskContainer(Protocol):
+    """The container of a step, as kfp describes it."""
+
+    image: str
+
+
 class Task(Protocol):
     """A step, as kfp makes it."""
+
+    @property
+    def container_spec(self) -> TaskContainer | None:
+        """Returns its container; None of a step that has none, as a pipeline in a pipeline."""
+        ...
 
     @property
     def outputs(self) -> Mapping[str, Value]:
@@ -212,7 +223,6 @@ class PipelineRun:
             "job_image": self.image,
             "platform": self.platform,
             "run_id": RUN_ID,
-            "days": self.value("cache_days"),
         }
         named = component.component_spec.inputs or {}
         known = {name: self.value(name) for name in named if name in self._known}
@@ -386,8 +396,11 @@ def _default(parameter: Parameter, request: KubeflowRequest) -> object:
 
 
 def _in_its_image(task: Task, run: PipelineRun) -> Task:
-    """Names the image as it is: kfp's local runner puts no input in its place."""
-    return task.set_container_image(run.request.image)
+    """Names stoker's image as it is: kfp's local runner puts no input in its place."""
+    spec = task.container_spec
+    if spec is not None and "{{$" in spec.image:
+        task.set_container_image(run.request.image)
+    return task
 
 
 def _restricted(task: Task, run: PipelineRun) -> None:

@@ -20,6 +20,7 @@ from stoker.orchestrators.kubeflow.runs import (
     RunOptions,
     find_run,
     lines_of,
+    retry_run,
     runs_of,
     start_run,
     state_of,
@@ -100,6 +101,10 @@ class KubeflowOrchestrator:
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
         """Yields log lines of all steps until now, or of one step."""
         return lines_of(self._kubeflow, find_run(self._kubeflow, run), group=group)
+
+    def retry(self, run: str) -> RunState:
+        """Runs the failed steps of the run again, with the same parameters."""
+        return retry_run(self._kubeflow, find_run(self._kubeflow, run))
 
     def stop(self, run: str) -> RunState:
         """Terminates the run and waits until it has ended."""

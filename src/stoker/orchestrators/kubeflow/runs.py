@@ -739,5 +739,23 @@ def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
         kubeflow.sleep(POLL_SECONDS)
 
 
+def retry_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
+    """Runs the steps that failed again, and those behind them; what succeeded stays as it is.
+
+    Raises:
+        UsageError: If the run has not failed and was not stopped.
+        PlatformError: If the service refuses.
+    """
+    state = state_of_run(found.document)
+    if state not in ("failed", "stopped"):
+        raise UsageError(
+            f"run {found.id} is {state}: only one that failed or was stopped can be tried again",
+            where=kubeflow.connection.place,
+            fix="stoker start kubeflow WORKLOAD     starts a new one",
+        )
+    kubeflow.call("run", "retry_run", run_id=found.id)
+    return state_of(kubeflow, find_run(kubeflow, found.id))
+
+
 def _has_ended(found: FoundRun) -> bool:
     return state_of_run(found.document) in ("succeeded", "failed", "stopped")
