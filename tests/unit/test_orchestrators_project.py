@@ -124,8 +124,9 @@ def test_components_that_an_earlier_init_copied_are_refused_with_what_to_do(
     assert caught.value.where.endswith("pipelines/kubeflow.py")
 
 
-def test_a_missing_sdk_is_a_matter_of_installing_it(tmp_path: Path) -> None:
-    folder = project(tmp_path, pipeline="import kfp.no_such_module\n")
+@pytest.mark.parametrize("line", ["import kfp.no_such_module", "from kfp import no_such_name"])
+def test_a_missing_or_older_sdk_is_a_matter_of_installing_it(tmp_path: Path, line: str) -> None:
+    folder = project(tmp_path, pipeline=f"{line}\n")
     with pytest.raises(UsageError, match="kfp is not installed") as caught:
         built(folder)
     assert caught.value.fix == "pip install 'stoker[kubeflow]'"

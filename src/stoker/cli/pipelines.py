@@ -266,13 +266,15 @@ def upload_verb(
             "name": plan.pipeline.name,
             "changes": list(plan.changes),
             "inputs": list(plan.missing),
-            "notes": list(plan.notes),
+            "notes": [*plan.notes, *done.notes],
         }
         print(json.dumps(uploaded, indent=2))
         return
     print(f"{done.action}: {done.id}")
     if done.version:
         print(f"version: {done.version}  {done.version_id}")
+    for note in done.notes:
+        print(f"note:    {note}")
     if done.url:
         # Studio has no address of a single pipeline: the words say where to go from its first page.
         print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl.pipeline_channel import PipelineChannel
+from kfp.kubernetes import set_security_context
 
 from stoker.orchestrators.kubeflow.compile import KubeflowRequest, kubeflow_request
 from stoker.parameters import Parameter
@@ -406,7 +407,7 @@ def _in_its_image(task: Task, run: PipelineRun) -> Task:
 def _restricted(task: Task, run: PipelineRun) -> None:
     """Gives the pod the user that a job's pods have, and the way to its image."""
     settings: KubernetesSettings = run.request.settings
-    kubernetes.set_security_context(
+    set_security_context(
         task,
         run_as_user=settings.run_as,
         run_as_group=settings.run_as,

@@ -98,6 +98,7 @@ class Uploaded:
         id: The orchestrator's own name of the pipeline (an ARN).
         version: Name of the version that runs begin with from now on, where there are versions.
         version_id: The orchestrator's own name of it.
+        notes: Lines on what the upload does not change, such as schedules of older versions.
     """
 
     id: str
@@ -106,6 +107,7 @@ class Uploaded:
     num_inputs: int
     version: str = ""
     version_id: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -639,14 +641,14 @@ def _refuse_copied(file: Path) -> None:
 def _imported(name: str, *, target: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as err:
+    except ImportError as err:
         missing = (err.name or "").partition(".")[0]
         if missing in _EXTRAS:
             raise UsageError(
-                f"the library {missing} is not installed, or too old: no module {err.name}",
+                f"the library {missing} is not installed, or too old: {err}",
                 fix=f"pip install 'stoker[{_EXTRAS[missing]}]'",
             ) from err
-        if missing in _PACKAGES:
+        if missing in _PACKAGES and isinstance(err, ModuleNotFoundError):
             raise UsageError(
                 f"there is no module {err.name}",
                 where=f"pipelines/{target}.py and what it imports",

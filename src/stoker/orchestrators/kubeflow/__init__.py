@@ -1,6 +1,7 @@
 """Kubeflow Pipelines is an orchestrator: its verbs work on one installation of it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from stoker.orchestrators.base import (
@@ -26,7 +27,12 @@ from stoker.orchestrators.kubeflow.runs import (
     state_of,
     stop_run,
 )
-from stoker.orchestrators.kubeflow.schedules import add_schedule, delete_schedule, list_schedules
+from stoker.orchestrators.kubeflow.schedules import (
+    add_schedule,
+    delete_schedule,
+    list_schedules,
+    schedules_of_others,
+)
 from stoker.platforms.base import LogLine
 from stoker.records import Workload
 
@@ -61,7 +67,12 @@ class KubeflowOrchestrator:
 
     def upload(self, plan: UploadPlan) -> Uploaded:
         """Creates the pipeline, or adds a version to it; nothing where the plan found no change."""
-        return send_upload(self._kubeflow, plan)
+        done = send_upload(self._kubeflow, plan)
+        if done.action == "created":
+            return done
+        older = schedules_of_others(self._kubeflow, done.id, version_id=done.version_id)
+        notes = (f"schedule {name} still starts an older version: make it again" for name in older)
+        return replace(done, notes=tuple(notes))
 
     def start(self, workload: Workload, *, parameters: Sequence[str]) -> Started:
         """Starts a run of the uploaded pipeline; `parameters` are NAME=VALUE."""

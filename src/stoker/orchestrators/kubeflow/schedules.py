@@ -201,8 +201,8 @@ def why_fixed(server: tuple[int, int, int] | None) -> str:
         return ""
     told = "does not tell its version" if server is None else "is " + ".".join(map(str, server))
     return (
-        f"; fixed, for Kubeflow Pipelines {told} and starts the latest safely from 2.17 on: "
-        "schedule again after an upload, or --version latest"
+        f"; fixed, for this Kubeflow Pipelines {told}, and 2.17 is the first to start the latest "
+        "safely: schedule again after an upload, or --version latest"
     )
 
 
@@ -213,6 +213,17 @@ def list_schedules(
     pipeline = uploaded_pipeline(kubeflow, workload.name)
     found = sorted(_known(kubeflow, pipeline.id), key=lambda known: (known.name, known.id))
     return tuple(_schedule(kubeflow, known.document, now=now) for known in found)
+
+
+def schedules_of_others(kubeflow: Kubeflow, pipeline_id: str, *, version_id: str) -> list[str]:
+    """Returns the names of a pipeline's schedules that start another version than this one."""
+    return sorted(
+        known.name
+        for known in _known(kubeflow, pipeline_id)
+        if _is_on(known.document)
+        and mapping(known.document, "pipeline_version_reference").get("pipeline_version_id")
+        not in (None, "", version_id)
+    )
 
 
 def delete_schedule(kubeflow: Kubeflow, workload: Workload, *, name: str) -> str:
