@@ -13,6 +13,7 @@ pytest.importorskip("kfp")
 
 from kfp import components, dsl
 
+from stoker.errors import UsageError
 from stoker.kubeflow import PipelineRun, compiled, control_step, follower, on_todays_host
 from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import to_json
@@ -105,6 +106,12 @@ def test_a_notebook_needs_the_workloads_file_alone(
     assert resources["accelerator"]["resourceType"] == "nvidia.com/gpu"
     assert resources["accelerator"]["resourceCount"] == "1"
     assert "nodeSelector" in pods["exec-profile"]
+
+
+def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no parameter epoch") as caught:
+        PipelineRun.of(sample.WORKLOAD, epoch=3)
+    assert caught.value.fix == "did you mean epochs?"
 
 
 @pytest.mark.parametrize("name", list(COMPONENTS))

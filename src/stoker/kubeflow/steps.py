@@ -25,10 +25,11 @@ from kfp import compiler, dsl, kubernetes
 from kfp.dsl.pipeline_channel import PipelineChannel
 from kfp.kubernetes import set_security_context
 
+from stoker.errors import UsageError
 from stoker.orchestrators.kubeflow.compile import KubeflowRequest, kubeflow_request
 from stoker.parameters import Parameter
 from stoker.platforms.kubernetes.objects import PodGroup
-from stoker.records import KubernetesSettings, Toleration, Workload
+from stoker.records import KubernetesSettings, Toleration, Workload, nearest
 from stoker.records.platforms import amount, written
 
 # Stands for the run's own id, but only as the whole value of an input.
@@ -174,9 +175,16 @@ class PipelineRun:
             parameters: Of your pipeline, in place of what the workload says: image=image.
 
         Raises:
-            UsageError: If the workload lacks what the steps need.
+            UsageError: If the workload lacks what the steps need, or has no such parameter.
         """
-        return cls(request=kubeflow_request(workload), parameters=parameters)
+        request = kubeflow_request(workload)
+        known = [parameter.name for parameter in request.parameters]
+        for name in parameters:
+            if name not in known:
+                raise UsageError(
+                    f"a run of {workload.name} has no parameter {name}", fix=nearest(name, known)
+                )
+        return cls(request=request, parameters=parameters)
 
     @property
     def platform(self) -> str:
