@@ -143,6 +143,11 @@ def _set(key: str, *, empty: Json = None) -> Callable[[str], tuple[str, ...]]:
     return lambda value: (f"{key}={_quoted(value) if value else json.dumps(empty)}",)
 
 
+def _set_unless(empty: str, key: str) -> Callable[[str], tuple[str, ...]]:
+    """Sets `key` to the value, quoted; a shared component hands on `empty` where it is not told."""
+    return lambda value: () if value == empty else (f"{key}={_quoted(value)}",)
+
+
 def _quoted(text: str) -> str:
     """Quotes any text for YAML, with 8-digit escapes: YAML has no surrogate pairs, as JSON has."""
     words = (c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08X}" for c in text)
@@ -241,14 +246,14 @@ _PARAMETERS = (
         kind="string",
         text="Instance type that trains today; the profile runs on it.",
         default=_today_type,
-        overrides=_set("cluster.dnn.instance_type"),
+        overrides=_set_unless("", "cluster.dnn.instance_type"),
     ),
     Parameter(
         name="instance_count",
         kind="integer",
         text="Hosts that train today.",
         default=_today_count,
-        overrides=_number("cluster.dnn.count"),
+        overrides=lambda value: () if value in ("", "0") else (f"cluster.dnn.count={value}",),
     ),
     Parameter(
         name="objective",
@@ -331,7 +336,7 @@ _POOLS = Parameter(
     kind="string",
     text="Text of the CSV file of node pools with prices; empty: those of the workload's document.",
     default=lambda workload: "",
-    overrides=lambda value: _set("kubernetes.pools_file")(value) if value else (),
+    overrides=_set_unless("", "kubernetes.pools_file"),
 )
 
 __all__ = [

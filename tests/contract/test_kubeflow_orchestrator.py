@@ -15,6 +15,8 @@ import yaml
 from stoker import orchestrators
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.kubeflow.runs import RunOptions
+from stoker.records import Profile, read_json, to_json, write_json
+from support import sample_records
 from support.command import process, stoker
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import (
@@ -37,9 +39,8 @@ def server() -> Iterator[KfpServer]:
 
 @pytest.fixture
 def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder with the product's pipelines and components, and a workload."""
-    for name in ("pipelines", "components"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    """A project folder with the product's pipelines, and a workload."""
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     document = json.loads(json.dumps(WORKLOAD))
     document["kubernetes"]["kubeflow"] = {"host": server.url}
     (tmp_path / "w.yaml").write_text(yaml.safe_dump(document))
@@ -105,6 +106,50 @@ def test_another_workload_adds_a_version_and_shows_what_changes(
     assert server.sent().count("POST /pipelines") == 1
     (versions,) = server.versions.values()
     assert len({version["name"] for version in versions}) == 2
+
+
+def test_an_upload_says_the_server_s_version_and_what_it_cannot_do(
+    server: KfpServer, project: Path
+) -> None:
+    assert "server: Kubeflow Pipelines 2.17.0\n" in stoker("upload", "kubeflow", "w.yaml").stderr
+    server.version = "2.15.2"
+    done = stoker("upload", "kubeflow", "w.yaml")
+    assert done.returncode == 0
+    assert "note: before 2.16 steps run as the user of their image" in done.stderr
+    server.version = "unknown"
+    told = stoker("upload", "kubeflow", "w.yaml", "--json")
+    assert "needs 2.14 or later" in json.loads(told.stdout)["notes"][0]
+
+
+def test_a_server_on_which_each_run_would_fail_gets_no_upload(
+    server: KfpServer, project: Path
+) -> None:
+    server.version = "2.5.0"
+    done = stoker("upload", "kubeflow", "w.yaml")
+    assert done.returncode == 2
+    assert "this Kubeflow Pipelines is 2.5.0; the pipeline needs 2.14" in done.stderr
+    assert server.sent() == []
+
+
+def test_a_run_without_cache_asks_for_a_new_profile(server: KfpServer, project: Path) -> None:
+    upload(server)
+    assert stoker("start", "kubeflow", "w.yaml", "--no-cache").returncode == 0
+    assert server.run()["runtime_config"] == {"parameters": {"cache_days": 0}}
+    both = stoker("start", "kubeflow", "w.yaml", "--no-cache", "--param", "cache_days=3")
+    assert both.returncode == 2
+    assert "exclude each other" in both.stderr
+
+
+def test_a_profile_to_re_use_is_sent_as_its_text(server: KfpServer, project: Path) -> None:
+    upload(server)
+    (project / "old").mkdir()
+    write_json(project / "old" / "profile.json", sample_records.profile())
+    for named in ("old", "old/profile.json", to_json(sample_records.profile())):
+        started = target_at(server).start(workload(), parameters=[f"reuse_profile={named}"])
+        sent = started.parameters["reuse_profile"]
+        assert read_json(sent, Profile) == sample_records.profile()
+    with pytest.raises(UsageError, match="no such file: none"):
+        target_at(server).start(workload(), parameters=["reuse_profile=none"])
 
 
 def test_a_version_is_named_by_its_content_and_a_content_that_comes_back_by_a_number(
@@ -356,6 +401,34 @@ def test_a_run_that_is_not_there_is_named(server: KfpServer, run_name: str, word
     upload(server)
     with pytest.raises(UsageError, match=words):
         target_at(server).status(run_name)
+
+
+def test_a_run_that_failed_is_tried_again_and_one_that_did_not_is_refused(
+    server: KfpServer, project: Path
+) -> None:
+    upload(server)
+    started = target_at(server).start(workload(), parameters=())
+    refused = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml")
+    assert refused.returncode == 2
+    assert f"run {started.run} is waiting: only one that failed" in refused.stderr
+    server.end("FAILED")
+    again = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml")
+    assert again.returncode == 0, again.stderr
+    assert server.sent()[-1] == f"POST /runs/{started.run}:retry"
+    assert f"next:    stoker status kubeflow {started.run} --workload w.yaml" in again.stderr
+    server.end("SUCCEEDED")
+    state = target_at(server).status("mnist")
+    assert (state.run, state.status) == (started.run, "succeeded")
+
+
+def test_a_run_that_is_tried_again_can_be_waited_for(server: KfpServer, project: Path) -> None:
+    upload(server)
+    target_at(server).start(workload(), parameters=())
+    server.end("FAILED")
+    server.script = [lambda: None, lambda: server.end("SUCCEEDED")]
+    done = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml", "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "succeeded"
 
 
 def test_stop_of_a_run_that_has_ended_sends_nothing(server: KfpServer, project: Path) -> None:

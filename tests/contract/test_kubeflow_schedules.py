@@ -61,6 +61,39 @@ def body(server: KfpServer) -> dict[str, Json]:
     return found
 
 
+@pytest.mark.parametrize(("version", "told"), [("2.16.1", "is 2.16.1"), ("unknown", "does not")])
+def test_a_server_that_counts_no_runs_of_the_latest_version_gets_a_fixed_one(
+    server: KfpServer, version: str, told: str
+) -> None:
+    server.version = version
+    uploaded = upload(server)
+    made = add(server)
+    reference = {"pipeline_id": uploaded.id, "pipeline_version_id": uploaded.version_id}
+    assert body(server)["pipeline_version_reference"] == reference
+    assert f"fixed, for this Kubeflow Pipelines {told}" in made.note
+    assert add(server).note == made.note
+    asked = add(server, options=RunOptions(version="latest"))
+    assert body(server)["pipeline_version_reference"] == {"pipeline_id": uploaded.id}
+    assert "fixed" not in asked.note
+
+
+def test_an_upload_names_the_schedules_that_start_an_older_version(server: KfpServer) -> None:
+    server.version = "2.16.1"
+    assert upload(server).notes == ()
+    add(server)
+    add(server, name="latest", options=RunOptions(version="latest"))
+    done = upload(server, "feed.credits=5")
+    assert done.notes == ("schedule stoker-mnist still starts an older version: make it again",)
+    add(server)
+    assert upload(server, "feed.credits=5").notes == ()
+
+
+def test_a_schedule_without_cache_profiles_at_each_start(server: KfpServer) -> None:
+    upload(server)
+    add(server, options=RunOptions(no_cache=True))
+    assert body(server)["runtime_config"] == {"parameters": {"cache_days": 0}}
+
+
 def test_cron_on_the_latest_version_with_catch_up_off(server: KfpServer, file: str) -> None:
     uploaded = upload(server)
     code, out, err = stoker(

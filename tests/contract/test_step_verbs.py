@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.platforms.local import channel_folder
-from stoker.records import Decision, Evaluation, Json, read_json, to_json, write_json
+from stoker.records import Decision, Evaluation, Json, Profile, read_json, to_json, write_json
 from support import sample_records
 from support.command import process, stoker
 
@@ -41,6 +41,34 @@ def told(folder: Path) -> tuple[dict[str, str], dict[str, float]]:
     document = json.loads((folder / "kfp" / "executor_output.json").read_text())
     metrics = document["artifacts"]["metrics"]["artifacts"][0]["metadata"]
     return document["parameterValues"], metrics
+
+
+def test_profile_takes_the_one_that_it_is_given(folder: Path) -> None:
+    profile = (folder / "profile.json").read_text()
+    given = json.loads(WORKLOAD)
+    script = folder / str(given["command"][1])
+    script.parent.mkdir(parents=True)
+    script.write_text("")
+    done = stoker(
+        *("profile", WORKLOAD, "--platform=local", "--out=out/profile", "--summary=out/words.md"),
+        *("--param=instance_type=", "--param=instance_count=0", f"--param=reuse_profile={profile}"),
+        *("--executor-input", executor_input(folder)),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    assert read_json(folder / "out" / "profile", Profile) == sample_records.profile()
+    assert told(folder)[1]["step_seconds"] == sample_records.profile().timed_step.step_seconds
+    assert not (folder / "runs").exists()
+    other = json.dumps({**given, "command": ["python", "other.py"]})
+    (folder / "other.py").write_text("")
+    done = stoker("profile", other, f"--param=reuse_profile={_of_a_workload(profile)}", cwd=folder)
+    assert done.returncode == 2
+    assert "the profile was made for another workload" in done.stderr
+
+
+def _of_a_workload(profile: str) -> str:
+    digest = sample_records.workload().digest()
+    return json.dumps({**json.loads(profile), "workload_sha256": digest})
 
 
 def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from stoker.orchestrators.kubeflow.compile import compile_kubeflow, component_files
+from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
@@ -85,7 +85,15 @@ def compiled(kind: str = "cluster") -> Compiled:
 
 @functools.cache
 def shared() -> Mapping[str, str]:
-    return component_files(WORKLOAD, folder=ROOT)
+    return component_files()
+
+
+@functools.cache
+def components() -> Mapping[str, str]:
+    """The package's components, compiled now: what the files to share are to hold."""
+    from stoker import kubeflow
+
+    return {name: normalised(kubeflow.compiled(getattr(kubeflow, name))) for name in COMPONENTS}
 
 
 def normalised(definition: str) -> str:

@@ -37,7 +37,6 @@ def test_a_project_is_a_copy_of_the_parts_that_people_edit(source: Path, tmp_pat
     files = project_files(source)
     write_project(tmp_path / "mine", files)
     assert {str(name) for name in files} == {
-        "components/README.md",
         "configs/README.md",
         "containers/README.md",
         "containers/build",
@@ -52,7 +51,7 @@ def test_what_work_leaves_behind_is_not_copied(source: Path) -> None:
     for name in ("__pycache__", ".mypy_cache", "wheels"):
         (source / "pipelines" / name).mkdir()
         (source / "pipelines" / name / "x").write_text("x")
-    assert len(project_files(source)) == 6
+    assert len(project_files(source)) == 5
 
 
 def test_another_file_in_the_way_is_named_and_nothing_is_written(
@@ -75,6 +74,7 @@ def test_a_file_where_a_folder_is_needed_is_in_the_way(source: Path, tmp_path: P
 
 
 def test_many_files_in_the_way_are_counted(source: Path, tmp_path: Path) -> None:
+    (source / "examples" / "train.py").write_text("")
     files = project_files(source)
     write_project(tmp_path / "mine", files)
     for name in files:
@@ -108,7 +108,7 @@ def test_the_checkouts_own_project_is_whole() -> None:
     names = {str(name) for name in project_files(ROOT)}
     assert {
         "pipelines/sagemaker.py",
-        "components/train/sagemaker.py",
+        "pipelines/kubeflow.py",
         "containers/launcher/Dockerfile",
         "configs/mnist.yaml",
         "configs/mnist-sagemaker.yaml",

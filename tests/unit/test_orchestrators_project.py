@@ -1,4 +1,4 @@
-"""The project folder's pipelines and components are loaded by path, and forgotten afterwards."""
+"""The project folder's pipelines are loaded by path, and forgotten afterwards."""
 
 import sys
 from pathlib import Path
@@ -98,8 +98,35 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> Non
     assert caught.value.where.endswith("pipelines/sagemaker.py:2")
 
 
-def test_a_missing_sdk_is_a_matter_of_installing_it(tmp_path: Path) -> None:
-    folder = project(tmp_path, pipeline="import kfp.no_such_module\n")
+def kubeflow(folder: Path, text: str) -> object:
+    """What a project's pipeline for Kubeflow builds."""
+    (folder / "pipelines").mkdir(parents=True)
+    (folder / "pipelines" / "kubeflow.py").write_text(text)
+    (folder / "pipelines" / "steps.py").write_text("said = 'mine'\n")
+    with project_pipeline("kubeflow", folder=folder, carried=[]) as module:
+        return module.build()
+
+
+def test_a_pipeline_may_have_modules_next_to_it(tmp_path: Path) -> None:
+    text = "from pipelines.steps import said\n\ndef build():\n    return said\n"
+    assert kubeflow(tmp_path, text) == "mine"
+
+
+@pytest.mark.parametrize("module", ["components.decide.kubeflow", "components.kubeflow_steps"])
+def test_components_that_an_earlier_init_copied_are_refused_with_what_to_do(
+    tmp_path: Path, module: str
+) -> None:
+    (tmp_path / "components" / "decide").mkdir(parents=True)
+    (tmp_path / "components" / "decide" / "kubeflow.py").write_text("decide_step = None\n")
+    with pytest.raises(UsageError, match=f"imports {module}") as caught:
+        kubeflow(tmp_path, f"from {module} import decide_step\n")
+    assert "stoker init" in caught.value.fix
+    assert caught.value.where.endswith("pipelines/kubeflow.py")
+
+
+@pytest.mark.parametrize("line", ["import kfp.no_such_module", "from kfp import no_such_name"])
+def test_a_missing_or_older_sdk_is_a_matter_of_installing_it(tmp_path: Path, line: str) -> None:
+    folder = project(tmp_path, pipeline=f"{line}\n")
     with pytest.raises(UsageError, match="kfp is not installed") as caught:
         built(folder)
     assert caught.value.fix == "pip install 'stoker[kubeflow]'"

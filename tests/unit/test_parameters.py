@@ -46,6 +46,9 @@ def test_the_defaults_change_nothing() -> None:
     ("param", "path", "expected"),
     [
         ("instance_type=ml.p4d.24xlarge", "cluster.dnn.instance_type", "ml.p4d.24xlarge"),
+        # Components that were not told hand on what says so.
+        ("instance_type=", "cluster.dnn.instance_type", "ml.g5.xlarge"),
+        ("instance_count=0", "cluster.dnn.count", 2),
         ("InstanceCount=3", "cluster.dnn.count", 3),
         ("objective=time", "constraints.objective", "time"),
         ("MaxUsdPerHour=45.5", "constraints.max_usd_per_hour", 45.5),

@@ -21,7 +21,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "report": "Writes the HTML report of a run again, or compares several runs.",
         "watch": "Shows the hosts, rates and waits of a run while it trains.",
         "doctor": "Checks what this host has, and what it lacks for stoker.",
-        "init": "Makes a project folder with pipelines, components and configs.",
+        "init": "Makes a project folder with pipelines, configs and examples.",
         "catalog": "Lists the instance types and prices that decide uses.",
         "schema": "Prints the JSON Schema of a record.",
         "render": "Prints YAML that a cluster administrator applies once.",
@@ -31,12 +31,13 @@ VERBS: Mapping[str, str] = MappingProxyType(
         "schedule": "Starts runs of the uploaded pipeline at regular times.",
         "status": "Shows the steps of a run, with times, errors and links.",
         "logs": "Prints the logs of all steps and hosts so far.",
+        "retry": "Runs the failed steps of a run again; what succeeded stays.",
         "stop": "Stops a run or a training job, and waits until it has ended.",
         "launch": "Starts this host's part of a job; the entry point of the image.",
     }
 )
 # These verbs are in one module, `pipelines`; each other one is in the module of its name.
-_OF_PIPELINES = ("upload", "start", "schedule", "status", "logs", "stop")
+_OF_PIPELINES = ("upload", "start", "schedule", "status", "logs", "retry", "stop")
 
 
 def app_for(*words: str) -> typer.Typer:

@@ -71,7 +71,7 @@ def compile_verb(
         target, record, train_step=train_step, decision=decision, components=components
     )
     write_text(out, compiled.definition)
-    files = _write_components(record, components) if is_kubeflow and components else []
+    files = _write_components(components) if is_kubeflow and components else []
     # SageMaker shows parameters in camel case, Kubeflow in snake case.
     defaults = {
         p.name if is_kubeflow else p.camel_name: p.default(record) for p in compiled.parameters
@@ -130,12 +130,12 @@ def compiled_for(
     )
 
 
-def _write_components(record: "Workload", folder: Path) -> list[Path]:
+def _write_components(folder: Path) -> list[Path]:
     from stoker.orchestrators.kubeflow.compile import component_files
     from stoker.records import write_text
 
     files = []
-    for name, text in component_files(record).items():
+    for name, text in component_files().items():
         file = folder / f"{name}.yaml"
         write_text(file, text)
         files.append(file)

@@ -8,7 +8,7 @@ import typer
 
 from stoker.errors import UsageError
 
-FOLDERS = ("pipelines", "components", "configs", "containers", "examples")
+FOLDERS = ("pipelines", "configs", "containers", "examples")
 
 # Names of what work leaves behind in a checkout.
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wheels", "dist")
@@ -28,7 +28,7 @@ GPU:
 | --- | --- |
 | configs | workloads, and the policies and manifests that administrators apply |
 | examples | the scripts that they train; each has its requirements.txt |
-| components, pipelines | profile, decide, train, evaluate as steps of a pipeline |
+| pipelines | profile, decide, train, evaluate as steps of a pipeline; your own steps go in here |
 | containers | the images that hosts run |
 
 With a training script of your own: `stoker profile -- python train.py`.
@@ -58,7 +58,7 @@ def init_verb(
         ),
     ] = None,
 ) -> None:
-    """Makes a project folder with pipelines, components and configs."""
+    """Makes a project folder with pipelines, configs and examples."""
     from stoker.catalog import load_catalog
     from stoker.orchestrators.adopt import adopt
     from stoker.platforms.aws import Aws

@@ -5,7 +5,7 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -198,6 +198,13 @@ class KubeflowRun:
             "start).",
         ),
     ] = None
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache",
+            help="Kubeflow: makes a new profile, also where one of the same inputs is there.",
+        ),
+    ] = False
 
     def options(self, **more: str | int | bool | None) -> "RunOptions | None":
         """Returns these options and `more` of them; None if the command line names none."""
@@ -209,6 +216,7 @@ class KubeflowRun:
             "experiment": self.experiment,
             "service_account": self.service_account,
             "version": self.version,
+            "no_cache": self.no_cache or None,
             **more,
         }
         named = {name: value for name, value in every.items() if value is not None}
@@ -243,7 +251,7 @@ def upload_verb(
     service = reach.target(target, workload=of)
     compiled = compiled_for(service.name, of, train_step=train_step, decision=decision)
     plan = service.plan(compiled)
-    for line in _plan_lines(plan):
+    for line in (*plan.notes, *_plan_lines(plan)):
         say(line, quiet=as_json)
     if plan.exists and plan.changes:
         refused = UsageError(
@@ -258,12 +266,15 @@ def upload_verb(
             "name": plan.pipeline.name,
             "changes": list(plan.changes),
             "inputs": list(plan.missing),
+            "notes": [*plan.notes, *done.notes],
         }
         print(json.dumps(uploaded, indent=2))
         return
     print(f"{done.action}: {done.id}")
     if done.version:
         print(f"version: {done.version}  {done.version_id}")
+    for note in done.notes:
+        print(f"note:    {note}")
     if done.url:
         # Studio has no address of a single pipeline: the words say where to go from its first page.
         print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))
@@ -488,6 +499,41 @@ def logs_verb(
         say(f"{run} has not written any log yet", quiet=as_json)
 
 
+def retry_verb(
+    target: TargetName,
+    run: RunName,
+    *,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Waits until the run has ended; Ctrl-C does not stop the run."),
+    ] = False,
+    reach: RunReach,
+    as_json: AsJson = False,
+) -> int:
+    """Runs the failed steps of a run again; what succeeded stays."""
+    service = reach.target_of(target, run=run)
+    where = reach.words_of(service.name)
+    retry: Callable[[str], RunState] | None = getattr(service, "retry", None)
+    if retry is None:
+        raise _not_for(service.name, "stoker retry")
+    state = retry(run)
+    say(f"tried again: {state.run}", quiet=as_json)
+    if wait:
+        try:
+            return _wait(service, state, as_json=as_json, where=where)
+        except (KeyboardInterrupt, TerminatedError) as err:
+            say(
+                "stopped waiting; the run goes on\n"
+                f"see:     stoker status {service.name} {state.run}{where}",
+                quiet=False,
+            )
+            return _code_of(err)
+    if as_json:
+        print(json.dumps(document(state), indent=2))
+    say(f"next:    stoker status {service.name} {state.run}{where}", quiet=as_json)
+    return 0
+
+
 def stop_verb(
     target: TargetName,
     run: RunName,
@@ -539,7 +585,9 @@ def _plan_lines(plan: "UploadPlan") -> list[str]:
     return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
 
 
-def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
+def _wait(
+    target: "Orchestrator", started: "Started | RunState", *, as_json: bool, where: str
+) -> int:
     from stoker.orchestrators import follow_run
 
     def show(step: "StepState") -> None:

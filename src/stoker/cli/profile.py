@@ -78,7 +78,7 @@ def profile_verb(
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import deliver, outputs_of, told_of_profile
-    from stoker.cli.workloads import new_run_dir, resolve
+    from stoker.cli.workloads import new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
     from stoker.profile import explain, profile
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
@@ -108,6 +108,13 @@ def profile_verb(
     if refused:
         raise refused
     workload = resolve(words or (), overrides=sets, params=params or ())
+    if reused := reused_profile(workload, params or ()):
+        say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
+        told = told_of_profile(reused)
+        deliver(
+            reused, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told
+        )
+        return
     cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
     today = [Group.of_today(cluster.dnn)]
     say_unused_types(workload, today, quiet=as_json)

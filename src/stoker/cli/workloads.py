@@ -1,7 +1,9 @@
 """Verbs read WORKLOAD | -- CMD and `--group ROLE=[TYPE:]HOSTS[:WORKERS]` from the command line."""
 
+import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +14,18 @@ from stoker.catalog import with_pools
 from stoker.errors import UsageError
 from stoker.host.processes import why_not_found
 from stoker.logs import printable
-from stoker.parameters import overrides_of, parameters_of
-from stoker.records import Cluster, Group, Role, TodaysGroup, Workload, nearest, to_document
+from stoker.parameters import overrides_of, parameters_of, parse
+from stoker.records import (
+    Cluster,
+    Group,
+    Profile,
+    Role,
+    TodaysGroup,
+    Workload,
+    nearest,
+    read_json,
+    to_document,
+)
 from stoker.settings import read_workload, workload_from
 
 RUNS = Path("runs")
@@ -128,6 +140,34 @@ def todays_cluster(workload: Workload) -> Cluster:
     )
 
 
+def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
+    """Returns the profile that the parameter reuse_profile holds: a text, or a file; else None.
+
+    Raises:
+        UsageError: If it is none, or of another workload.
+    """
+    given = parse(params, workload=workload).get("reuse_profile", "") if params else ""
+    if not given:
+        return None
+    profile = read_json(given, Profile)
+    if profile.workload_sha256 not in (None, workload.digest()):
+        raise UsageError(
+            "the profile was made for another workload",
+            where="--param reuse_profile",
+            fix="leave it out, or name a profile of this one",
+        )
+    return profile
+
+
+def runs_folder() -> Path:
+    """Returns runs/, or a temporary folder's where this one cannot be written.
+
+    That is so in a pipeline's step that does not run as the image's user.
+    """
+    here = RUNS if RUNS.exists() else Path()
+    return RUNS if os.access(here, os.W_OK) else Path(tempfile.gettempdir()) / RUNS
+
+
 def named_run_dir(name: str) -> Path:
     """Makes runs/NAME, or takes the one of an earlier attempt.
 
@@ -137,32 +177,34 @@ def named_run_dir(name: str) -> Path:
     from stoker.platforms.base import check_run_name
 
     check_run_name(name, most=63)
+    runs = runs_folder()
     try:
-        (RUNS / name).mkdir(parents=True, exist_ok=True)
+        (runs / name).mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise UsageError(
-            f"cannot make a run folder: {err}", where=str(RUNS), fix="check its rights"
+            f"cannot make a run folder: {err}", where=str(runs), fix="check its rights"
         ) from None
-    return RUNS / name
+    return runs / name
 
 
 def new_run_dir(name: str) -> Path:
     """Makes runs/NAME-DATE-TIME, a folder that did not exist."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
+    runs = runs_folder()
     # `mkdir` decides: two runs that begin in the same second cannot take one folder.
     for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
-        folder = RUNS / f"{name}-{stamp}{suffix}"
+        folder = runs / f"{name}-{stamp}{suffix}"
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
             continue
         except OSError as err:
             raise UsageError(
-                f"cannot make a run folder: {err}", where=str(RUNS), fix="check its rights"
+                f"cannot make a run folder: {err}", where=str(runs), fix="check its rights"
             ) from None
         return folder
     raise UsageError(
-        "a hundred runs have begun in this second", where=str(RUNS), fix="wait a second"
+        "a hundred runs have begun in this second", where=str(runs), fix="wait a second"
     )
 
 

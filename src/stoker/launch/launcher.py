@@ -12,6 +12,7 @@ import posixpath
 import queue
 import shutil
 import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -252,6 +253,40 @@ def _submitted(base_dir: Path) -> Path:
     return Path(named)
 
 
+# The folders of a pod that may be a claim's (kubernetes.output).
+_KEPT = ("model", "checkpoints", "output")
+
+
+def check_kept_folders(base_dir: Path) -> None:
+    """Writes a file into each folder that outlives the pod, and deletes it again.
+
+    The kubelet makes a claim's folders as root, and volumes like NFS ignore the pod's fsGroup: that
+    is to be known in the first second, not when the model is saved.
+
+    Args:
+        base_dir: The job folder; of its folders only those are checked that are there.
+
+    Raises:
+        UsageError: If one cannot be written.
+    """
+    for folder in (base_dir / name for name in _KEPT):
+        if not folder.is_dir():
+            continue
+        try:
+            # Other hosts of the run may be checking the same folder.
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".stoker-") as probe:
+                probe.write(b"written")
+                probe.flush()
+        except OSError as err:
+            raise UsageError(
+                f"user {os.geteuid()} cannot write to {folder}: {err.strerror or err}",
+                where="the volume of kubernetes.output, if the workload names one",
+                fix="EFS: an access point with this user and group. NFS, Azure Files, CephFS: let "
+                "the server or the storage class give the folder to it (csi-driver-nfs: "
+                "mountPermissions). Or kubernetes.run_as; docs/kubeflow.md, Storage",
+            ) from None
+
+
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Plays this host's part to its end; returns the exit code of the process.
 
@@ -276,6 +311,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     # Before the code is unpacked: a SIGTERM that comes meanwhile is kept, and heeded afterwards.
     with signals_to(inbox):
         try:
+            if is_job_pod(environ):
+                check_kept_folders(settings.base_dir)
             order = order_of(command, settings=settings, environ=environ)
             run = HostRun(
                 settings=settings,

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import importlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,12 +75,14 @@ class UploadPlan:
         exists: Whether the pipeline exists: an update, else a creation.
         changes: Lines of what is added (`+`), removed (`-`) and changed (`~`); () for a creation.
         missing: Addresses of inputs that are not there yet.
+        notes: Lines on the orchestrator itself, such as its version.
     """
 
     pipeline: Pipeline
     exists: bool
     changes: tuple[str, ...]
     missing: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def is_needed(self) -> bool:
@@ -95,6 +98,7 @@ class Uploaded:
         id: The orchestrator's own name of the pipeline (an ARN).
         version: Name of the version that runs begin with from now on, where there are versions.
         version_id: The orchestrator's own name of it.
+        notes: Lines on what the upload does not change, such as schedules of older versions.
     """
 
     id: str
@@ -103,6 +107,7 @@ class Uploaded:
     num_inputs: int
     version: str = ""
     version_id: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -558,22 +563,25 @@ def _mappings(value: Json) -> list[Mapping[str, Json]]:
     return [item for item in items if isinstance(item, Mapping)]
 
 
-# A project folder has pipelines/ and components/, which its users edit: they are loaded by path.
+# A project folder has pipelines/, which its users edit: they are loaded by path.
 _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel carries the project's files; an editable installation has its checkout.
 CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
 
 _PACKAGES = ("components", "pipelines")
 _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
+# What `stoker init` copied when Kubeflow's components were files of the project.
+_COPIED = re.compile(r"^\s*(?:from|import)\s+(components\.[\w.]*kubeflow\w*)", re.MULTILINE)
 
 
 @contextlib.contextmanager
 def project_pipeline(
     target: str, *, folder: Path, components: Path | None = None, carried: Sequence[Path] = CARRIED
 ) -> Iterator[ModuleType]:
-    """Loads pipelines/TARGET.py, and while it is in use the components that it imports.
+    """Loads pipelines/TARGET.py, and while it is in use what it imports of the project's folder.
 
-    Afterwards they are not imported any more: the next folder may have other files.
+    That is modules next to it, as `pipelines.NAME`; for sagemaker components, too. Afterwards they
+    are not imported any more: the next folder may have other files.
 
     Args:
         target: kubeflow or sagemaker.
@@ -582,8 +590,8 @@ def project_pipeline(
         carried: The installation's own project folders.
 
     Raises:
-        UsageError: If there is no such pipeline, a file is not Python, or the orchestrator's
-            library is not installed.
+        UsageError: If there is no such pipeline, a file is not Python, the orchestrator's library
+            is not installed, or the pipeline is made of components that an earlier stoker copied.
     """
     roots = [root for root in (folder, *carried) if (root / "pipelines" / f"{target}.py").is_file()]
     if not roots:
@@ -594,13 +602,14 @@ def project_pipeline(
         )
     if components is not None and not components.is_dir():
         raise UsageError(f"no such folder: {components}", fix="check --components")
-    places = {
-        "components": [
+    places = {"pipelines": [roots[0] / "pipelines"]}
+    if target == "kubeflow":
+        _refuse_copied(roots[0] / "pipelines" / f"{target}.py")
+    else:
+        places["components"] = [
             *([components] if components else []),
             *_folders("components", folder, *carried),
-        ],
-        "pipelines": [roots[0] / "pipelines"],
-    }
+        ]
     before = _forget()
     try:
         for name, paths in places.items():
@@ -617,17 +626,29 @@ def project_pipeline(
         sys.modules.update(before)
 
 
+def _refuse_copied(file: Path) -> None:
+    found = _COPIED.search(file.read_text(encoding="utf-8", errors="replace"))
+    if found:
+        raise UsageError(
+            f"pipelines/kubeflow.py is of an earlier stoker: it imports {found[1]}, and components "
+            "are part of stoker.kubeflow now",
+            where=str(file),
+            fix="stoker init NEW makes one of today; bring your own steps over (docs/kubeflow.md "
+            "shows how), and remove the folder's components",
+        )
+
+
 def _imported(name: str, *, target: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as err:
+    except ImportError as err:
         missing = (err.name or "").partition(".")[0]
         if missing in _EXTRAS:
             raise UsageError(
-                f"the library {missing} is not installed, or too old: no module {err.name}",
+                f"the library {missing} is not installed, or too old: {err}",
                 fix=f"pip install 'stoker[{_EXTRAS[missing]}]'",
             ) from err
-        if missing in _PACKAGES:
+        if missing in _PACKAGES and isinstance(err, ModuleNotFoundError):
             raise UsageError(
                 f"there is no module {err.name}",
                 where=f"pipelines/{target}.py and what it imports",

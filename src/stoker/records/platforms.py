@@ -292,6 +292,7 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
         cookie_file: File with the cookie of a session, as NAME=VALUE, where it asks for one.
         ca_file: Certificates that it is trusted by; absent: those of public authorities.
         verify: Whether its certificate is checked.
+        cache_days: A profile of the same inputs is re-used for at most so many days; 0: never.
     """
 
     host: Name | None = None
@@ -303,6 +304,27 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
     cookie_file: Name | None = None
     ca_file: Name | None = None
     verify: bool = True
+    cache_days: NonNegativeInt = 30
+
+
+class ControlPodSettings(Record, frozen=True, kw_only=True):
+    """The pods of a pipeline's steps that train nothing: decide, evaluate, gate, the follower ...
+
+    Attributes:
+        image: Absent: the workload's own; one without torch starts sooner (make image-control).
+        cpu: Asked for.
+        memory: Asked for.
+        cpu_limit: Limit.
+        memory_limit: Limit: of a pod that takes more the step is killed.
+        max_run_seconds: Limit for such a step; 0: none. The one that follows a job has none.
+    """
+
+    image: Name | None = None
+    cpu: Quantity = "250m"
+    memory: Quantity = "256Mi"
+    cpu_limit: Quantity = 1
+    memory_limit: Quantity = "1Gi"
+    max_run_seconds: NonNegativeInt = 3600
 
 
 class KubernetesSettings(Record, frozen=True, kw_only=True):
@@ -336,6 +358,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         grace_seconds: Time from SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
         keep_seconds: A job that has ended is deleted after this time, with its logs.
         labels: Labels of all objects.
+        control: Pods of a pipeline's steps that train nothing.
         kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
     """
 
@@ -363,6 +386,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     grace_seconds: PositiveInt = 120
     keep_seconds: NonNegativeInt = 86400
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
+    control: ControlPodSettings = ControlPodSettings()
     kubeflow: KubeflowSettings | None = None
 
 

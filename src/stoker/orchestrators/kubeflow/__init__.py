@@ -1,6 +1,7 @@
 """Kubeflow Pipelines is an orchestrator: its verbs work on one installation of it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from stoker.orchestrators.base import (
@@ -20,12 +21,18 @@ from stoker.orchestrators.kubeflow.runs import (
     RunOptions,
     find_run,
     lines_of,
+    retry_run,
     runs_of,
     start_run,
     state_of,
     stop_run,
 )
-from stoker.orchestrators.kubeflow.schedules import add_schedule, delete_schedule, list_schedules
+from stoker.orchestrators.kubeflow.schedules import (
+    add_schedule,
+    delete_schedule,
+    list_schedules,
+    schedules_of_others,
+)
 from stoker.platforms.base import LogLine
 from stoker.records import Workload
 
@@ -60,7 +67,12 @@ class KubeflowOrchestrator:
 
     def upload(self, plan: UploadPlan) -> Uploaded:
         """Creates the pipeline, or adds a version to it; nothing where the plan found no change."""
-        return send_upload(self._kubeflow, plan)
+        done = send_upload(self._kubeflow, plan)
+        if done.action == "created":
+            return done
+        older = schedules_of_others(self._kubeflow, done.id, version_id=done.version_id)
+        notes = (f"schedule {name} still starts an older version: make it again" for name in older)
+        return replace(done, notes=tuple(notes))
 
     def start(self, workload: Workload, *, parameters: Sequence[str]) -> Started:
         """Starts a run of the uploaded pipeline; `parameters` are NAME=VALUE."""
@@ -100,6 +112,10 @@ class KubeflowOrchestrator:
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
         """Yields log lines of all steps until now, or of one step."""
         return lines_of(self._kubeflow, find_run(self._kubeflow, run), group=group)
+
+    def retry(self, run: str) -> RunState:
+        """Runs the failed steps of the run again, with the same parameters."""
+        return retry_run(self._kubeflow, find_run(self._kubeflow, run))
 
     def stop(self, run: str) -> RunState:
         """Terminates the run and waits until it has ended."""

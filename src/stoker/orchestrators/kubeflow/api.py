@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -321,6 +322,7 @@ PAGE_SIZE = 100
 # A listing of more than ten thousand objects is a mistake.
 MAX_PAGES = 100
 
+_VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 _SERVICES = {
     "pipeline": "_pipelines_api",
     "upload": "_upload_api",
@@ -372,7 +374,7 @@ class Kubeflow:
             UsageError: If it has many and none is named.
             PlatformError: If it cannot be asked.
         """
-        if not self.call("healthz", "get_healthz").get("multi_user"):
+        if not self._health.get("multi_user"):
             return None
         # What people told kfp itself, in its own file.
         told = getattr(self._client, "_context_setting", {}).get("namespace")
@@ -383,6 +385,20 @@ class Kubeflow:
                 fix="--namespace N, or kubernetes.kubeflow.namespace in the workload",
             )
         return str(named)
+
+    @cached_property
+    def version(self) -> tuple[int, int, int] | None:
+        """Returns the version of the server; None where it does not tell, as own builds of it do.
+
+        Raises:
+            PlatformError: If it cannot be asked.
+        """
+        found = _VERSION.match(str(self._health.get("tag_name") or ""))
+        return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+    @cached_property
+    def _health(self) -> dict[str, Json]:
+        return self.call("healthz", "get_healthz")
 
     def call(self, service: str, operation: str, **arguments: object) -> dict[str, Json]:
         """Sends one request, as kfp's generated client names it; returns the answer's document.

@@ -1,5 +1,6 @@
 """A workload's pipeline on Kubeflow is compiled, and read back for comparing."""
 
+import dataclasses
 import hashlib
 import json
 import posixpath
@@ -12,20 +13,38 @@ import yaml
 
 from stoker.catalog import with_pools
 from stoker.errors import UsageError
-from stoker.orchestrators.base import check_complete, fixed, project_pipeline
+from stoker.orchestrators.base import CARRIED, check_complete, fixed, project_pipeline
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import mapping
 from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
 from stoker.platforms.local import CLAIMS_FOLDER
-from stoker.records import Group, Json, KubernetesSettings, Workload, to_document
+from stoker.records import (
+    Group,
+    Json,
+    KubeflowSettings,
+    KubernetesSettings,
+    Workload,
+    to_document,
+)
 
-# Of SageMaker's model registry; and Kubeflow's own cache re-uses a profile of the same inputs.
-_NOT_HERE = ("model_group", "approval", "reuse_profile")
+# Of SageMaker's model registry.
+_NOT_HERE = ("model_group", "approval")
+# Kubeflow has no address that every pod can read: the profile itself comes along.
+_REUSE = "Text of a profile.json to use instead of a new profile; empty: profile."
 # The pipeline carries it as a text, which ends as one argument of a process among others.
 MAX_WORKLOAD_BYTES = 48 << 10
-COMPONENTS = ("profile", "decide", "train", "evaluate")
+# By name, where each is in the folder of components.
+COMPONENTS = {
+    "profile": "profile/component.yaml",
+    "decide": "decide/component.yaml",
+    "train": "train/component.yaml",
+    "evaluate": "evaluate/component.yaml",
+    "gate": "evaluate/gate.yaml",
+    "finish": "train/finish.yaml",
+    "period": "profile/period.yaml",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +87,7 @@ class KubeflowRequest:
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
     """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
 
-    The project's own `pipelines/kubeflow.py` makes it of its `components/`, with kfp's compiler.
+    The project's own `pipelines/kubeflow.py` makes it of `stoker.kubeflow`, with kfp's compiler.
 
     Args:
         workload: With an image, today's cluster, and, but for the platform `local`, its pool.
@@ -90,20 +109,23 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
     )
 
 
-def component_files(workload: Workload, *, folder: Path | None = None) -> dict[str, str]:
+def component_files() -> dict[str, str]:
     """Returns one shareable YAML document for each component, by its name.
 
-    Args:
-        workload: Names the image.
-        folder: Project folder; absent: the current one.
-
     Raises:
-        UsageError: As `compile_kubeflow`.
+        UsageError: If this installation has no components.
     """
-    request = kubeflow_request(workload)
-    with project_pipeline("kubeflow", folder=folder or Path.cwd()) as module:
-        made = module.component_files(request.image)
-    return {name: str(made[name]) for name in COMPONENTS}
+    for root in CARRIED:
+        if all((root / "components" / file).is_file() for file in COMPONENTS.values()):
+            return {
+                name: (root / "components" / file).read_text(encoding="utf-8")
+                for name, file in COMPONENTS.items()
+            }
+    raise UsageError(
+        "this installation of stoker has no compiled components",
+        where=" and ".join(map(str, CARRIED)),
+        fix="install stoker from its wheel, or run it in its checkout",
+    )
 
 
 def kubeflow_request(workload: Workload) -> KubeflowRequest:
@@ -124,7 +146,8 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     )
     # On the platform `local` a step's pod itself is the host that trains.
     pod = None if placed.platform_info.is_this_machine else _step_pod(placed)
-    parameters = kubeflow_parameters(placed, pod=pod)
+    days = settings.kubeflow.cache_days if settings.kubeflow else KubeflowSettings().cache_days
+    parameters = kubeflow_parameters(placed, pod=pod, cache_days=days)
     text = workload_text(placed)
     if len(text.encode()) > MAX_WORKLOAD_BYTES:
         raise UsageError(
@@ -135,10 +158,24 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     return KubeflowRequest(workload=placed, parameters=parameters, pod=pod, settings=settings)
 
 
-def kubeflow_parameters(workload: Workload, *, pod: StepPod | None) -> tuple[Parameter, ...]:
+def kubeflow_parameters(
+    workload: Workload, *, pod: StepPod | None, cache_days: int
+) -> tuple[Parameter, ...]:
     """Returns the pipeline's parameters; those of GPUs and nodes only where there are such."""
-    known = [p for p in parameters_of(workload) if p.name not in _NOT_HERE]
-    mine = [fixed("workload", "string", "The workload, as JSON.", workload_text(workload))]
+    known = [
+        dataclasses.replace(p, text=_REUSE) if p.name == "reuse_profile" else p
+        for p in parameters_of(workload)
+        if p.name not in _NOT_HERE
+    ]
+    text = "Days for which Kubeflow may re-use a profile of the same inputs; 0: it may not."
+    mine = [
+        fixed("workload", "string", "The workload, as JSON.", workload_text(workload)),
+        fixed("cache_days", "integer", text, cache_days),
+    ]
+    control = (workload.kubernetes or KubernetesSettings()).control
+    if pod and control.image:
+        text = "Image of the steps that train nothing."
+        mine.append(fixed("control_image", "string", text, control.image))
     if pod and pod.group.gpus:
         mine += [
             fixed("gpu_type", "string", "What the cluster calls its GPUs.", _gpu_type(workload)),

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from stoker.orchestrators.kubeflow.compile import (
     spec_of_answer,
     spec_of_text,
 )
+from stoker.platforms.kubernetes.api import mapping
 from stoker.records import Json, nearest
 
 NEWEST_FIRST = "created_at desc"
@@ -211,16 +212,93 @@ def plan_upload(kubeflow: Kubeflow, pipeline: Pipeline) -> UploadPlan:
     """Compares a compiled pipeline with its latest version; sends nothing.
 
     Raises:
+        UsageError: If the server is too old for it.
         PlatformError: If the service cannot be asked.
     """
     spec = spec_of_text(pipeline.definition)
+    notes = server_notes(kubeflow, spec)
     deployed = find_pipeline(kubeflow, pipeline.name)
     return UploadPlan(
         pipeline=pipeline,
         exists=deployed is not None,
         changes=_changes(deployed, spec) if deployed else (),
         missing=(),
+        notes=notes,
     )
+
+
+def server_notes(kubeflow: Kubeflow, spec: CompiledSpec) -> tuple[str, ...]:
+    """Returns lines on the server's version, and on what of the pipeline it cannot do.
+
+    Raises:
+        UsageError: If a run of the pipeline would fail there.
+    """
+    needs = [need for need in _NEEDS if need.has(spec)]
+    hard = [need for need in needs if not need.is_soft]
+    version = kubeflow.version
+    if version is None:
+        least = f": the pipeline needs {_dotted(hard[-1].version)} or later" if hard else ""
+        return (f"server: Kubeflow Pipelines, which does not tell its version{least}",)
+    said = f"server: Kubeflow Pipelines {_dotted(version)}"
+    unmet = [need for need in needs if version < need.version]
+    for need in reversed(unmet):
+        if not need.is_soft:
+            raise UsageError(
+                f"this Kubeflow Pipelines is {_dotted(version)}; the pipeline needs "
+                f"{_dotted(need.version)}: {need.why}",
+                where=kubeflow.connection.place,
+                fix="ask for a newer one; or edit pipelines/kubeflow.py so that it does without",
+            )
+    return (said, *(f"note: before {_dotted(need.version)} {need.why}" for need in unmet))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Need:
+    """A part of pipelines that servers know from a version on; soft: older ones ignore it."""
+
+    version: tuple[int, int]
+    has: Callable[[CompiledSpec], bool]
+    why: str
+    is_soft: bool = False
+
+
+def _has_image_parameters(spec: CompiledSpec) -> bool:
+    executors = mapping(spec.pipeline, "deploymentSpec", "executors")
+    images = (mapping(executor, "container").get("image") for executor in executors.values())
+    return any("{{$" in str(image) for image in images)
+
+
+def _has_final_status(spec: CompiledSpec) -> bool:
+    return any(
+        mapping(about).get("parameterType") == "TASK_FINAL_STATUS"
+        for component in mapping(spec.pipeline, "components").values()
+        for about in mapping(component, "inputDefinitions", "parameters").values()
+    )
+
+
+def _has_security_context(spec: CompiledSpec) -> bool:
+    pods = mapping(spec.platforms, "platforms", "kubernetes", "deploymentSpec", "executors")
+    return any("securityContext" in mapping(pod) for pod in pods.values())
+
+
+_NEEDS = (
+    _Need(version=(2, 4), has=_has_image_parameters, why="a run names the images of its steps"),
+    _Need(
+        version=(2, 14),
+        has=_has_final_status,
+        why="its last step is told how the run ended (PipelineTaskFinalStatus)",
+    ),
+    _Need(
+        version=(2, 16),
+        has=_has_security_context,
+        why="steps run as the user of their image, whatever kubernetes.run_as says",
+        is_soft=True,
+    ),
+)
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
 
 
 def send_upload(kubeflow: Kubeflow, plan: UploadPlan) -> Uploaded:

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -34,7 +35,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
 from stoker.parameters import parameters_of, parse
 from stoker.platforms.base import LogLine
 from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi, mapping
-from stoker.records import Json, Workload, nearest
+from stoker.records import Json, Profile, Workload, nearest, read_json, to_document
 from stoker.settings import workload_from
 
 # A listing of runs shows so many at most: the newest, of the newest 300 of the namespace.
@@ -164,6 +165,11 @@ _HOW = "RUN is a run's id, the address of its page, or a pipeline's name for its
 
 # The parameter in which a pipeline holds its workload as JSON.
 WORKLOAD = "workload"
+# A parameter of a run ends as an argument of a process, next to the workload.
+MAX_PROFILE_BYTES = 32 << 10
+# The parameters that say whether a profile is made anew.
+CACHE_DAYS = "cache_days"
+_REUSE_PROFILE = "reuse_profile"
 _YES, _NO = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -178,6 +184,7 @@ class RunOptions:
         version: Name or id of a version; absent: the latest (a schedule: at each start).
         catch_up: Whether a schedule makes up for starts that were missed.
         max_concurrency: Runs of a schedule at the same time.
+        no_cache: Whether a new profile is made, also where an earlier one of the same inputs is.
     """
 
     experiment: str | None = None
@@ -186,6 +193,25 @@ class RunOptions:
     version: str | None = None
     catch_up: bool = False
     max_concurrency: int = 1
+    no_cache: bool = False
+
+    def values(self, version: Version, workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
+        """Returns the parameters that are sent, of NAME=VALUE texts and these options.
+
+        Raises:
+            UsageError: As `checked_parameters`.
+        """
+        if not self.no_cache:
+            return checked_parameters(version, workload, texts)
+        if version.spec and CACHE_DAYS not in inputs_of(version.spec):
+            raise UsageError(
+                f"version {version.name} has no parameter {CACHE_DAYS}, which --no-cache sets to 0",
+                fix="an older stoker uploaded it: stoker upload kubeflow WORKLOAD",
+            )
+        named = [text for text in texts if text.partition("=")[0].strip() == CACHE_DAYS]
+        if named:
+            raise UsageError(f"--no-cache and --param {named[0]} exclude each other")
+        return checked_parameters(version, workload, [*texts, f"{CACHE_DAYS}=0"])
 
     def account(self, workload: Workload) -> str | None:
         """Returns the service account that is asked for."""
@@ -204,7 +230,7 @@ def start_run(
     """
     pipeline = uploaded_pipeline(kubeflow, workload.name)
     version = version_named(kubeflow, pipeline, options.version)
-    values = checked_parameters(version, workload, parameters)
+    values = options.values(version, workload, parameters)
     account = options.account(workload)
     run: dict[str, Json] = {
         "experiment_id": experiment_id(kubeflow, workload, options),
@@ -298,6 +324,8 @@ def checked_parameters(
             raise _unknown(name, version, known=known, there=there)
         if name in known:
             value = parse([f"{name}={value}"], workload=workload)[name]
+        if name == _REUSE_PROFILE and value.strip():
+            value = _profile_text(value.strip())
         values[name] = _typed(there[name], value.strip())
     missing = [
         name for name, about in there.items() if not about.is_optional and name not in values
@@ -308,6 +336,21 @@ def checked_parameters(
             fix=f"--param {missing[0]}=...     {there[missing[0]].text}".rstrip(),
         )
     return values
+
+
+def _profile_text(named: str) -> str:
+    """Returns the text of a profile that is named by its file or folder, or is the text itself."""
+    path = Path(named)
+    is_text = named.startswith("{")
+    source = named if is_text else path / "profile.json" if path.is_dir() else path
+    text = json.dumps(to_document(read_json(source, Profile)), separators=(",", ":"))
+    if len(text.encode()) > MAX_PROFILE_BYTES:
+        raise UsageError(
+            f"the profile has {len(text.encode())} bytes, at most {MAX_PROFILE_BYTES}",
+            where=f"--param {_REUSE_PROFILE}",
+            fix="leave it out: the run makes a profile of its own",
+        )
+    return text
 
 
 def in_text(value: Json) -> str:
@@ -694,6 +737,24 @@ def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
                 fix=f"it was asked to stop; see later: stoker status kubeflow {found.id}",
             )
         kubeflow.sleep(POLL_SECONDS)
+
+
+def retry_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
+    """Runs the steps that failed again, and those behind them; what succeeded stays as it is.
+
+    Raises:
+        UsageError: If the run has not failed and was not stopped.
+        PlatformError: If the service refuses.
+    """
+    state = state_of_run(found.document)
+    if state not in ("failed", "stopped"):
+        raise UsageError(
+            f"run {found.id} is {state}: only one that failed or was stopped can be tried again",
+            where=kubeflow.connection.place,
+            fix="stoker start kubeflow WORKLOAD     starts a new one",
+        )
+    kubeflow.call("run", "retry_run", run_id=found.id)
+    return state_of(kubeflow, find_run(kubeflow, found.id))
 
 
 def _has_ended(found: FoundRun) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from zoneinfo import ZoneInfo
@@ -19,7 +19,6 @@ from stoker.orchestrators.kubeflow.pipelines import (
 )
 from stoker.orchestrators.kubeflow.runs import (
     RunOptions,
-    checked_parameters,
     experiment_id,
     in_text,
 )
@@ -122,6 +121,8 @@ def _unix_weekday(text: str, *, expression: str) -> str:
 
 # The service's own limit.
 MAX_CONCURRENCY = 10
+# Before it recurring runs of the latest version had no labels by which they are counted.
+LATEST_SCHEDULES = (2, 17)
 _EVERY_SCHEDULE = "every "
 # Keys of a recurring run that tell whether it is the one that is asked for.
 _OURS = ("pipeline_version_reference", "service_account", "experiment_id")
@@ -158,11 +159,12 @@ def add_schedule(
         )
     pipeline = uploaded_pipeline(kubeflow, workload.name)
     version = version_named(kubeflow, pipeline, options.version)
-    values = checked_parameters(version, workload, parameters)
+    values = options.values(version, workload, parameters)
     full_name = schedule_name(workload, name)
     reference: dict[str, Json] = {"pipeline_id": pipeline.id}
-    if options.version not in (None, "latest"):
-        # Without it the service takes the latest version at each start; kfp's client would not.
+    # Without it the service takes the latest version at each start; kfp's client would not.
+    why_pinned = why_fixed(kubeflow.version) if options.version is None else ""
+    if why_pinned or options.version not in (None, "latest"):
         reference["pipeline_version_id"] = version.id
     account = options.account(workload)
     wanted: dict[str, Json] = {
@@ -180,12 +182,28 @@ def add_schedule(
     }
     old = [known for known in _known(kubeflow, pipeline.id) if known.name == full_name]
     if len(old) == 1 and _holds(old[0].document, wanted):
-        return _schedule(kubeflow, old[0].document, now=now, action="unchanged")
+        there = _schedule(kubeflow, old[0].document, now=now, action="unchanged")
+        return replace(there, note=there.note + why_pinned)
     made = kubeflow.call("recurring_run", "create_recurring_run", recurring_run=wanted)
     # The new one is created before the old one is deleted: no start is missed in between.
     for known in old:
         _delete(kubeflow, known.id)
-    return _schedule(kubeflow, made, now=now, action="updated" if old else "created")
+    added = _schedule(kubeflow, made, now=now, action="updated" if old else "created")
+    return replace(added, note=added.note + why_pinned)
+
+
+def why_fixed(server: tuple[int, int, int] | None) -> str:
+    """Says why a schedule gets the version of now; empty where the server can start the latest.
+
+    Before 2.17 it did not count the runs of such a schedule, and could start two at once.
+    """
+    if server and server[:2] >= LATEST_SCHEDULES:
+        return ""
+    told = "does not tell its version" if server is None else "is " + ".".join(map(str, server))
+    return (
+        f"; fixed, for this Kubeflow Pipelines {told}, and 2.17 is the first to start the latest "
+        "safely: schedule again after an upload, or --version latest"
+    )
 
 
 def list_schedules(
@@ -195,6 +213,17 @@ def list_schedules(
     pipeline = uploaded_pipeline(kubeflow, workload.name)
     found = sorted(_known(kubeflow, pipeline.id), key=lambda known: (known.name, known.id))
     return tuple(_schedule(kubeflow, known.document, now=now) for known in found)
+
+
+def schedules_of_others(kubeflow: Kubeflow, pipeline_id: str, *, version_id: str) -> list[str]:
+    """Returns the names of a pipeline's schedules that start another version than this one."""
+    return sorted(
+        known.name
+        for known in _known(kubeflow, pipeline_id)
+        if _is_on(known.document)
+        and mapping(known.document, "pipeline_version_reference").get("pipeline_version_id")
+        not in (None, "", version_id)
+    )
 
 
 def delete_schedule(kubeflow: Kubeflow, workload: Workload, *, name: str) -> str:

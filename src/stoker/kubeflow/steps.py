@@ -1,0 +1,469 @@
+"""Steps: components in the pods that they need, and the pipeline that they are compiled to.
+
+    measured = profile(**run.inputs(profile))
+    on_todays_host(measured, run, name="Profile")
+
+The functions that place a step take and return kfp's own task, so that they can be used on any
+step of any pipeline. kfp-kubernetes cannot give a pod a priority class, variables from all keys of
+a secret, node affinity by a rule, a seccomp profile or an fsGroup: Kubeflow Pipelines 2.16 and
+later set the seccomp profile and drop capabilities themselves.
+"""
+
+import ast
+import inspect
+import json
+import pprint
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from kfp import compiler, dsl, kubernetes
+from kfp.dsl.pipeline_channel import PipelineChannel
+from kfp.kubernetes import set_security_context
+
+from stoker.errors import UsageError
+from stoker.orchestrators.kubeflow.compile import KubeflowRequest, kubeflow_request
+from stoker.parameters import Parameter
+from stoker.platforms.kubernetes.objects import PodGroup
+from stoker.records import KubernetesSettings, Toleration, Workload, nearest
+from stoker.records.platforms import amount, written
+
+# Stands for the run's own id, but only as the whole value of an input.
+RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+
+# Components whose own pod trains, or may train: the others run in the control image.
+_TRAINING = ("profile", "train")
+_TYPES = {"string": str, "integer": int, "object": dict}
+_SHM = "shm"
+_RETRY_SECONDS = 60
+# Autoscalers take nodes away from pods that do not say so.
+_STAY = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+class Value(Protocol):
+    """A value that is known when a run starts, or when an earlier step has ended."""
+
+    def __eq__(self, other: object) -> bool:
+        """Makes a condition of a pipeline, not a bool."""
+        ...
+
+
+class TaskContainer(Protocol):
+    """The container of a step, as kfp describes it."""
+
+    image: str
+
+
+class Task(Protocol):
+    """A step, as kfp makes it."""
+
+    @property
+    def container_spec(self) -> TaskContainer | None:
+        """Returns its container; None of a step that has none, as a pipeline in a pipeline."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, Value]:
+        """Returns parameters and artifacts by name."""
+        ...
+
+    def after(self, *tasks: "Task") -> "Task":
+        """Lets the step wait for others, of which it takes no output."""
+        ...
+
+    def set_display_name(self, name: str) -> "Task":
+        """Names the step in the console."""
+        ...
+
+    def set_caching_options(self, enable_caching: bool) -> "Task":
+        """Says whether an earlier run's outputs of the same inputs will do."""
+        ...
+
+    def set_container_image(self, name: object) -> "Task":
+        """Takes the place of the component's image."""
+        ...
+
+    def set_accelerator_type(self, accelerator: object) -> "Task":
+        """Says what the cluster calls the pod's GPUs."""
+        ...
+
+    def set_accelerator_limit(self, limit: object) -> "Task":
+        """Says how many GPUs the pod has."""
+        ...
+
+    def register_pipeline_channels(self, pipeline_channels: list[object]) -> None:
+        """Has these values handed down to the step."""
+        ...
+
+    def set_cpu_request(self, cpu: str) -> "Task":
+        """Says what the pod asks for."""
+        ...
+
+    def set_cpu_limit(self, cpu: str) -> "Task":
+        """Says what the pod may use."""
+        ...
+
+    def set_memory_request(self, memory: str) -> "Task":
+        """Says what the pod asks for."""
+        ...
+
+    def set_memory_limit(self, memory: str) -> "Task":
+        """Says what the pod may use."""
+        ...
+
+    def set_env_variable(self, name: str, value: str) -> "Task":
+        """Sets a variable of the pod's container."""
+        ...
+
+    def set_retry(self, num_retries: int, backoff_duration: str, backoff_factor: float) -> "Task":
+        """Says how often the step is tried again."""
+        ...
+
+
+class ComponentSpec(Protocol):
+    """The interface of a component, as kfp describes it."""
+
+    @property
+    def inputs(self) -> Mapping[str, object] | None:
+        """Returns the inputs by name."""
+        ...
+
+
+class Component(Protocol):
+    """A component of kfp: called inside of a pipeline it makes a step."""
+
+    @property
+    def name(self) -> str:
+        """Returns its name."""
+        ...
+
+    @property
+    def component_spec(self) -> ComponentSpec:
+        """Returns its interface."""
+        ...
+
+    def __call__(self, **inputs: object) -> Task:
+        """Makes the step with these inputs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRun:
+    """A run, as its steps see it: the workload, and the values of the pipeline's parameters.
+
+    Attributes:
+        request: What the pipeline is compiled from.
+        parameters: Values by name; what is not there is as the workload says.
+    """
+
+    request: KubeflowRequest
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, workload: Workload, **parameters: object) -> "PipelineRun":
+        """Returns a run for a pipeline of your own.
+
+        Args:
+            workload: With an image and today's cluster, as of `stoker.settings.read_workload`.
+            parameters: Of your pipeline, in place of what the workload says: image=image.
+
+        Raises:
+            UsageError: If the workload lacks what the steps need, or has no such parameter.
+        """
+        request = kubeflow_request(workload)
+        known = [parameter.name for parameter in request.parameters]
+        for name in parameters:
+            if name not in known:
+                raise UsageError(
+                    f"a run of {workload.name} has no parameter {name}", fix=nearest(name, known)
+                )
+        return cls(request=request, parameters=parameters)
+
+    @property
+    def platform(self) -> str:
+        """Returns the platform of a training that no step's pod can hold."""
+        return self.request.workload.platform
+
+    @property
+    def platform_today(self) -> str:
+        """Returns where today's cluster is profiled: `local`, in the step's pod, or as a job."""
+        return "local" if self.is_one_host else self.platform
+
+    @property
+    def is_one_host(self) -> bool:
+        """Tells whether today's cluster is one host, which a step's pod can be."""
+        cluster = self.request.workload.cluster
+        return cluster is None or cluster.dnn.count == 1
+
+    @property
+    def image(self) -> object:
+        """Returns the image that trains."""
+        return self.value("image")
+
+    @property
+    def control_image(self) -> object:
+        """Returns the image of the steps that train nothing."""
+        name = "control_image"
+        return self.value(name if name in self._known else "image")
+
+    def value(self, name: str) -> object:
+        """Returns the value of a parameter: of the run, or what the workload says."""
+        if name in self.parameters:
+            return self.parameters[name]
+        parameter = self._known[name]
+        return _default(parameter, self.request)
+
+    def inputs(self, component: Component, **own: object) -> dict[str, object]:
+        """Returns the inputs of a component that the run knows.
+
+        Args:
+            component: Of stoker, or one of yours with inputs of the same names.
+            own: Inputs that come first.
+        """
+        shared: dict[str, object] = {
+            "image": self.image if component.name in _TRAINING else self.control_image,
+            "job_image": self.image,
+            "platform": self.platform,
+            "run_id": RUN_ID,
+        }
+        named = component.component_spec.inputs or {}
+        known = {name: self.value(name) for name in named if name in self._known}
+        return {**known, **{n: v for n, v in shared.items() if n in named}, **own}
+
+    @property
+    def _known(self) -> dict[str, Parameter]:
+        return {parameter.name: parameter for parameter in self.request.parameters}
+
+
+def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
+    """Places a step that trains nothing: a small pod, on any node, never taken from the cache.
+
+    Args:
+        task: A step of kfp.
+        run: Its `kubernetes.control` says what the pod asks for, and how long it may take.
+        name: In the console.
+    """
+    task.set_display_name(name).set_caching_options(False)
+    if run.request.pod is None:
+        return _in_its_image(task, run)
+    control = run.request.settings.control
+    _restricted(task, run)
+    _without_gpus(task)
+    task.set_cpu_request(written(control.cpu)).set_cpu_limit(written(control.cpu_limit))
+    task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
+    if control.max_run_seconds:
+        kubernetes.set_timeout(task, control.max_run_seconds)
+    return task
+
+
+def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
+    """Places a step that creates a job and follows it: a small pod that autoscalers leave alone.
+
+    It knows its own pod, and has no time limit but the job's own.
+
+    Args:
+        task: A step of kfp.
+        run: As of `control_step`.
+        name: In the console.
+        num_retries: How often it is tried again, after one minute, two, four. A training's adopts
+            the job, and fails only where the cluster does not answer or refuses; a profile's (0)
+            would begin anew.
+    """
+    control_step(task, run, name=name)
+    if num_retries:
+        task.set_retry(num_retries, backoff_duration=f"{_RETRY_SECONDS}s", backoff_factor=2.0)
+    if run.request.pod is None:
+        return task
+    kubernetes.set_timeout(task, 0)
+    for key, path in (("NAME", "name"), ("UID", "uid"), ("NAMESPACE", "namespace")):
+        kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
+    for key, text in _STAY.items():
+        kubernetes.add_pod_annotation(task, key, text)
+    return task
+
+
+def on_todays_host(task: Task, run: PipelineRun, *, name: str) -> Task:
+    """Places a step on a host of today's type: its GPUs, node labels, data and shared memory.
+
+    No retries: they would train anew. `kubernetes.max_run_seconds` bounds its time on the node.
+
+    Args:
+        task: A step of kfp.
+        run: Its `cluster.dnn` and `kubernetes.pools` say what a host of today's type is.
+        name: In the console.
+    """
+    task.set_display_name(name).set_caching_options(False)
+    pod, settings = run.request.pod, run.request.settings
+    if pod is None:
+        return _in_its_image(task, run)
+    _restricted(task, run)
+    group = pod.group
+    if group.gpus:
+        gpu_type, gpu_count = run.value("gpu_type"), run.value("gpu_count")
+        task.set_accelerator_type(gpu_type).set_accelerator_limit(gpu_count)
+        # kfp forgets these two on the way into a group of steps.
+        channels = [v for v in (gpu_type, gpu_count) if isinstance(v, PipelineChannel)]
+        task.register_pipeline_channels(channels)
+    else:
+        _without_gpus(task)
+    task.set_cpu_request(group.requests["cpu"]).set_cpu_limit(group.limits["cpu"])
+    task.set_memory_request(_memory(group.requests["memory"]))
+    task.set_memory_limit(_memory(group.limits["memory"]))
+    kubernetes.add_node_selector_json(task, run.value("node_selector"))
+    for toleration in group.tolerations:
+        _tolerate(task, toleration)
+    kubernetes.empty_dir_mount(
+        task,
+        volume_name=_SHM,
+        mount_path="/dev/shm",
+        medium="Memory",
+        size_limit=None if settings.shm is None else written(settings.shm),
+    )
+    for claim, mount_path in pod.claims.items():
+        kubernetes.mount_pvc(task, pvc_name=claim, mount_path=mount_path)
+    _volumes(task, group)
+    for key, text in sorted(group.settings.environment.items()):
+        task.set_env_variable(key, text)
+    if settings.max_run_seconds:
+        kubernetes.set_timeout(task, settings.max_run_seconds)
+    return task
+
+
+def pipeline(
+    request: KubeflowRequest, body: Callable[[PipelineRun], None], *, description: str
+) -> str:
+    """Returns the compiled pipeline, as YAML: the same text for the same request.
+
+    Args:
+        request: Gives it a name and parameters.
+        body: Makes the steps. Its first argument is the run; further ones, with annotations and
+            defaults, are parameters of the pipeline, too.
+        description: For whoever looks at it in Kubeflow.
+    """
+    own = list(inspect.signature(body).parameters.values())[1:]
+    names = [parameter.name for parameter in request.parameters]
+
+    def graph(*values: object) -> None:
+        given = dict(zip((*names, *(each.name for each in own)), values, strict=True))
+        theirs = {each.name: given.pop(each.name) for each in own}
+        run = PipelineRun(request=request, parameters=given)
+        bound = inspect.signature(body).bind(run, **theirs)
+        body(*bound.args, **bound.kwargs)
+
+    signature = [*(_argument(parameter, request) for parameter in request.parameters), *own]
+    graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    # Kubeflow's console shows a parameter's description beside its field.
+    texts = [f"{parameter.name}: {parameter.text}" for parameter in request.parameters]
+    lines = "\n".join(f"    {text}" for text in (*texts, *_texts_of(body)))
+    graph.__doc__ = f"{description}\n\nArgs:\n{lines}\n"
+    return compiled(dsl.pipeline(name=request.workload.name, description=description)(graph))
+
+
+def compiled(component: object) -> str:
+    """Returns a component or pipeline of kfp as YAML."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "compiled.yaml"
+        compiler.Compiler().compile(component, str(file))
+        return _with_sorted_defaults(file.read_text(encoding="utf-8"))
+
+
+def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
+    """Returns the lines on arguments of a function's docstring, without the first argument's."""
+    _, _, lines = (inspect.getdoc(body) or "").partition("Args:\n")
+    found = [line.strip() for line in lines.partition("\n\n")[0].splitlines()]
+    return [line for line in found if not line.startswith("run:")]
+
+
+def _with_sorted_defaults(text: str) -> str:
+    """Sorts the default objects in kfp's heading: it writes them in the order of their hashes."""
+    return re.sub(
+        r"(?m)^(#    \w+: dict \[Default: )(\{.*\})\]$",
+        lambda found: f"{found[1]}{pprint.pformat(ast.literal_eval(found[2]), width=sys.maxsize)}]",
+        text,
+    )
+
+
+def _argument(parameter: Parameter, request: KubeflowRequest) -> inspect.Parameter:
+    return inspect.Parameter(
+        parameter.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=_default(parameter, request),
+        annotation=_TYPES[parameter.kind],
+    )
+
+
+def _default(parameter: Parameter, request: KubeflowRequest) -> object:
+    default: object = parameter.default(request.workload)
+    return json.loads(str(default)) if parameter.kind == "object" else default
+
+
+def _in_its_image(task: Task, run: PipelineRun) -> Task:
+    """Names stoker's image as it is: kfp's local runner puts no input in its place."""
+    spec = task.container_spec
+    if spec is not None and "{{$" in spec.image:
+        task.set_container_image(run.request.image)
+    return task
+
+
+def _restricted(task: Task, run: PipelineRun) -> None:
+    """Gives the pod the user that a job's pods have, and the way to its image."""
+    settings: KubernetesSettings = run.request.settings
+    set_security_context(
+        task,
+        run_as_user=settings.run_as,
+        run_as_group=settings.run_as,
+        run_as_non_root=True,
+    )
+    # Of a user that the image may not know.
+    task.set_env_variable("HOME", "/tmp").set_env_variable("USER", "stoker")
+    if settings.image_pull_policy:
+        kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
+    if settings.image_pull_secrets:
+        kubernetes.set_image_pull_secrets(task, list(settings.image_pull_secrets))
+
+
+def _without_gpus(task: Task) -> None:
+    """Hides the node's GPUs: images for GPUs ask for all of them, whatever the pod is given."""
+    task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
+
+
+def _volumes(task: Task, group: PodGroup) -> None:
+    for volume in group.settings.volumes:
+        path = volume.mount_path
+        if volume.claim:
+            sub_path = volume.sub_path or ""
+            kubernetes.mount_pvc(task, pvc_name=volume.claim, mount_path=path, sub_path=sub_path)
+        elif volume.secret:
+            kubernetes.use_secret_as_volume(task, secret_name=volume.secret, mount_path=path)
+        elif volume.config_map:
+            name = volume.config_map
+            kubernetes.use_config_map_as_volume(task, config_map_name=name, mount_path=path)
+        else:
+            kubernetes.empty_dir_mount(
+                task,
+                volume_name=volume.name,
+                mount_path=path,
+                size_limit=str(volume.scratch),
+            )
+
+
+def _tolerate(task: Task, toleration: Toleration) -> None:
+    kubernetes.add_toleration(
+        task,
+        key=toleration.key,
+        operator=toleration.operator,
+        value=toleration.value,
+        effect=toleration.effect,
+    )
+
+
+def _memory(quantity: str | int | float) -> str:
+    """Returns MiB, rounded up: kfp takes no fractions."""
+    return f"{-(-int(amount(written(quantity))) // 2**20)}Mi"

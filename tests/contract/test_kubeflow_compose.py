@@ -1,0 +1,180 @@
+"""stoker.kubeflow in pipelines of other people: the examples of the guide compile as written."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("kfp")
+
+from kfp import components, dsl
+
+from stoker.errors import UsageError
+from stoker.kubeflow import PipelineRun, compiled, control_step, follower, on_todays_host
+from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
+from stoker.records import to_json
+from support import kubeflow_pipeline as sample
+
+GUIDE = (sample.ROOT / "docs" / "kubeflow.md").read_text(encoding="utf-8")
+
+
+def block(words: str) -> str:
+    """The guide's Python block that has these words."""
+    (found,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in b)
+    return str(found)
+
+
+def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    pipeline, platforms = yaml.safe_load_all(text)
+    return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def waits(pipeline: Mapping[str, Any], group: str) -> dict[str, set[str]]:
+    (found,) = (spec for name, spec in sample.groups(pipeline) if name == group)
+    tasks = found["dag"]["tasks"]
+    return {name: set(task.get("dependentTasks", [])) for name, task in tasks.items()}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """The guide's pipeline with steps before, between and after, compiled as users compile it."""
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "kubeflow.py").write_text(block("def prepare("))
+    return compile_kubeflow(sample.WORKLOAD, folder=tmp_path).definition
+
+
+def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
+    pipeline, _ = parsed(own)
+    assert waits(pipeline, "comp-exit-handler-1") == {
+        "prepare": set(),
+        "profile": {"prepare"},
+        "decide": {"profile"},
+        "train": {"decide", "prepare"},
+        "judge": {"train"},
+        "evaluate": {"decide", "profile", "train"},
+        "gate": {"evaluate"},
+        "condition-2": {"gate", "judge", "train"},
+    }
+    images = {
+        name.removeprefix("exec-"): executor["container"]["image"]
+        for name, executor in pipeline["deploymentSpec"]["executors"].items()
+    }
+    assert images["judge"] == "REGISTRY/holdout:1"
+    assert images["train"] == "{{$.inputs.parameters['image']}}"
+
+
+def test_arguments_of_ones_own_are_parameters_with_their_words(own: str) -> None:
+    pipeline, _ = parsed(own)
+    found = pipeline["root"]["inputDefinitions"]["parameters"]
+    assert found["day"] == {
+        "defaultValue": "today",
+        "description": "Whose data is trained on.",
+        "isOptional": True,
+        "parameterType": "STRING",
+    }
+    assert found["least"]["defaultValue"] == 0.95
+    assert "run" not in found
+    assert found["gate"]["description"].startswith("What the model must reach")
+
+
+def test_steps_of_ones_own_get_the_pods_of_stokers(own: str) -> None:
+    _, pods = parsed(own)
+    for name in ("prepare", "judge", "deploy", "decide"):
+        assert pods[f"exec-{name}"]["securityContext"]["runAsNonRoot"]
+        assert pods[f"exec-{name}"]["activeDeadlineSeconds"] == "3600"
+    for name in ("profile", "train"):
+        assert "karpenter.sh/do-not-disrupt" in pods[f"exec-{name}"]["podMetadata"]["annotations"]
+
+
+def test_a_notebook_needs_the_workloads_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").symlink_to(sample.ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block("def what_would_pay("), "notebook.py", "exec"), {"__name__": "notebook"})
+    pipeline, pods = parsed((tmp_path / "what-would-pay.yaml").read_text())
+    assert set(pipeline["root"]["inputDefinitions"]["parameters"]) == {"image"}
+    given = sample.tasks(pipeline)
+    for name in ("profile", "decide"):
+        image = given[name]["inputs"]["parameters"]["image"]
+        assert image == {"componentInputParameter": "image"}
+    resources = sample.executor(pipeline, "profile")["resources"]
+    assert resources["accelerator"]["resourceType"] == "nvidia.com/gpu"
+    assert resources["accelerator"]["resourceCount"] == "1"
+    assert "nodeSelector" in pods["exec-profile"]
+
+
+def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no parameter epoch") as caught:
+        PipelineRun.of(sample.WORKLOAD, epoch=3)
+    assert caught.value.fix == "did you mean epochs?"
+
+
+@pytest.mark.parametrize("name", list(COMPONENTS))
+def test_a_component_file_needs_nothing_of_stoker(name: str) -> None:
+    loaded = components.load_component_from_file(str(sample.ROOT / "components" / COMPONENTS[name]))
+
+    @dsl.pipeline(name="theirs")
+    def theirs(image: str, run: str = "r1") -> None:
+        given: dict[str, object] = {"image": image}
+        for key, spec in loaded.component_spec.inputs.items():
+            if spec.optional or key in given:
+                continue
+            if spec.type.startswith("system."):
+                given[key] = dsl.importer("s3://bucket/x", artifact_class=dsl.Artifact).output
+            elif not spec.type.startswith("PipelineTaskFinalStatus"):
+                given[key] = to_json(sample.WORKLOAD) if key == "workload" else "x"
+        if name == "finish":
+            with dsl.ExitHandler(loaded(**given)):
+                dsl.importer("s3://bucket/x", artifact_class=dsl.Artifact)
+        else:
+            loaded(**given)
+
+    pipeline = yaml.safe_load(compiled(theirs))
+    container = sample.executor(pipeline, name)
+    assert container["image"] == "{{$.inputs.parameters['image']}}"
+
+
+def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
+    from stoker import kubeflow
+
+    for name in COMPONENTS:
+        component = getattr(kubeflow, name)
+        shown = inspect.signature(component)
+        taken = set(component.component_spec.inputs) - {"outcome"}
+        assert set(shown.parameters) == taken
+        assert inspect.getdoc(component).startswith(component.description.splitlines()[0])
+        assert all(f"{parameter}: " in inspect.getdoc(component) for parameter in taken)
+    parameters = inspect.signature(kubeflow.decide).parameters
+    assert parameters["image"].annotation is str
+    assert parameters["max_data_hosts"].default == 8
+
+
+def test_a_platform_without_pods_gets_its_image_by_name() -> None:
+    """kfp's local runner puts no input in an image's place."""
+    from stoker.kubeflow import decide, profile
+
+    @dsl.container_component
+    def theirs() -> dsl.ContainerSpec:
+        return dsl.ContainerSpec(image="theirs:1", command=["true"])
+
+    run = PipelineRun.of(sample.LOCAL)
+    for place in (on_todays_host, control_step, follower):
+
+        @dsl.pipeline(name="local")
+        def local() -> None:
+            place(theirs(), run, name="Theirs")  # noqa: B023
+            measured = place(profile(**run.inputs(profile)), run, name="Profile")  # noqa: B023
+            place(  # noqa: B023
+                decide(profile=measured.outputs["profile"], **run.inputs(decide)),
+                run,
+                name="Decide",
+            )
+
+        pipeline = yaml.safe_load(compiled(local))
+        executors = pipeline["deploymentSpec"]["executors"].values()
+        assert {e["container"]["image"] for e in executors} == {"stoker:mini", "theirs:1"}

@@ -1,0 +1,84 @@
+"""Folders that outlive a pod are written to before anything else happens."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.launch import launch, launcher
+from stoker.settings import RunEnvironment, RunGroup
+
+USER = 1000
+
+
+@contextmanager
+def as_a_pods_user() -> Iterator[None]:
+    """As user 1000, where tests run as root: root may write everywhere."""
+    if os.geteuid():
+        yield
+        return
+    os.setegid(USER)
+    os.seteuid(USER)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+@pytest.fixture
+def base_dir() -> Iterator[Path]:
+    """A job folder, whose folders are a claim's that the kubelet made."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        for name in ("model", "checkpoints", "output"):
+            (folder / name).mkdir()
+            (folder / name).chmod(0o777)
+        yield folder
+        for name in ("model", "checkpoints", "output"):
+            (folder / name).chmod(0o777)
+
+
+def environ(base_dir: Path) -> dict[str, str]:
+    group = RunGroup(name="dnn", instance_type="gpu", count=1, hosts="mini-dnn-0-{index}.mini")
+    told = RunEnvironment(group="dnn", pod_groups=(group,)).to_environ()
+    return {**told, "STOKER_BASE_DIR": str(base_dir), "JOB_COMPLETION_INDEX": "0"}
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "output"])
+def test_a_folder_of_a_claim_that_cannot_be_written_ends_the_launcher_at_once(
+    base_dir: Path, name: str
+) -> None:
+    (base_dir / name).chmod(0o555)
+    words = (
+        f"user {USER} cannot write to {base_dir / name}" if os.geteuid() == 0 else "cannot write"
+    )
+    with as_a_pods_user(), pytest.raises(UsageError, match=words) as caught:
+        launch(["touch", str(base_dir / "began")], environ(base_dir))
+    assert "access point" in caught.value.fix
+    assert "NFS" in caught.value.fix
+    assert not (base_dir / "began").exists()
+
+
+def test_folders_that_can_be_written_are_left_as_they_were(base_dir: Path) -> None:
+    (base_dir / "checkpoints").rmdir()
+    with as_a_pods_user():
+        launcher.check_kept_folders(base_dir)
+    assert [path for path in base_dir.rglob("*") if path.is_file()] == []
+    assert not (base_dir / "checkpoints").exists()
+    (base_dir / "checkpoints").mkdir()
+
+
+def test_a_full_volume_is_found_as_well(base_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
+    with pytest.raises(UsageError, match="No space left"):
+        launcher.check_kept_folders(base_dir)
