@@ -102,5 +102,5 @@ class KubeflowOrchestrator:
         return lines_of(self._kubeflow, find_run(self._kubeflow, run), group=group)
 
     def stop(self, run: str) -> RunState:
-        """Terminates the run and waits until it has ended."""
+        """Terminates the run, deletes its jobs, and waits until it has ended."""
         return stop_run(self._kubeflow, find_run(self._kubeflow, run))
