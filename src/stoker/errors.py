@@ -20,7 +20,10 @@ EXIT_TERMINATED = 143
 
 # Not an Exception: no `except Exception` on the way may take it for a failure of its own.
 class TerminatedError(BaseException):
-    """SIGTERM came: unwinds the stack as Ctrl-C does, so that all that runs is ended."""
+    """SIGTERM came: unwinds the stack as Ctrl-C does, so that all that runs is ended.
+
+    With words where something goes on all the same.
+    """
 
 
 class StokerError(Exception):

@@ -40,6 +40,10 @@ MAX_NODES = 100_000
 PROFILE_ENDED_FILE = "profile-ended"
 # There, too: the data hosts were given back, because no rank takes batches from them.
 RELEASED_FILE = "data-hosts-released"
+# Of the lease that the follower of a job on Kubernetes keeps: when it was renewed, and how long it
+# lasts; 0: for ever.
+LEASE_RENEWED_FILE = "renewed"
+LEASE_MINUTES_FILE = "minutes"
 # Where every pod with a service account has its token and namespace.
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -170,6 +174,7 @@ class RunEnvironment:
         replace_dataloader: torch's DataLoader is replaced, too.
         comes_back: Data hosts that end badly are started again (Kubernetes).
         pod_groups: Kubernetes: all groups of the run.
+        follower_lease: Kubernetes: folder with the lease of whoever follows the run.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -205,6 +210,7 @@ class RunEnvironment:
     replace_dataloader: Annotated[bool, Variable("STOKER_REPLACE_DATALOADER")] = False
     comes_back: Annotated[bool, Variable("STOKER_COMES_BACK")] = False
     pod_groups: Annotated[tuple[RunGroup, ...], Variable("STOKER_GROUPS")] = ()
+    follower_lease: Annotated[Path | None, Variable("STOKER_FOLLOWER_LEASE")] = None
 
     @classmethod
     def of(

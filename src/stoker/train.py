@@ -12,9 +12,10 @@ from typing import TypeVar
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.errors import StokerError, UsageError
+from stoker.errors import StokerError, TerminatedError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
+    AdoptedRun,
     JobEnd,
     JobSpec,
     LogLine,
@@ -110,7 +111,8 @@ def train(
 
     Blocks until all hosts have ended. When the caller is interrupted (Ctrl-C, SIGTERM) the job is
     stopped first, so that nothing keeps running; then `on_stop` gets the record so far, its status
-    `stopped`, and the interrupt goes on.
+    `stopped`, and the interrupt goes on. After a SIGTERM a job that the next attempt can adopt may
+    go on: then the interrupt says so.
 
     Raises:
         UsageError: If the platform cannot run such a job, or the record cannot be written.
@@ -128,6 +130,10 @@ def train(
                 on_line(line)
         end = run.wait()
     except BaseException as err:
+        if isinstance(err, TerminatedError) and isinstance(run, AdoptedRun):
+            words = run.leave()
+            if words:
+                raise TerminatedError(words) from err
         # Whoever interrupts must not leave hosts that are billed.
         run.stop()
         # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
@@ -151,7 +157,10 @@ def train(
     )
     seen = (Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
     facts = replace(facts, events=(*facts.events, *seen), last_words=tuple(last_words))
-    return write_training(facts, file=file)
+    record = write_training(facts, file=file)
+    if isinstance(run, AdoptedRun):
+        run.clean_up()
+    return record
 
 
 def _stopped(

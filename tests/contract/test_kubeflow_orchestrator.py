@@ -15,7 +15,8 @@ import yaml
 from stoker import orchestrators
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.kubeflow.runs import RunOptions
-from stoker.records import Profile, read_json, to_json, write_json
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.records import Json, Profile, read_json, to_json, write_json
 from support import sample_records
 from support.command import process, stoker
 from support.kfp_server import KfpServer
@@ -28,6 +29,11 @@ from support.kubeflow_orchestrator import (
     upload,
     workload,
 )
+from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_jobs import job as kubernetes_job
+from support.platform_jobs import use_kube_config
+
+IN_NAMESPACE = f"kubernetes.namespace={NAMESPACE}"
 
 
 @pytest.fixture
@@ -439,6 +445,73 @@ def test_stop_of_a_run_that_has_ended_sends_nothing(server: KfpServer, project: 
     assert done.returncode == 0, done.stderr
     assert "had already ended: succeeded" in done.stderr
     assert not any("terminate" in line for line in server.sent())
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+    """The cluster where steps make jobs."""
+    with kubernetes_api() as made:
+        use_kube_config(monkeypatch, kube_config(tmp_path, made.url))
+        yield made
+
+
+def make_job(name: str, **settings: Json) -> None:
+    """The job that a step of a run follows."""
+    platform = KubernetesPlatform()
+    spec = kubernetes_job(name=name, settings={"namespace": NAMESPACE, **settings})
+    platform.submit(platform.plan(spec))
+
+
+@pytest.mark.parametrize(
+    ("api_name", "plural"), [("jobset", "jobsets"), ("trainer", "trainjobs")], ids=str
+)
+def test_stop_deletes_the_jobs_of_the_run_and_no_others(
+    server: KfpServer, api: KubernetesApi, api_name: str, plural: str
+) -> None:
+    upload(server, namespace=NAMESPACE)
+    target = target_at(server, namespace=NAMESPACE)
+    id = target.start(workload(), parameters=()).run
+    name = workload().run_name(id)
+    for job in (name, f"profile-{name}", "mnist-0badcafe"):
+        make_job(job, api=api_name)
+    state = target.stop(id)
+    assert state.status == "stopped"
+    (note,) = state.notes
+    assert note.startswith(f"deleted in namespace {NAMESPACE}: ")
+    assert name in note
+    assert api.names(plural) == ["mnist-0badcafe"]
+
+
+def test_stop_of_a_run_that_has_ended_deletes_the_job_that_its_last_step_could_not(
+    server: KfpServer, api: KubernetesApi, project: Path
+) -> None:
+    upload(server)
+    id = target_at(server).start(workload(), parameters=()).run
+    server.end("FAILED")
+    make_job(workload().run_name(id))
+    done = stoker("stop", "kubeflow", id, "--workload", "w.yaml", "--set", IN_NAMESPACE)
+    assert done.returncode == 0, done.stderr
+    assert f"deleted in namespace {NAMESPACE}: JobSet {workload().run_name(id)}" in done.stderr
+    assert api.names("jobsets") == []
+    assert not any("terminate" in line for line in server.sent())
+
+
+@pytest.mark.parametrize("why", ["denied", "away"])
+def test_stop_says_who_ends_the_jobs_where_the_cluster_refuses(
+    server: KfpServer, api: KubernetesApi, why: str
+) -> None:
+    upload(server, namespace=NAMESPACE)
+    target = target_at(server, namespace=NAMESPACE)
+    id = target.start(workload(), parameters=()).run
+    make_job(workload().run_name(id))
+    if why == "denied":
+        api.denied |= {("list", "jobsets"), ("list", "trainjobs")}
+    else:
+        api.faults.append(Fault("GET", "jobsets", code=503, times=100))
+    state = target.stop(id)
+    assert state.status == "stopped"
+    (note,) = state.notes
+    assert "its jobs are left to the run's own last step" in note
 
 
 def test_stop_waits_no_longer_than_its_deadline(server: KfpServer) -> None:

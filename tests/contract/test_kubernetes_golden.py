@@ -84,7 +84,7 @@ def project(tmp_path: Path) -> Path:
 def test_a_dry_run_prints_yaml_documents_and_leaves_nothing_behind(project: Path) -> None:
     done = _stoker("train", "--dry-run", "mnist.yaml", cwd=project)
     kinds = [document["kind"] for document in yaml.safe_load_all(done.stdout)]
-    assert kinds == ["Secret", "ConfigMap", "JobSet"]
+    assert kinds == ["Secret", "ConfigMap", "PodDisruptionBudget", "JobSet"]
     assert [path.name for path in project.iterdir()] == ["mnist.yaml"]
 
 
@@ -92,7 +92,7 @@ def test_a_dry_run_for_machines_is_a_list_that_kubectl_takes(project: Path) -> N
     done = _stoker("train", "--dry-run", "--json", "mnist.yaml", cwd=project)
     document = msgspec.json.decode(done.stdout)
     assert (document["apiVersion"], document["kind"]) == ("v1", "List")
-    assert len(document["items"]) == 3
+    assert len(document["items"]) == 4
 
 
 def test_render_rbac_prints_what_submitting_takes(project: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
@@ -20,6 +20,7 @@ from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.pods import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
+from stoker.platforms.kubernetes.submit import rules
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
@@ -39,6 +40,7 @@ from support.sample_records import profile as sample_profile
 from support.sample_records import training
 
 NAME = "mnist-1"
+EXIT_CODE = 7
 NEXT_BEST = "1 x g5.2xlarge + 2 x c6i.4xlarge (80.0 ms per step, $2.00 per hour)"
 LEADER, FIRST, SECOND = (f"{NAME}-{place}" for place in ("dnn-0-0", "data-0-0", "data-0-1"))
 BOTH = pytest.mark.parametrize("api_name", ["jobset", "trainer"])
@@ -100,6 +102,20 @@ def plan(platform: KubernetesPlatform, job: JobSpec) -> KubernetesRequest:
     return platform.plan(job)
 
 
+def be_step(
+    monkeypatch: pytest.MonkeyPatch,
+    api: KubernetesApi,
+    name: str,
+    *,
+    workflow: str | None = "w",
+    prefix: str = "",
+) -> None:
+    """This process is the pod of a step from here on."""
+    for key, value in api.make_step(name, workflow=workflow).items():
+        if not (prefix and key == "POD_NAMESPACE"):
+            monkeypatch.setenv(f"{prefix}{key}", value)
+
+
 @pytest.fixture
 def follow() -> Iterator[Follow]:
     yield from follower()
@@ -156,6 +172,7 @@ def test_submit_makes_the_job_and_what_it_owns(
     run = platform.submit(plan(platform, with_settings(job, api=api_name)))
     uid = api.get(PLURAL[api_name], NAME)["metadata"]["uid"]
     parts = [("secrets", f"{NAME}-token"), ("configmaps", f"{NAME}-config")]
+    parts += [("poddisruptionbudgets", NAME)]
     parts += [("trainingruntimes", NAME)] if api_name == "trainer" else []
     for plural, name in parts:
         (owner,) = api.get(plural, name)["metadata"]["ownerReferences"]
@@ -173,23 +190,47 @@ def test_pods_wait_for_their_token_only_until_the_next_calls(
     writes = [
         call.split("?")[0] for call in api.calls if call.startswith("POST") and NAMESPACE in call
     ]
-    assert [call.rpartition("/")[2] for call in writes] == ["jobsets", "secrets", "configmaps"]
+    made = [call.rpartition("/")[2] for call in writes]
+    assert made == ["jobsets", "secrets", "configmaps", "poddisruptionbudgets"]
 
 
 @BOTH
-def test_the_step_s_own_pod_owns_the_job(
+def test_the_workflow_that_controls_the_step_s_pod_owns_the_job(
     api: KubernetesApi,
     platform: KubernetesPlatform,
     job: JobSpec,
     monkeypatch: pytest.MonkeyPatch,
     api_name: str,
 ) -> None:
-    monkeypatch.setenv("POD_NAME", "step-1")
-    monkeypatch.setenv("POD_UID", "uid-1")
-    monkeypatch.setenv("POD_NAMESPACE", NAMESPACE)
+    uid = api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
     platform.submit(plan(platform, with_settings(job, api=api_name)))
     owners = api.get(PLURAL[api_name], NAME)["metadata"]["ownerReferences"]
-    assert owners == [{"apiVersion": "v1", "kind": "Pod", "name": "step-1", "uid": "uid-1"}]
+    of_workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "w"}
+    assert owners == [{**of_workflow, "uid": uid}]
+    api.remove("pods", "step-1")
+    assert api.names(PLURAL[api_name]) == [NAME]
+    api.remove("workflows", "w")
+    for plural in (PLURAL[api_name], "secrets", "configmaps", "trainingruntimes"):
+        assert api.names(plural) == []
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
+def test_a_pod_whose_controller_is_no_workflow_or_cannot_be_read_owns_nothing(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    is_denied: bool,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1", workflow="w" if is_denied else None)
+    api.denied |= {("get", "pods")} if is_denied else set()
+    api.reviews_work = False
+    platform.submit(plan(platform, job))
+    assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
+    assert ("owner_not_known" in capfd.readouterr().err) == is_denied
 
 
 def test_a_pod_of_another_namespace_owns_nothing(
@@ -255,8 +296,9 @@ def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(
 ) -> None:
     request = plan(platform, job)
     spec: Any = {**request.main["spec"], "replica": 1}  # type: ignore[dict-item]
-    with pytest.raises(PlatformError, match=r"spec\.replica: no such field"):
+    with pytest.raises(PlatformError, match=r'unknown field "spec\.replica"') as caught:
         platform.submit(dataclasses.replace(request, main={**request.main, "spec": spec}))
+    assert "update JobSet" in caught.value.fix
 
 
 def test_a_runtime_that_others_applied_must_be_that_of_the_plan(
@@ -290,15 +332,18 @@ def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(
     assert api.names("configmaps") == [f"{NAME}-config"]
 
 
-def test_the_pod_of_a_second_attempt_comes_to_own_the_job_too(
+def test_the_workflow_of_a_second_attempt_comes_to_own_the_job_too(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    uids = []
     for number in ("1", "2"):
-        monkeypatch.setenv("KFP_POD_NAME", f"step-{number}")
-        monkeypatch.setenv("KFP_POD_UID", f"uid-{number}")
+        uids.append(api.make_workflow(f"w{number}"))
+        be_step(monkeypatch, api, f"step-{number}", workflow=f"w{number}", prefix="KFP_")
         platform.submit(plan(platform, job))
     owners = api.get("jobsets", NAME)["metadata"]["ownerReferences"]
-    assert [owner["uid"] for owner in owners] == ["uid-1", "uid-2"]
+    assert [owner["uid"] for owner in owners] == uids
+    api.remove("workflows", "w1")
+    assert api.names("jobsets") == [NAME]
 
 
 def test_a_job_that_has_failed_is_made_anew_under_its_name(
@@ -851,6 +896,152 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(
     assert "delete jobsets.jobset.x-k8s.io" in said
 
 
+@BOTH
+def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failure(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, api_name: str
+) -> None:
+    settings = {"api": api_name, "output": "pvc://runs"}
+    followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
+    api.run_pods(NAME)
+    host = f"{NAME}-{TRAINS[api_name]}-0-0"
+    for attempt in (1, 2):
+        until(lambda n=attempt: followed.status.count(f"{host}: it runs") == n, what="it runs")  # type: ignore[misc]
+        leader = only_pod(api, host)
+        assert not api.may_evict(leader)
+        # Its node is taken away all the same, as spot nodes are.
+        api.disrupt_pod(leader)
+        status = api.get(PLURAL[api_name], NAME)["status"]
+        assert (status["restarts"], status["restartsCountTowardsMax"]) == (attempt, 0)
+    until(lambda: followed.status.count(f"{host}: it runs") == 3, what="it runs")
+    api.end_pod(only_pod(api, host))
+    api.end_job(NAME, restarts=2)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, output="pvc://runs"))))
+    api.run_pods(NAME)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.fail_pod(only_pod(api, LEADER), EXIT_CODE)
+    end = followed.ended()
+    assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
+
+
+def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would_help(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.run_pods(NAME)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.disrupt_pod(only_pod(api, LEADER))
+    failure = str(followed.ended().failure)
+    assert "was taken away" in failure
+    assert "kubernetes.output" in failure
+
+
+def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    run = platform.submit(plan(platform, job))
+    api.run_pods(NAME)
+    assert api.may_evict(only_pod(api, FIRST))
+    assert not api.may_evict(only_pod(api, LEADER))
+    run.stop()
+    assert api.names("poddisruptionbudgets") == []
+
+
+def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    api.denied.add(("create", "poddisruptionbudgets"))
+    platform.submit(plan(platform, job)).stop()
+    assert "budget_not_made" in capfd.readouterr().err
+
+
+# --- Kubeflow Trainer
+
+
+@pytest.mark.parametrize("kind", ["Completed", "Failed"])
+def test_a_train_job_that_has_ended_is_never_trained_again(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, kind: str
+) -> None:
+    platform.submit(plan(platform, with_settings(job, api="trainer")))
+    api.run_pods(NAME)
+    api.end_job(NAME, kind)
+    api.pass_seconds_after_end(10**9)
+    assert api.trained_again == []
+
+
+@pytest.mark.parametrize("kind", ["Completed", "Failed"])
+def test_whoever_followed_a_train_job_to_its_end_deletes_it_with_its_token(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, kind: str
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, api="trainer"))))
+    api.run_pods(NAME)
+    api.end_job(NAME, kind)
+    followed.ended()
+    followed.run.stop()
+    assert api.names("trainjobs") == [NAME]
+    followed.run.clean_up()  # type: ignore[attr-defined]
+    for plural in ("trainjobs", "trainingruntimes", "configmaps", "secrets", "pods"):
+        assert api.names(plural) == []
+
+
+def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, keep_seconds=3600))))
+    trained(api, followed, lines=[])
+    followed.ended()
+    followed.run.clean_up()  # type: ignore[attr-defined]
+    api.pass_seconds_after_end(3599)
+    assert api.names("jobsets") == [NAME]
+    api.pass_seconds_after_end(3600)
+    for plural in ("jobsets", "secrets", "configmaps", "poddisruptionbudgets"):
+        assert api.names(plural) == []
+
+
+def test_a_pipelines_train_job_stays_for_its_retries_until_the_last_step(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    settings = with_settings(job, api="trainer")
+    followed = follow(platform.submit(plan(platform, settings)))
+    api.run_pods(NAME)
+    api.end_job(NAME)
+    followed.ended()
+    followed.run.clean_up()  # type: ignore[attr-defined]
+    assert platform.submit(plan(platform, settings)).is_adopted
+    words = platform.clean_up(NAME, settings.platform_settings)
+    assert words == f"TrainJob {NAME} in namespace {NAMESPACE} had ended: deleted"
+    for plural in ("trainjobs", "trainingruntimes", "configmaps", "secrets"):
+        assert api.names(plural) == []
+
+
+def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    api.unknown_fields = {"spec.activeDeadlineSeconds", "spec.runtimePatches"}
+    with pytest.raises(PlatformError, match="runtimePatches") as caught:
+        platform.submit(plan(platform, with_settings(job, api="trainer")))
+    assert "update Kubeflow Trainer to 2.2 or newer" in caught.value.fix
+    assert api.names("trainjobs") == []
+    assert api.names("trainingruntimes") == []
+
+
+# --- cleaning up
+
+
 def test_clean_up_deletes_what_runs_and_nothing_else(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
 ) -> None:
@@ -863,6 +1054,249 @@ def test_clean_up_deletes_what_runs_and_nothing_else(
     api.end_job(NAME)
     assert platform.clean_up(NAME, job.platform_settings) == ""
     assert api.names("jobsets") == [NAME]
+
+
+# --- being told to end
+
+
+@pytest.mark.parametrize("is_pod", [True, False])
+def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    monkeypatch: pytest.MonkeyPatch,
+    is_pod: bool,
+) -> None:
+    if is_pod:
+        be_step(monkeypatch, api, "step-1", workflow=None)
+    followed = follow(platform.submit(plan(platform, job)))
+    until(lambda: "the job is there" in followed.status, what="it is followed")
+    api.denied = {("watch", "pods")}
+    api.drop_streams()
+    assert "watch pods" in followed.failed().what
+    # As `train` does after an error.
+    followed.run.stop()
+    assert api.names("jobsets") == ([NAME] if is_pod else [])
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"spec": {"activeDeadlineSeconds": 0}},
+        {"spec": {"shutdown": "Terminate"}},
+        {"metadata": {"deletionTimestamp": "2026-11-20T09:00:00Z"}},
+        None,
+    ],
+    ids=["terminated", "shut down", "being deleted", "gone"],
+)
+def test_a_follower_of_a_run_that_is_being_cancelled_does_not_leave_its_job(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    end: dict[str, dict[str, Any]] | None,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    run = platform.submit(plan(platform, job))
+    if end is None:
+        # Its jobs have been collected by then: nothing is left to be stopped but this process.
+        api.remove("workflows", "w")
+    else:
+        api.change("workflows", "w", end)
+    assert run.leave() == ""
+    run.stop()
+    assert api.names("jobsets") == []
+
+
+@pytest.mark.parametrize("why", ["runs", "denied", "away", "silent"])
+def test_a_follower_leaves_its_job_where_nobody_says_that_the_run_is_cancelled(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    run = platform.submit(plan(platform, job))
+    if why != "runs":
+        api.terminate_workflow("w")
+    if why == "denied":
+        api.denied.add(("get", "workflows"))
+    if why == "away":
+        api.faults.append(Fault("GET", "workflows", code=503, times=100))
+    if why == "silent":
+        api.silent.add("workflows")
+    asked = time.monotonic()
+    assert f"the job {NAME} goes on" in run.leave()
+    assert time.monotonic() - asked < 10  # without a bound a silent server takes a minute
+    run.stop()
+    assert api.names("jobsets") == [NAME]
+    assert api.count("DELETE") == 0
+
+
+def test_a_terminal_s_follower_does_not_leave_its_job(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
+) -> None:
+    run = platform.submit(plan(platform, job))
+    assert run.leave() == ""
+    run.stop()
+    assert api.names("jobsets") == []
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_sigterm_while_a_job_is_adopted_ends_it_only_with_its_run(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    is_cancelled: bool,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    platform.submit(plan(platform, job))
+    be_step(monkeypatch, api, "step-2")
+    if is_cancelled:
+        api.terminate_workflow("w")
+
+    def terminated(*args: object, **kwargs: object) -> None:
+        raise TerminatedError
+
+    monkeypatch.setattr("stoker.platforms.kubernetes.submit._provide_parts", terminated)
+    with pytest.raises(TerminatedError):
+        platform.submit(plan(platform, job))
+    assert api.names("jobsets") == ([] if is_cancelled else [NAME])
+
+
+# --- the lease
+
+
+LEASE = f"{NAME}-follower"
+
+
+def lease(api: KubernetesApi) -> dict[str, str]:
+    data: dict[str, str] = api.get("configmaps", LEASE)["data"]
+    return data
+
+
+@BOTH
+def test_a_follower_in_a_pod_keeps_a_lease_that_the_job_owns_and_the_next_one_renews(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    monkeypatch: pytest.MonkeyPatch,
+    api_name: str,
+) -> None:
+    monkeypatch.setattr("stoker.platforms.kubernetes.follower.RENEW_SECONDS", 0.05)
+    times = (str(number) for number in range(10**6))
+    monkeypatch.setattr("stoker.platforms.kubernetes.follower.now_utc", lambda: next(times))
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    request = plan(platform, with_settings(job, api=api_name))
+    first = follow(platform.submit(request))
+    assert lease(api)["minutes"] == "60"
+    owners = api.get("configmaps", LEASE)["metadata"]["ownerReferences"]
+    assert [owner["name"] for owner in owners] == [NAME]
+    before = lease(api)["renewed"]
+    until(lambda: lease(api)["renewed"] != before, what="it is renewed")
+    assert first.run.leave()  # type: ignore[attr-defined]
+    first.run.stop()
+    renewed = lease(api)["renewed"]
+    be_step(monkeypatch, api, "step-2")
+    second = follow(platform.submit(request))
+    assert second.run.is_adopted  # type: ignore[attr-defined]
+    assert lease(api)["renewed"] != renewed
+    second.run.stop()
+    assert api.names("configmaps") == []
+
+
+def test_a_terminal_s_follower_keeps_no_lease_unless_it_is_asked_to_and_turns_one_off(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform.submit(plan(platform, job)).stop()
+    assert api.count(f"POST /api/v1/namespaces/{NAMESPACE}/configmaps") == 1
+    asked = with_settings(job, follower_lease_minutes=30)
+    run = platform.submit(plan(platform, asked))
+    assert lease(api)["minutes"] == "30"
+    run.stop()
+    be_step(monkeypatch, api, "step-1", workflow=None)
+    platform.submit(plan(platform, job))
+    assert lease(api)["minutes"] == "60"
+    monkeypatch.delenv("POD_NAME")
+    assert platform.submit(plan(platform, job)).is_adopted
+    assert lease(api)["minutes"] == "0"
+
+
+def test_a_follower_that_may_not_renew_its_lease_leaves_it_without_an_end(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    be_step(monkeypatch, api, "step-1", workflow=None)
+    api.denied.add(("patch", "configmaps"))
+    run = platform.submit(plan(platform, job))
+    assert lease(api) == {"renewed": "", "minutes": "0"}
+    assert "right_missing" in capfd.readouterr().err
+    run.stop()
+
+
+def test_a_lease_is_off_where_the_workload_says_so(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_step(monkeypatch, api, "step-1", workflow=None)
+    request = plan(platform, with_settings(job, follower_lease_minutes=0))
+    platform.submit(request)
+    assert api.names("configmaps") == [f"{NAME}-config"]
+    assert "follower" not in str(request.main)
+
+
+# --- rights
+
+
+@BOTH
+def test_the_role_that_is_rendered_has_the_rights_that_a_run_takes_and_no_other(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    monkeypatch: pytest.MonkeyPatch,
+    api_name: str,
+) -> None:
+    settings = with_settings(job, api=api_name)
+    assert settings.platform_settings.kubernetes
+    role: Any = rules(settings.platform_settings.kubernetes)
+    api.role = role
+    request = plan(platform, settings)
+    for number in ("1", "2"):
+        api.make_workflow(f"w{number}")
+        be_step(monkeypatch, api, f"step-{number}", workflow=f"w{number}")
+        followed = follow(platform.submit(request))
+        until(lambda: api.num_streams >= 3, what="it is followed")
+        if number == "1":
+            assert followed.run.leave()  # type: ignore[attr-defined]
+            followed.run.stop()
+            until(lambda: api.num_streams == 0, what="it is left")
+    trained(api, followed, api_name=api_name, lines=[])
+    assert followed.ended().status == "succeeded"
+    platform.submit(request).stop()
+    platform.clean_up(NAME, settings.platform_settings)
+    if api_name == "trainer":
+        # Of an earlier run of the name, whose TrainJob is gone.
+        api.put("trainingruntimes", {"metadata": {"name": NAME}})
+    platform.submit(request).stop()
+    given = {
+        (verb, group, resource)
+        for rule in role
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert api.used == given
 
 
 # --- refusals

@@ -47,6 +47,10 @@ def leader_of(api: KubernetesApi) -> str:
     return found
 
 
+def pods_of(api: KubernetesApi) -> list[str]:
+    return [name for name in api.names("pods") if name.startswith(f"{NAME}-")]
+
+
 def follow(train: Train, api: KubernetesApi) -> None:
     """The job's hosts run, and their log is read."""
     until(lambda: api.has("configmaps", f"{NAME}-config"), what="the job is made")
@@ -83,13 +87,43 @@ def test_sigterm_while_the_job_is_made_leaves_nothing(
     assert api.names("secrets") == []
 
 
-def test_the_pod_that_trains_owns_the_job(start: Callable[..., Train], api: KubernetesApi) -> None:
-    train = start(POD_NAME="step-1", POD_UID="uid-1", POD_NAMESPACE="team-a")
-    until(lambda: api.has("jobsets", NAME), what="the job is made")
-    (owner,) = api.get("jobsets", NAME)["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"]) == ("Pod", "uid-1")
-    train.process.terminate()
-    assert train.ended_with() == 143, train.said
+@pytest.mark.parametrize("workflow", ["mnist-w1", None], ids=["pipeline", "pod"])
+def test_a_drained_follower_leaves_the_job_and_the_next_attempt_follows_it_to_its_end(
+    start: Callable[..., Train], api: KubernetesApi, workflow: str | None
+) -> None:
+    api.make_workflow()
+    first = start(**api.make_step("step-1", workflow=workflow))
+    follow(first, api)
+    uid, pods = api.get("jobsets", NAME)["metadata"]["uid"], pods_of(api)
+    assert api.drain("step-1", first.process, seconds=END_SECONDS) == 143, first.said
+    last = first.said.splitlines()[-1]
+    assert last.startswith(f"stopped by SIGTERM; the job {NAME} goes on"), first.said
+    assert "the next attempt adopts it; without one it ends itself after 60 minutes" in last
+    assert (api.get("jobsets", NAME)["metadata"]["uid"], pods_of(api)) == (uid, pods)
+    assert api.names("secrets") == [f"{NAME}-token"]
+    second = start(**api.make_step("step-2", workflow=workflow))
+    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    api.end_pod(leader_of(api))
+    api.end_job(NAME)
+    assert second.ended_with() == 0, second.said
+    assert api.count("DELETE") == 0
+    assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "SIGINT"])
+def test_a_step_whose_run_is_cancelled_deletes_the_job(
+    start: Callable[..., Train], api: KubernetesApi, number: int
+) -> None:
+    api.make_workflow()
+    train = start(**api.make_step("step-1"))
+    follow(train, api)
+    if number == signal.SIGTERM:
+        api.terminate_workflow()
+    train.process.send_signal(number)
+    assert train.ended_with() == 128 + number, train.said
+    for plural in ("jobsets", "secrets", "configmaps"):
+        assert api.names(plural) == []
+    assert pods_of(api) == []
 
 
 def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(

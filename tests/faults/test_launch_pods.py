@@ -1,5 +1,6 @@
 """Launchers in the environment that a plan for Kubernetes gives to its pods; pods are processes."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -29,12 +30,12 @@ SAY = (
 class Pods:
     """Pods of a plan, each with a loopback address in place of its name in the cluster's DNS."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, *, script: str = SAY) -> None:
         self.tmp_path = tmp_path
         self.request = KubernetesPlatform().plan(
             job(
                 name="mnist-1",
-                command=["python", "-c", SAY],
+                command=["python", "-c", script],
                 feed={"port": free_ports(set()), "lease_seconds": 1.5},
             )
         )
@@ -72,6 +73,7 @@ class Pods:
             "STOKER_WORKERS": '{"data": 1}',
             # All pods share this machine's ports: each listens at its own address.
             "STOKER_ADVERTISE": own,
+            "STOKER_FOLLOWER_LEASE": str(self.tmp_path / "follower"),
         }
         with (self.tmp_path / f"{name}-{index}.log").open("wb") as log:
             self.started[f"{name}-{index}"] = subprocess.Popen(
@@ -88,16 +90,66 @@ class Pods:
         return (self.tmp_path / f"{pod}.log").read_text(errors="replace")
 
 
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    pods = Pods(tmp_path)
+@contextlib.contextmanager
+def ended(pods: Pods) -> Iterator[Pods]:
+    """Ends the pods, and waits until nothing of them is left."""
     try:
         yield pods
     finally:
         for process in pods.started.values():
             process.kill()
             process.wait()
-    until(lambda: not marked_processes(tmp_path / "pods"), what="all ends with the launchers")
+    until(lambda: not marked_processes(pods.tmp_path / "pods"), what="all ends with the launchers")
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    with ended(Pods(tmp_path)) as pods:
+        yield pods
+
+
+# Saves when it is told to end, and ends well.
+SAVES = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True)"
+    ", sys.exit(0))); print('trains', flush=True); time.sleep(300)"
+)
+
+
+@pytest.fixture
+def saving(tmp_path: Path) -> Iterator[Pods]:
+    with ended(Pods(tmp_path, script=SAVES)) as pods:
+        for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
+            pods.start(name, index)
+        until(lambda: "trains" in pods.log("dnn-0"), what="it trains")
+        yield pods
+
+
+def record_of(pods: Pods) -> Any:
+    base = pods.tmp_path / "pods" / "dnn-0" / "output"
+    return json.loads((base / "data" / "stoker" / "training.json").read_text())
+
+
+def test_a_pod_that_is_told_to_end_is_not_taken_for_one_that_is_done(saving: Pods) -> None:
+    saving.started["dnn-0"].terminate()
+    assert [saving.code(pod) for pod in ("dnn-0", "data-0", "data-1")] == [143, 0, 0]
+    assert "saved" in saving.log("dnn-0")
+    assert record_of(saving)["status"] == "stopped"
+
+
+def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving: Pods) -> None:
+    folder = saving.tmp_path / "new"
+    folder.mkdir()
+    (folder / "renewed").write_text("2026-11-20T09:00:00Z")
+    (folder / "minutes").write_text("0.01")
+    # As a kubelet does: all files at once.
+    folder.rename(saving.tmp_path / "follower")
+    assert [saving.code(pod) for pod in ("dnn-0", "data-0", "data-1")] == [4, 0, 0]
+    assert "saved" in saving.log("dnn-0")
+    record = record_of(saving)
+    assert record["status"] == "failed"
+    assert record["failure"].startswith("abandoned: nobody has followed this run for 0.01 minutes")
+    (line,) = [x for x in saving.log("dnn-0").splitlines() if "run_abandoned" in x]
+    assert "kubernetes.follower_lease_minutes" in line
 
 
 def test_pods_of_a_plan_play_their_roles_and_all_end_well(pods: Pods) -> None:

@@ -2,8 +2,10 @@
 
 It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and has the
 troubles of real ones on command: denials, conflicts, answers that are slow or lost, watches that
-drop, versions that are too old, logs that end early. No controller runs: tests say what becomes of
-jobs and pods, with the words that the real controllers use.
+drop, versions that are too old, logs that end early. What loses its last owner is collected, at
+once. No other controller runs by itself: tests say what becomes of jobs and pods, with the words
+that the real controllers use, and have those of Job, JobSet and Trainer judge (`fail_pod`,
+`disrupt_pod`, `pass_seconds_after_end`).
 """
 
 import contextlib
@@ -12,6 +14,7 @@ import json
 import re
 import select
 import socket
+import subprocess
 import threading
 import time
 import urllib.parse
@@ -23,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from support.kubernetes_rules import rule_problems
+from support.kubernetes_rules import rule_problems, unknown_fields
 
 TOKEN = "the-callers-own"
 USER = "system:serviceaccount:team-a:runner"
@@ -44,10 +47,13 @@ _KINDS = {
     ("v1", "pods"): "Pod",
     ("v1", "events"): "Event",
     ("v1", "nodes"): "Node",
+    ("policy/v1", "poddisruptionbudgets"): "PodDisruptionBudget",
+    ("argoproj.io/v1alpha1", "workflows"): "Workflow",
 }
 _JOBSET = "jobset.sigs.k8s.io/jobset-name"
 _REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
 _INDEX = "batch.kubernetes.io/job-completion-index"
+_FOREGROUND = "foregroundDeletion"
 
 Object = dict[str, Any]
 
@@ -101,20 +107,30 @@ class KubernetesApi:
         url: Where it listens.
         calls: Method and path of each call, with the query of GETs.
         denied: Verb and resource of what the caller must not do: ("create", "jobsets").
+        role: Rules of the caller's Role, as RBAC holds them; None: all is allowed.
+        used: Verb, group and resource of each call that was allowed.
         installed: APIs that are there.
+        unknown_fields: Fields that the CRDs of this cluster do not have yet: "spec.new".
+        trained_again: TrainJobs whose JobSet was made anew after its TTL.
         namespaces: That are there.
         is_deletion_held: What is deleted is marked, and stays.
         holds: Plurals whose creation is done, and not answered.
+        silent: Plurals of which nothing is answered for a long time.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.calls: list[str] = []
         self.denied: set[tuple[str, str]] = set()
-        self.installed = {"jobset.x-k8s.io", "trainer.kubeflow.org"}
+        self.role: list[Mapping[str, Any]] | None = None
+        self.used: set[tuple[str, str, str]] = set()
+        self.installed = {"jobset.x-k8s.io", "trainer.kubeflow.org", "policy", "argoproj.io"}
+        self.unknown_fields: set[str] = set()
+        self.trained_again: list[str] = []
         self.namespaces = {NAMESPACE, "default"}
         self.is_deletion_held = False
         self.holds: set[str] = set()
+        self.silent: set[str] = set()
         self.faults: list[Fault] = []
         self.reviews_work = True
         self.changed = threading.Condition(threading.RLock())
@@ -166,12 +182,15 @@ class KubernetesApi:
 
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
+        template = self._job(run, job)["template"]["spec"]["template"]
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": name,
+                "ownerReferences": [self._reference(*self._main(run))],
                 "labels": {
+                    **template["metadata"]["labels"],
                     _JOBSET: run,
                     _REPLICATED: job,
                     _INDEX: str(index),
@@ -274,7 +293,6 @@ class KubernetesApi:
         """It is taken away, and another one takes its place; the name of that one."""
         with self.changed:
             pod = self._objects["pods", name]
-            labels = pod["metadata"]["labels"]
             pod["status"].update(
                 phase="Failed",
                 reason="Evicted",
@@ -292,8 +310,159 @@ class KubernetesApi:
             self._changed("pods", name)
             if not is_replaced:
                 return ""
-            self._drop("pods", name)
-            return self.make_pod(labels[_JOBSET], labels[_REPLICATED], int(labels[_INDEX]))
+            return self._replace_pod(name)
+
+    def _replace_pod(self, name: str) -> str:
+        labels = self._objects["pods", name]["metadata"]["labels"]
+        self._drop("pods", name)
+        return self.make_pod(labels[_JOBSET], labels[_REPLICATED], int(labels[_INDEX]))
+
+    def fail_pod(self, name: str, code: int) -> None:
+        """Its container fails, and the controllers of Job and JobSet judge that."""
+        with self.changed:
+            self.end_pod(name, code)
+            self._judge(name, is_disrupted=False)
+
+    def disrupt_pod(self, name: str) -> None:
+        """Its node is drained or taken away, and the controllers of Job and JobSet judge that."""
+        with self.changed:
+            self.evict_pod(name, message="node drained", is_replaced=False)
+            self._judge(name, is_disrupted=True)
+
+    def may_evict(self, name: str) -> bool:
+        """Whether the eviction API lets a drain take the pod: disruption budgets decide."""
+        with self.changed:
+            pod = self._objects["pods", name]
+            for (plural, _), budget in self._objects.items():
+                selector = budget.get("spec", {}).get("selector", {}).get("matchLabels")
+                if plural != "poddisruptionbudgets" or not _has_labels(pod, selector):
+                    continue
+                healthy = sum(
+                    _has_labels(other, selector) and other["status"]["phase"] == "Running"
+                    for (kind, _), other in self._objects.items()
+                    if kind == "pods"
+                )
+                # Of pods whose controller has no scale, as a Job, only minAvailable is known.
+                if healthy <= budget["spec"].get("minAvailable", healthy):
+                    return False
+            return True
+
+    def _judge(self, name: str, *, is_disrupted: bool) -> None:
+        """What becomes of a job one of whose pods has failed: see JobSet's failure_policy.go."""
+        labels = self._objects["pods", name]["metadata"]["labels"]
+        run, job = labels[_JOBSET], labels[_REPLICATED]
+        spec = self._job(run, job)["template"]["spec"]
+        reason = "BackoffLimitExceeded"
+        for rule in spec.get("podFailurePolicy", {}).get("rules", []):
+            kinds = [condition["type"] for condition in rule.get("onPodConditions", [])]
+            if is_disrupted and "DisruptionTarget" in kinds and rule["action"] == "FailJob":
+                reason = "PodFailurePolicy"
+        if reason == "BackoffLimitExceeded" and spec["backoffLimit"]:
+            self._replace_pod(name)
+            return
+        policy = self._jobset_spec(run).get("failurePolicy", {})
+        action = "RestartJobSet"
+        for rule in policy.get("rules", []):
+            reasons, jobs = rule.get("onJobFailureReasons"), rule.get("targetReplicatedJobs")
+            if (not reasons or reason in reasons) and (not jobs or job in jobs):
+                action = rule["action"]
+                break
+        status = self._objects[self._main(run)].get("status", {})
+        counted = status.get("restartsCountTowardsMax", 0)
+        is_counted = action == "RestartJobSet"
+        first = f"(first failed job: {run}-{job}-0)"
+        if action == "FailJobSet":
+            words = "jobset failed due to FailJobSet failure policy action"
+            self.end_job(run, "Failed", message=f"{words} {first}")
+        elif is_counted and counted >= policy.get("maxRestarts", 0):
+            words = "jobset failed due to reaching max number of restarts"
+            self.end_job(run, "Failed", message=f"{words} {first}")
+        else:
+            restarts = status.get("restarts", 0) + 1
+            for other in [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]:
+                self._drop("pods", other)
+            plural, _ = self._main(run)
+            self.set_status(
+                plural, run, restarts=restarts, restartsCountTowardsMax=counted + is_counted
+            )
+            self.run_pods(run, attempt=restarts)
+
+    def pass_seconds_after_end(self, seconds: float) -> None:
+        """So long after their ends JobSets are deleted by their TTL.
+
+        Of a TrainJob the JobSet alone is: Trainer 2.1 to 2.3 takes a failed one's for one that is
+        not made yet, so that it trains again (kubeflow/trainer#3779).
+        """
+        with self.changed:
+            for plural, name in list(self._objects):
+                found = self._objects.get((plural, name), {})
+                conditions = found.get("status", {}).get("conditions", [])
+                ended = {c["type"] for c in conditions if c["status"] == "True"}
+                if plural not in ("jobsets", "trainjobs") or not ended:
+                    continue
+                ttl = self._jobset_spec(name).get("ttlSecondsAfterFinished")
+                if ttl is None or ttl > seconds:
+                    continue
+                if plural == "jobsets":
+                    self._delete_foreground(plural, name)
+                    continue
+                for pod in [pod for pod in self.names("pods") if pod.startswith(f"{name}-")]:
+                    self._drop("pods", pod)
+                if "Failed" in ended:
+                    self.trained_again.append(name)
+                    self.set_status(plural, name, conditions=[])
+                    self.run_pods(name)
+
+    # --- who follows a job: a pod of a step, which Argo made for a run of a pipeline
+
+    def make_workflow(self, name: str = "mnist-w1") -> str:
+        """A run of a pipeline; its uid."""
+        workflow = {
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+            "spec": {},
+        }
+        with self.changed:
+            self._put("workflows", workflow)
+            return str(workflow["metadata"]["uid"])  # type: ignore[index]
+
+    def make_step(self, name: str, *, workflow: str | None = "mnist-w1") -> dict[str, str]:
+        """The pod of a step; what its container finds in its environment.
+
+        Args:
+            name: Of the pod.
+            workflow: That controls it; None: a pod of somebody's own.
+        """
+        described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
+        with self.changed:
+            if workflow:
+                described["ownerReferences"] = [self._reference("workflows", workflow)]
+            pod: Object = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": described,
+                "spec": {"containers": [{"name": "main"}]},
+                "status": {"phase": "Running"},
+            }
+            self._put("pods", pod)
+            self._logs[name] = PodLogFile()
+        return {"POD_NAME": name, "POD_UID": described["uid"], "POD_NAMESPACE": NAMESPACE}
+
+    def terminate_workflow(self, name: str = "mnist-w1") -> None:
+        """Somebody pressed Terminate: Kubeflow patches the deadline, Argo signals the pods."""
+        self.change("workflows", name, {"spec": {"activeDeadlineSeconds": 0}})
+
+    def drain(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
+        """The node of a pod is drained: its process gets SIGTERM, then the pod is deleted.
+
+        Returns the exit code; blocks for `seconds` at most, the pod's grace.
+        """
+        process.terminate()
+        code = process.wait(seconds)
+        self.evict_pod(name, message="node drained", is_replaced=False)
+        self.remove("pods", name)
+        return code
 
     def pod_waits(self, name: str, reason: str, message: str = "") -> None:
         """Its container cannot be started."""
@@ -357,6 +526,12 @@ class KubernetesApi:
             self._objects[plural, name].setdefault("status", {}).update(status)
             self._changed(plural, name)
 
+    def change(self, plural: str, name: str, change: Mapping[str, Any]) -> None:
+        """Somebody else patches an object."""
+        with self.changed:
+            _merge(self._objects[plural, name], change)
+            self._changed(plural, name)
+
     def remove(self, plural: str, name: str) -> None:
         """An object and what it owns are gone, whoever did it."""
         with self.changed:
@@ -408,6 +583,8 @@ class KubernetesApi:
         if place.plural == "selfsubjectaccessreviews":
             return self._review(body or {})
         self.check(verb, place)
+        if place.plural in self.silent:
+            self.let_go.wait(HOLD_SECONDS)
         with self.changed:
             fault = self._fault(method, place.plural)
             if fault and not fault.is_answer_lost:
@@ -436,7 +613,8 @@ class KubernetesApi:
 
     def check(self, verb: str, place: "Place") -> None:
         resource = f"{place.plural}/{place.part}" if place.part else place.plural
-        if (verb, resource) not in self.denied:
+        if self._is_allowed(verb, place.group, resource):
+            self.used.add((verb, place.group, resource))
             return
         whole = f"{place.plural}.{place.group}" if place.group else place.plural
         named = f' "{place.name}"' if place.name else ""
@@ -446,6 +624,14 @@ class KubernetesApi:
             f'{whole}{named} is forbidden: User "{USER}" cannot {verb} resource "{resource}" in '
             f'API group "{place.group}" in the namespace "{place.namespace}"',
         )
+
+    def _is_allowed(self, verb: str, group: str, resource: str) -> bool:
+        if self.role is not None and not any(
+            verb in rule["verbs"] and group in rule["apiGroups"] and resource in rule["resources"]
+            for rule in self.role
+        ):
+            return False
+        return (verb, resource) not in self.denied
 
     def watched(
         self, place: "Place", query: dict[str, str], since: int
@@ -488,7 +674,7 @@ class KubernetesApi:
         if verb == "list":
             return self._list(place, query)
         if verb == "create":
-            return self._create(place, body or {})
+            return self._create(place, body or {}, query)
         if key not in self._objects:
             whole = f"{place.plural}.{place.group}" if place.group else place.plural
             raise Refusal(404, "NotFound", f'{whole} "{place.name}" not found')
@@ -511,7 +697,7 @@ class KubernetesApi:
             described["continue"] = str(begin + limit)
         return {"kind": "List", "metadata": described, "items": found[begin : begin + limit]}
 
-    def _create(self, place: "Place", body: Object) -> Object:
+    def _create(self, place: "Place", body: Object, query: dict[str, str]) -> Object:
         if place.namespace not in self.namespaces:
             raise Refusal(404, "NotFound", f'namespaces "{place.namespace}" not found')
         kind, name = _KINDS[place.version, place.plural], body["metadata"]["name"]
@@ -522,11 +708,34 @@ class KubernetesApi:
         if (place.plural, name) in self._objects:
             whole = f"{place.plural}.{place.group}" if place.group else place.plural
             raise Refusal(409, "AlreadyExists", f'{whole} "{name}" already exists')
-        self._validate(body)
         body = copy.deepcopy(body)
+        self._prune(body, is_strict=query.get("fieldValidation") == "Strict")
+        self._validate(body)
         body["metadata"]["namespace"] = place.namespace
         self._put(place.plural, body)
-        return copy.deepcopy(self._objects[place.plural, name])
+        made = copy.deepcopy(self._objects[place.plural, name])
+        # An owner that is not there is as good as one that was deleted.
+        self._collect()
+        return made
+
+    def _prune(self, body: Object, *, is_strict: bool) -> None:
+        """Drops fields that the CRD does not have, without a word unless the caller is strict."""
+        unknown = [path for path in unknown_fields(body) if not path.startswith("metadata.")]
+        unknown += [path for path in sorted(self.unknown_fields) if _at(body, path) is not None]
+        if unknown and is_strict:
+            named = ", ".join(f'unknown field "{path}"' for path in unknown)
+            kind, name = body["kind"], body["metadata"]["name"]
+            raise Refusal(
+                400,
+                "BadRequest",
+                f'{kind} in version "{body["apiVersion"].rpartition("/")[2]}" cannot be handled '
+                f"as a {kind}: strict decoding error: {named} (object {name})",
+            )
+        for path in unknown:
+            *parents, last = path.split(".")
+            holder = _at(body, ".".join(parents))
+            if isinstance(holder, dict):
+                holder.pop(last, None)
 
     def _validate(self, body: Object) -> None:
         bare = copy.deepcopy(body)
@@ -553,25 +762,26 @@ class KubernetesApi:
         if asked and asked != found["metadata"]["uid"]:
             raise Refusal(409, "Conflict", "the UID in the precondition does not match")
         if options.get("propagationPolicy") == "Foreground":
-            found["metadata"].setdefault("deletionTimestamp", self._now())
-            self._changed(place.plural, place.name)
+            self._delete_foreground(place.plural, place.name)
             if self.is_deletion_held:
                 return copy.deepcopy(found)
-        self._drop(place.plural, place.name)
+        else:
+            self._drop(place.plural, place.name)
         return {"kind": "Status", "status": "Success"}
+
+    def _delete_foreground(self, plural: str, name: str) -> None:
+        """Deletes an object after all that it alone owns; what is held is marked, and stays."""
+        found = self._objects[plural, name]
+        if "deletionTimestamp" not in found["metadata"]:
+            found["metadata"]["deletionTimestamp"] = self._now()
+            found["metadata"]["finalizers"] = [_FOREGROUND]
+            self._changed(plural, name)
+        self._collect()
+        if not self.is_deletion_held and (plural, name) in self._objects:
+            self._drop(plural, name)
 
     def _drop(self, plural: str, name: str) -> None:
         found = self._objects.pop((plural, name))
-        uid = found["metadata"]["uid"]
-        for other_plural, other in list(self._objects):
-            item = self._objects.get((other_plural, other))
-            if item is None:
-                continue
-            owners = item["metadata"].get("ownerReferences", [])
-            is_pod = other_plural == "pods" and item["metadata"]["labels"].get(_JOBSET) == name
-            is_owned = bool(owners) and all(owner["uid"] == uid for owner in owners)
-            if is_owned or (is_pod and plural in ("jobsets", "trainjobs")):
-                self._drop(other_plural, other)
         if plural == "pods":
             self._logs[name].is_closed = True
         self._version += 1
@@ -579,6 +789,25 @@ class KubernetesApi:
         gone["metadata"]["resourceVersion"] = str(self._version)
         self._history.append((self._version, plural, "DELETED", gone))
         self.changed.notify_all()
+        self._collect()
+
+    def _collect(self) -> None:
+        """Does what the garbage collector does: see attemptToDeleteItem in its source."""
+        for key, item in list(self._objects.items()):
+            owners = item["metadata"].get("ownerReferences")
+            if key not in self._objects or not owners:
+                continue
+            there = {found["metadata"]["uid"]: found for found in self._objects.values()}
+            known = [there[owner["uid"]] for owner in owners if owner["uid"] in there]
+            solid = [o for o in known if _FOREGROUND not in o["metadata"].get("finalizers", ())]
+            if solid:
+                uids = {owner["metadata"]["uid"] for owner in solid}
+                left = [owner for owner in owners if owner["uid"] in uids]
+                if len(left) < len(owners):
+                    item["metadata"]["ownerReferences"] = left
+                    self._changed(*key)
+            elif "deletionTimestamp" not in item["metadata"]:
+                self._delete_foreground(*key)
 
     def _put(self, plural: str, document: Object) -> None:
         described = document["metadata"]
@@ -594,14 +823,35 @@ class KubernetesApi:
         self._history.append((self._version, plural, kind, copy.deepcopy(found)))
         self.changed.notify_all()
 
+    def _main(self, run: str) -> tuple[str, str]:
+        return ("jobsets", run) if ("jobsets", run) in self._objects else ("trainjobs", run)
+
+    def _jobset_spec(self, run: str) -> Object:
+        found = self._objects[self._main(run)]["spec"]
+        if ("jobsets", run) not in self._objects:
+            runtime = found["runtimeRef"]["name"]
+            found = self._objects["trainingruntimes", runtime]["spec"]["template"]["spec"]
+        spec: Object = found
+        return spec
+
     def _replicated_jobs(self, run: str) -> list[Object]:
-        if ("jobsets", run) in self._objects:
-            found: list[Object] = self._objects["jobsets", run]["spec"]["replicatedJobs"]
-            return found
-        runtime = self._objects["trainjobs", run]["spec"]["runtimeRef"]["name"]
-        template = self._objects["trainingruntimes", runtime]["spec"]["template"]
-        jobs: list[Object] = template["spec"]["replicatedJobs"]
-        return jobs
+        found: list[Object] = self._jobset_spec(run)["replicatedJobs"]
+        return found
+
+    def _job(self, run: str, name: str) -> Object:
+        return next(job for job in self._replicated_jobs(run) if job["name"] == name)
+
+    def _reference(self, plural: str, name: str) -> Object:
+        """An object as the controller of another one."""
+        owner = self._objects[plural, name]
+        return {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": name,
+            "uid": owner["metadata"]["uid"],
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
 
     def _container(self, pod: Object) -> Object:
         name = pod["spec"]["containers"][0]["name"]
@@ -615,7 +865,8 @@ class KubernetesApi:
         resource = asked["resource"]
         if asked.get("subresource"):
             resource += f"/{asked['subresource']}"
-        return {**body, "status": {"allowed": (asked["verb"], resource) not in self.denied}}
+        allowed = self._is_allowed(asked["verb"], asked.get("group", ""), resource)
+        return {**body, "status": {"allowed": allowed}}
 
     def _fault(self, method: str, plural: str) -> Fault | None:
         for fault in self.faults:
@@ -701,6 +952,21 @@ def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
         if labels.get(key) != value:
             return False
     return True
+
+
+def _has_labels(item: Object, wanted: Mapping[str, str] | None) -> bool:
+    labels = item["metadata"].get("labels", {})
+    return wanted is not None and all(labels.get(key) == value for key, value in wanted.items())
+
+
+def _at(document: Any, path: str) -> Any:
+    """What is at a path of keys and [numbers]; None if nothing is."""
+    for key in re.findall(r"[^.\[\]]+", path):
+        try:
+            document = document[int(key) if isinstance(document, list) else key]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return None
+    return document
 
 
 def _merge(target: Object, change: Mapping[str, Any]) -> None:

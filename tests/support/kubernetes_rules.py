@@ -77,6 +77,14 @@ def schema_problems(document: Mapping[str, Json]) -> Iterator[str]:
     yield from _problems(document, strict, "")
 
 
+def unknown_fields(document: Mapping[str, Json]) -> list[str]:
+    """Returns the paths of fields that the schema of an object does not have."""
+    if (str(document.get("apiVersion")), str(document.get("kind"))) not in _FILES:
+        return []
+    found = (problem.partition(": no such field") for problem in schema_problems(document))
+    return [path for path, unknown, _ in found if unknown]
+
+
 @cache
 def _crd(name: str, *, version: str) -> Schema:
     packed = (CRDS / f"{name}.json.gz").read_bytes()

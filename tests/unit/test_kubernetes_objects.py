@@ -73,13 +73,57 @@ def test_success_is_the_dnn_groups_alone(api: str) -> None:
 
 @BOTH
 def test_the_data_groups_job_never_fails_and_the_dnn_groups_fails_at_once(api: str) -> None:
-    found = jobs(plan(job(settings={"api": api, "max_run_seconds": 60})))
+    request = plan(job(settings={"api": api, "max_run_seconds": 60}))
+    found = jobs(request)
     assert found["data"]["backoffLimit"] == 2**31 - 1
     assert "activeDeadlineSeconds" not in found["data"]
     assert found["data"]["template"]["spec"]["restartPolicy"] == "OnFailure"
     assert found["dnn"]["backoffLimit"] == 0
     assert found["dnn"]["template"]["spec"]["restartPolicy"] == "Never"
-    assert found["dnn"]["activeDeadlineSeconds"] == 60
+    # Trainer's own is the TrainJob's; a later one refuses a Job's in its template.
+    limited = found["dnn"] if api == "jobset" else request.main["spec"]
+    assert limited["activeDeadlineSeconds"] == 60  # type: ignore[index, call-overload]
+    assert ("activeDeadlineSeconds" in found["dnn"]) == (api == "jobset")
+
+
+@BOTH
+def test_a_dnn_host_that_is_taken_away_restarts_the_run_where_checkpoints_are_kept(
+    api: str,
+) -> None:
+    settings = {"api": api, "output": "pvc://runs", "max_restarts": 2, "max_run_seconds": 60}
+    request = plan(job(settings=settings))
+    trains = {"jobset": "dnn", "trainer": "node"}[api]
+    policy = template(request)["failurePolicy"]
+    assert policy["rules"][-1] == {
+        "name": "disrupted",
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+        "targetReplicatedJobs": [trains],
+    }
+    (rule,) = jobs(request)["dnn"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert "podFailurePolicy" not in jobs(request)["data"]
+
+
+@BOTH
+def test_without_checkpoints_a_dnn_host_that_is_taken_away_is_a_failure_like_any(api: str) -> None:
+    request = plan(job(settings={"api": api}))
+    assert template(request)["failurePolicy"] == {"maxRestarts": 0}
+    assert "podFailurePolicy" not in jobs(request)["dnn"]
+
+
+def test_a_jobset_goes_by_its_ttl_and_a_train_jobs_has_none() -> None:
+    assert template(plan(job(settings={"keep_seconds": 60})))["ttlSecondsAfterFinished"] == 60
+    of_trainer = plan(job(settings={"api": "trainer", "keep_seconds": 60}))
+    assert "ttlSecondsAfterFinished" not in template(of_trainer)
+
+
+@pytest.mark.parametrize("minutes", [1, 4])
+def test_a_lease_that_is_too_short_to_be_renewed_is_refused(minutes: int) -> None:
+    with pytest.raises(UsageError, match="two to reach their pods") as caught:
+        plan(job(settings={"follower_lease_minutes": minutes}))
+    assert "follower_lease_minutes" in caught.value.where
 
 
 def test_a_data_pod_ends_well_only_when_the_run_is_over_and_trainers_wait_for_it() -> None:
@@ -308,7 +352,8 @@ def test_a_runtime_is_the_same_for_all_runs_of_a_plan() -> None:
 def test_a_runtime_that_is_there_already_is_not_made_again() -> None:
     settings = {"api": "trainer", "runtime": "stoker-mnist"}
     request = plan(job(settings=settings))
-    assert [o["kind"] for o in request.objects] == ["Secret", "ConfigMap", "TrainJob"]
+    kinds = ["Secret", "ConfigMap", "PodDisruptionBudget", "TrainJob"]
+    assert [o["kind"] for o in request.objects] == kinds
     assert request.runtime == plan_runtime(job(settings=settings), name="stoker-mnist")
 
 
@@ -350,7 +395,8 @@ def test_a_train_jobs_patch_mounts_each_volume_once() -> None:
     """Its list of mounts is keyed by the volume's name, unlike a pod's."""
     for patch in patched(plan(job(settings={"api": "trainer"}))).values():
         names = [mount["name"] for mount in patch["containers"][0]["volumeMounts"]]
-        assert len(names) == len(set(names)) == 2
+        assert len(names) == len(set(names))
+        assert {"token", "config"} <= set(names)
 
 
 def test_kueue_sees_the_object_that_it_admits() -> None:

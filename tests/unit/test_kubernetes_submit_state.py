@@ -19,7 +19,6 @@ from stoker.platforms.kubernetes.submit import (
     object_reference,
     owned,
     owners_of,
-    pod_reference,
 )
 from stoker.settings import OwnPod, own_pod
 from support.kubernetes_jobs import job
@@ -281,17 +280,6 @@ def test_a_pod_is_known_by_its_own_names_or_those_of_a_pipeline() -> None:
     )
     both = {"POD_NAME": "q", "POD_UID": "v", "POD_NAMESPACE": "n", "KFP_POD_NAME": "p"}
     assert own_pod(both) == OwnPod(name="q", uid="v", namespace="n")
-
-
-def test_a_pod_owns_jobs_of_its_namespace_only() -> None:
-    here = OwnPod(name="p", uid="u", namespace="a")
-    assert pod_reference(here, namespace="b") is None
-    assert pod_reference(here, namespace="a") == {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "name": "p",
-        "uid": "u",
-    }
 
 
 def test_an_object_is_owned_without_being_changed() -> None:

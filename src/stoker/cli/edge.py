@@ -75,10 +75,9 @@ def run(arguments: list[str]) -> int:
         return _say(f"error: {message}\ntry:   stoker{verb} --help", code=UsageError.exit_code)
     except KeyboardInterrupt:
         return _say("interrupted; everything that ran was told to stop", code=EXIT_INTERRUPTED)
-    except TerminatedError:
-        return _say(
-            "stopped by SIGTERM; everything that ran was told to stop", code=EXIT_TERMINATED
-        )
+    except TerminatedError as err:
+        words = printable(str(err)) or "everything that ran was told to stop"
+        return _say(f"stopped by SIGTERM; {words}", code=EXIT_TERMINATED)
     except StokerError as err:
         if debug:
             traceback.print_exc()

@@ -541,12 +541,16 @@ def stop_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
-    """Stops a run or a training job, and waits until it has ended."""
+    """Stops a run or a training job, and waits until it has ended.
+
+    On Kubeflow the job that a step of the run follows is deleted, too.
+    """
     service = reach.target_of(target, run=run)
     before = service.status(run)
     # Not an error: who wants it to have ended has what he wants.
     if before.has_ended:
-        after = before
+        # Its jobs may be left, where its last step could not delete them.
+        after = service.stop(before.id) if service.name == "kubeflow" else before
         say(f"{before.run} had already ended: {before.status}", quiet=as_json)
     else:
         say(f"stopping {before.run}", quiet=as_json)
@@ -561,6 +565,8 @@ def stop_verb(
             )
             return _code_of(err)
         say(f"{after.run} has ended: {after.status}", quiet=as_json)
+    for note in after.notes:
+        say(note, quiet=as_json)
     if as_json:
         print(json.dumps({**document(after), "had_ended": before.has_ended}, indent=2))
     return 0

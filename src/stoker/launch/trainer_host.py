@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.hosts import EngineCommands, beside
 from stoker.launch.finish import RunOutcome, record_end, write_failure
+from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.host_leases import Change
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.prometheus import metrics_served
@@ -37,7 +39,7 @@ from stoker.launch.supervise import (
     supervise,
 )
 from stoker.launch.telemetry import FeedLog, ProgressLog
-from stoker.launch.topology import platform_name
+from stoker.launch.topology import is_job_pod, platform_name
 from stoker.logs import now_utc
 from stoker.records import Event
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
@@ -107,8 +109,8 @@ class Release:
         return said
 
 
-# A host is lost: the platform's code, for the training has none of its own.
-HOST_LOST = PlatformError.exit_code
+# A host is lost, or nobody follows the run: the platform's code, for the training has none.
+HOST_LOST = ABANDONED = PlatformError.exit_code
 # When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
 FOLLOWERS_CAUSE_SECONDS = 3.0
 # The other way round: a follower's failure may only say that the leader's rank is gone.
@@ -131,6 +133,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             decided()
 
     coordinator = _coordinator(run, fail)
+    lease = FollowerLease(run.settings.follower_lease)
     engine = beside(run, lambda words: fail(_engine_failure(run, words)))
     events = [Event(when=now_utc(), what="training started", host=run.topology.host)]
     if coordinator:
@@ -141,11 +144,14 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             run.settings.feed, coordinator, run_id=run.settings.run_id, log=run.log
         ):
             ending = engine.lead(coordinator) or _train(
-                run, command, trainer, engine, leader_ip=None, coordinator=coordinator
+                run, command, trainer, engine, leader_ip=None, coordinator=coordinator, lease=lease
             )
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
-        outcome, code = _judge(run, ending, causes)
+        outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
+        if lease.failure:
+            outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
+            code = ABANDONED
     # Also a KeyboardInterrupt: else the other hosts would wait until their leases end.
     except BaseException as err:
         if coordinator:
@@ -219,6 +225,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             # Other hosts may still use the engine's commands of this one.
             engine.outlast(membership)
         engine.stop()
+        ending = _as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         # After a verdict an engine's failure is a consequence: its other end is gone.
         has_failed = bool(engine.failure) and not verdicts
@@ -233,6 +240,17 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
     finally:
         engine.stop()
         membership.close()
+
+
+def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
+    """Returns the end with a code that Kubernetes does not take for that of a finished training.
+
+    A command that is told to end may save its state and end well; the pod's job would be done, and
+    its other pods deleted, where its node was only drained.
+    """
+    if ending.signals and not ending.exit_code and is_job_pod(run.environ):
+        return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
+    return ending
 
 
 def _follower_code(ending: Ending, verdicts: Sequence[MembershipVerdict]) -> int:
@@ -294,6 +312,7 @@ def _train(
     leader_ip: str | None,
     coordinator: Coordinator | None = None,
     membership: Membership | None = None,
+    lease: FollowerLease | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
@@ -335,6 +354,10 @@ def _train(
             feed.tick()
         if release:
             release.tick()
+        if lease and lease.tick():
+            run.log.event("run_abandoned", reason=lease.failure)
+            # As a signal, which leaves the command the time to save.
+            run.inbox.put(SignalReceived(signal.SIGTERM))
 
     with contextlib.ExitStack() as closed:
         closed.callback(progress.close)

@@ -204,6 +204,7 @@ class RunState:
         pipeline: Name of the pipeline; empty for a job on its own.
         parameters: Where they are known.
         steps: In the pipeline's order, each above those inside it.
+        notes: What else was done as it was stopped, a line each.
     """
 
     run: str
@@ -216,6 +217,7 @@ class RunState:
     reason: str = ""
     parameters: Mapping[str, str] | None = None
     steps: tuple[StepState, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def has_ended(self) -> bool:

@@ -168,6 +168,23 @@ class ObservedRun(Protocol):
         ...
 
 
+@runtime_checkable
+class AdoptedRun(Protocol):
+    """A run whose job goes on without this process, so that a later attempt can adopt it."""
+
+    def leave(self) -> str:
+        """Leaves the job as it is, unless it is to be stopped; blocks for some seconds at most.
+
+        Returns:
+            What becomes of the job, in a line; empty where it is to be stopped.
+        """
+        ...
+
+    def clean_up(self) -> None:
+        """Deletes what the platform would keep for ever of a job that has ended; never raises."""
+        ...
+
+
 class Platform(Protocol[RequestT]):
     """A platform runs jobs: plan() is pure, submit() sends what plan() made."""
 

@@ -18,7 +18,7 @@ from stoker.errors import StokerError, UsageError, WorkloadError
 from stoker.feed.resource_usage import read_usage
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import now_utc, parse_line
-from stoker.platforms.base import JobEnd, JobSpec, LogLine, Platform, Run
+from stoker.platforms.base import AdoptedRun, JobEnd, JobSpec, LogLine, Platform, Run
 from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files, words_of
 from stoker.profile.rank_results import RankResult, read_ranks
@@ -444,6 +444,8 @@ def profile(
         end = run.wait()
     finally:
         run.stop()
+    if isinstance(run, AdoptedRun):
+        run.clean_up()
     output = end.output_dir / "stoker" if end.output_dir else None
     ranks = read_ranks(output) if output else []
     if interrupted and not (verdict_on_interrupt and has_verdict(ranks)):

@@ -96,6 +96,7 @@ from stoker.records.workload import (
     TodaysGroup,
     TrainingSize,
     Workload,
+    is_run_of,
 )
 
 # By the names that people type: `stoker schema profile`.
@@ -184,6 +185,7 @@ __all__ = [
     "Workload",
     "bare_type",
     "convert",
+    "is_run_of",
     "nearest",
     "parts_of",
     "read_json",

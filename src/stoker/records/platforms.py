@@ -353,10 +353,15 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         run_as: User and group of the pods' processes; images whose user is root need it, too.
         shm: Size of /dev/shm; absent: up to the memory limit.
         scratch: Size of the job folder on the node, where there is no output; absent: no limit.
-        max_restarts: How often all pods are started again when the dnn group has failed.
+        max_restarts: How often all pods are started again when the dnn group has failed. A dnn
+            host that is drained or preempted does not count where `output` keeps checkpoints.
         max_run_seconds: Limit for the dnn group, the wait for its nodes included; absent: none.
+            With trainer that of the TrainJob, all restarts included.
         grace_seconds: Time from SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
-        keep_seconds: A job that has ended is deleted after this time, with its logs.
+        follower_lease_minutes: A run that nobody has followed for this time is ended by its dnn
+            leader; 0: never; absent: 60 where stoker follows from a pod, never from a terminal.
+        keep_seconds: A JobSet that has ended is deleted after this time, with its logs. A TrainJob
+            is deleted by whoever followed it to its end, in a pipeline by the last step.
         labels: Labels of all objects.
         control: Pods of a pipeline's steps that train nothing.
         kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
@@ -384,6 +389,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     max_restarts: NonNegativeInt = 0
     max_run_seconds: PositiveInt | None = None
     grace_seconds: PositiveInt = 120
+    follower_lease_minutes: NonNegativeInt | None = None
     keep_seconds: NonNegativeInt = 86400
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
     control: ControlPodSettings = ControlPodSettings()

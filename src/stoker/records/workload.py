@@ -220,6 +220,19 @@ class _Identity(Record, frozen=True, kw_only=True):
     engine: EngineName
 
 
+# Of a pipeline's run id, in the names of the run's jobs.
+_ID_CHARACTERS = 8
+
+
+def _short_id(run_id: str) -> str:
+    return run_id[:_ID_CHARACTERS].lower().strip("-")
+
+
+def is_run_of(name: str, run_id: str) -> bool:
+    """Tells whether a job's name is one that `Workload.run_name` gives for a pipeline's run."""
+    return bool(_short_id(run_id)) and name.endswith(f"-{_short_id(run_id)}")
+
+
 class Workload(PlatformSettings, frozen=True, kw_only=True):
     """The user's training command with its inputs, gate and today's cluster.
 
@@ -274,7 +287,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         Args:
             run_id: The pipeline's own, such as a UUID; its first 8 characters count.
         """
-        return f"{self.name}-{run_id[:8].lower().strip('-')}"
+        return f"{self.name}-{_short_id(run_id)}"
 
     def digest(self) -> str:
         """Returns the digest that records carry as `workload_sha256`: 64 hexadecimal digits.

@@ -118,5 +118,5 @@ class KubeflowOrchestrator:
         return retry_run(self._kubeflow, find_run(self._kubeflow, run))
 
     def stop(self, run: str) -> RunState:
-        """Terminates the run and waits until it has ended."""
+        """Terminates the run, deletes its jobs, and waits until it has ended."""
         return stop_run(self._kubeflow, find_run(self._kubeflow, run))

@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
 from stoker.parameters import parameters_of, parse
 from stoker.platforms.base import LogLine
 from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi, mapping
+from stoker.platforms.kubernetes.submit import delete_jobs_of
 from stoker.records import Json, Profile, Workload, nearest, read_json, to_document
 from stoker.settings import workload_from
 
@@ -713,7 +714,10 @@ _TOO_LATE = (400, 409, 500)
 
 
 def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
-    """Terminates the run and waits until it has ended; one that has ended stays as it is.
+    """Terminates the run, deletes its jobs, and waits until it has ended.
+
+    A run that has ended stays as it is; what is left of its jobs is deleted all the same. In this
+    order: a run that is terminated makes no new job.
 
     Raises:
         PlatformError: If it has not ended after `STOP_SECONDS`; it goes on ending.
@@ -726,10 +730,11 @@ def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
             found = find_run(kubeflow, found.id)
             if err.status not in _TOO_LATE or not _has_ended(found):
                 raise
+    note = _end_jobs(kubeflow, found.id)
     while True:
         found = find_run(kubeflow, found.id)
         if _has_ended(found):
-            return state_of(kubeflow, found)
+            return replace(state_of(kubeflow, found), notes=(note,) if note else ())
         if kubeflow.clock() >= deadline:
             raise PlatformError(
                 f"{found.id} is {state_of_run(found.document)} after {STOP_SECONDS:.0f} s",
@@ -755,6 +760,20 @@ def retry_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
         )
     kubeflow.call("run", "retry_run", run_id=found.id)
     return state_of(kubeflow, find_run(kubeflow, found.id))
+
+
+def _end_jobs(kubeflow: Kubeflow, run_id: str) -> str:
+    """Deletes the jobs that steps of the run follow; returns in words what became of them.
+
+    Kubeflow ends a run's own pods, and no job: that is left to the step that follows it.
+    """
+    namespace = kubeflow.namespace or kubeflow.connection.namespace or _NAMESPACE
+    try:
+        cluster = ClusterApi(context=kubeflow.connection.context, namespace=namespace)
+        deleted = delete_jobs_of(cluster, run_id)
+    except StokerError as err:
+        return f"its jobs are left to the run's own last step: {err.what}"
+    return f"deleted in namespace {namespace}: {', '.join(deleted)}" if deleted else ""
 
 
 def _has_ended(found: FoundRun) -> bool:

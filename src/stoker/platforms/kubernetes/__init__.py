@@ -3,6 +3,7 @@
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, ClusterApi, mapping
+from stoker.platforms.kubernetes.follower import follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
 from stoker.platforms.kubernetes.objects import RUN_ANNOTATION, object_name
 from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
@@ -10,7 +11,6 @@ from stoker.platforms.kubernetes.submit import (
     check_rights,
     explained_denial,
     job_state,
-    pod_reference,
     start,
 )
 from stoker.records import Json, KubernetesSettings, PlatformSettings
@@ -58,7 +58,7 @@ class KubernetesPlatform:
         """Makes the objects; adopts an earlier attempt's job.
 
         A job of that name that has failed is deleted and made anew. In a pod whose environment
-        names it (POD_NAME, POD_UID) the job is owned by that pod.
+        names it (POD_NAME, POD_UID) the job is owned by the Workflow that controls the pod.
 
         Raises:
             PlatformError: If the cluster refuses (a missing right or a quota, for example), another
@@ -67,20 +67,20 @@ class KubernetesPlatform:
         settings = request.layout.settings
         log = Log(run=request.job.name, host=SERVICE)
         cluster = self._cluster_of(settings)
-        # Before anything is made: a refusal halfway would leave half of a run.
-        check_rights(cluster, settings, log=log)
         pod = own_pod()
-        owner = pod_reference(pod, namespace=cluster.namespace) if pod else None
+        # Before anything is made: a refusal halfway would leave half of a run.
+        check_rights(cluster, settings, is_pod=pod is not None, log=log)
         try:
-            started = start(cluster, request, owner=owner, log=log)
+            follower = follower_of(cluster, pod, log=log)
+            started = start(cluster, request, follower=follower, log=log)
         except ApiError as err:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
-        return KubernetesRun(cluster, request=request, started=started)
+        return KubernetesRun(cluster, request=request, started=started, follower=follower)
 
     def clean_up(self, name: str, settings: PlatformSettings) -> str:
         """Deletes the job of a run if it has not ended; returns in words what it ended.
 
-        Does not wait for its pods.
+        A TrainJob is deleted when it has ended, too: it has no TTL. Does not wait for its pods.
 
         Args:
             name: Of the run.
@@ -96,7 +96,9 @@ class KubernetesPlatform:
         try:
             found = cluster.find(resource, job)
             state = job_state(found) if found else None
-            if found is None or state is None or state.has_ended or state.is_deleted:
+            if found is None or state is None or state.is_deleted:
+                return ""
+            if state.has_ended and resource != TRAINJOBS:
                 return ""
             # Somebody else's job, which happens to have the name.
             if RUN_ANNOTATION not in mapping(found, "metadata", "annotations"):
@@ -104,9 +106,8 @@ class KubernetesPlatform:
             cluster.delete(resource, job, uid=state.uid)
         except ApiError as err:
             raise explained_denial(err, known, namespace=cluster.namespace) from err
-        return (
-            f"{found.get('kind')} {job} in namespace {cluster.namespace} was still there: deleted"
-        )
+        place = f"{found.get('kind')} {job} in namespace {cluster.namespace}"
+        return f"{place} {'had ended' if state.has_ended else 'was still there'}: deleted"
 
     def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:
         return self._cluster or ClusterApi(context=settings.context, namespace=settings.namespace)

@@ -59,6 +59,11 @@ def name_of(document: Document) -> str:
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
 # 0: there was no answer.
 _PASSING = frozenset((0, 408, 429, 500, 502, 503, 504))
+_OLDER = {
+    "jobset.x-k8s.io": "update JobSet: stoker is checked against v0.13",
+    "trainer.kubeflow.org": "update Kubeflow Trainer to 2.2 or newer, or set kubernetes.api to "
+    "jobset",
+}
 _INSTALL = {
     "jobset.x-k8s.io": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
     "trainer.kubeflow.org": "install Kubeflow Trainer, or set kubernetes.api to jobset",
@@ -167,6 +172,9 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
     # Without an object's name nothing but the namespace or the API itself can be missing.
     elif code == 404 and not action.name:
         what, fix = _nothing_there(message, action)
+    elif code == 400 and "strict decoding error" in message:
+        what = f"the cluster does not know a field: {message}"
+        fix = _OLDER.get(action.group, "")
     elif code in _PASSING:
         what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
         fix = "try again in a minute"
@@ -417,6 +425,9 @@ PODS = Resource("", "v1", "pods")
 ALL_PODS = Resource("", "v1", "pods", is_everywhere=True)
 EVENTS = Resource("", "v1", "events")
 NODES = Resource("", "v1", "nodes")
+BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
+# Argo's, which run the pipelines of Kubeflow.
+WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 # Those that belong to no namespace, or are meant in all of them.
 OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS)
@@ -427,6 +438,7 @@ OF_KIND: Mapping[str, Resource] = {
     "TrainingRuntime": RUNTIMES,
     "Secret": SECRETS,
     "ConfigMap": CONFIG_MAPS,
+    "PodDisruptionBudget": BUDGETS,
 }
 
 
@@ -512,8 +524,11 @@ class ClusterApi:
                 return found, text(described, "resourceVersion")
 
     def create(self, resource: Resource, body: Document) -> Document:
-        """Makes an object; where an answer was lost, a second attempt says AlreadyExists."""
-        return self._call("create", resource, body=body)
+        """Makes an object; where an answer was lost, a second attempt says AlreadyExists.
+
+        A field that the cluster does not know is refused: else it is dropped without a word.
+        """
+        return self._call("create", resource, query={"fieldValidation": "Strict"}, body=body)
 
     def patch(self, resource: Resource, name: str, body: Document) -> Document:
         """Changes the fields that `body` has (a merge patch)."""

@@ -14,6 +14,7 @@ from stoker.platforms.kubernetes.api import (
     EVENTS,
     OF_KIND,
     PODS,
+    TRAINJOBS,
     ApiError,
     ClusterApi,
     Document,
@@ -21,6 +22,7 @@ from stoker.platforms.kubernetes.api import (
     mapping,
     text,
 )
+from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pods import (
     Happenings,
@@ -167,8 +169,8 @@ def _failure(
     for pod in dnn:
         if pod.lost:
             return (
-                f"dnn host {pod.host} was taken away ({pod.lost}); kubernetes.max_restarts says"
-                " how often all hosts are started again then"
+                f"dnn host {pod.host} was taken away ({pod.lost}); all hosts are started again then"
+                " where kubernetes.output keeps checkpoints, else kubernetes.max_restarts times"
             )
         if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
             limit_of = layout.dnn.limits["memory"]
@@ -399,10 +401,16 @@ class KubernetesRun(FollowedRun):
         cluster: That runs it.
         request: What was submitted.
         started: What came of it.
+        follower: This process.
     """
 
     def __init__(
-        self, cluster: ClusterApi, *, request: KubernetesRequest, started: StartedObjects
+        self,
+        cluster: ClusterApi,
+        *,
+        request: KubernetesRequest,
+        started: StartedObjects,
+        follower: Follower,
     ) -> None:
         layout = request.layout
         super().__init__(
@@ -415,6 +423,8 @@ class KubernetesRun(FollowedRun):
         self._cluster = cluster
         self._layout = layout
         self._uid = started.uid
+        self._follower = follower
+        self._lease = started.lease
         self._resource = OF_KIND[text(request.main, "kind")]
         self._output = OutputParts()
         self._picture = RunPicture(
@@ -432,6 +442,7 @@ class KubernetesRun(FollowedRun):
         )
         self._disturbed: set[str] = set()
         self._is_stopped = threading.Event()
+        self._is_left = False
         # Set when nothing more comes than what has been read.
         self._is_let_go = threading.Event()
         self._looked_at = float("-inf")
@@ -450,7 +461,10 @@ class KubernetesRun(FollowedRun):
         thread than the one that reads the lines; never raises: errors are logged.
         """
         state = self._picture.state
-        if self._is_stopped.is_set() or self._picture.is_gone or (state and state.has_ended):
+        is_over = self._is_stopped.is_set() or self._picture.is_gone
+        if is_over or self._is_left or (state and state.has_ended):
+            # Of a job that was left nothing more is read.
+            self._is_drained = self._is_drained or self._is_left
             self._close()
             return
         # Before the deletion: hosts that end now are no trouble.
@@ -470,11 +484,55 @@ class KubernetesRun(FollowedRun):
         self._is_let_go.set()
         self._close()
 
+    def leave(self) -> str:
+        """Leaves the job to the next attempt, unless its run is being cancelled.
+
+        For a process that is told to end, which says nothing of the job where it is a pod: then
+        the node may be drained. Blocks for CANCELLED_SECONDS at most.
+
+        Returns:
+            What becomes of the job, in a line; empty where it is to be stopped.
+        """
+        state = self._picture.state
+        if self._follower.pod is None or self._is_stopped.is_set():
+            return ""
+        # Before the question: a second signal may end it, and must not end the job.
+        self._is_left = True
+        if self._picture.is_gone or (state and state.has_ended):
+            return f"the job {self.name} has ended, and is left as it is"
+        if self._follower.is_cancelled(self._cluster):
+            self._is_left = False
+            return ""
+        self._log.event("job_left", job=self.name, namespace=self._cluster.namespace)
+        minutes = self._lease.minutes if self._lease else 0
+        abandoned = f"; without one it ends itself after {minutes} minutes" if minutes else ""
+        return f"the job {self.name} goes on, and the next attempt adopts it{abandoned}"
+
+    def clean_up(self) -> None:
+        """Deletes a TrainJob that has ended, with its runtime, configuration and token.
+
+        A JobSet goes by its TTL. A TrainJob has none, and nobody else deletes it but the last step
+        of a pipeline, whose retries find it until then. Never raises: errors are logged.
+        """
+        state = self._picture.state
+        is_kept = self._resource != TRAINJOBS or self._follower.workflow is not None
+        if is_kept or self._picture.is_gone or not (state and state.has_ended):
+            return
+        try:
+            self._cluster.delete(self._resource, self.name, uid=self._uid)
+            self._log.event("job_deleted", job=self.name)
+        except StokerError as err:
+            self._log.event("job_not_deleted", job=self.name, why=err.what)
+
     def _close(self) -> None:
+        if self._lease:
+            self._lease.close()
         self._following.close()
         self._close_files()
 
     def _begin(self) -> None:
+        if self._lease and self._lease.ident is None:
+            self._lease.start()
         self._following.begin()
 
     def _conclude(self) -> JobEnd:
@@ -505,6 +563,10 @@ class KubernetesRun(FollowedRun):
             case Lost(resource, error):
                 # Without events a run can be followed: pods tell most of it.
                 if resource != EVENTS:
+                    if self._follower.pod:
+                        # A step is tried again, and adopts the job when the cluster is back.
+                        self._is_left = True
+                        self._log.event("job_left", job=self.name)
                     raise explained_denial(
                         error, self._layout.settings, namespace=self._cluster.namespace
                     )

@@ -86,6 +86,11 @@ def config_map(name: str) -> str:
     return f"{name}-config"
 
 
+def lease_map(name: str) -> str:
+    """Returns the ConfigMap by which whoever follows the job tells its leader so."""
+    return f"{name}-follower"
+
+
 def host_pattern(name: str, job: str) -> str:
     """Returns the pattern of a job's host names in the cluster's DNS; `{index}`: the number.
 
@@ -198,6 +203,13 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
             where="key kubernetes.data",
             fix="remove them there",
         )
+    if 0 < (settings.follower_lease_minutes or 0) < MIN_LEASE_MINUTES:
+        raise UsageError(
+            f"a lease of {settings.follower_lease_minutes} minutes ends runs that are followed: "
+            "it takes two to reach their pods",
+            where="key kubernetes.follower_lease_minutes",
+            fix=f"use {MIN_LEASE_MINUTES} at least, or 0 for no lease",
+        )
     check_job(job)
     return settings
 
@@ -288,6 +300,8 @@ def _unknown(group: Group, what: str) -> UsageError:
 
 JOB_FOLDER = "/opt/ml"
 TOKEN_FOLDER = "/var/run/secrets/stoker"
+LEASE_FOLDER = "/var/run/stoker/follower"
+MIN_LEASE_MINUTES = 5
 TOKEN_KEY = "token"
 HYPERPARAMETERS_KEY = "hyperparameters.json"
 # The folders of the job folder that are written to.
@@ -328,13 +342,27 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
     )
 
 
+def has_lease(layout: Layout, group: PodGroup) -> bool:
+    """Tells whether a group's hosts look whether somebody still follows the run."""
+    return group.is_dnn and layout.settings.follower_lease_minutes != 0
+
+
 def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
     """Returns volumes of this run alone: its token, and what its launchers read."""
     items: list[Json] = [
         {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
         {"key": inputs_key(group), "path": "inputdataconfig.json"},
     ]
+    lease = Mounted(
+        volume={
+            "name": "follower",
+            # Made after the pods, or never. Mounted whole: a kubelet renews no single file of it.
+            "configMap": {"name": lease_map(layout.name), "optional": True},
+        },
+        mounts=({"name": "follower", "mountPath": LEASE_FOLDER, "readOnly": True},),
+    )
     return [
+        *([lease] if has_lease(layout, group) else []),
         Mounted(
             volume={
                 "name": "token",
@@ -554,6 +582,7 @@ def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
             for other in layout.groups
         ),
         profile_file=Path(PROFILE_FILE) if told.profile else None,
+        follower_lease=Path(LEASE_FOLDER) if has_lease(layout, group) else None,
     )
     return variables(ours.to_environ())
 

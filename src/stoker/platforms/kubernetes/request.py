@@ -31,9 +31,11 @@ from stoker.platforms.kubernetes.api import (
 )
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
+    JOBSET_LABEL,
     MANAGED_BY_LABEL,
     QUEUE_LABEL,
     REQUEST_ANNOTATION,
+    ROLE_LABEL,
     RUN_ANNOTATION,
     TOKEN_KEY,
     TRAINER_JOB,
@@ -98,7 +100,9 @@ def jobset_spec(
         "failurePolicy": _failure_policy(layout),
         # Pods find each other before they are ready: the feed waits for nobody.
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-        "ttlSecondsAfterFinished": settings.keep_seconds,
+        # Trainer 2.1 to 2.3 makes the JobSet of a failed TrainJob anew when its TTL has deleted it,
+        # and so trains again, for ever (kubeflow/trainer#3779). Later ones refuse it here.
+        **({} if settings.api == "trainer" else {"ttlSecondsAfterFinished": settings.keep_seconds}),
         "replicatedJobs": [
             _replicated_job(layout, group, of_run=of_run, labels=(job_labels or {}).get(group.job))
             for group in layout.groups
@@ -128,20 +132,44 @@ def metadata(layout: Layout, *, name: str | None = None, queued: bool = False) -
 
 
 def _failure_policy(layout: Layout) -> dict[str, Json]:
-    policy: dict[str, Json] = {"maxRestarts": layout.settings.max_restarts}
-    if layout.settings.max_restarts:
+    settings = layout.settings
+    policy: dict[str, Json] = {"maxRestarts": settings.max_restarts}
+    rules: list[Json] = []
+    if settings.max_restarts and _deadline_of_job(layout):
+        rules.append(
+            {
+                "name": "out_of_time",
+                # By default JobSet would start all hosts again, for as long again.
+                "action": "FailJobSet",
+                "onJobFailureReasons": ["DeadlineExceeded"],
+            }
+        )
+    if _resumes(layout):
+        # The one failure that is a pod failure policy's.
+        rules.append(
+            {
+                "name": "disrupted",
+                "action": "RestartJobSetAndIgnoreMaxRestarts",
+                "onJobFailureReasons": ["PodFailurePolicy"],
+                "targetReplicatedJobs": [layout.dnn.job],
+            }
+        )
+    if rules or settings.max_restarts:
         # A new leader must not be taken for the old one, which has the same name.
         policy["restartStrategy"] = "BlockingRecreate"
-        if layout.settings.max_run_seconds:
-            policy["rules"] = [
-                {
-                    "name": "out_of_time",
-                    # By default JobSet would start all hosts again, for as long again.
-                    "action": "FailJobSet",
-                    "onJobFailureReasons": ["DeadlineExceeded"],
-                }
-            ]
+    if rules:
+        policy["rules"] = rules
     return policy
+
+
+def _resumes(layout: Layout) -> bool:
+    """Tells whether hosts that are started again find the checkpoints of those before."""
+    return layout.settings.output is not None
+
+
+def _deadline_of_job(layout: Layout) -> int | None:
+    """Returns the limit of the dnn group's Job; a TrainJob has one of its own."""
+    return layout.settings.max_run_seconds if layout.settings.api == "jobset" else None
 
 
 def _replicated_job(
@@ -158,11 +186,32 @@ def _replicated_job(
         # all hosts start again with it.
         "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
     }
-    if group.is_dnn and layout.settings.max_run_seconds:
-        job["activeDeadlineSeconds"] = layout.settings.max_run_seconds
+    deadline = _deadline_of_job(layout)
+    if group.is_dnn and deadline:
+        job["activeDeadlineSeconds"] = deadline
+    if group.is_dnn and _resumes(layout):
+        disrupted: Json = {"type": "DisruptionTarget", "status": "True"}
+        job["podFailurePolicy"] = {
+            "rules": [{"action": "FailJob", "onPodConditions": [disrupted]}],
+        }
     job["template"] = pod_template(layout, group, of_run=of_run)
     template: dict[str, Json] = {"metadata": {"labels": dict(labels)}} if labels else {}
     return {"name": group.job, "replicas": 1, "template": {**template, "spec": job}}
+
+
+def disruption_budget(layout: Layout) -> Document:
+    """Returns the budget by which a drain waits for the dnn group to end."""
+    described = metadata(layout)
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": described,
+        "spec": {
+            # Not maxUnavailable: how many pods a Job should have is not known to budgets.
+            "minAvailable": layout.dnn.group.count,
+            "selector": {"matchLabels": {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}},
+        },
+    }
 
 
 TRAINER_API = "trainer.kubeflow.org/v1alpha1"
@@ -211,6 +260,7 @@ def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
         "env": environment_of_run(layout, dnn),
     }
     patches: list[Json] = [_patch(layout, group) for group in layout.groups]
+    limit = layout.settings.max_run_seconds
     return {
         "apiVersion": TRAINER_API,
         "kind": "TrainJob",
@@ -221,6 +271,7 @@ def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
                 "kind": "TrainingRuntime",
                 "name": runtime,
             },
+            **({"activeDeadlineSeconds": limit} if limit else {}),
             "trainer": trainer,
             "runtimePatches": [
                 {
@@ -535,8 +586,8 @@ NO_TOKEN = "made-when-the-job-is-submitted"
 class KubernetesRequest:
     """A job as Kubernetes runs it.
 
-    The job owns secret, configuration and a runtime of its own; their owner references, and the
-    job's own to the pod that submits it, are set by submit().
+    The job owns secret, configuration, budget and a runtime of its own; their owner references, and
+    the job's own to the Workflow that it is made for, are set by submit().
 
     Attributes:
         layout: The groups that the objects are made of.
@@ -545,6 +596,7 @@ class KubernetesRequest:
         runtime_is_ours: Whether submit() makes the runtime; else it must be there, as it is here.
         config: The ConfigMap with what launchers read.
         secret: The Secret, with NO_TOKEN in place of the token.
+        budget: The PodDisruptionBudget of the dnn group.
     """
 
     job: JobSpec
@@ -554,6 +606,7 @@ class KubernetesRequest:
     runtime_is_ours: bool
     config: Document
     secret: Document
+    budget: Document
 
     @property
     def name(self) -> str:
@@ -569,7 +622,7 @@ class KubernetesRequest:
     def objects(self) -> tuple[Document, ...]:
         """Returns all that submit() makes, in the order in which one needs the other."""
         runtime = (self.runtime,) if self.runtime and self.runtime_is_ours else ()
-        return (self.secret, self.config, *runtime, self.main)
+        return (self.secret, self.config, self.budget, *runtime, self.main)
 
     @property
     def request_sha256(self) -> str:
@@ -599,6 +652,7 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         runtime_is_ours=runtime is not None and layout.settings.runtime is None,
         config=config,
         secret=_secret(layout),
+        budget=disruption_budget(layout),
     )
     check_objects(_checked(request))
     return request

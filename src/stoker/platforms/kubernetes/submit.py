@@ -22,14 +22,18 @@ from typing import Literal
 
 import msgspec
 
-from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.errors import PlatformError, StokerError, TerminatedError, UsageError
 from stoker.logs import Log
 from stoker.platforms.kubernetes.api import (
     ACCESS_REVIEWS,
+    BUDGETS,
     CONFIG_MAPS,
+    JOBSETS,
     OF_KIND,
     RUNTIMES,
     SECRETS,
+    TRAINJOBS,
+    WORKFLOWS,
     Action,
     ApiError,
     ClusterApi,
@@ -41,15 +45,17 @@ from stoker.platforms.kubernetes.api import (
     text,
     texts,
 )
+from stoker.platforms.kubernetes.follower import Follower, LeaseKeeper
 from stoker.platforms.kubernetes.objects import (
     MANAGED_BY_LABEL,
     REQUEST_ANNOTATION,
     RUN_ANNOTATION,
     TOKEN_KEY,
+    lease_map,
 )
-from stoker.platforms.kubernetes.request import KubernetesRequest, manifest
-from stoker.records import Json, KubernetesSettings
-from stoker.settings import OwnPod
+from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, metadata
+from stoker.records import Json, KubernetesSettings, is_run_of
+from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]
 
@@ -120,13 +126,6 @@ def _phase(document: Document) -> tuple[Phase, Document]:
     if "Suspended" in held or mapping(document, "spec").get("suspend") is True:
         return "suspended", held.get("Suspended", {})
     return "running", {}
-
-
-def pod_reference(pod: OwnPod, *, namespace: str) -> Document | None:
-    """Returns the pod as an owner of a job; None for one of another namespace: it cannot own it."""
-    if pod.namespace is not None and pod.namespace != namespace:
-        return None
-    return {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}
 
 
 def object_reference(document: Document, *, is_waited_for: bool) -> Document:
@@ -235,11 +234,16 @@ LEFTOVER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedObjects:
-    """A job that runs, or has run."""
+    """A job that runs, or has run.
+
+    Attributes:
+        lease: By which its leader knows that it is followed; None: it has none.
+    """
 
     uid: str
     created_at: str
     is_adopted: bool
+    lease: LeaseKeeper | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -252,29 +256,32 @@ class _Attempt:
 
 
 def start(
-    cluster: ClusterApi, request: KubernetesRequest, *, owner: Document | None, log: Log
+    cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
     """Creates the job and what belongs to it, or adopts what an earlier attempt created.
 
     Args:
         cluster: That is to run it.
         request: What to make.
-        owner: Reference to the pod that this process runs in; absent: nobody owns the job.
+        follower: This process; its Workflow, if it has one, owns the job.
         log: For what is worth telling.
 
     Raises:
         PlatformError: If the cluster refuses, or another job has the name.
     """
     attempt = _Attempt()
-    owners = [owner] if owner else []
+    owners = [follower.workflow] if follower.workflow else []
     try:
         if request.runtime is not None:
             attempt.runtime_is_made = provide_runtime(cluster, request, owners, log=log)
         job = _create_or_adopt(cluster, request, owners, attempt, log)
-        _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted)
+        _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
     except BaseException as err:
         # An adopted job goes on when this attempt fails, unless the user asked to stop.
-        if not (attempt.is_adopted and isinstance(err, StokerError)):
+        is_over = not isinstance(err, StokerError)
+        if isinstance(err, TerminatedError) and follower.pod:
+            is_over = follower.is_cancelled(cluster)
+        if is_over or not attempt.is_adopted:
             _abandon(cluster, request, attempt, log)
         raise
     described = mapping(job, "metadata")
@@ -282,7 +289,41 @@ def start(
         uid=text(described, "uid"),
         created_at=text(described, "creationTimestamp"),
         is_adopted=attempt.is_adopted,
+        lease=_lease(cluster, request, job, follower, is_adopted=attempt.is_adopted, log=log),
     )
+
+
+def _lease(
+    cluster: ClusterApi,
+    request: KubernetesRequest,
+    job: Document,
+    follower: Follower,
+    *,
+    is_adopted: bool,
+    log: Log,
+) -> LeaseKeeper | None:
+    """Returns the lease, renewed once; None where the run goes on for as long as it takes."""
+    minutes = follower.lease_minutes(request.layout.settings)
+    if job_state(job).has_ended or not (minutes or is_adopted):
+        return None
+    keeper = LeaseKeeper(cluster, job=request.name, minutes=minutes, log=log)
+    if is_adopted and keeper.renew():
+        return keeper if minutes else None
+    if not minutes:
+        return None
+    # Made as one that lasts for ever: who may not renew it must not have it end the run.
+    document: Document = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(request.layout, name=lease_map(request.name)),
+        "data": {LEASE_RENEWED_FILE: "", LEASE_MINUTES_FILE: "0"},
+    }
+    try:
+        _create_part(cluster, CONFIG_MAPS, document, job, is_adopted=True)
+    except ApiError as err:
+        log.event("lease_not_made", job=request.name, why=err.what)
+        return None
+    return keeper if keeper.renew() else None
 
 
 def delete_and_wait(
@@ -298,6 +339,40 @@ def delete_and_wait(
             return False
         cluster.sleep(LOOK_SECONDS)
     return True
+
+
+def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
+    """Deletes the jobs of a pipeline's run that have not ended; returns what it deleted, in words.
+
+    Does not wait for their pods.
+
+    Args:
+        cluster: That runs them.
+        run_id: The pipeline's own: the names of the run's jobs end with its first characters.
+
+    Raises:
+        ApiError: If the cluster refuses, or does not answer.
+    """
+    deleted, refusals = [], []
+    for resource in (JOBSETS, TRAINJOBS):
+        query = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
+        try:
+            found, _ = cluster.list(resource, query=query)
+        except ApiError as err:
+            # A cluster need not have both, nor a Role rights on both.
+            if not (err.is_missing or err.is_denied):
+                raise
+            refusals.append(err)
+            continue
+        for job in found:
+            state, name = job_state(job), name_of(job)
+            run = text(mapping(job, "metadata", "annotations"), RUN_ANNOTATION)
+            if is_run_of(run, run_id) and not (state.has_ended or state.is_deleted):
+                cluster.delete(resource, name, uid=state.uid)
+                deleted.append(f"{job.get('kind') or resource.plural} {name}")
+    if len(refusals) > 1:
+        raise refusals[0]
+    return deleted
 
 
 def _create_or_adopt(
@@ -365,7 +440,7 @@ def _adopt(
     new = [o for o in owners if o["uid"] not in {text(known_one, "uid") for known_one in known}]
     if not new or state.has_ended:
         return
-    # Next to the earlier attempt's pod: the job goes when the last of them is deleted.
+    # Next to the owner that an earlier attempt had: the job goes with the last of them.
     references: Document = {"metadata": {"ownerReferences": [*known, *new]}}
     try:
         cluster.patch(_resource(found), name, references)
@@ -374,9 +449,14 @@ def _adopt(
 
 
 def _provide_parts(
-    cluster: ClusterApi, request: KubernetesRequest, job: Document, *, is_adopted: bool
+    cluster: ClusterApi,
+    request: KubernetesRequest,
+    job: Document,
+    *,
+    is_adopted: bool,
+    log: Log,
 ) -> None:
-    """Makes Secret and configuration, which the job owns."""
+    """Makes Secret, configuration and disruption budget, which the job owns."""
     if is_adopted and job_state(job).has_ended:
         return
     token = {TOKEN_KEY: secrets.token_bytes(TOKEN_BYTES).hex()}
@@ -386,6 +466,13 @@ def _provide_parts(
         (CONFIG_MAPS, request.config),
     ):
         _create_part(cluster, resource, document, job, is_adopted=is_adopted)
+    try:
+        _create_part(cluster, BUDGETS, request.budget, job, is_adopted=is_adopted)
+    except ApiError as err:
+        # Made by whoever may: a drain does not wait for the run then, as for any other.
+        if not err.is_denied:
+            raise
+        log.event("budget_not_made", job=request.name, why=err.what)
     if request.runtime is not None and request.runtime_is_ours and not is_adopted:
         # Not waited for: a runtime goes only when no TrainJob uses it any more.
         reference = object_reference(job, is_waited_for=False)
@@ -492,12 +579,11 @@ def rbac(
 
 def rules(settings: KubernetesSettings) -> list[Json]:
     """Returns the Role's rules; deleting a job deletes what it owns, without another right."""
-    # Patched: an attempt that adopts a job adds its own pod to the owners.
+    # Patched: an attempt that adopts a job adds its own Workflow to the owners.
     job = ("create", "get", "list", "watch", "patch", "delete")
     found = [_rule("jobset.x-k8s.io", ["jobsets"], job)]
     if settings.api == "trainer":
         found = [
-            _rule("jobset.x-k8s.io", ["jobsets"], ("get", "list", "watch")),
             _rule("trainer.kubeflow.org", ["trainjobs"], job),
             # Patched: it is there before the TrainJob that comes to own it. Or only read.
             _rule(
@@ -509,9 +595,17 @@ def rules(settings: KubernetesSettings) -> list[Json]:
     return [
         *found,
         # Made after the job, which owns them: a token is never read back.
-        _rule("", ["secrets", "configmaps"], ("create",)),
-        _rule("", ["pods", "events"], ("get", "list", "watch")),
+        _rule("", ["secrets"], ("create",)),
+        # Patched: the lease of whoever follows the job.
+        _rule("", ["configmaps"], ("create", "patch")),
+        # A drain waits for the dnn group.
+        _rule(BUDGETS.group, [BUDGETS.plural], ("create",)),
+        # One is read alone: the follower's own, whose Workflow owns the job.
+        _rule("", ["pods"], ("get", "list", "watch")),
+        _rule("", ["events"], ("list", "watch")),
         _rule("", ["pods/log"], ("get",)),
+        # Whether the run is being cancelled: else a follower that is told to end leaves its job.
+        _rule(WORKFLOWS.group, [WORKFLOWS.plural], ("get",)),
     ]
 
 
@@ -531,14 +625,30 @@ def _object(api: str, kind: str, settings: KubernetesSettings, name: str) -> dic
     }
 
 
-# A run goes on without them: pods tell most of what events would; a new attempt's pod does not
-# become an owner of its predecessor's job.
-_USEFUL = ("events", "patch jobsets", "patch trainjobs")
+# A run goes on without them: pods tell most of what events would; a new attempt's Workflow does not
+# become an owner of its predecessor's job; there is no lease and no disruption budget; no cancelled
+# run is told apart.
+_USEFUL = (
+    "events",
+    "poddisruptionbudgets",
+    "workflows",
+    "patch jobsets",
+    "patch trainjobs",
+    "patch configmaps",
+)
 _ACCOUNT = "system:serviceaccount:"
 
 
-def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log) -> None:
+def check_rights(
+    cluster: ClusterApi, settings: KubernetesSettings, *, is_pod: bool, log: Log
+) -> None:
     """Checks that the caller has the rights that a run takes.
+
+    Args:
+        cluster: That is to run it.
+        settings: Of the workload.
+        is_pod: Whether the caller is a pod, which a run of a pipeline may have.
+        log: Told of rights that a run can do without.
 
     A cluster that does not answer such questions need not refuse the calls themselves: then the
     first call that it refuses tells.
@@ -548,6 +658,8 @@ def check_rights(cluster: ClusterApi, settings: KubernetesSettings, *, log: Log)
     """
     missing = []
     for action in _needed(settings, cluster.namespace):
+        if action.resource == WORKFLOWS.plural and not is_pod:
+            continue
         try:
             if not _is_allowed(cluster, action):
                 missing.append(action)

@@ -1,0 +1,86 @@
+"""The dnn leader's look at whether anybody still follows its run."""
+
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.follower_lease import LOOK_SECONDS, FollowerLease
+
+
+class Followed:
+    """A lease in a folder, and the time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.now = 0.0
+        self.lease = FollowerLease(folder, clock=lambda: self.now)
+
+    def write(self, renewed: str, *, minutes: str = "60") -> None:
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / "renewed").write_text(renewed)
+        (self._folder / "minutes").write_text(minutes)
+
+    def after(self, minutes: float) -> bool:
+        """Whether the run turns out to be abandoned within so many minutes."""
+        end = self.now + minutes * 60
+        while self.now < end:
+            self.now += LOOK_SECONDS
+            if self.lease.tick():
+                return True
+        return False
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Followed:
+    return Followed(tmp_path / "follower")
+
+
+def test_a_run_whose_follower_is_gone_is_abandoned_after_the_lease(run: Followed) -> None:
+    run.write("09:00")
+    assert not run.after(59)
+    assert run.after(2)
+    assert run.lease.failure == (
+        "abandoned: nobody has followed this run for 60 minutes (kubernetes.follower_lease_minutes)"
+    )
+
+
+def test_it_is_told_once(run: Followed) -> None:
+    run.write("09:00")
+    assert run.after(61)
+    assert not run.after(200)
+
+
+def test_each_renewal_begins_the_lease_anew_whatever_the_clock_of_its_writer_says(
+    run: Followed,
+) -> None:
+    for renewed in ("09:00", "03:00", "2031"):
+        run.write(renewed)
+        assert not run.after(59)
+    run.write("2031")
+    assert run.after(2)
+
+
+def test_a_run_that_no_follower_was_seen_of_goes_on(run: Followed) -> None:
+    assert not run.after(1000)
+    run.write("09:00")
+    assert not run.after(59)
+
+
+@pytest.mark.parametrize("minutes", ["0", "many"])
+def test_a_lease_without_an_end_or_a_meaning_ends_nothing(run: Followed, minutes: str) -> None:
+    run.write("09:00", minutes=minutes)
+    assert not run.after(1000)
+    run.write("09:00")
+    assert not run.after(59)
+    assert run.after(2)
+
+
+def test_a_lease_that_is_taken_away_ends_nothing(run: Followed, tmp_path: Path) -> None:
+    run.write("09:00")
+    assert not run.after(30)
+    (tmp_path / "follower" / "renewed").unlink()
+    assert not run.after(1000)
+
+
+def test_without_a_lease_there_is_nothing_to_look_at() -> None:
+    assert not FollowerLease(None, clock=lambda: 0.0).tick()
