@@ -27,7 +27,7 @@ from stoker.records import Evaluation, Json, read_json, to_json
 from support import sagemaker_pipeline as sample
 from support import sample_records
 from support.command import process
-from support.sagemaker_rules import rule_problems
+from support.sagemaker_rules import over_limits, rule_problems
 
 GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
 KINDS = ("launched", "native")
@@ -69,36 +69,7 @@ def test_botocore_would_send_every_request_of_a_step(kind: str) -> None:
         shape = MODEL.operation_model(operation).input_shape
         report = ParamValidator().validate(named, shape).generate_report()
         assert report == "", f"{name}: {report}"
-        assert list(_over_limits(named, shape, name)) == []
-
-
-def _over_limits(value: Json, shape: object, path: str) -> list[str]:
-    """Where a value has more than the model's maximum, or does not match its pattern."""
-    found: list[str] = []
-    metadata = getattr(shape, "metadata")  # noqa: B009
-    most, kind = metadata.get("max"), getattr(shape, "type_name")  # noqa: B009
-    if most is not None and (
-        (isinstance(value, str | list | dict) and len(value) > most)
-        or (kind in ("integer", "long") and isinstance(value, int) and value > most)
-    ):
-        found.append(f"{path}: more than {most}")
-    choices = getattr(shape, "enum", None)
-    if isinstance(value, str) and choices and value not in choices:
-        found.append(f"{path}: {value} is none of the choices")
-    pattern = str(metadata.get("pattern", ""))
-    # What Java calls \\p{L} is left to the rules of plan().
-    can_match = isinstance(value, str) and pattern and "\\p" not in pattern
-    if can_match and not re.fullmatch(pattern, str(value)):
-        found.append(f"{path}: {value} does not match {pattern}")
-    if isinstance(value, Mapping):
-        members = getattr(shape, "members", None)
-        for key, item in value.items():
-            inner = members[key] if members else getattr(shape, "value")  # noqa: B009
-            found += _over_limits(item, inner, f"{path}.{key}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            found += _over_limits(item, getattr(shape, "member"), f"{path}[{index}]")  # noqa: B009
-    return found
+        assert list(over_limits(named, shape, name)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +91,7 @@ def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:
     }
     shape = MODEL.operation_model("CreatePipeline").input_shape
     assert ParamValidator().validate(request, shape).generate_report() == ""
-    assert _over_limits(request, shape, "CreatePipeline") == []
+    assert over_limits(request, shape, "CreatePipeline") == []
 
 
 def edges(kind: str) -> dict[str, list[str]]:
