@@ -60,7 +60,7 @@ def offline() -> Iterator[None]:
 
 
 with offline():
-    from sagemaker.core.workflow.conditions import ConditionEquals
+    from sagemaker.core.workflow.conditions import ConditionEquals, ConditionIn
     from sagemaker.core.workflow.execution_variables import ExecutionVariables
     from sagemaker.core.workflow.functions import Join, JsonGet
     from sagemaker.core.workflow.parameters import ParameterInteger, ParameterString
@@ -270,6 +270,7 @@ def _plain(value: object) -> object:
 __all__ = [
     "EXECUTION_ID",
     "ConditionEquals",
+    "ConditionIn",
     "ConditionStep",
     "FailStep",
     "PropertyFile",

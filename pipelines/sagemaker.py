@@ -1,6 +1,6 @@
 """The retraining pipeline on SageMaker: profile, decide, train, evaluate, gate.
 
-    NeedsProfile ── ReuseProfile is empty ─► Profile ─► Decide ─► Train ═► Evaluate ─► Gate
+    NeedsProfile ── ReuseProfile unset ────► Profile ─► Decide ─► Train ═► Evaluate ─► Gate
                 └── it names a folder ────────────────► Decide ─► Train ═► Evaluate ─► Gate
                                                         Gate ── passed ──► Register
                                                              └── not ────► Refuse
@@ -21,7 +21,7 @@ from components.sagemaker_run import (
     run_of,
 )
 from components.sagemaker_steps import (
-    ConditionEquals,
+    ConditionIn,
     ConditionStep,
     Step,
     Text,
@@ -37,7 +37,7 @@ from components.train.sagemaker import (
     token_uri,
 )
 
-from stoker.orchestrators.sagemaker.compile import PipelineRequest
+from stoker.orchestrators.sagemaker.compile import PipelineRequest, no_profile
 
 
 def build(request: PipelineRequest) -> str:
@@ -50,7 +50,7 @@ def build(request: PipelineRequest) -> str:
     start = ConditionStep(
         name="NeedsProfile",
         display_name="Is there no profile to re-use?",
-        conditions=[ConditionEquals(left=reuse, right="")],
+        conditions=[ConditionIn(value=reuse, in_values=["", no_profile(run.workload)])],
         if_steps=[profile, *first],
         else_steps=again,
     )

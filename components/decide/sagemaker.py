@@ -14,6 +14,7 @@ from components.sagemaker_steps import (
     Step,
     Text,
     property_file,
+    text,
 )
 
 
@@ -42,7 +43,7 @@ def decide_step(
         ],
         display_name="Decide",
         description="Which cluster pays, in time and money.",
-        inputs={"profile": profile_uri},
+        inputs={"profile": text(profile_uri, "/profile.json")},
         outputs={"decision": run.uri("decision")},
         property_files=[property_file("Decision", output="decision", path="decision.json")],
         depends_on=depends_on,

@@ -34,7 +34,9 @@ def evaluate_step(
     """A processing step that judges the run and writes evaluation/{evaluation.json,report.html}.
 
     It runs whatever became of the training, so that a failed one has its report, too. Its input is
-    the run's whole folder: what the training left may be missing, the decision is always there.
+    the run's whole folder: what the training left may be missing, and the service refuses an input
+    that is not there; the decision always is. Only the small steps write to that folder, records of
+    some kilobytes.
 
     Args:
         run: Of the pipeline.
@@ -62,7 +64,7 @@ def evaluate_step(
         ],
         display_name="Evaluate",
         description="Did quality hold, did the promise hold; the report.",
-        inputs={"profile": profile_uri, "run": run.uri("")},
+        inputs={"profile": text(profile_uri, "/profile.json"), "run": run.uri("")},
         outputs={"evaluation": run.uri("evaluation")},
         property_files=[property_file("Evaluation", output="evaluation", path="evaluation.json")],
         depends_on=[StepDependency(train, TriggerCondition.ANY)],

@@ -29,8 +29,9 @@ def evaluate(
 ) -> Evaluation:
     """Judges the run by its status, its gates and its prediction. Pure.
 
-    A metric that the run did not report fails its gate. The prediction is that of the plan with
-    the run's groups; a run that is not of a plan has no prediction.
+    A metric that the run did not report fails its gate, and a run that did no step is no new model:
+    what it reports is an earlier run's. The prediction is that of the plan with the run's groups; a
+    run that is not of a plan has no prediction.
 
     Raises:
         UsageError: If a record was made for another workload.
@@ -42,7 +43,9 @@ def evaluate(
     gates = tuple(_result(gate, training) for gate in workload.gate)
     return Evaluation(
         workload_sha256=digest,
-        passed=training.status == "succeeded" and all(gate.passed for gate in gates),
+        passed=training.status == "succeeded"
+        and not _did_no_step(training)
+        and all(gate.passed for gate in gates),
         reason=_reason(training, gates),
         gates=gates,
         performance=_performance(profile, decision, training),
@@ -66,7 +69,14 @@ def _reason(training: Training, gates: Sequence[GateResult]) -> str:
     # Before the gates, which fail as well where no metric was reported.
     if training.status != "succeeded":
         return f"the training {training.status}: {training.cause}"
+    if _did_no_step(training):
+        return "the training did no step, as one that goes on from where another has ended"
     return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)
+
+
+def _did_no_step(training: Training) -> bool:
+    """Tells whether the script had loaders and took no batch; False where nothing was measured."""
+    return training.measured is not None and training.measured.steps == 0
 
 
 def _gate_words(gate: GateResult) -> str:

@@ -331,6 +331,22 @@ def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(projec
     assert len(project.packages()) == 2
 
 
+def test_a_training_that_goes_on_from_its_own_end_is_no_new_model(project: Project) -> None:
+    kept = f"{OUT}/checkpoints/mnist-base"
+    project.upload(checkpoint_uri=f"{OUT}/checkpoints", resume_from=kept)
+    project.aws.write_object(f"{kept}/epoch", b"1")
+    parameters = {"Epochs": "2", "ReuseProfile": project.profile()}
+    first = project.execution(**parameters).run()
+    assert first.status == "Succeeded", told(project, first)
+    training = project.record(first, "training/training.json", Training)
+    assert training.measured
+    assert training.measured.steps == 192 // 16
+    second = project.execution(**parameters).run()
+    assert second.status == "Failed", told(project, second)
+    assert "the training did no step" in second.reason
+    assert len(project.packages()) == 1
+
+
 def test_the_profiles_own_checkpoints_reach_no_other_step(project: Project) -> None:
     project.upload(cache_days=7)
     run = project.execution(Epochs="2").run()

@@ -154,6 +154,20 @@ def test_one_failed_gate_fails_the_whole() -> None:
     assert [gate.passed for gate in evaluation.gates] == [True, False]
 
 
+def test_training_that_did_no_step_is_no_new_model() -> None:
+    nothing = Measured(
+        step_seconds=0, wait_seconds=0, compute_seconds=0, samples_per_second=0, steps=0
+    )
+    training = msgspec.structs.replace(_training(m=1.0), measured=nothing)
+    evaluation = _evaluate(training, Gate(metric="m", min=0.9))
+    assert evaluation.gates[0].passed
+    assert not evaluation.passed
+    assert "did no step" in evaluation.reason
+    # Where nothing was measured it is not known.
+    unknown = msgspec.structs.replace(training, measured=None)
+    assert _evaluate(unknown, Gate(metric="m", min=0.9)).passed
+
+
 @pytest.mark.parametrize("status", ["failed", "stopped"])
 def test_training_that_did_not_succeed_has_not_passed(status: Literal["failed", "stopped"]) -> None:
     evaluation = _evaluate(_training(status=status, m=1.0), Gate(metric="m", min=0.9))

@@ -17,7 +17,12 @@ from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG, WORKLOAD_TAG
+from stoker.platforms.sagemaker.request import (
+    PROGRESS_METRICS,
+    REQUEST_TAG,
+    WORKLOAD_TAG,
+    plan_request,
+)
 from stoker.records import Channel, FeedSettings, Json, PlatformSettings, StrategySettings
 from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
@@ -282,10 +287,24 @@ def test_a_profile_is_told_so_and_ends_by_the_service_at_the_latest() -> None:
 def test_a_profile_never_touches_the_trainings_checkpoints() -> None:
     assert body(profile_job())["CheckpointConfig"] == {
         "S3Uri": "s3://bucket/out/mnist-1/profile",
-        "LocalPath": "/opt/ml/checkpoints",
+        "LocalPath": "/opt/ml/profile",
     }
     told = from_environment(environment(profile_job()))
-    assert told.profile_file == Path("/opt/ml/checkpoints/profile.json")
+    assert told.profile_file == Path("/opt/ml/profile/profile.json")
+
+
+def test_checkpoints_belong_to_a_run_and_its_further_attempts() -> None:
+    def folder(name: str, *, run: str | None = None, **changes: object) -> str:
+        spec = job(name=name, sagemaker=settings(checkpoint_uri="s3://bucket/kept/", **changes))
+        kept = plan_request(spec, run=run).body["CheckpointConfig"]
+        assert isinstance(kept, dict)
+        return str(kept["S3Uri"])
+
+    assert folder("mnist-1") == "s3://bucket/kept/mnist-1"
+    assert folder("mnist-2") == "s3://bucket/kept/mnist-2"
+    assert folder("mnist-1-2", run="mnist-1") == "s3://bucket/kept/mnist-1"
+    warm = "s3://bucket/kept/mnist-1"
+    assert folder("mnist-2", resume_from=warm) == warm
 
 
 def test_spot_and_warm_pools_are_for_homogeneous_jobs() -> None:

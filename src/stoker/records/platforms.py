@@ -146,7 +146,10 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         max_run_seconds: The service stops the job after this time.
         encrypt_traffic: The service encrypts between the hosts; the feed then does not, too.
         network_isolation: No network but the hosts' own; data comes by channels only.
-        checkpoint_uri: Kept in step with /opt/ml/checkpoints while the job runs.
+        checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is kept in step with
+            CHECKPOINT_URI/RUN, which the run's further attempts go on from.
+        resume_from: Folder of an earlier run's checkpoints, in place of one of the run's own: the
+            training goes on from what is there, and saves there.
         keep_alive_seconds: Warm pool; homogeneous jobs only.
         spot: Managed spot; homogeneous jobs only.
         max_wait_seconds: With spot: limit for the wait for capacity and the training together.
@@ -170,6 +173,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     encrypt_traffic: bool = False
     network_isolation: bool = False
     checkpoint_uri: Uri | None = None
+    resume_from: Uri | None = None
     keep_alive_seconds: NonNegativeInt = 0
     spot: bool = False
     max_wait_seconds: PositiveInt | None = None

@@ -104,7 +104,7 @@ def compile_pipeline(
     assert cluster
     today = Group.of_today(cluster.dnn)
     groups = _native_groups(decision, placed) if decision else ()
-    known = [_service_type(p) for p in parameters_of(placed)]
+    known = [_of_service(p) for p in parameters_of(placed)]
     parameters = _parameters(known, placed, groups)
     has = {p.name for p in parameters}
     request = PipelineRequest(
@@ -212,13 +212,26 @@ def _parameters(
     return (*kept, *of_groups, *_workers(groups))
 
 
-def _service_type(parameter: Parameter) -> Parameter:
-    """Spells today's type as the service does: requests hold the parameter as it is."""
+def _of_service(parameter: Parameter) -> Parameter:
+    """Spells defaults as the service does: requests hold the parameters as they are."""
+    if parameter.name == "reuse_profile":
+        # Not empty: the service may check the addresses of the branch that is not taken, too.
+        return dataclasses.replace(
+            parameter,
+            text="Folder with a profile.json, in place of a new profile; as it is: a new profile.",
+            default=no_profile,
+        )
     if parameter.name != "instance_type":
         return parameter
     return dataclasses.replace(
         parameter, default=lambda workload: _spelt(str(parameter.default(workload)))
     )
+
+
+def no_profile(workload: Workload) -> str:
+    """Returns the value of `reuse_profile` that stands for none: a folder that nobody makes."""
+    assert workload.sagemaker
+    return f"{workload.sagemaker.output_uri.rstrip('/')}/stoker/no-profile"
 
 
 def _spelt(instance_type: str) -> str:

@@ -244,6 +244,9 @@ def checked_parameters(
             # The steps would parse it by the same rules, after hosts have been rented.
             checked = parse([f"{known[name].name}={value}"], workload=workload)
             values[name] = checked[known[name].name]
+            if known[name].name == "reuse_profile":
+                # The steps read FOLDER/profile.json, one object: two slashes would be another one.
+                values[name] = values[name].rstrip("/")
         else:
             values[name] = _checked(name, value.strip(), there[name])
         # The steps get the workload's own parameters as arguments: NAME=VALUE.

@@ -64,7 +64,9 @@ class SageMakerPlatform:
             self._aws,
             request,
             # Planned anew: addresses of token, code and outputs contain the name.
-            rename=lambda name: self.plan(dataclasses.replace(request.job, name=name)),
+            rename=lambda name: plan_request(
+                dataclasses.replace(request.job, name=name), run=request.job.name
+            ),
             log=log,
         )
         return SageMakerRun(self._aws, request=started.request, asked_name=request.job.name)

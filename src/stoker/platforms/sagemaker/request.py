@@ -66,6 +66,8 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
 
 # Folders of the service in every container.
 CHECKPOINTS = "/opt/ml/checkpoints"
+# Of a profile alone: what the script saves meanwhile goes nowhere.
+PROFILE_FOLDER = "/opt/ml/profile"
 _INPUT = "/opt/ml/input/data"
 
 
@@ -86,7 +88,7 @@ def environment_of(
         told,
         token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
         code_file=code,
-        profile_file=Path(CHECKPOINTS, "profile.json") if told.profile else None,
+        profile_file=Path(PROFILE_FOLDER, "profile.json") if told.profile else None,
         roles={} if are_known else told.roles,
     ).to_environ()
     theirs = {**job.environment, **settings.environment}
@@ -140,8 +142,12 @@ class SageMakerRequest:
     code_folder: Path | None = None
 
 
-def plan_request(job: JobSpec) -> SageMakerRequest:
+def plan_request(job: JobSpec, *, run: str | None = None) -> SageMakerRequest:
     """Returns the request for `job`; reads only botocore's model, and calls no service.
+
+    Args:
+        job: The job.
+        run: Name of the run, whose checkpoints the job goes on from; absent: the job's name.
 
     Raises:
         UsageError: If the service would refuse it, with the rule, the reason and a fix.
@@ -166,7 +172,7 @@ def plan_request(job: JobSpec) -> SageMakerRequest:
         "Environment": environment_of(job, settings, code_uri=code_uri),
         "EnableNetworkIsolation": settings.network_isolation,
         "EnableInterContainerTrafficEncryption": settings.encrypt_traffic,
-        **_optional(job, settings, folder=folder),
+        **_optional(job, settings, folder=folder, run=run or job.name),
     }
     body["Tags"] = _tags(job, settings, body)
     check_body(body)
@@ -250,9 +256,24 @@ def _stopping(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
     )
 
 
-def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
+def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
+    """Returns the address of a run's checkpoints; None where none are kept.
+
+    A folder for each run: the service copies what is there to the hosts before the command starts,
+    so that a run in another's folder would go on from a training that has ended.
+    """
+    if settings.resume_from or not settings.checkpoint_uri:
+        return settings.resume_from
+    return f"{settings.checkpoint_uri.rstrip('/')}/{run}"
+
+
+def _optional(
+    job: JobSpec, settings: SageMakerSettings, *, folder: str, run: str
+) -> dict[str, Json]:
     # A profile must not touch the training's checkpoints: it writes where it cannot harm.
-    checkpoints = f"{folder}/profile" if job.settings.profile else settings.checkpoint_uri
+    checkpoints, place = checkpoints_of(settings, run=run), CHECKPOINTS
+    if job.settings.profile:
+        checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
     network: dict[str, Json] | None = None
     if settings.vpc:
         network = {
@@ -263,7 +284,7 @@ def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict
         {
             "HyperParameters": hyperparameters(job.hyperparameters) or None,
             "VpcConfig": network,
-            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS},
+            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
             "EnableManagedSpotTraining": settings.spot or None,
         }
     )
