@@ -180,6 +180,8 @@ def control_step(
         description=description,
         depends_on=depends_on,
         property_files=property_files,
+        # The small hosts are of a type that is rarely short; what waits for a GPU is not this job.
+        capacity_minutes=30,
     )
 
 

@@ -78,4 +78,5 @@ def profile_step(run: Run, request: Mapping[str, object], *, name: str = "Profil
         display_name="Profile",
         description="What a training step waits for, measured on today's cluster.",
         cache_days=settings.cache_days,
+        capacity_minutes=run.workload.on_no_capacity.wait_minutes,
     )

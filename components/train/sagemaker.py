@@ -150,6 +150,7 @@ def native_train_step(
         display_name="Train",
         description="Trains on the instance groups that the parameters name.",
         depends_on=depends_on,
+        capacity_minutes=run.workload.on_no_capacity.wait_minutes,
     )
 
 

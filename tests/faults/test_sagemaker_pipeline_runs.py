@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stoker.platforms.aws import Aws
-from stoker.records import Decision, Evaluation, Json, Training
+from stoker.records import Decision, Evaluation, Json, Training, Workload
 from support import sample_records
 from support.command import process
 from support.moto import ACCOUNT, REGION, ROLE, AwsServer
@@ -96,14 +96,17 @@ class Project:
         self.aws.write_object(f"s3://{BUCKET}/data/numbers", b"1 2 3")
 
     def upload(self, *words: str, **changes: Json) -> None:
-        """`stoker upload sagemaker`, of the workload with changed settings of SageMaker."""
+        """`stoker upload sagemaker`, of the workload with other keys, or settings of SageMaker."""
         self.write(**changes)
         self.stoker("upload", "sagemaker", "workload.yaml", *words, "--yes")
 
     def write(self, **changes: Json) -> None:
         """Writes the workload."""
-        settings = {**WORKLOAD["sagemaker"], **changes}  # type: ignore[dict-item]
-        (self.folder / "workload.yaml").write_text(json.dumps({**WORKLOAD, "sagemaker": settings}))
+        settings = WORKLOAD["sagemaker"]
+        assert isinstance(settings, dict)
+        own = {key: changes.pop(key) for key in [*changes] if key in Workload.__struct_fields__}
+        document = {**WORKLOAD, **own, "sagemaker": {**settings, **changes}}
+        (self.folder / "workload.yaml").write_text(json.dumps(document))
 
     def stoker(self, *words: str) -> str:
         done = process(*words, cwd=self.folder, env=self._server.environ())
@@ -304,7 +307,7 @@ def test_a_native_training_is_tried_again_by_the_service_and_its_model_is_regist
     project.account.faults["TrainAgain"] = ["SageMaker.CAPACITY_ERROR"]
     run = project.execution(Epochs="2", ReuseProfile=folder).run()
     assert run.status == "Succeeded", told(project, run)
-    assert run.steps["TrainAgain"].waits == [120]
+    assert run.steps["TrainAgain"].waits == [300]
     training = project.record(run, "evaluation/training.json", Training)
     assert {host.group for host in training.hosts} == {"dnn", "data"}
     (package,) = project.packages()
@@ -313,6 +316,30 @@ def test_a_native_training_is_tried_again_by_the_service_and_its_model_is_regist
     )
     assert run.steps["TrainAgain"].job in json.dumps(described["InferenceSpecification"])
     assert not project.aws.has_object(f"{OUT}/pipelines/mnist/{run.id}/token/token")
+
+
+def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_adopts(
+    project: Project,
+) -> None:
+    project.upload(on_no_capacity={"wait_minutes": 0})
+    service = project.account
+    service.lacks = {"ml.c7i.xlarge"}
+    service.lose_host_of["TrainAgain"] = lambda: any(
+        "begins at epoch 0" in service.containers.log(job) for job in service.jobs
+    )
+    run = project.execution(Epochs="20", ReuseProfile=project.profile()).run()
+    assert run.status == "Succeeded", told(project, run)
+    first, second = service.jobs
+    assert first == f"mnist-{run.id}"
+    assert second.startswith(f"{first}-plan")
+    assert [job["TrainingJobStatus"] for job in service.jobs.values()] == ["Failed", "Completed"]
+    training = project.record(run, "training/training.json", Training)
+    decision = project.record(run, "decision/decision.json", Decision)
+    assert training.groups != decision.plan.groups
+    assert training.groups in [plan.groups for plan in decision.plans]
+    assert "ml.c7i.xlarge" not in {group.instance_type for group in training.groups}
+    # Where the pipeline registers it: under the name that it knew beforehand.
+    assert project.aws.has_object(f"{OUT}/{first}/output/model.tar.gz")
 
 
 def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(project: Project) -> None:

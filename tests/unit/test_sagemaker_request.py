@@ -295,8 +295,8 @@ def test_a_profile_never_touches_the_trainings_checkpoints() -> None:
 
 def test_checkpoints_belong_to_a_run_and_its_further_attempts() -> None:
     def folder(name: str, *, run: str | None = None, **changes: object) -> str:
-        spec = job(name=name, sagemaker=settings(checkpoint_uri="s3://bucket/kept/", **changes))
-        kept = plan_request(spec, run=run).body["CheckpointConfig"]
+        kept_at = settings(checkpoint_uri="s3://bucket/kept/", **changes)
+        kept = plan_request(job(name=name, run=run, sagemaker=kept_at)).body["CheckpointConfig"]
         assert isinstance(kept, dict)
         return str(kept["S3Uri"])
 

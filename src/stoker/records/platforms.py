@@ -152,6 +152,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
             training goes on from what is there, and saves there.
         keep_alive_seconds: Warm pool; homogeneous jobs only.
         spot: Managed spot; homogeneous jobs only.
+        max_retries: The service starts a job again so often after an error of its own; 0: never.
         max_wait_seconds: With spot: limit for the wait for capacity and the training together.
         metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
         pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
@@ -169,6 +170,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     volume_kms_key: Name | None = None
     output_kms_key: Name | None = None
     max_run_seconds: PositiveInt = 86400
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=30)] = 2
     vpc: Vpc | None = None
     encrypt_traffic: bool = False
     network_isolation: bool = False
@@ -370,9 +372,23 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     kubeflow: KubeflowSettings | None = None
 
 
+class OnNoCapacity(Record, frozen=True, kw_only=True):
+    """What to do while the platform has no hosts for a job.
+
+    Attributes:
+        wait_minutes: So long a plan is tried again, every few minutes; 0: it is tried once.
+        then: next_plan: the decision's next plan that has other types, and so on; fail: the run
+            ends as failed. A job without a decision has no other plan.
+    """
+
+    wait_minutes: Annotated[int, msgspec.Meta(ge=0, le=14400)] = 120
+    then: Literal["next_plan", "fail"] = "next_plan"
+
+
 class PlatformSettings(Record, frozen=True, kw_only=True):
     """The settings of each platform that has any: keys of a workload, which its job carries."""
 
+    on_no_capacity: OnNoCapacity = OnNoCapacity()
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
 

@@ -142,12 +142,8 @@ class SageMakerRequest:
     code_folder: Path | None = None
 
 
-def plan_request(job: JobSpec, *, run: str | None = None) -> SageMakerRequest:
+def plan_request(job: JobSpec) -> SageMakerRequest:
     """Returns the request for `job`; reads only botocore's model, and calls no service.
-
-    Args:
-        job: The job.
-        run: Name of the run, whose checkpoints the job goes on from; absent: the job's name.
 
     Raises:
         UsageError: If the service would refuse it, with the rule, the reason and a fix.
@@ -172,7 +168,7 @@ def plan_request(job: JobSpec, *, run: str | None = None) -> SageMakerRequest:
         "Environment": environment_of(job, settings, code_uri=code_uri),
         "EnableNetworkIsolation": settings.network_isolation,
         "EnableInterContainerTrafficEncryption": settings.encrypt_traffic,
-        **_optional(job, settings, folder=folder, run=run or job.name),
+        **_optional(job, settings, folder=folder),
     }
     body["Tags"] = _tags(job, settings, body)
     check_body(body)
@@ -267,11 +263,9 @@ def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
     return f"{settings.checkpoint_uri.rstrip('/')}/{run}"
 
 
-def _optional(
-    job: JobSpec, settings: SageMakerSettings, *, folder: str, run: str
-) -> dict[str, Json]:
+def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
     # A profile must not touch the training's checkpoints: it writes where it cannot harm.
-    checkpoints, place = checkpoints_of(settings, run=run), CHECKPOINTS
+    checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
     if job.settings.profile:
         checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
     network: dict[str, Json] | None = None
@@ -286,6 +280,9 @@ def _optional(
             "VpcConfig": network,
             "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
             "EnableManagedSpotTraining": settings.spot or None,
+            "RetryStrategy": {"MaximumRetryAttempts": settings.max_retries}
+            if settings.max_retries
+            else None,
         }
     )
 
