@@ -97,6 +97,7 @@ Request = dict[str, object]
 
 # Of the run: letters and digits.
 EXECUTION_ID: Variable = ExecutionVariables.PIPELINE_EXECUTION_ID
+EXECUTION_ARN: Variable = ExecutionVariables.PIPELINE_EXECUTION_ARN
 
 _SHAPES = {
     "Processing": "DescribeProcessingJobResponse",
@@ -277,6 +278,7 @@ def _plain(value: object) -> object:
 
 
 __all__ = [
+    "EXECUTION_ARN",
     "EXECUTION_ID",
     "ConditionEquals",
     "ConditionIn",

@@ -140,7 +140,7 @@ def native_train_step(
             else None,
             "Environment": {
                 **without(request["Environment"], _OF_ONE_JOB),
-                "STOKER_WORKERS": _workers(run),
+                "STOKER_WORKERS": run.parameters.get("workers") or _workers(run),
             },
             "OutputDataConfig": {
                 **mapping(request["OutputDataConfig"]),

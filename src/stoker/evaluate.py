@@ -1,7 +1,7 @@
 """The evaluate component holds a run against its gates, its baseline and its prediction."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.errors import UsageError
 from stoker.records import (
@@ -12,6 +12,7 @@ from stoker.records import (
     GateResult,
     Group,
     Job,
+    Json,
     Performance,
     Plan,
     Profile,
@@ -25,13 +26,19 @@ from stoker.text import ms, percentage
 
 
 def evaluate(
-    *, workload: Workload, profile: Profile, decision: Decision, training: Training
+    *,
+    workload: Workload,
+    profile: Profile,
+    decision: Decision,
+    training: Training,
+    champion: Mapping[str, float] | None = None,
 ) -> Evaluation:
     """Judges the run by its status, its gates and its prediction. Pure.
 
     A metric that the run did not report fails its gate, and a run that did no step is no new model:
     what it reports is an earlier run's. The prediction is that of the plan with the run's groups; a
-    run that is not of a plan has no prediction.
+    run that is not of a plan has no prediction. `champion` has the metrics of the model in use, for
+    gates that name it.
 
     Raises:
         UsageError: If a record was made for another workload.
@@ -40,7 +47,9 @@ def evaluate(
     _refuse_foreign("profile", profile.workload_sha256, digest)
     _refuse_foreign("decision", decision.workload_sha256, digest)
     _refuse_foreign("training", training.workload_sha256, digest)
-    gates = tuple(_result(gate, training) for gate in workload.gate)
+    known = champion or {}
+    bounds = (gate.against(known.get(gate.metric)) for gate in workload.gate)
+    gates = tuple(_result(gate, training) for gate in bounds)
     return Evaluation(
         workload_sha256=digest,
         passed=training.status == "succeeded"
@@ -50,6 +59,41 @@ def evaluate(
         gates=gates,
         performance=_performance(profile, decision, training),
     )
+
+
+# Names by which SageMaker Studio knows metrics of a regression; all others are a classification's.
+_REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
+
+
+def model_quality(training: Training) -> dict[str, Json]:
+    """Returns the run's metrics in the form of model quality that SageMaker Studio shows."""
+    parts: dict[str, dict[str, Json]] = {}
+    for name, value in sorted(training.metrics.items()):
+        if math.isfinite(value):
+            kind = "regression" if name in _REGRESSION else "multiclass_classification"
+            # One run says nothing of a spread.
+            shown: Json = {"value": value, "standard_deviation": "NaN"}
+            parts.setdefault(f"{kind}_metrics", {})[name] = shown
+    return {**parts}
+
+
+def told_metrics(document: Json) -> dict[str, float]:
+    """Returns the metrics in a training.json, an evaluation.json or a model-quality.json."""
+    found: dict[str, float] = {}
+    content = document if isinstance(document, Mapping) else {}
+    plain = content.get("metrics")
+    for name, value in plain.items() if isinstance(plain, Mapping) else ():
+        found |= {str(name): float(value)} if isinstance(value, int | float) else {}
+    gates = content.get("gates")
+    for gate in gates if isinstance(gates, list) else ():
+        value = gate.get("value") if isinstance(gate, Mapping) else None
+        found |= {str(gate["metric"]): float(value)} if isinstance(value, int | float) else {}
+    for kind, part in content.items():
+        if kind.endswith("_metrics") and isinstance(part, Mapping):
+            for name, told in part.items():
+                value = told.get("value") if isinstance(told, Mapping) else None
+                found |= {str(name): float(value)} if isinstance(value, int | float) else {}
+    return found
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:

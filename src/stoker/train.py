@@ -133,7 +133,7 @@ def train(
     policy = job.platform_settings.on_no_capacity
     jobs = [job]
     if decision and policy.then == "next_plan":
-        jobs += _further(job, decision)
+        jobs += [each for each in _further(job, decision) if _can_run(platform, each)]
     tried: list[Event] = []
 
     def say(words: str) -> None:
@@ -197,6 +197,15 @@ def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
         yield replace(job, name=name, run=job.run_name, groups=plan.groups, next_best="")
         if len(seen) == MAX_PLANS:
             return
+
+
+def _can_run(platform: Platform[RequestT], job: JobSpec) -> bool:
+    """Tells whether the platform would take such a job; the decision knows types, not its rules."""
+    try:
+        platform.plan(job)
+    except UsageError:
+        return False
+    return True
 
 
 def _resumed(jobs: Sequence[JobSpec], platform: Platform[RequestT]) -> int:

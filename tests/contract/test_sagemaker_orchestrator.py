@@ -313,6 +313,30 @@ def test_the_same_schedule_again_changes_nothing_and_another_time_updates_it(
     assert scheduled()["ScheduleExpression"] == "cron(0 7 * * ? *)"
 
 
+def test_parameters_that_a_schedule_would_lose_are_named_and_kept_when_named_again(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    daily = ("schedule", "sagemaker", "w.yaml", "--cron", "0 6 * * *")
+    assert "replaced" not in stoker(*daily, "--param", "epochs=20").stderr
+    assert "replaced" not in stoker(*daily, "--param", "Epochs=30").stderr
+    done = stoker(*daily, "--json", "--yes")
+    assert "replaced by the pipeline's defaults: Epochs=30" in done.stderr
+    assert json.loads(done.stdout)["parameters"] == {}
+
+
+def test_starts_that_are_given_up_go_to_a_queue(server: AwsServer, project: Path) -> None:
+    upload()
+    queue = "arn:aws:sqs:eu-central-1:123456789012:given-up"
+    words = ("--cron", "0 6 * * *", "--set", f"sagemaker.dead_letter_queue={queue}", "--json")
+    assert json.loads(stoker("schedule", "sagemaker", "w.yaml", *words).stdout)["action"]
+    target = scheduled()["Target"]
+    assert isinstance(target, dict)
+    assert target["DeadLetterConfig"] == {"Arn": queue}
+    again = json.loads(stoker("schedule", "sagemaker", "w.yaml", *words).stdout)
+    assert again["action"] == "unchanged"
+
+
 def test_a_period_begins_after_one_period_and_keeps_its_beat(
     server: AwsServer, project: Path
 ) -> None:

@@ -30,7 +30,7 @@ from support.command import process
 from support.sagemaker_rules import over_limits, rule_problems
 
 GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
-KINDS = ("launched", "native")
+KINDS = ("launched", "native", "handover")
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 _OPERATION = {
     "Processing": ("CreateProcessingJob", "ProcessingJobName"),
@@ -61,7 +61,7 @@ def requests(kind: str) -> list[tuple[str, str, dict[str, Json]]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_botocore_would_send_every_request_of_a_step(kind: str) -> None:
     found = requests(kind)
-    assert len(found) == {"launched": 9, "native": 11}[kind]
+    assert len(found) == {"launched": 9, "native": 11, "handover": 12}[kind]
     for name, step_type, request in found:
         operation, job = _OPERATION[step_type]
         named = {**request, **({job: "job"} if job else {})}
@@ -142,6 +142,27 @@ def test_a_native_pipeline_makes_a_token_before_it_trains() -> None:
     assert found["TrainAgain"] == ["NeedsProfile>Else", "MakeTokenAgain"]
 
 
+def test_a_run_hands_over_what_it_decided_or_trains_on_what_another_one_did() -> None:
+    found = edges("handover")
+    assert found["HandOver"] == ["NeedsProfile>If", "Decide"]
+    assert found["NeedsProfile"] == ["Decides>If"]
+    assert found["TrainsAlone"] == ["Decides>Else"]
+    assert found["TrainAlone"] == ["TrainsAlone>If"]
+    assert found["Train"] == ["TrainsAlone>Else", "MakeToken"]
+    assert found["Evaluate"] == ["TrainsAlone>Else", "Train:Any"]
+    document = sample.definition("handover")
+    train = sample.step_named("Train", "handover")["Arguments"]
+    assert isinstance(train, Mapping)
+    # Nothing but parameters: what a step of another kind gives is documented for no group.
+    assert set(re.findall(r'"Get": "([^"]+)"', json.dumps(train["ResourceConfig"]))) == {
+        *("Parameters.DnnInstanceType", "Parameters.DnnInstanceCount"),
+        *("Parameters.DataInstanceType", "Parameters.DataInstanceCount"),
+    }
+    alone = sample.resolved(sample.step_named("TrainAlone", "handover")["Arguments"], document)
+    assert isinstance(alone, Mapping)
+    assert alone["ResourceConfig"]["InstanceType"] == "ml.g5.2xlarge"
+
+
 def test_every_branch_reads_only_steps_of_its_own() -> None:
     for kind in KINDS:
         for step in sample.steps(sample.definition(kind)):
@@ -212,7 +233,7 @@ from pathlib import Path
 from support import sagemaker_pipeline as sample
 from stoker.orchestrators.sagemaker.compile import compile_pipeline
 before = dict(os.environ)
-for kind in ("launched", "native"):
+for kind in ("launched", "native", "handover"):
     pinned = sample.decision(data=sample.DATA) if kind == "native" else None
     made = compile_pipeline(sample.WORKLOAD, train_step=kind, decision=pinned)
     print(kind, hashlib.sha256(made.definition.encode()).hexdigest())

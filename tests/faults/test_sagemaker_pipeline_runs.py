@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from stoker.platforms.aws import Aws
-from stoker.records import Decision, Evaluation, Json, Training, Workload
+from stoker.platforms.sagemaker.job import fetch_training
+from stoker.records import Decision, Evaluation, Json, Training, Workload, read_json
 from support import sample_records
 from support.command import process
 from support.moto import ACCOUNT, REGION, ROLE, AwsServer
@@ -121,6 +122,11 @@ class Project:
         started = json.loads(self.stoker("start", "sagemaker", "workload.yaml", *given, "--json"))
         return self._run(str(started["id"]), started["parameters"])
 
+    def handed_over(self) -> Execution:
+        """The one run that a step of another one has started."""
+        ((arn, parameters),) = self.account.started.values()
+        return self._run(arn, parameters)
+
     def scheduled(self) -> Execution:
         """A run as EventBridge's scheduler starts it: by the only schedule's target."""
         (listed,) = self._listed("scheduler", "ListSchedules", "Schedules")
@@ -154,8 +160,19 @@ class Project:
     def profile(self) -> str:
         """A profile to re-use, by which a data host pays: its folder."""
         profile = msgspec.to_builtins(sample_records.profile())
-        profile["host"] = {"instance_type": "ml.c5.xlarge", "count": 1}
-        profile.pop("workload_sha256", None)
+        profile["host"] = {"instance_type": "ml.c5.xlarge", "count": 1, "vcpus": 4}
+        # The CPU is the limit, by far.
+        profile["step"] |= {
+            "step_seconds": 0.3,
+            "wait_seconds": 0.25,
+            "accelerator_step_seconds": 0.05,
+            "loader_cpu_seconds": 1.2,
+            "loader_wall_seconds": 1.25,
+            "trainer_cpu_seconds": 0.05,
+            "num_workers": 4,
+            "batch_bytes": 512,
+        }
+        profile |= {"spread": {}, "fixes": [], "check": None}
         folder = f"s3://{BUCKET}/earlier"
         self.aws.write_object(f"{folder}/profile.json", json.dumps(profile).encode())
         return folder
@@ -163,6 +180,14 @@ class Project:
     def record(self, run: Execution, path: str, kind: type[RecordT]) -> RecordT:
         content = self.aws.read_object(f"{OUT}/pipelines/mnist/{run.id}/{path}")
         return msgspec.json.decode(content, type=kind)
+
+    def native_record(self, run: Execution) -> Training:
+        """training.json out of the outputs of a run's native training."""
+        file = fetch_training(
+            f"{OUT}/stoker/jobs/mnist/{run.id}", folder=self.folder / run.id, aws=self.aws
+        )
+        assert file
+        return read_json(file, Training)
 
     def packages(self) -> list[Mapping[str, Json]]:
         """What is registered, newest last."""
@@ -308,7 +333,7 @@ def test_a_native_training_is_tried_again_by_the_service_and_its_model_is_regist
     run = project.execution(Epochs="2", ReuseProfile=folder).run()
     assert run.status == "Succeeded", told(project, run)
     assert run.steps["TrainAgain"].waits == [300]
-    training = project.record(run, "evaluation/training.json", Training)
+    training = project.native_record(run)
     assert {host.group for host in training.hosts} == {"dnn", "data"}
     (package,) = project.packages()
     described = project.aws.call(
@@ -340,6 +365,50 @@ def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_
     assert "ml.c7i.xlarge" not in {group.instance_type for group in training.groups}
     # Where the pipeline registers it: under the name that it knew beforehand.
     assert project.aws.has_object(f"{OUT}/{first}/output/model.tar.gz")
+
+
+def test_a_challenger_is_held_against_the_last_approved_model(project: Project) -> None:
+    project.upload()
+    parameters = {"Epochs": "1", "ReuseProfile": project.profile(), "Approval": "Approved"}
+    for bound, status in (
+        ("champion+0.01", "Succeeded"),
+        ("champion+0.01", "Failed"),
+        ("champion-0.01", "Succeeded"),
+    ):
+        run = project.execution(**parameters, Gate=f"accuracy>={bound}").run()
+        assert run.status == status, told(project, run)
+        if status == "Failed":
+            assert "accuracy is 0.95, asked for at least 0.96" in run.reason
+    assert len(project.packages()) == 2
+
+
+@pytest.mark.parametrize("max_data_hosts", [1, 0])
+def test_a_run_hands_over_to_a_second_one_that_trains_on_what_was_decided(
+    project: Project, max_data_hosts: int
+) -> None:
+    project.upload("--train-step", "handover")
+    reuse = project.profile()
+    project.account.faults["HandOverAgain"] = ["SageMaker.JOB_INTERNAL_ERROR"]
+    first = project.execution(
+        Epochs="2", ReuseProfile=reuse, MaxDataHosts=str(max_data_hosts), Approval="Approved"
+    ).run()
+    assert statuses(first) == dict.fromkeys(
+        ("Decides", "NeedsProfile", "DecideAgain", "HandOverAgain"), "Succeeded"
+    ), told(project, first)
+    second = project.handed_over().run()
+    suffix = "" if max_data_hosts else "Alone"
+    names = ("Train", "Evaluate", "Gate", "Register")
+    expected = {"Decides", "TrainsAlone", *(f"{name}{suffix}" for name in names)}
+    expected |= {"MakeToken"} if max_data_hosts else set()
+    assert set(statuses(second)) == expected, (second.reason, told(project, second))
+    assert second.status == "Succeeded", told(project, second)
+    training = project.native_record(first)
+    decision = project.record(first, "decision/decision.json", Decision)
+    assert [(g.name, g.instance_type, g.count) for g in training.groups] == [
+        (g.name, f"ml.{g.instance_type.removeprefix('ml.')}", g.count) for g in decision.plan.groups
+    ]
+    (package,) = project.packages()
+    assert package["ModelApprovalStatus"] == "Approved"
 
 
 def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(project: Project) -> None:
@@ -384,8 +453,10 @@ def test_the_profiles_own_checkpoints_reach_no_other_step(project: Project) -> N
             read = files[run.steps[step].job].read[name]
             assert not [key for key in read if key.endswith("/epoch")], read
         assert len(files[run.steps[step].job].read["profile"]) == 1
-    again = project.execution(Epochs="2", InstanceCount="2").run()
-    # What an earlier profile left does not lie where the next one begins.
+    # As after a week: what an earlier profile left does not lie where the next one begins.
+    assert project.execution(Epochs="2").run().steps["Profile"].is_cached
+    project.account.cached.clear()
+    again = project.execution(Epochs="2").run()
     assert "begins at epoch 0" in project.log(again, "Profile")
 
 

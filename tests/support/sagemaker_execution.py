@@ -73,6 +73,7 @@ class Account:
         lacks: Instance types that the region has none of; a job that asks for one gets no hosts.
         faults: Step to what its next attempts end with: a kind that retry policies name.
         lose_host_of: Step to a condition: when it is true, the step's host is lost.
+        started: Runs that steps have started: token to ARN and parameters.
     """
 
     server: AwsServer
@@ -82,6 +83,7 @@ class Account:
     lacks: set[str] = field(default_factory=set)
     faults: dict[str, list[str]] = field(default_factory=dict)
     lose_host_of: dict[str, Callable[[], bool]] = field(default_factory=dict)
+    started: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     cached: dict[str, "StepRun"] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -106,6 +108,8 @@ class Account:
                 return (200, {"Tags": found["Tags"]}) if found else None
             if operation == "CreateTrainingJob":
                 return self._create(name, asked)
+            if operation == "StartPipelineExecution":
+                return self._start(asked)
             if operation not in ("DescribeTrainingJob", "StopTrainingJob"):
                 return None
             if name not in self.jobs:
@@ -147,6 +151,16 @@ class Account:
         self._threads.append(thread)
         thread.start()
         return 200, {"TrainingJobArn": job_arn(name)}
+
+    def _start(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
+        """Starts one run for a token; the test runs it."""
+        token = str(asked["ClientRequestToken"])
+        if token not in self.started:
+            answer = Aws(region=REGION).call("sagemaker", "StartPipelineExecution", **asked)
+            given = _items(asked.get("PipelineParameters"))
+            values = {str(item["Name"]): str(item["Value"]) for item in given}
+            self.started[token] = (str(answer["PipelineExecutionArn"]), values)
+        return 200, {"PipelineExecutionArn": self.started[token][0]}
 
     def close(self) -> None:
         """Ends what still runs."""

@@ -23,7 +23,14 @@ from stoker.platforms.sagemaker.request import (
     WORKLOAD_TAG,
     plan_request,
 )
-from stoker.records import Channel, FeedSettings, Json, PlatformSettings, StrategySettings
+from stoker.records import (
+    Channel,
+    FeedSettings,
+    Json,
+    PlatformSettings,
+    StrategySettings,
+    Vpc,
+)
 from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
     DATA,
@@ -305,6 +312,34 @@ def test_checkpoints_belong_to_a_run_and_its_further_attempts() -> None:
     assert folder("mnist-1-2", run="mnist-1") == "s3://bucket/kept/mnist-1"
     warm = "s3://bucket/kept/mnist-1"
     assert folder("mnist-2", resume_from=warm) == warm
+
+
+def test_file_systems_are_channels_of_all_groups_in_a_vpc() -> None:
+    vpc = settings(vpc=Vpc(subnets=("subnet-1",), security_groups=("sg-1",)))
+    disks = {
+        "train": Channel(uri="fsx://fs-0123456789abcdef0/mount/mnist"),
+        "words": Channel(uri="efs://fs-01234567/words"),
+    }
+    found = body(job(channels=disks, sagemaker=vpc))["InputDataConfig"]
+    assert isinstance(found, list)
+    assert found[0] == {
+        "ChannelName": "train",
+        "DataSource": {
+            "FileSystemDataSource": {
+                "FileSystemId": "fs-0123456789abcdef0",
+                "FileSystemAccessMode": "ro",
+                "FileSystemType": "FSxLustre",
+                "DirectoryPath": "/mount/mnist",
+            }
+        },
+    }
+    with pytest.raises(UsageError, match="through a VPC"):
+        body(job(channels=disks))
+    with pytest.raises(UsageError, match="is a file system"):
+        body(job(channels={"a": Channel(uri="efs://fs-01234567/a", mode="Pipe")}, sagemaker=vpc))
+    some = {**disks, "labels": Channel(uri="s3://bucket/labels", groups=("data",))}
+    with pytest.raises(UsageError, match="all groups mount"):
+        body(job(channels=some, sagemaker=vpc))
 
 
 def test_spot_and_warm_pools_are_for_homogeneous_jobs() -> None:

@@ -5,7 +5,7 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -227,7 +227,9 @@ def upload_verb(
     train_step: Annotated[
         str,
         typer.Option(
-            "--train-step", metavar="KIND", help="launched or native: see stoker compile --help."
+            "--train-step",
+            metavar="KIND",
+            help="launched, native or handover: see stoker compile --help.",
         ),
     ] = "launched",
     decision: NativeDecision = None,
@@ -283,6 +285,20 @@ def start_verb(
         str | None,
         typer.Option("--run-name", metavar="N", help="Kubeflow: name of the run on its pages."),
     ] = None,
+    decision: Annotated[
+        Path | None,
+        typer.Option(
+            "--decision",
+            metavar="D",
+            help="sagemaker, --train-step handover: trains on what this decision.json chose.",
+        ),
+    ] = None,
+    parent_run: Annotated[
+        str | None,
+        typer.Option(
+            "--parent-run", metavar="ID", help="With --decision: id of the run that has decided."
+        ),
+    ] = None,
     kubeflow: KubeflowRun,
     reach: Reach,
     overrides: Overrides = None,
@@ -299,7 +315,7 @@ def start_verb(
     confirm_run(with_params(of, params or ()), assume_yes=yes, quiet=as_json)
     started = None
     try:
-        started = service.start(of, parameters=params or ())
+        started = _started(service, of, params or (), decision=decision, parent_run=parent_run)
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
         # With --wait the one document is that of the end.
@@ -328,6 +344,30 @@ def start_verb(
         )
         say("\n".join(lines), quiet=False)
         return _code_of(err)
+
+
+def _started(
+    service: "Orchestrator",
+    workload: "Workload",
+    parameters: Sequence[str],
+    *,
+    decision: Path | None,
+    parent_run: str | None,
+) -> "Started":
+    """Starts a run that decides, or hands over to one that trains on `decision`."""
+    from stoker.records import Decision, read_json
+
+    if decision is None and parent_run is None:
+        return service.start(workload, parameters=parameters)
+    # Only SageMaker hands over.
+    hand_over: Callable[..., Started] | None = getattr(service, "hand_over", None)
+    if hand_over is None or decision is None or not parent_run:
+        raise UsageError(
+            "--decision and --parent-run go together, for sagemaker",
+            fix="leave both out to start a run that decides itself",
+        )
+    chosen = read_json(decision, Decision)
+    return hand_over(workload, parameters=parameters, decision=chosen, run=parent_run)
 
 
 def schedule_verb(
@@ -378,6 +418,7 @@ def schedule_verb(
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
     """Starts runs of the uploaded pipeline at regular times."""
     named = [
@@ -419,6 +460,8 @@ def schedule_verb(
         print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
         return
     timing = _timing(service.name, cron=cron, every=every or "", time_zone=time_zone)
+    if service.name == "sagemaker":
+        _ask_for_parameters(service, of, params or (), name=name, assume_yes=yes)
     made = service.schedule(of, timing=timing, parameters=params or (), name=name)
     if as_json:
         print(json.dumps(document(made), indent=2))
@@ -565,6 +608,40 @@ def _end_lines(target: "Orchestrator", state: "RunState", *, where: str) -> list
         + (f": {why}" if why and state.status != "succeeded" else ""),
         f"next:    stoker status {target.name} {state.run}{where}",
     ]
+
+
+def _ask_for_parameters(
+    service: "Orchestrator",
+    workload: "Workload",
+    parameters: Sequence[str],
+    *,
+    name: str | None,
+    assume_yes: bool,
+) -> None:
+    """Asks before a schedule's parameters give way to the pipeline's defaults.
+
+    Raises:
+        UsageError: If the answer is no.
+    """
+    from stoker.orchestrators.base import schedule_name
+
+    full_name = schedule_name(workload, name)
+    there = next((each for each in service.schedules(workload) if each.name == full_name), None)
+    # Written as the console shows them, or as the workload has them.
+    named = {text.partition("=")[0].strip().replace("_", "").lower() for text in parameters}
+    lost = [
+        f"{key}={value}"
+        for key, value in (there.parameters if there else {}).items()
+        if key.lower() not in named
+    ]
+    if lost:
+        refused = UsageError(
+            "not scheduled: you said no",
+            fix=" ".join(["add", *(f"--param {each}" for each in lost), "to keep them, or --yes"]),
+        )
+        # In a script nobody is asked: what is lost is named in any case.
+        say(f"replaced by the pipeline's defaults: {', '.join(lost)}", quiet=False)
+        ask(f"schedule {full_name} without them", assume_yes=assume_yes, refused=refused)
 
 
 def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> "Timing":

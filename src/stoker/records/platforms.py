@@ -106,14 +106,15 @@ class ControlSettings(Record, frozen=True, kw_only=True):
         role: ARN of the role with which they run, the one that may create the training job; absent:
             the job's own, which then may create jobs, too.
         instance_type: A processing type; CPU is enough.
-        max_run_seconds: Train waits for the whole training; the service's limit is 5 days.
+        max_run_seconds: Train waits for the whole training. The service allows 9 days; an account's
+            quota is 5 days until it is raised.
     """
 
     image: Name | None = None
     role: Role | None = None
     instance_type: Name = "ml.t3.medium"
     volume_gb: PositiveInt = 30
-    max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=432000)] = 432000
+    max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=777600)] = 432000
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
@@ -121,14 +122,25 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         group: Group of the model registry; absent: the workload's name.
-        image: Image that serves the model; absent: the workload's own.
+        image: Image that serves the model; absent: the package names none, and cannot be deployed
+            as it is.
+        entry_point: Program in the model's archive that serves it, where the image runs one, as
+            AWS's do (SAGEMAKER_PROGRAM).
+        environment: Variables of the container that serves it.
     """
 
     group: Name | None = None
     image: Name | None = None
+    entry_point: Name | None = None
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
     approval: Literal["Approved", "Rejected", "PendingManualApproval"] = "PendingManualApproval"
     content_types: tuple[Name, ...] = ("application/json",)
     response_types: tuple[Name, ...] = ("application/json",)
+
+    def environment_of(self) -> dict[str, str]:
+        """Returns the variables of the container that serves the model."""
+        program = {"SAGEMAKER_PROGRAM": self.entry_point} if self.entry_point else {}
+        return {**program, **self.environment}
 
 
 class SageMakerSettings(Record, frozen=True, kw_only=True):
@@ -157,6 +169,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
         pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline.
+        dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up.
         cache_days: A step with the same request within so many days is not run again; 0: always.
     """
 
@@ -186,6 +199,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     pipeline_role: Role | None = None
     schedule_role: Role | None = None
+    dead_letter_queue: Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:sqs:")] | None = None
     cache_days: NonNegativeInt = 0
 
 
@@ -373,7 +387,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
 
 
 class OnNoCapacity(Record, frozen=True, kw_only=True):
-    """What to do while the platform has no hosts for a job.
+    """Says what is done while the platform has no hosts for a job.
 
     Attributes:
         wait_minutes: So long a plan is tried again, every few minutes; 0: it is tried once.

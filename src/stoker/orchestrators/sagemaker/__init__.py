@@ -28,7 +28,7 @@ from stoker.orchestrators.sagemaker.runs import (
 from stoker.orchestrators.sagemaker.schedules import add_schedule, delete_schedule, list_schedules
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
-from stoker.records import SageMakerSettings, Workload
+from stoker.records import Decision, SageMakerSettings, Workload
 
 
 class SageMakerOrchestrator:
@@ -69,6 +69,19 @@ class SageMakerOrchestrator:
     def start(self, workload: Workload, *, parameters: Sequence[str]) -> Started:
         """Starts a run of the uploaded pipeline; `parameters` are NAME=VALUE."""
         return start_run(self._aws, workload, parameters=parameters, folder=self._folder)
+
+    def hand_over(
+        self, workload: Workload, *, parameters: Sequence[str], decision: Decision, run: str
+    ) -> Started:
+        """Starts the run that trains on what the run with the id `run` has decided, once."""
+        return start_run(
+            self._aws,
+            workload,
+            parameters=parameters,
+            folder=self._folder,
+            decision=decision,
+            parent_run=run,
+        )
 
     def schedule(
         self, workload: Workload, *, timing: Timing, parameters: Sequence[str], name: str | None

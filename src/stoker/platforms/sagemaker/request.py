@@ -12,6 +12,7 @@ from stoker.platforms.sagemaker.checks import (
     CODE_CHANNEL,
     TOKEN_CHANNEL,
     check_body,
+    file_system,
     settings_of,
     without_none,
 )
@@ -38,12 +39,24 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
     }
     if not any(groups.values()):
         return [_channel(name, channel, ()) for name, channel in channels.items()]
+    mounted = next((name for name, each in channels.items() if file_system(each.uri)), None)
+    if mounted:
+        named = next(name for name, found in groups.items() if found)
+        raise UsageError(
+            f"channel {mounted} is a file system, which all groups mount, but {named} names "
+            "groups: SageMaker takes groups at all channels or at none",
+            where=f"key channels.{named}.groups",
+            fix="leave the groups out",
+        )
     # One channel with groups means all channels with groups.
     everyone = tuple(group.name for group in job.groups)
     return [_channel(name, channel, groups[name] or everyone) for name, channel in channels.items()]
 
 
 def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Json]:
+    disk = file_system(channel.uri)
+    if disk:
+        return {"ChannelName": name, "DataSource": {"FileSystemDataSource": disk}}
     wrapper = channel.record_wrapper
     if wrapper is None and channel.data_type == "AugmentedManifestFile":
         wrapper = "RecordIO"
