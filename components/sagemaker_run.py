@@ -187,6 +187,19 @@ def control_step(
     )
 
 
+def only_run_step(run: Run, *, name: str = "OnlyRun") -> RequestStep:
+    """A processing step that fails while another run of the pipeline is under way."""
+    return control_step(
+        run,
+        name,
+        ["status", "sagemaker", run.workload.name, "--besides", EXECUTION_ID],
+        display_name="Only run",
+        description="Fails while another run of this pipeline is under way.",
+        inputs={},
+        outputs={},
+    )
+
+
 def _network(is_isolated: bool, workload: Workload) -> Request | None:
     assert workload.sagemaker
     vpc = workload.sagemaker.vpc

@@ -27,6 +27,7 @@ from components.evaluate.sagemaker import evaluate_step, gate_step
 from components.profile.sagemaker import profile_step, profile_uri
 from components.sagemaker_run import (
     Run,
+    only_run_step,
     run_of,
 )
 from components.sagemaker_steps import (
@@ -54,7 +55,7 @@ from stoker.orchestrators.sagemaker.compile import PipelineRequest, no_profile
 def build(request: PipelineRequest) -> str:
     """The pipeline's definition."""
     run = run_of(request)
-    steps = [measured(run, request)]
+    steps = measured(run, request)
     if request.alone is not None:
         # Runs of two kinds: one that decides, and hands over to one that trains.
         parent = run.parameters["parent_run"]
@@ -69,19 +70,23 @@ def build(request: PipelineRequest) -> str:
     return definition(run.workload.name, parameters=list(run.parameters.values()), steps=steps)
 
 
-def measured(run: Run, request: PipelineRequest) -> Step:
+def measured(run: Run, request: PipelineRequest) -> list[Step]:
     """The profile, or one that is re-used, and all that follows it."""
+    assert run.workload.sagemaker
+    guard = [only_run_step(run)] if run.workload.sagemaker.overlap == "refuse" else []
     reuse = run.parameters["reuse_profile"]
     profile = profile_step(run, request.profile)
     first = tail(run, request, profile_uri=profile_uri(run), profile=profile)
     again = tail(run, request, profile_uri=reuse, suffix="Again")
-    return ConditionStep(
+    needs_profile = ConditionStep(
         name="NeedsProfile",
+        depends_on=[*guard],
         display_name="Is there no profile to re-use?",
         conditions=[ConditionIn(value=reuse, in_values=["", no_profile(run.workload)])],
         if_steps=[profile, *first],
         else_steps=again,
     )
+    return [*guard, needs_profile]
 
 
 def trained(run: Run, request: PipelineRequest) -> list[Step]:

@@ -153,7 +153,7 @@ VERBS = {
         "--json",
         "--debug",
     },
-    "status": REACH | {"--workload", "--set", "--json", "--debug"},
+    "status": {"--besides"} | REACH | {"--workload", "--set", "--json", "--debug"},
     "logs": REACH | {"--group", "--workload", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
     "render": {"--decision", "--group", "--service-account", "--set", "--debug"},

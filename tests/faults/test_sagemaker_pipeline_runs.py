@@ -443,6 +443,19 @@ def test_a_training_that_goes_on_from_its_own_end_is_no_new_model(project: Proje
     assert len(project.packages()) == 1
 
 
+def test_a_run_that_begins_while_another_one_is_under_way_is_refused_where_asked_for(
+    project: Project,
+) -> None:
+    project.upload(overlap="refuse")
+    earlier, later = project.execution(), project.execution()
+    project.account.executing.add(earlier.id)
+    later.run()
+    assert later.status == "Failed"
+    assert statuses(later) == {"OnlyRun": "Failed"}
+    assert f"mnist/{earlier.id}" in project.log(later, "OnlyRun")
+    assert project.account.jobs == {}
+
+
 def test_the_profiles_own_checkpoints_reach_no_other_step(project: Project) -> None:
     project.upload(cache_days=7)
     run = project.execution(Epochs="2").run()

@@ -73,6 +73,7 @@ class Account:
         lacks: Instance types that the region has none of; a job that asks for one gets no hosts.
         faults: Step to what its next attempts end with: a kind that retry policies name.
         lose_host_of: Step to a condition: when it is true, the step's host is lost.
+        executing: Ids of runs that are under way.
         started: Runs that steps have started: token to ARN and parameters.
     """
 
@@ -84,6 +85,7 @@ class Account:
     faults: dict[str, list[str]] = field(default_factory=dict)
     lose_host_of: dict[str, Callable[[], bool]] = field(default_factory=dict)
     started: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    executing: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     cached: dict[str, "StepRun"] = field(default_factory=dict)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -110,6 +112,8 @@ class Account:
                 return self._create(name, asked)
             if operation == "StartPipelineExecution":
                 return self._start(asked)
+            if operation == "ListPipelineExecutions":
+                return self._list(asked)
             if operation not in ("DescribeTrainingJob", "StopTrainingJob"):
                 return None
             if name not in self.jobs:
@@ -161,6 +165,16 @@ class Account:
             values = {str(item["Name"]): str(item["Value"]) for item in given}
             self.started[token] = (str(answer["PipelineExecutionArn"]), values)
         return 200, {"PipelineExecutionArn": self.started[token][0]}
+
+    def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
+        """moto's runs, which it calls Succeeded at once, those under way as they are."""
+        found = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", **asked)
+        summaries = [
+            {key: value for key, value in item.items() if key != "StartTime"}
+            | ({"PipelineExecutionStatus": "Executing"} if _id_of(item) in self.executing else {})
+            for item in _items(found["PipelineExecutionSummaries"])
+        ]
+        return 200, {"PipelineExecutionSummaries": summaries}
 
     def close(self) -> None:
         """Ends what still runs."""
@@ -290,6 +304,13 @@ class Execution:
 
     def run(self) -> "Execution":
         """Runs all steps that can run; the run's status is known afterwards."""
+        self._account.executing.add(self.id)
+        try:
+            return self._run()
+        finally:
+            self._account.executing.discard(self.id)
+
+    def _run(self) -> "Execution":
         taken: dict[str, str] = {}
         while True:
             left = [name for name in self._definition if name not in self.steps]
@@ -633,6 +654,10 @@ def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
             raise DefinitionError(f"parameter {name}: {value} is none of {choices}")
         found[f"Parameters.{name}"] = value
     return found
+
+
+def _id_of(summary: Body) -> str:
+    return str(summary["PipelineExecutionArn"]).rpartition("/")[2]
 
 
 def _types(request: Body) -> Iterator[str]:

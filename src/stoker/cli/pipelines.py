@@ -6,7 +6,7 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +23,13 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.progress import ask, say
-from stoker.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError, UsageError
+from stoker.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    PlatformError,
+    TerminatedError,
+    UsageError,
+)
 from stoker.text import duration
 
 if TYPE_CHECKING:
@@ -194,8 +200,8 @@ class KubeflowRun:
         typer.Option(
             "--version",
             metavar="V",
-            help="Kubeflow: version of the pipeline, by name or id (default: the latest at each "
-            "start).",
+            help="Version of the pipeline (default: the latest at each start). Kubeflow: by name "
+            "or id; SageMaker, at a start: by number or alias.",
         ),
     ] = None
 
@@ -310,12 +316,17 @@ def start_verb(
     from stoker.cli.workloads import with_params
 
     of = workload_of(workload, overrides=overrides or ())
-    service = reach.target(target, workload=of, options=kubeflow.options(run_name=run_name))
+    # Both have versions; all other options of runs are Kubeflow's.
+    version = kubeflow.version if target == "sagemaker" else None
+    options = (replace(kubeflow, version=None) if version else kubeflow).options(run_name=run_name)
+    service = reach.target(target, workload=of, options=options)
     where = reach.words(service.name, file=workload, overrides=overrides or ())
     confirm_run(with_params(of, params or ()), assume_yes=yes, quiet=as_json)
     started = None
     try:
-        started = _started(service, of, params or (), decision=decision, parent_run=parent_run)
+        started = _started(
+            service, of, params or (), decision=decision, parent_run=parent_run, version=version
+        )
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
         # With --wait the one document is that of the end.
@@ -353,12 +364,15 @@ def _started(
     *,
     decision: Path | None,
     parent_run: str | None,
+    version: str | None,
 ) -> "Started":
     """Starts a run that decides, or hands over to one that trains on `decision`."""
     from stoker.records import Decision, read_json
 
     if decision is None and parent_run is None:
-        return service.start(workload, parameters=parameters)
+        named = {"version": version} if version else {}
+        start: Callable[..., Started] = service.start
+        return start(workload, parameters=parameters, **named)
     # Only SageMaker hands over.
     hand_over: Callable[..., Started] | None = getattr(service, "hand_over", None)
     if hand_over is None or decision is None or not parent_run:
@@ -477,12 +491,23 @@ def status_verb(
     target: TargetName,
     run: RunName,
     *,
+    besides: Annotated[
+        str | None,
+        typer.Option(
+            "--besides",
+            metavar="ID",
+            help="Only fails with 4 if a run of the pipeline RUN is under way besides this one.",
+        ),
+    ] = None,
     reach: RunReach,
     as_json: AsJson = False,
 ) -> None:
     """Shows the steps of a run, with times, errors and links."""
     service = reach.target_of(target, run=run)
     where = reach.words_of(service.name)
+    if besides is not None:
+        _refuse_overlap(service, run, besides=besides)
+        return
     state = service.status(run)
     others = service.runs(run)
     if as_json:
@@ -502,6 +527,26 @@ def status_verb(
         print(f"logs:  stoker logs {service.name} {state.run}{where}")
     if not state.has_ended:
         print(f"stop:  stoker stop {service.name} {state.run}{where}")
+
+
+def _refuse_overlap(service: "Orchestrator", pipeline: str, *, besides: str) -> None:
+    """Checks that no run of a pipeline is under way besides one.
+
+    Raises:
+        PlatformError: If there is another.
+    """
+    others = [
+        each.run
+        for each in service.runs(pipeline)
+        if each.status in ("running", "stopping") and not each.run.endswith(f"/{besides}")
+    ]
+    if others:
+        raise PlatformError(
+            f"another run of {pipeline} is under way: {', '.join(others)}",
+            where="the workload says overlap: refuse",
+            fix=f"start again when it has ended, or: stoker stop {service.name} {others[0]}",
+        )
+    print(f"no other run of {pipeline} is under way")
 
 
 def logs_verb(

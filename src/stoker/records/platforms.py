@@ -169,6 +169,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
         pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline.
+        overlap: Whether a run of the pipeline may begin while another one is under way; refuse: it
+            fails at once, in a small step of its own.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up.
         cache_days: A step with the same request within so many days is not run again; 0: always.
     """
@@ -199,6 +201,7 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     pipeline_role: Role | None = None
     schedule_role: Role | None = None
+    overlap: Literal["allow", "refuse"] = "allow"
     dead_letter_queue: Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:sqs:")] | None = None
     cache_days: NonNegativeInt = 0
 

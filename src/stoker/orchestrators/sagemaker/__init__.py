@@ -66,9 +66,13 @@ class SageMakerOrchestrator:
         """Sends what the plan found to be missing or changed."""
         return send_upload(self._aws, plan, settings=self._known())
 
-    def start(self, workload: Workload, *, parameters: Sequence[str]) -> Started:
+    def start(
+        self, workload: Workload, *, parameters: Sequence[str], version: str | None = None
+    ) -> Started:
         """Starts a run of the uploaded pipeline; `parameters` are NAME=VALUE."""
-        return start_run(self._aws, workload, parameters=parameters, folder=self._folder)
+        return start_run(
+            self._aws, workload, parameters=parameters, folder=self._folder, version=version
+        )
 
     def hand_over(
         self, workload: Workload, *, parameters: Sequence[str], decision: Decision, run: str

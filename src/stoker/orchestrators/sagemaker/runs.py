@@ -177,6 +177,7 @@ def start_run(
     folder: Path,
     decision: Decision | None = None,
     parent_run: str = "",
+    version: str | None = None,
 ) -> Started:
     """Starts a run; `parameters` are NAME=VALUE.
 
@@ -188,6 +189,7 @@ def start_run(
         decision: What the run trains on, decided by the run `parent_run`; called again for the
             same one it starts no second run. Absent: the run decides itself.
         parent_run: Its execution id.
+        version: Of the pipeline: its number, or an alias; absent: the one uploaded last.
 
     Raises:
         UsageError: If the pipeline is not uploaded, or a parameter is unknown or invalid.
@@ -195,7 +197,7 @@ def start_run(
     """
     deployed = uploaded_pipeline(aws, workload.name)
     values = checked_parameters(deployed, workload, parameters)
-    warnings = () if decision else out_of_date(deployed, workload, folder=folder)
+    warnings = () if decision or version else out_of_date(deployed, workload, folder=folder)
     token = secrets.token_hex(16)
     if decision:
         there = parameters_in(deployed.definition)
@@ -210,6 +212,7 @@ def start_run(
         PipelineExecutionDisplayName=f"{deployed.name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
         PipelineParameters=[{"Name": name, "Value": value} for name, value in values.items()],
         ClientRequestToken=token,
+        **_version(version),
     )
     arn = str(answer["PipelineExecutionArn"])
     return Started(
@@ -219,6 +222,14 @@ def start_run(
         parameters=values,
         warnings=warnings,
     )
+
+
+def _version(version: str | None) -> dict[str, object]:
+    if version is None:
+        return {}
+    if version.isascii() and version.isdigit():
+        return {"PipelineVersionId": int(version)}
+    return {"PipelineVersionAlias": version}
 
 
 def out_of_date(
