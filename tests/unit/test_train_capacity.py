@@ -115,7 +115,7 @@ def run(
     record = train(
         job,
         platform=platform,
-        catalog=load_catalog(),
+        catalog=load_catalog("sagemaker"),
         decision=decision(),
         on_line=lambda line: said.append(line.text),
         sleep=platform.sleep,
