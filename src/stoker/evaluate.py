@@ -79,21 +79,26 @@ def model_quality(training: Training) -> dict[str, Json]:
 
 def told_metrics(document: Json) -> dict[str, float]:
     """Returns the metrics in a training.json, an evaluation.json or a model-quality.json."""
-    found: dict[str, float] = {}
     content = document if isinstance(document, Mapping) else {}
-    plain = content.get("metrics")
-    for name, value in plain.items() if isinstance(plain, Mapping) else ():
-        found |= {str(name): float(value)} if isinstance(value, int | float) else {}
+    values: list[tuple[Json, Json]] = [*_members(content.get("metrics"))]
     gates = content.get("gates")
-    for gate in gates if isinstance(gates, list) else ():
-        value = gate.get("value") if isinstance(gate, Mapping) else None
-        found |= {str(gate["metric"]): float(value)} if isinstance(value, int | float) else {}
+    values += [
+        (gate.get("metric"), gate.get("value"))
+        for gate in (gates if isinstance(gates, list) else ())
+        if isinstance(gate, Mapping)
+    ]
     for kind, part in content.items():
-        if kind.endswith("_metrics") and isinstance(part, Mapping):
-            for name, told in part.items():
-                value = told.get("value") if isinstance(told, Mapping) else None
-                found |= {str(name): float(value)} if isinstance(value, int | float) else {}
-    return found
+        if kind.endswith("_metrics"):
+            values += [
+                (name, told.get("value"))
+                for name, told in _members(part)
+                if isinstance(told, Mapping)
+            ]
+    return {str(name): float(value) for name, value in values if isinstance(value, int | float)}
+
+
+def _members(value: Json) -> Sequence[tuple[str, Json]]:
+    return [*value.items()] if isinstance(value, Mapping) else []
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:

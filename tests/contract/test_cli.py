@@ -149,6 +149,7 @@ VERBS = {
         "--service-account",
         "--version",
         "--param",
+        "--yes",
         "--set",
         "--json",
         "--debug",

@@ -5,7 +5,7 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -367,21 +367,23 @@ def _started(
     version: str | None,
 ) -> "Started":
     """Starts a run that decides, or hands over to one that trains on `decision`."""
+    from stoker.orchestrators.sagemaker import SageMakerOrchestrator
     from stoker.records import Decision, read_json
 
-    if decision is None and parent_run is None:
-        named = {"version": version} if version else {}
-        start: Callable[..., Started] = service.start
-        return start(workload, parameters=parameters, **named)
-    # Only SageMaker hands over.
-    hand_over: Callable[..., Started] | None = getattr(service, "hand_over", None)
-    if hand_over is None or decision is None or not parent_run:
+    if isinstance(service, SageMakerOrchestrator):
+        if decision and parent_run:
+            chosen = read_json(decision, Decision)
+            return service.hand_over(
+                workload, parameters=parameters, decision=chosen, run=parent_run
+            )
+        if not decision and not parent_run:
+            return service.start(workload, parameters=parameters, version=version)
+    if decision or parent_run:
         raise UsageError(
             "--decision and --parent-run go together, for sagemaker",
             fix="leave both out to start a run that decides itself",
         )
-    chosen = read_json(decision, Decision)
-    return hand_over(workload, parameters=parameters, decision=chosen, run=parent_run)
+    return service.start(workload, parameters=parameters)
 
 
 def schedule_verb(
