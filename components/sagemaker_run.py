@@ -1,7 +1,7 @@
 """What the steps of one run of a SageMaker pipeline share, and the small steps among them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from components.sagemaker_steps import (
     EXECUTION_ID,
@@ -37,12 +37,14 @@ class Run:
         inputs_uri: Folder with workload.json.
         parameters: The pipeline's, by name in snake case.
         passed: Names of those that the steps hand on to stoker as `--param`.
+        execution_id: Of the run whose folder the steps write to: letters and digits.
     """
 
     workload: Workload
     inputs_uri: str
     parameters: Mapping[str, Variable]
     passed: tuple[str, ...]
+    execution_id: Variable = field(default_factory=lambda: EXECUTION_ID)
 
     def uri(self, path: str) -> Text:
         """An address in the run's own folder, which its execution id names."""
@@ -50,9 +52,9 @@ class Run:
         return text(head, self.execution_id, f"/{path}")
 
     @property
-    def execution_id(self) -> Variable:
-        """Of the run: letters and digits."""
-        return EXECUTION_ID
+    def passed_on(self) -> tuple[str, ...]:
+        """Names of the parameters that a run hands on to the one that trains for it."""
+        return (*self.passed, "model_group", "approval")
 
     @property
     def output_uri(self) -> str:
@@ -180,6 +182,21 @@ def control_step(
         description=description,
         depends_on=depends_on,
         property_files=property_files,
+        # The small hosts are of a type that is rarely short; what waits for a GPU is not this job.
+        capacity_minutes=30,
+    )
+
+
+def only_run_step(run: Run, *, name: str = "OnlyRun") -> RequestStep:
+    """A processing step that fails while another run of the pipeline is under way."""
+    return control_step(
+        run,
+        name,
+        ["status", "sagemaker", run.workload.name, "--besides", EXECUTION_ID],
+        display_name="Only run",
+        description="Fails while another run of this pipeline is under way.",
+        inputs={},
+        outputs={},
     )
 
 

@@ -60,7 +60,7 @@ def offline() -> Iterator[None]:
 
 
 with offline():
-    from sagemaker.core.workflow.conditions import ConditionEquals
+    from sagemaker.core.workflow.conditions import ConditionEquals, ConditionIn
     from sagemaker.core.workflow.execution_variables import ExecutionVariables
     from sagemaker.core.workflow.functions import Join, JsonGet
     from sagemaker.core.workflow.parameters import ParameterInteger, ParameterString
@@ -97,6 +97,7 @@ Request = dict[str, object]
 
 # Of the run: letters and digits.
 EXECUTION_ID: Variable = ExecutionVariables.PIPELINE_EXECUTION_ID
+EXECUTION_ARN: Variable = ExecutionVariables.PIPELINE_EXECUTION_ARN
 
 _SHAPES = {
     "Processing": "DescribeProcessingJobResponse",
@@ -115,6 +116,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         depends_on: Steps, or `StepDependency` for another outcome than success.
         property_files: JSON outputs that conditions and other steps may read.
         cache_days: A run of the same request within so many days is re-used; 0: never.
+        capacity_minutes: So long a job is tried again for which there are no hosts; 0: it is not.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         depends_on: Sequence[Step | StepDependency] = (),
         property_files: Sequence[PropertyFile] = (),
         cache_days: int = 0,
+        capacity_minutes: int = 0,
     ) -> None:
         super().__init__(
             name,
@@ -135,7 +138,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
             display_name,
             description,
             list(depends_on),
-            _policies() if kind != "RegisterModel" else [_STEP_POLICY],
+            _policies(capacity_minutes) if kind != "RegisterModel" else [_STEP_POLICY],
         )
         self._request = _without_absent(request)
         self._cache_days = cache_days
@@ -165,7 +168,8 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
 # Retries. A kind of error may stand in one policy only.
 #   Throttled, or the service had a fault: soon again; the service's own default is about this.
 #   A quota is in use by another run: jobs end, so it is asked for during an hour and a half.
-#   No capacity, or the job broke inside the service: minutes apart; each attempt may be billed.
+#   The job broke inside the service: minutes apart; each attempt may be billed.
+#   No capacity: for as long as the workload's on_no_capacity says.
 _STEP_POLICY = StepRetryPolicy(
     [StepExceptionTypeEnum.SERVICE_FAULT, StepExceptionTypeEnum.THROTTLING],
     interval_seconds=5,
@@ -174,7 +178,15 @@ _STEP_POLICY = StepRetryPolicy(
 )
 
 
-def _policies() -> list[StepRetryPolicy | SageMakerJobStepRetryPolicy]:
+def _policies(
+    capacity_minutes: int,
+) -> list[StepRetryPolicy | SageMakerJobStepRetryPolicy]:
+    waiting = SageMakerJobStepRetryPolicy(
+        failure_reason_types=[SageMakerJobExceptionTypeEnum.CAPACITY_ERROR],
+        interval_seconds=300,
+        backoff_rate=1.0,
+        expire_after_mins=capacity_minutes,
+    )
     return [
         _STEP_POLICY,
         SageMakerJobStepRetryPolicy(
@@ -184,14 +196,12 @@ def _policies() -> list[StepRetryPolicy | SageMakerJobStepRetryPolicy]:
             expire_after_mins=90,
         ),
         SageMakerJobStepRetryPolicy(
-            failure_reason_types=[
-                SageMakerJobExceptionTypeEnum.CAPACITY_ERROR,
-                SageMakerJobExceptionTypeEnum.INTERNAL_ERROR,
-            ],
+            failure_reason_types=[SageMakerJobExceptionTypeEnum.INTERNAL_ERROR],
             interval_seconds=120,
             backoff_rate=2.0,
             max_attempts=3,
         ),
+        *([waiting] if capacity_minutes else []),
     ]
 
 
@@ -268,8 +278,10 @@ def _plain(value: object) -> object:
 
 
 __all__ = [
+    "EXECUTION_ARN",
     "EXECUTION_ID",
     "ConditionEquals",
+    "ConditionIn",
     "ConditionStep",
     "FailStep",
     "PropertyFile",

@@ -29,10 +29,13 @@ def job_request(run: Run, request: Mapping[str, object]) -> Request:
 
 
 def channels(run: Run, request: Mapping[str, object]) -> list[Request]:
-    """The request's channels: input data by its parameter, and no token of a single job's."""
+    """The request's channels: input data by its parameter, and no token of a single job's.
+
+    A file system stays as it is: it has no address that a parameter could replace.
+    """
     return [
         placed(channel, run.parameters["input_data"])
-        if channel["ChannelName"] == run.main_channel
+        if channel["ChannelName"] == run.main_channel and "input_data" in run.parameters
         else dict(channel)
         for channel in items(request.get("InputDataConfig"))
         if channel["ChannelName"] != TOKEN

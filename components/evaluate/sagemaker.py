@@ -8,6 +8,7 @@ from components.sagemaker_run import (
     control_step,
 )
 from components.sagemaker_steps import (
+    EXECUTION_ARN,
     ConditionEquals,
     ConditionStep,
     FailStep,
@@ -34,7 +35,9 @@ def evaluate_step(
     """A processing step that judges the run and writes evaluation/{evaluation.json,report.html}.
 
     It runs whatever became of the training, so that a failed one has its report, too. Its input is
-    the run's whole folder: what the training left may be missing, the decision is always there.
+    the run's whole folder: what the training left may be missing, and the service refuses an input
+    that is not there; the decision always is. Only the small steps write to that folder, records of
+    some kilobytes.
 
     Args:
         run: Of the pipeline.
@@ -55,6 +58,7 @@ def evaluate_step(
             *("--training", f"{INPUT}/run/training/training.json"),
             *("--out", f"{OUTPUT}/evaluation/evaluation.json"),
             *("--report", f"{OUTPUT}/evaluation/report.html"),
+            *("--champion", text("registry:", run.parameters["model_group"])),
             "--always",
             *(("--outputs", outputs_uri) if outputs_uri else ()),
             *(("--delete", token_uri) if token_uri else ()),
@@ -62,11 +66,13 @@ def evaluate_step(
         ],
         display_name="Evaluate",
         description="Did quality hold, did the promise hold; the report.",
-        inputs={"profile": profile_uri, "run": run.uri("")},
+        inputs={"profile": text(profile_uri, "/profile.json"), "run": run.uri("")},
         outputs={"evaluation": run.uri("evaluation")},
         property_files=[property_file("Evaluation", output="evaluation", path="evaluation.json")],
         depends_on=[StepDependency(train, TriggerCondition.ANY)],
-        is_isolated=outputs_uri is None and token_uri is None,
+        is_isolated=outputs_uri is None
+        and token_uri is None
+        and not any(gate.needs_champion for gate in run.workload.gate),
     )
 
 
@@ -100,7 +106,7 @@ def gate_step(run: Run, *, evaluate: RequestStep, model_uri: Text, suffix: str =
 
 
 def register_step(run: Run, *, model_uri: Text, name: str = "Register") -> RequestStep:
-    """Registers the model in the group that the parameters name, with evaluation.json as metrics.
+    """Registers the model in the group that the parameters name, with the run's metrics.
 
     Args:
         run: Of the pipeline.
@@ -114,11 +120,17 @@ def register_step(run: Run, *, model_uri: Text, name: str = "Register") -> Reque
         "RegisterModel",
         {
             "ModelPackageGroupName": run.parameters["model_group"],
-            "ModelPackageDescription": f"Trained by the pipeline {run.workload.name} of stoker.",
+            "ModelPackageDescription": f"Trained by the pipeline {run.workload.name} of stoker."
+            + ("" if model.image else " It names no image to serve it."),
             "ModelApprovalStatus": run.parameters["approval"],
             "InferenceSpecification": {
+                # Without an image of the user's own there is none: the training's cannot serve.
                 "Containers": [
-                    {"Image": model.image or run.parameters["image"], "ModelDataUrl": model_uri}
+                    {
+                        "Image": model.image,
+                        "ModelDataUrl": model_uri,
+                        "Environment": model.environment_of() or None,
+                    }
                 ],
                 "SupportedContentTypes": list(model.content_types),
                 "SupportedResponseMIMETypes": list(model.response_types),
@@ -127,12 +139,15 @@ def register_step(run: Run, *, model_uri: Text, name: str = "Register") -> Reque
                 "ModelQuality": {
                     "Statistics": {
                         "ContentType": "application/json",
-                        "S3Uri": run.uri("evaluation/evaluation.json"),
+                        "S3Uri": run.uri("evaluation/model-quality.json"),
                     }
                 }
             },
+            # Links the model to the run that made it.
+            "MetadataProperties": {"GeneratedBy": EXECUTION_ARN},
             "CustomerMetadataProperties": {
                 "stoker-decision": run.uri("decision/decision.json"),
+                "stoker-evaluation": run.uri("evaluation/evaluation.json"),
                 "stoker-report": run.uri("evaluation/report.html"),
             },
         },

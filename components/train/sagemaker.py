@@ -124,6 +124,7 @@ def native_train_step(
         name: Of the step.
     """
     hyperparameters = dict(mapping(request.get("HyperParameters") or {}))
+    checkpoints = request.get("CheckpointConfig")
     if "epochs" in hyperparameters:
         hyperparameters["epochs"] = text("", run.parameters["epochs"])
     return RequestStep(
@@ -134,9 +135,12 @@ def native_train_step(
             "ResourceConfig": _resources(run, mapping(request["ResourceConfig"])),
             "InputDataConfig": [*channels(run, request), *_token_channel(run, request)],
             "HyperParameters": hyperparameters or None,
+            "CheckpointConfig": {**mapping(checkpoints), "S3Uri": _checkpoints(run)}
+            if checkpoints
+            else None,
             "Environment": {
                 **without(request["Environment"], _OF_ONE_JOB),
-                "STOKER_WORKERS": _workers(run),
+                "STOKER_WORKERS": run.parameters.get("workers") or _workers(run),
             },
             "OutputDataConfig": {
                 **mapping(request["OutputDataConfig"]),
@@ -146,7 +150,17 @@ def native_train_step(
         display_name="Train",
         description="Trains on the instance groups that the parameters name.",
         depends_on=depends_on,
+        capacity_minutes=run.workload.on_no_capacity.wait_minutes,
     )
+
+
+def _checkpoints(run: Run) -> Text:
+    """The run's own folder of checkpoints, or the one that the workload says to go on from."""
+    assert run.workload.sagemaker
+    settings = run.workload.sagemaker
+    if settings.resume_from or not settings.checkpoint_uri:
+        return settings.resume_from or ""
+    return text(f"{settings.checkpoint_uri.rstrip('/')}/", run.job_name)
 
 
 def _resources(run: Run, resources: Mapping[str, object]) -> Request:

@@ -4,6 +4,7 @@
     ├── UsageError               2  a wrong command line, setting or record (also a ValueError)
     ├── GateError                3  the model is not as good as the workload's gate asks
     ├── PlatformError            4  a platform refused or lost a request
+    │   └── NoCapacityError         it has no hosts for the job, now or by a quota
     ├── FeedError                5  the feed cannot go on
     │   ├── FeedLostError           no data worker is left, or none came in time (also a
     │   │                           RuntimeError, as what torch's loader raises then)
@@ -80,6 +81,18 @@ class PlatformError(StokerError):
     """A platform refused or lost a request."""
 
     exit_code = 4
+
+
+class NoCapacityError(PlatformError):
+    """A platform has no hosts for a job: another time, or with other types, it may.
+
+    Attributes:
+        types: Instance types that are short; none where the platform does not say.
+        may_pass: Waiting may help; not where a quota is 0.
+    """
+
+    types: frozenset[str] = frozenset()
+    may_pass = True
 
 
 class FeedError(StokerError):

@@ -1,7 +1,7 @@
 """The evaluate component holds a run against its gates, its baseline and its prediction."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stoker.errors import UsageError
 from stoker.records import (
@@ -12,6 +12,7 @@ from stoker.records import (
     GateResult,
     Group,
     Job,
+    Json,
     Performance,
     Plan,
     Profile,
@@ -25,12 +26,19 @@ from stoker.text import ms, percentage
 
 
 def evaluate(
-    *, workload: Workload, profile: Profile, decision: Decision, training: Training
+    *,
+    workload: Workload,
+    profile: Profile,
+    decision: Decision,
+    training: Training,
+    champion: Mapping[str, float] | None = None,
 ) -> Evaluation:
     """Judges the run by its status, its gates and its prediction. Pure.
 
-    A metric that the run did not report fails its gate. The prediction is that of the plan with
-    the run's groups; a run that is not of a plan has no prediction.
+    A metric that the run did not report fails its gate, and a run that did no step is no new model:
+    what it reports is an earlier run's. The prediction is that of the plan with the run's groups; a
+    run that is not of a plan has no prediction. `champion` has the metrics of the model in use, for
+    gates that name it.
 
     Raises:
         UsageError: If a record was made for another workload.
@@ -39,14 +47,58 @@ def evaluate(
     _refuse_foreign("profile", profile.workload_sha256, digest)
     _refuse_foreign("decision", decision.workload_sha256, digest)
     _refuse_foreign("training", training.workload_sha256, digest)
-    gates = tuple(_result(gate, training) for gate in workload.gate)
+    known = champion or {}
+    bounds = (gate.against(known.get(gate.metric)) for gate in workload.gate)
+    gates = tuple(_result(gate, training) for gate in bounds)
     return Evaluation(
         workload_sha256=digest,
-        passed=training.status == "succeeded" and all(gate.passed for gate in gates),
+        passed=training.status == "succeeded"
+        and not _did_no_step(training)
+        and all(gate.passed for gate in gates),
         reason=_reason(training, gates),
         gates=gates,
         performance=_performance(profile, decision, training),
     )
+
+
+# Names by which SageMaker Studio knows metrics of a regression; all others are a classification's.
+_REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
+
+
+def model_quality(training: Training) -> dict[str, Json]:
+    """Returns the run's metrics in the form of model quality that SageMaker Studio shows."""
+    parts: dict[str, dict[str, Json]] = {}
+    for name, value in sorted(training.metrics.items()):
+        if math.isfinite(value):
+            kind = "regression" if name in _REGRESSION else "multiclass_classification"
+            # One run says nothing of a spread.
+            shown: Json = {"value": value, "standard_deviation": "NaN"}
+            parts.setdefault(f"{kind}_metrics", {})[name] = shown
+    return {**parts}
+
+
+def told_metrics(document: Json) -> dict[str, float]:
+    """Returns the metrics in a training.json, an evaluation.json or a model-quality.json."""
+    content = document if isinstance(document, Mapping) else {}
+    values: list[tuple[Json, Json]] = [*_members(content.get("metrics"))]
+    gates = content.get("gates")
+    values += [
+        (gate.get("metric"), gate.get("value"))
+        for gate in (gates if isinstance(gates, list) else ())
+        if isinstance(gate, Mapping)
+    ]
+    for kind, part in content.items():
+        if kind.endswith("_metrics"):
+            values += [
+                (name, told.get("value"))
+                for name, told in _members(part)
+                if isinstance(told, Mapping)
+            ]
+    return {str(name): float(value) for name, value in values if isinstance(value, int | float)}
+
+
+def _members(value: Json) -> Sequence[tuple[str, Json]]:
+    return [*value.items()] if isinstance(value, Mapping) else []
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:
@@ -66,7 +118,14 @@ def _reason(training: Training, gates: Sequence[GateResult]) -> str:
     # Before the gates, which fail as well where no metric was reported.
     if training.status != "succeeded":
         return f"the training {training.status}: {training.cause}"
+    if _did_no_step(training):
+        return "the training did no step, as one that goes on from where another has ended"
     return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)
+
+
+def _did_no_step(training: Training) -> bool:
+    """Tells whether the script had loaders and took no batch; False where nothing was measured."""
+    return training.measured is not None and training.measured.steps == 0
 
 
 def _gate_words(gate: GateResult) -> str:

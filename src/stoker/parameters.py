@@ -181,15 +181,20 @@ def _gate(value: str) -> tuple[str, ...]:
     for text in filter(None, (part.strip() for part in value.split(","))):
         sign = next((sign for sign in (">=", "<=") if sign in text), None)
         metric, _, bound = text.partition(sign or ">=")
+        bound = bound.replace(" ", "")
+        key = "min" if sign == ">=" else "max"
+        if bound.startswith("champion"):
+            key, bound = f"{key}_champion", bound.removeprefix("champion") or "0"
         try:
             number = float(bound)
         except ValueError:
             sign = None
         if sign is None or not metric.strip():
             raise UsageError(
-                f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND", fix="as accuracy>=0.94"
+                f"gate {text} is not METRIC>=BOUND or METRIC<=BOUND",
+                fix="as accuracy>=0.94, or accuracy>=champion-0.005",
             )
-        gates.append({"metric": metric.strip(), "min" if sign == ">=" else "max": number})
+        gates.append({"metric": metric.strip(), key: number})
     # One line: an override is one word of a command line.
     return (f"gate={yaml.safe_dump(gates, default_flow_style=True, width=4096).strip()}",)
 
@@ -200,6 +205,8 @@ def gate_text(workload: Workload) -> str:
     for gate in workload.gate:
         parts += [f"{gate.metric}>={gate.min:g}"] if gate.min is not None else []
         parts += [f"{gate.metric}<={gate.max:g}"] if gate.max is not None else []
+        for sign, change in ((">=", gate.min_champion), ("<=", gate.max_champion)):
+            parts += [f"{gate.metric}{sign}champion{change:+g}"] if change is not None else []
     return ", ".join(parts)
 
 

@@ -450,7 +450,7 @@ def _with_pools_text(workload: Workload, place: Place) -> Workload:
 
 def _check_workload(workload: Workload, place: Place) -> None:
     for index, gate in enumerate(workload.gate):
-        if gate.min is None and gate.max is None:
+        if gate.min is None and gate.max is None and not gate.needs_champion:
             raise UsageError(
                 f"gate {gate.metric} has neither min nor max", where=place.at(f"gate[{index}]")
             )

@@ -3,8 +3,9 @@
 import queue
 import shutil
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.errors import StokerError, TerminatedError, UsageError
+from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     AdoptedRun,
@@ -32,6 +33,7 @@ from stoker.records import (
     Profile,
     Training,
     Workload,
+    bare_type,
     read_json,
     sha256_of,
     write_json,
@@ -91,11 +93,17 @@ def _next_best(decision: Decision) -> str:
     plan = next(other_type, next(iter(others), None))
     if plan is None:
         return ""
-    words = " + ".join(f"{group.count} x {group.instance_type}" for group in plan.groups)
+    words = _words(plan.groups)
     if plan.predicted is None:
         return words
     step, price = plan.predicted.step_seconds, plan.predicted.usd_per_hour
     return f"{words} ({ms(step)} per step, {usd(price)} per hour)"
+
+
+# Between two tries of a plan for which there are no hosts.
+RETRY_SECONDS = 300.0
+# Of a decision: the further down, the less they pay.
+MAX_PLANS = 5
 
 
 def train(
@@ -106,6 +114,8 @@ def train(
     decision: Decision | None = None,
     on_line: Callable[[LogLine], None] | None = None,
     on_stop: Callable[[Training], None] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Training:
     """Submits the job, follows it to its end, and writes its record to `job.run_dir`.
 
@@ -114,10 +124,119 @@ def train(
     `stopped`, and the interrupt goes on. After a SIGTERM a job that the next attempt can adopt may
     go on: then the interrupt says so.
 
+    While the platform has no hosts the job is tried again, and then the decision's next plans, as
+    the workload's `on_no_capacity` says; each try is a line.
+
     Raises:
         UsageError: If the platform cannot run such a job, or the record cannot be written.
         PlatformError: If the platform refuses it.
+        NoCapacityError: If there were no hosts for any of the plans, for as long as was asked for.
     """
+    policy = job.platform_settings.on_no_capacity
+    jobs = [job]
+    if decision and policy.then == "next_plan":
+        jobs += [each for each in _further(job, decision) if _can_run(platform, each)]
+    tried: list[Event] = []
+
+    def say(words: str) -> None:
+        tried.append(Event(when=now_utc(), what=words))
+        if on_line:
+            on_line(LogLine(group=platform.name, host="capacity", text=words))
+
+    short: frozenset[str] = frozenset()
+    last = NoCapacityError(f"there are no hosts for {_words(job.groups)}")
+    for index in range(_resumed(jobs, platform), len(jobs)):
+        current = jobs[index]
+        if _needs(current, short):
+            continue
+        until = clock() + 60 * policy.wait_minutes
+        while True:
+            try:
+                return _train_once(
+                    current,
+                    platform=platform,
+                    catalog=catalog,
+                    decision=decision,
+                    tried=tried,
+                    on_line=on_line,
+                    on_stop=on_stop,
+                )
+            except NoCapacityError as err:
+                last = err
+                left = until - clock()
+                if left <= 0 or not err.may_pass:
+                    break
+                pause = min(left, RETRY_SECONDS)
+                say(
+                    f"no hosts for {_words(current.groups)}: again in {pause / 60:.0f} min, "
+                    f"for {left / 60:.0f} min more: {err.what}"
+                )
+                sleep(pause)
+        short |= {bare_type(name) for name in last.types}
+        following = next((other for other in jobs[index + 1 :] if not _needs(other, short)), None)
+        if following is None:
+            break
+        say(
+            f"no hosts for {_words(current.groups)}: "
+            f"taking the next plan, {_words(following.groups)}: {last.what}"
+        )
+    raise last
+
+
+def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
+    """Yields jobs of the decision's next plans, best first: those that have other types.
+
+    What is short is not always said, and another number of the same hosts is short of them, too.
+    """
+    seen = [{group.instance_type for group in job.groups}]
+    for number, plan in enumerate(decision.plans, 1):
+        types = {group.instance_type for group in plan.groups}
+        if not plan.feasible or types in seen:
+            continue
+        seen.append(types)
+        # By its place in the decision: a further attempt of a pipeline's step finds its job again.
+        name = f"{job.name}-plan{number}"
+        yield replace(job, name=name, run=job.run_name, groups=plan.groups, next_best="")
+        if len(seen) == MAX_PLANS:
+            return
+
+
+def _can_run(platform: Platform[RequestT], job: JobSpec) -> bool:
+    """Tells whether the platform would take such a job; the decision knows types, not its rules."""
+    try:
+        platform.plan(job)
+    except UsageError:
+        return False
+    return True
+
+
+def _resumed(jobs: Sequence[JobSpec], platform: Platform[RequestT]) -> int:
+    """Returns which of the run's jobs an earlier attempt has got hosts for; the first if none."""
+    # Only platforms whose jobs outlive stoker, and may be short of hosts, have it.
+    resumed: Callable[[Sequence[RequestT]], int] | None = getattr(platform, "resumed", None)
+    if resumed is None or len(jobs) == 1:
+        return 0
+    return resumed([platform.plan(job) for job in jobs])
+
+
+def _needs(job: JobSpec, short: frozenset[str]) -> bool:
+    return bool(short & {bare_type(group.instance_type) for group in job.groups})
+
+
+def _words(groups: Sequence[Group]) -> str:
+    return " + ".join(f"{group.count} x {group.instance_type}" for group in groups)
+
+
+def _train_once(
+    job: JobSpec,
+    *,
+    platform: Platform[RequestT],
+    catalog: Catalog,
+    decision: Decision | None,
+    tried: Sequence[Event],
+    on_line: Callable[[LogLine], None] | None,
+    on_stop: Callable[[Training], None] | None,
+) -> Training:
     run = platform.submit(platform.plan(job))
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
     file = job.run_dir / "training.json"
@@ -156,7 +275,7 @@ def train(
         decision=decision,
     )
     seen = (Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
-    facts = replace(facts, events=(*facts.events, *seen), last_words=tuple(last_words))
+    facts = replace(facts, events=(*tried, *facts.events, *seen), last_words=tuple(last_words))
     record = write_training(facts, file=file)
     if isinstance(run, AdoptedRun):
         run.clean_up()

@@ -388,7 +388,7 @@ def test_a_job_that_no_workload_can_hold_is_refused(change: dict[str, object], w
         workload_of(job, catalog=load_catalog("sagemaker"), region="eu-central-1")
 
 
-def test_data_that_is_not_in_s3_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_file_system_is_taken_on(tmp_path: Path) -> None:
     disk = {
         "FileSystemId": "fs-0123456789a",
         "FileSystemAccessMode": "ro",
@@ -400,8 +400,15 @@ def test_data_that_is_not_in_s3_is_left_out_and_named(tmp_path: Path) -> None:
         "InputDataConfig": [{"ChannelName": "disk", "DataSource": {"FileSystemDataSource": disk}}],
     }
     text, workload = adopted(request, tmp_path)
+    assert workload.channels["disk"].uri == "efs://fs-0123456789a/data"
+    assert "left out" not in text.partition("channels")[2].partition("sagemaker")[0]
+
+
+def test_data_of_the_hub_is_left_out_and_named(tmp_path: Path) -> None:
+    channel = {"ChannelName": "hub", "DataSource": {"DatasetSource": {"DatasetArn": "arn"}}}
+    text, workload = adopted({**SCRIPT_MODE, "InputDataConfig": [channel]}, tmp_path)
     assert workload.channels == {}
-    assert "Channel disk is not read from S3" in text
+    assert "Channel hub is not read from S3" in text
 
 
 def test_spot_is_left_out_with_the_words_to_have_it(tmp_path: Path) -> None:

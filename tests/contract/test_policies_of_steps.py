@@ -29,7 +29,7 @@ def steps(request: pytest.FixtureRequest) -> list[tuple[str, dict[str, Json]]]:
     found = []
     for step in sample.steps(document):
         again = "s3://BUCKET/stoker/pipelines/mnist/earlier/profile"
-        reuse = again if str(step["Name"]).endswith("Again") else ""
+        reuse = again if str(step["Name"]).endswith("Again") else None
         arguments = sample.resolved(step["Arguments"], document, reuse_profile=reuse)
         assert isinstance(arguments, dict)
         if step["Type"] != "Condition":

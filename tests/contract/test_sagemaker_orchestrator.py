@@ -17,10 +17,11 @@ import yaml
 from stoker.orchestrators.base import Uploaded
 from stoker.orchestrators.sagemaker import SageMakerOrchestrator
 from stoker.orchestrators.sagemaker.pipelines import MAX_DEFINITION
-from stoker.orchestrators.sagemaker.runs import MAX_VALUE
+from stoker.orchestrators.sagemaker.runs import MAX_VALUE, start_run
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.checks import maximum
 from stoker.records import Json
+from support.aws_answers import Answers
 from support.command import process, stoker
 from support.moto import ACCOUNT, REGION, AwsServer
 from support.sagemaker_orchestrator import (
@@ -311,6 +312,47 @@ def test_the_same_schedule_again_changes_nothing_and_another_time_updates_it(
     later = ("schedule", "sagemaker", "w.yaml", "--cron", "0 7 * * *", "--json")
     assert json.loads(stoker(*later).stdout)["action"] == "updated"
     assert scheduled()["ScheduleExpression"] == "cron(0 7 * * ? *)"
+
+
+@pytest.mark.parametrize(
+    ("version", "key", "value"),
+    [("3", "PipelineVersionId", 3), ("champion", "PipelineVersionAlias", "champion")],
+)
+def test_a_run_may_be_of_an_earlier_version(
+    server: AwsServer, project: Path, version: str, key: str, value: Json
+) -> None:
+    upload()
+    aws = Aws(region=REGION)
+    answers = Answers(aws)
+    answers.watch("sagemaker", "StartPipelineExecution")
+    start_run(aws, workload(), parameters=(), folder=project, version=version)
+    ((_, asked),) = answers.calls
+    body = asked["body"]
+    assert json.loads(body if isinstance(body, str | bytes) else "")[key] == value
+
+
+def test_parameters_that_a_schedule_would_lose_are_named_and_kept_when_named_again(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    daily = ("schedule", "sagemaker", "w.yaml", "--cron", "0 6 * * *")
+    assert "replaced" not in stoker(*daily, "--param", "epochs=20").stderr
+    assert "replaced" not in stoker(*daily, "--param", "Epochs=30").stderr
+    done = stoker(*daily, "--json", "--yes")
+    assert "replaced by the pipeline's defaults: Epochs=30" in done.stderr
+    assert json.loads(done.stdout)["parameters"] == {}
+
+
+def test_starts_that_are_given_up_go_to_a_queue(server: AwsServer, project: Path) -> None:
+    upload()
+    queue = "arn:aws:sqs:eu-central-1:123456789012:given-up"
+    words = ("--cron", "0 6 * * *", "--set", f"sagemaker.dead_letter_queue={queue}", "--json")
+    assert json.loads(stoker("schedule", "sagemaker", "w.yaml", *words).stdout)["action"]
+    target = scheduled()["Target"]
+    assert isinstance(target, dict)
+    assert target["DeadLetterConfig"] == {"Arn": queue}
+    again = json.loads(stoker("schedule", "sagemaker", "w.yaml", *words).stdout)
+    assert again["action"] == "unchanged"
 
 
 def test_a_period_begins_after_one_period_and_keeps_its_beat(

@@ -27,10 +27,10 @@ from stoker.records import Evaluation, Json, read_json, to_json
 from support import sagemaker_pipeline as sample
 from support import sample_records
 from support.command import process
-from support.sagemaker_rules import rule_problems
+from support.sagemaker_rules import over_limits, rule_problems
 
 GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
-KINDS = ("launched", "native")
+KINDS = ("launched", "native", "handover")
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 _OPERATION = {
     "Processing": ("CreateProcessingJob", "ProcessingJobName"),
@@ -51,9 +51,8 @@ def requests(kind: str) -> list[tuple[str, str, dict[str, Json]]]:
     found = []
     for step in sample.steps(document):
         if step["Type"] in _OPERATION:
-            # The second tail only runs with a profile to re-use.
-            reuse = "s3://bucket/earlier/profile" if str(step["Name"]).endswith("Again") else ""
-            request = sample.resolved(step["Arguments"], document, reuse_profile=reuse)
+            # With the defaults: the service may look at the branch that is not taken, too.
+            request = sample.resolved(step["Arguments"], document)
             assert isinstance(request, dict)
             found.append((str(step["Name"]), str(step["Type"]), request))
     return found
@@ -62,43 +61,14 @@ def requests(kind: str) -> list[tuple[str, str, dict[str, Json]]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_botocore_would_send_every_request_of_a_step(kind: str) -> None:
     found = requests(kind)
-    assert len(found) == {"launched": 9, "native": 11}[kind]
+    assert len(found) == {"launched": 9, "native": 11, "handover": 12}[kind]
     for name, step_type, request in found:
         operation, job = _OPERATION[step_type]
         named = {**request, **({job: "job"} if job else {})}
         shape = MODEL.operation_model(operation).input_shape
         report = ParamValidator().validate(named, shape).generate_report()
         assert report == "", f"{name}: {report}"
-        assert list(_over_limits(named, shape, name)) == []
-
-
-def _over_limits(value: Json, shape: object, path: str) -> list[str]:
-    """Where a value has more than the model's maximum, or does not match its pattern."""
-    found: list[str] = []
-    metadata = getattr(shape, "metadata")  # noqa: B009
-    most, kind = metadata.get("max"), getattr(shape, "type_name")  # noqa: B009
-    if most is not None and (
-        (isinstance(value, str | list | dict) and len(value) > most)
-        or (kind in ("integer", "long") and isinstance(value, int) and value > most)
-    ):
-        found.append(f"{path}: more than {most}")
-    choices = getattr(shape, "enum", None)
-    if isinstance(value, str) and choices and value not in choices:
-        found.append(f"{path}: {value} is none of the choices")
-    pattern = str(metadata.get("pattern", ""))
-    # What Java calls \\p{L} is left to the rules of plan().
-    can_match = isinstance(value, str) and pattern and "\\p" not in pattern
-    if can_match and not re.fullmatch(pattern, str(value)):
-        found.append(f"{path}: {value} does not match {pattern}")
-    if isinstance(value, Mapping):
-        members = getattr(shape, "members", None)
-        for key, item in value.items():
-            inner = members[key] if members else getattr(shape, "value")  # noqa: B009
-            found += _over_limits(item, inner, f"{path}.{key}")
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            found += _over_limits(item, getattr(shape, "member"), f"{path}[{index}]")  # noqa: B009
-    return found
+        assert list(over_limits(named, shape, name)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +90,7 @@ def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:
     }
     shape = MODEL.operation_model("CreatePipeline").input_shape
     assert ParamValidator().validate(request, shape).generate_report() == ""
-    assert _over_limits(request, shape, "CreatePipeline") == []
+    assert over_limits(request, shape, "CreatePipeline") == []
 
 
 def edges(kind: str) -> dict[str, list[str]]:
@@ -170,6 +140,27 @@ def test_a_native_pipeline_makes_a_token_before_it_trains() -> None:
     assert found["Train"] == ["NeedsProfile>If", "MakeToken"]
     assert found["Evaluate"] == ["NeedsProfile>If", "Train:Any"]
     assert found["TrainAgain"] == ["NeedsProfile>Else", "MakeTokenAgain"]
+
+
+def test_a_run_hands_over_what_it_decided_or_trains_on_what_another_one_did() -> None:
+    found = edges("handover")
+    assert found["HandOver"] == ["NeedsProfile>If", "Decide"]
+    assert found["NeedsProfile"] == ["Decides>If"]
+    assert found["TrainsAlone"] == ["Decides>Else"]
+    assert found["TrainAlone"] == ["TrainsAlone>If"]
+    assert found["Train"] == ["TrainsAlone>Else", "MakeToken"]
+    assert found["Evaluate"] == ["TrainsAlone>Else", "Train:Any"]
+    document = sample.definition("handover")
+    train = sample.step_named("Train", "handover")["Arguments"]
+    assert isinstance(train, Mapping)
+    # Nothing but parameters: what a step of another kind gives is documented for no group.
+    assert set(re.findall(r'"Get": "([^"]+)"', json.dumps(train["ResourceConfig"]))) == {
+        *("Parameters.DnnInstanceType", "Parameters.DnnInstanceCount"),
+        *("Parameters.DataInstanceType", "Parameters.DataInstanceCount"),
+    }
+    alone = sample.resolved(sample.step_named("TrainAlone", "handover")["Arguments"], document)
+    assert isinstance(alone, Mapping)
+    assert alone["ResourceConfig"]["InstanceType"] == "ml.g5.2xlarge"
 
 
 def test_every_branch_reads_only_steps_of_its_own() -> None:
@@ -242,7 +233,7 @@ from pathlib import Path
 from support import sagemaker_pipeline as sample
 from stoker.orchestrators.sagemaker.compile import compile_pipeline
 before = dict(os.environ)
-for kind in ("launched", "native"):
+for kind in ("launched", "native", "handover"):
     pinned = sample.decision(data=sample.DATA) if kind == "native" else None
     made = compile_pipeline(sample.WORKLOAD, train_step=kind, decision=pinned)
     print(kind, hashlib.sha256(made.definition.encode()).hexdigest())

@@ -81,12 +81,15 @@ def step_named(name: str, train_step: str = "launched") -> dict[str, Json]:
     return next(step for step in steps(definition(train_step)) if step["Name"] == name)
 
 
-def resolved(value: Json, document: Mapping[str, Json], *, reuse_profile: str = "") -> Json:
+def resolved(
+    value: Json, document: Mapping[str, Json], *, reuse_profile: str | None = None
+) -> Json:
     """A value as it is in a run with the defaults of all parameters but `reuse_profile`."""
     listed = document["Parameters"]
     assert isinstance(listed, list)
     known = {f"Parameters.{p['Name']}": p["DefaultValue"] for p in listed}
-    known["Parameters.ReuseProfile"] = reuse_profile
+    if reuse_profile is not None:
+        known["Parameters.ReuseProfile"] = reuse_profile
     known["Execution.PipelineExecutionId"] = EXECUTION_ID
 
     def resolve(value: Json) -> Json:

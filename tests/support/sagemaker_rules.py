@@ -5,8 +5,9 @@ code alone can get wrong, or SageMaker's SDK, is checked here.
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
@@ -26,6 +27,7 @@ from stoker.platforms.sagemaker.checks import (
     s3_source,
     text,
 )
+from stoker.records import Json
 
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape
@@ -46,6 +48,35 @@ def check_request(body: Body) -> None:
     """Raises the first of `rule_problems`."""
     for problem in rule_problems(body):
         raise problem
+
+
+def over_limits(value: Json, shape: object, path: str) -> list[str]:
+    """Where a value has more than the model's maximum, or does not match its pattern."""
+    found: list[str] = []
+    metadata = getattr(shape, "metadata")  # noqa: B009
+    most, kind = metadata.get("max"), getattr(shape, "type_name")  # noqa: B009
+    if most is not None and (
+        (isinstance(value, str | list | dict) and len(value) > most)
+        or (kind in ("integer", "long") and isinstance(value, int) and value > most)
+    ):
+        found.append(f"{path}: more than {most}")
+    choices = getattr(shape, "enum", None)
+    if isinstance(value, str) and choices and value not in choices:
+        found.append(f"{path}: {value} is none of the choices")
+    pattern = str(metadata.get("pattern", ""))
+    # What Java calls \\p{L} is left to the rules of plan().
+    can_match = isinstance(value, str) and pattern and "\\p" not in pattern
+    if can_match and not re.fullmatch(pattern, str(value)):
+        found.append(f"{path}: {value} does not match {pattern}")
+    if isinstance(value, Mapping):
+        members = getattr(shape, "members", None)
+        for key, item in value.items():
+            inner = members[key] if members else getattr(shape, "value")  # noqa: B009
+            found += over_limits(item, inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            found += over_limits(item, getattr(shape, "member"), f"{path}[{index}]")  # noqa: B009
+    return found
 
 
 def _host_rules(body: Body) -> Iterator[UsageError]:

@@ -1,3 +1,4 @@
+import json
 from typing import Literal
 
 import msgspec
@@ -5,7 +6,7 @@ import pytest
 
 from stoker.cli.outputs import evaluation_words
 from stoker.errors import UsageError
-from stoker.evaluate import evaluate, lost_training, summary
+from stoker.evaluate import evaluate, lost_training, model_quality, summary, told_metrics
 from stoker.records import (
     Constraints,
     Decision,
@@ -152,6 +153,61 @@ def test_one_failed_gate_fails_the_whole() -> None:
     evaluation = _evaluate(_training(a=0.6, b=0.4), *gates)
     assert not evaluation.passed
     assert [gate.passed for gate in evaluation.gates] == [True, False]
+
+
+def test_metrics_are_told_in_the_form_that_studio_shows() -> None:
+    training = _training(accuracy=0.97, rmse=0.5, loss=float("nan"))
+    assert model_quality(training) == {
+        "multiclass_classification_metrics": {
+            "accuracy": {"value": 0.97, "standard_deviation": "NaN"}
+        },
+        "regression_metrics": {"rmse": {"value": 0.5, "standard_deviation": "NaN"}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("champion", "passed"), [(0.95, True), (0.956, False), (None, True), (0.1, True)]
+)
+def test_gate_holds_a_model_against_the_one_in_use(champion: float | None, passed: bool) -> None:
+    known = {} if champion is None else {"m": champion}
+    gate = Gate(metric="m", min_champion=-0.005)
+    record = evaluate(
+        workload=_workload(gate),
+        profile=_profile(),
+        decision=_decision(),
+        training=_training(m=0.95),
+        champion=known,
+    )
+    assert record.passed is passed
+    assert record.gates[0].min == (None if champion is None else pytest.approx(champion - 0.005))
+
+
+def test_the_stricter_of_two_bounds_counts() -> None:
+    gate = Gate(metric="loss", max=0.5, max_champion=0.1)
+    assert gate.against(0.2).max == pytest.approx(0.3)
+    assert gate.against(0.9).max == 0.5
+    assert gate.against(None).max == 0.5
+
+
+def test_metrics_of_another_model_are_read_from_whatever_record_it_left() -> None:
+    training = _training(accuracy=0.97, rmse=0.5)
+    evaluation = _evaluate(training, Gate(metric="accuracy", min=0.9))
+    for content in (to_json(training), to_json(evaluation), json.dumps(model_quality(training))):
+        assert told_metrics(json.loads(content))["accuracy"] == 0.97
+
+
+def test_training_that_did_no_step_is_no_new_model() -> None:
+    nothing = Measured(
+        step_seconds=0, wait_seconds=0, compute_seconds=0, samples_per_second=0, steps=0
+    )
+    training = msgspec.structs.replace(_training(m=1.0), measured=nothing)
+    evaluation = _evaluate(training, Gate(metric="m", min=0.9))
+    assert evaluation.gates[0].passed
+    assert not evaluation.passed
+    assert "did no step" in evaluation.reason
+    # Where nothing was measured it is not known.
+    unknown = msgspec.structs.replace(training, measured=None)
+    assert _evaluate(unknown, Gate(metric="m", min=0.9)).passed
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])

@@ -79,6 +79,10 @@ def test_a_parameter_sets_its_key(param: str, path: str, expected: object) -> No
 def test_a_gate_survives_the_way_through_its_text() -> None:
     assert gate_text(WORKLOAD) == "accuracy>=0.94, loss<=0.2"
     assert applied(f"gate={gate_text(WORKLOAD)}").gate == WORKLOAD.gate
+    held = "accuracy>=champion-0.005, loss<=champion+0"
+    against = applied(f"gate={held}")
+    assert gate_text(against) == held
+    assert [gate.min_champion for gate in against.gate] == [-0.005, None]
 
 
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=50))

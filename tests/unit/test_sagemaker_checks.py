@@ -408,7 +408,7 @@ def test_tags_may_have_letters_of_any_script(text: str, is_allowed: bool) -> Non
         (job(DNN, group("data", "local.c2")), "local mode"),
         (job(DNN, group("data", "ml.c7i.5xlarge")), "no instance type ml.c7i.5xlarge"),
         (job(name="mnist_1"), "not a name for a run"),
-        (job(channels={"train": Channel(uri="data/mnist")}), "reads S3, not data/mnist"),
+        (job(channels={"train": Channel(uri="data/mnist")}), "and FSx for Lustre, not data/mnist"),
         (job(channels={"stoker_token": Channel(uri="s3://b/x")}), "stoker's own"),
         (job(channels={"stoker_code": Channel(uri="s3://b/x")}), "stoker's own"),
         (job(sagemaker=settings(source="https://host/code.tar.gz")), "not from https://host"),

@@ -17,8 +17,20 @@ from stoker.launch.topology import from_resourceconfig
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
-from stoker.platforms.sagemaker.request import PROGRESS_METRICS, REQUEST_TAG, WORKLOAD_TAG
-from stoker.records import Channel, FeedSettings, Json, PlatformSettings, StrategySettings
+from stoker.platforms.sagemaker.request import (
+    PROGRESS_METRICS,
+    REQUEST_TAG,
+    WORKLOAD_TAG,
+    plan_request,
+)
+from stoker.records import (
+    Channel,
+    FeedSettings,
+    Json,
+    PlatformSettings,
+    StrategySettings,
+    Vpc,
+)
 from stoker.settings import RunEnvironment, from_environment
 from support.sagemaker_job import (
     DATA,
@@ -282,10 +294,52 @@ def test_a_profile_is_told_so_and_ends_by_the_service_at_the_latest() -> None:
 def test_a_profile_never_touches_the_trainings_checkpoints() -> None:
     assert body(profile_job())["CheckpointConfig"] == {
         "S3Uri": "s3://bucket/out/mnist-1/profile",
-        "LocalPath": "/opt/ml/checkpoints",
+        "LocalPath": "/opt/ml/profile",
     }
     told = from_environment(environment(profile_job()))
-    assert told.profile_file == Path("/opt/ml/checkpoints/profile.json")
+    assert told.profile_file == Path("/opt/ml/profile/profile.json")
+
+
+def test_checkpoints_belong_to_a_run_and_its_further_attempts() -> None:
+    def folder(name: str, *, run: str | None = None, **changes: object) -> str:
+        kept_at = settings(checkpoint_uri="s3://bucket/kept/", **changes)
+        kept = plan_request(job(name=name, run=run, sagemaker=kept_at)).body["CheckpointConfig"]
+        assert isinstance(kept, dict)
+        return str(kept["S3Uri"])
+
+    assert folder("mnist-1") == "s3://bucket/kept/mnist-1"
+    assert folder("mnist-2") == "s3://bucket/kept/mnist-2"
+    assert folder("mnist-1-2", run="mnist-1") == "s3://bucket/kept/mnist-1"
+    warm = "s3://bucket/kept/mnist-1"
+    assert folder("mnist-2", resume_from=warm) == warm
+
+
+def test_file_systems_are_channels_of_all_groups_in_a_vpc() -> None:
+    vpc = settings(vpc=Vpc(subnets=("subnet-1",), security_groups=("sg-1",)))
+    disks = {
+        "train": Channel(uri="fsx://fs-0123456789abcdef0/mount/mnist"),
+        "words": Channel(uri="efs://fs-01234567/words"),
+    }
+    found = body(job(channels=disks, sagemaker=vpc))["InputDataConfig"]
+    assert isinstance(found, list)
+    assert found[0] == {
+        "ChannelName": "train",
+        "DataSource": {
+            "FileSystemDataSource": {
+                "FileSystemId": "fs-0123456789abcdef0",
+                "FileSystemAccessMode": "ro",
+                "FileSystemType": "FSxLustre",
+                "DirectoryPath": "/mount/mnist",
+            }
+        },
+    }
+    with pytest.raises(UsageError, match="through a VPC"):
+        body(job(channels=disks))
+    with pytest.raises(UsageError, match="is a file system"):
+        body(job(channels={"a": Channel(uri="efs://fs-01234567/a", mode="Pipe")}, sagemaker=vpc))
+    some = {**disks, "labels": Channel(uri="s3://bucket/labels", groups=("data",))}
+    with pytest.raises(UsageError, match="all groups mount"):
+        body(job(channels=some, sagemaker=vpc))
 
 
 def test_spot_and_warm_pools_are_for_homogeneous_jobs() -> None:

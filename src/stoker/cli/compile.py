@@ -43,7 +43,8 @@ def compile_verb(
             "--train-step",
             metavar="KIND",
             help="launched: a run trains on what it decides; native: a training step of SageMaker "
-            "itself, whose groups are parameters.",
+            "itself, whose groups are parameters; handover: the same, in a second run that the "
+            "first one starts.",
         ),
     ] = "launched",
     decision: NativeDecision = None,

@@ -1,5 +1,6 @@
 """`stoker evaluate` checks a training against its quality gates and its prediction."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,15 @@ def evaluate_verb(
     training: Annotated[
         str | None,
         typer.Option("--training", metavar="F", help="The run's training.json, or its text."),
+    ] = None,
+    champion: Annotated[
+        str | None,
+        typer.Option(
+            "--champion",
+            metavar="F",
+            help="The model in use, for gates such as accuracy>=champion-0.005: its "
+            "evaluation.json, or registry:GROUP for the last approved one of SageMaker's registry.",
+        ),
     ] = None,
     gate_of: Annotated[
         Path | None,
@@ -74,9 +84,9 @@ def evaluate_verb(
         told_of_evaluation,
     )
     from stoker.cli.workloads import read_with_params
-    from stoker.evaluate import evaluate, summary
+    from stoker.evaluate import evaluate, model_quality, summary
     from stoker.platforms.aws import Aws
-    from stoker.records import Decision, Profile, read_json
+    from stoker.records import Decision, Profile, read_json, write_text
 
     if gate_of:
         _gate(gate_of)
@@ -100,7 +110,14 @@ def evaluate_verb(
     trained, folder = _training(
         training, outputs_uri=outputs, workload=of, decision=decided, may_be_lost=always
     )
-    record = evaluate(workload=of, profile=profiled, decision=decided, training=trained)
+    record = evaluate(
+        workload=of,
+        profile=profiled,
+        decision=decided,
+        training=trained,
+        champion=_champion(champion, workload=of),
+    )
+    quality = model_quality(trained)
     deliver(
         record,
         outputs=destinations,
@@ -109,6 +126,9 @@ def evaluate_verb(
         as_json=as_json,
         told=told_of_evaluation(record),
     )
+    if of.platform == "sagemaker" and destinations.out:
+        # Next to it, for the model registry: evaluation.json says more than Studio shows.
+        write_text(destinations.out.with_name("model-quality.json"), json.dumps(quality))
     if report:
         # Imports the templates of the page: only where a report is wanted.
         from stoker.cli.report import report_of_records
@@ -127,6 +147,32 @@ def evaluate_verb(
         return 0
     # A failed training has its own code, whatever its gates say.
     return exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
+
+
+def _champion(named: str | None, *, workload: "Workload") -> "dict[str, float] | None":
+    """Returns the metrics of the model in use; None where no gate asks, or there is none yet.
+
+    Raises:
+        UsageError: If a gate asks for it, and nothing says which it is.
+    """
+    from stoker.cli.workloads import region_of
+    from stoker.evaluate import told_metrics
+    from stoker.platforms.aws import Aws
+    from stoker.platforms.sagemaker.registry import champion_quality
+
+    if not any(gate.needs_champion for gate in workload.gate):
+        return None
+    if named is None:
+        raise UsageError(
+            "a gate holds the model against the champion, and nothing says which that is",
+            where="--champion",
+            fix="--champion evaluation.json (of the model in use), or --champion registry:GROUP",
+        )
+    group = named.removeprefix("registry:")
+    if group == named:
+        return told_metrics(json.loads(Path(named).read_text(encoding="utf-8")))
+    quality = champion_quality(Aws(region=region_of(workload)), group)
+    return None if quality is None else told_metrics(quality)
 
 
 def _gate(evaluation_file: Path) -> None:

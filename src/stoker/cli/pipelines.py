@@ -6,7 +6,7 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +23,13 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.progress import ask, say
-from stoker.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, TerminatedError, UsageError
+from stoker.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    PlatformError,
+    TerminatedError,
+    UsageError,
+)
 from stoker.text import duration
 
 if TYPE_CHECKING:
@@ -194,8 +200,8 @@ class KubeflowRun:
         typer.Option(
             "--version",
             metavar="V",
-            help="Kubeflow: version of the pipeline, by name or id (default: the latest at each "
-            "start).",
+            help="Version of the pipeline (default: the latest at each start). Kubeflow: by name "
+            "or id; SageMaker, at a start: by number or alias.",
         ),
     ] = None
     no_cache: Annotated[
@@ -235,7 +241,9 @@ def upload_verb(
     train_step: Annotated[
         str,
         typer.Option(
-            "--train-step", metavar="KIND", help="launched or native: see stoker compile --help."
+            "--train-step",
+            metavar="KIND",
+            help="launched, native or handover: see stoker compile --help.",
         ),
     ] = "launched",
     decision: NativeDecision = None,
@@ -294,6 +302,20 @@ def start_verb(
         str | None,
         typer.Option("--run-name", metavar="N", help="Kubeflow: name of the run on its pages."),
     ] = None,
+    decision: Annotated[
+        Path | None,
+        typer.Option(
+            "--decision",
+            metavar="D",
+            help="sagemaker, --train-step handover: trains on what this decision.json chose.",
+        ),
+    ] = None,
+    parent_run: Annotated[
+        str | None,
+        typer.Option(
+            "--parent-run", metavar="ID", help="With --decision: id of the run that has decided."
+        ),
+    ] = None,
     kubeflow: KubeflowRun,
     reach: Reach,
     overrides: Overrides = None,
@@ -305,12 +327,17 @@ def start_verb(
     from stoker.cli.workloads import with_params
 
     of = workload_of(workload, overrides=overrides or ())
-    service = reach.target(target, workload=of, options=kubeflow.options(run_name=run_name))
+    # Both have versions; all other options of runs are Kubeflow's.
+    version = kubeflow.version if target == "sagemaker" else None
+    options = (replace(kubeflow, version=None) if version else kubeflow).options(run_name=run_name)
+    service = reach.target(target, workload=of, options=options)
     where = reach.words(service.name, file=workload, overrides=overrides or ())
     confirm_run(with_params(of, params or ()), assume_yes=yes, quiet=as_json)
     started = None
     try:
-        started = service.start(of, parameters=params or ())
+        started = _started(
+            service, of, params or (), decision=decision, parent_run=parent_run, version=version
+        )
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
         # With --wait the one document is that of the end.
@@ -339,6 +366,35 @@ def start_verb(
         )
         say("\n".join(lines), quiet=False)
         return _code_of(err)
+
+
+def _started(
+    service: "Orchestrator",
+    workload: "Workload",
+    parameters: Sequence[str],
+    *,
+    decision: Path | None,
+    parent_run: str | None,
+    version: str | None,
+) -> "Started":
+    """Starts a run that decides, or hands over to one that trains on `decision`."""
+    from stoker.orchestrators.sagemaker import SageMakerOrchestrator
+    from stoker.records import Decision, read_json
+
+    if isinstance(service, SageMakerOrchestrator):
+        if decision and parent_run:
+            chosen = read_json(decision, Decision)
+            return service.hand_over(
+                workload, parameters=parameters, decision=chosen, run=parent_run
+            )
+        if not decision and not parent_run:
+            return service.start(workload, parameters=parameters, version=version)
+    if decision or parent_run:
+        raise UsageError(
+            "--decision and --parent-run go together, for sagemaker",
+            fix="leave both out to start a run that decides itself",
+        )
+    return service.start(workload, parameters=parameters)
 
 
 def schedule_verb(
@@ -389,6 +445,7 @@ def schedule_verb(
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
+    yes: Yes = False,
 ) -> None:
     """Starts runs of the uploaded pipeline at regular times."""
     named = [
@@ -430,6 +487,8 @@ def schedule_verb(
         print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
         return
     timing = _timing(service.name, cron=cron, every=every or "", time_zone=time_zone)
+    if service.name == "sagemaker":
+        _ask_for_parameters(service, of, params or (), name=name, assume_yes=yes)
     made = service.schedule(of, timing=timing, parameters=params or (), name=name)
     if as_json:
         print(json.dumps(document(made), indent=2))
@@ -445,12 +504,23 @@ def status_verb(
     target: TargetName,
     run: RunName,
     *,
+    besides: Annotated[
+        str | None,
+        typer.Option(
+            "--besides",
+            metavar="ID",
+            help="Only fails with 4 if a run of the pipeline RUN is under way besides this one.",
+        ),
+    ] = None,
     reach: RunReach,
     as_json: AsJson = False,
 ) -> None:
     """Shows the steps of a run, with times, errors and links."""
     service = reach.target_of(target, run=run)
     where = reach.words_of(service.name)
+    if besides is not None:
+        _refuse_overlap(service, run, besides=besides)
+        return
     state = service.status(run)
     others = service.runs(run)
     if as_json:
@@ -470,6 +540,26 @@ def status_verb(
         print(f"logs:  stoker logs {service.name} {state.run}{where}")
     if not state.has_ended:
         print(f"stop:  stoker stop {service.name} {state.run}{where}")
+
+
+def _refuse_overlap(service: "Orchestrator", pipeline: str, *, besides: str) -> None:
+    """Checks that no run of a pipeline is under way besides one.
+
+    Raises:
+        PlatformError: If there is another.
+    """
+    others = [
+        each.run
+        for each in service.runs(pipeline)
+        if each.status in ("running", "stopping") and not each.run.endswith(f"/{besides}")
+    ]
+    if others:
+        raise PlatformError(
+            f"another run of {pipeline} is under way: {', '.join(others)}",
+            where="the workload says overlap: refuse",
+            fix=f"start again when it has ended, or: stoker stop {service.name} {others[0]}",
+        )
+    print(f"no other run of {pipeline} is under way")
 
 
 def logs_verb(
@@ -619,6 +709,40 @@ def _end_lines(target: "Orchestrator", state: "RunState", *, where: str) -> list
         + (f": {why}" if why and state.status != "succeeded" else ""),
         f"next:    stoker status {target.name} {state.run}{where}",
     ]
+
+
+def _ask_for_parameters(
+    service: "Orchestrator",
+    workload: "Workload",
+    parameters: Sequence[str],
+    *,
+    name: str | None,
+    assume_yes: bool,
+) -> None:
+    """Asks before a schedule's parameters give way to the pipeline's defaults.
+
+    Raises:
+        UsageError: If the answer is no.
+    """
+    from stoker.orchestrators.base import schedule_name
+
+    full_name = schedule_name(workload, name)
+    there = next((each for each in service.schedules(workload) if each.name == full_name), None)
+    # Written as the console shows them, or as the workload has them.
+    named = {text.partition("=")[0].strip().replace("_", "").lower() for text in parameters}
+    lost = [
+        f"{key}={value}"
+        for key, value in (there.parameters if there else {}).items()
+        if key.lower() not in named
+    ]
+    if lost:
+        refused = UsageError(
+            "not scheduled: you said no",
+            fix=" ".join(["add", *(f"--param {each}" for each in lost), "to keep them, or --yes"]),
+        )
+        # In a script nobody is asked: what is lost is named in any case.
+        say(f"replaced by the pipeline's defaults: {', '.join(lost)}", quiet=False)
+        ask(f"schedule {full_name} without them", assume_yes=assume_yes, refused=refused)
 
 
 def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> "Timing":

@@ -49,6 +49,9 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
+            # A process with a loader says at its end that it did no step, if it did none.
+            with contextlib.suppress(UsageError):
+                this_process()
             _connect_ahead()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:

@@ -97,6 +97,11 @@ def read_timelines(output: Path) -> dict[int, list[MeasuredStep]]:
     return {rank: steps for rank, steps in sorted(ranks.items()) if steps}
 
 
+def has_no_step(output: Path) -> bool:
+    """Returns whether ranks with loaders left their timelines in `output`, and none has a step."""
+    return any(output.glob(FILE.format(rank="*"))) and not read_timelines(output)
+
+
 # Loader and epoch as they are written, batch; when it was asked for, came, and the step ended, on
 # the timeline's clock; samples.
 _Row = tuple[str, int, float, float, float, int]
@@ -181,8 +186,13 @@ class Timeline:
                 file.write("\n".join(lines) + "\n")
 
     def close(self) -> None:
-        """Writes the rest; may be called twice."""
+        """Writes the rest, or that there was no step; may be called twice."""
         self.flush()
+        if self._path is not None and not self.steps:
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("x", encoding="utf-8") as file:
+                    file.write(COLUMNS + "\n")
         if self.usage is not None and self._path is not None:
             self.usage.ended()
             self.usage.write()

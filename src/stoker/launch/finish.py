@@ -21,7 +21,7 @@ import msgspec
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.feed.resource_usage import read_usage
-from stoker.feed.timeline import read_timelines
+from stoker.feed.timeline import has_no_step, read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.host.processes import ended_words
@@ -34,7 +34,7 @@ from stoker.launch.passive_profile import (
 from stoker.launch.topology import Topology
 from stoker.logs import Log, parse_line
 from stoker.platforms.pod_outputs import log_files
-from stoker.records import Event, Group, Host, Job, write_json, write_text
+from stoker.records import Event, Group, Host, Job, Measured, write_json, write_text
 from stoker.records.training import TrainingFacts, cause_of, write_training
 from stoker.settings import ProcessSettings
 
@@ -104,6 +104,12 @@ def record_end(
 ) -> None:
     """Writes the leader's record, and its passive profile; a disk that is full is logged."""
     timelines = read_timelines(output)
+    measured = measure(timelines, progress, replica_of=settings.feed.replica)
+    if measured is None and has_no_step(output) and not any(p.steps for p in progress.values()):
+        # Not the same as nothing measured: the script had loaders, and took no batch of them.
+        measured = Measured(
+            step_seconds=0, wait_seconds=0, compute_seconds=0, samples_per_second=0, steps=0
+        )
     facts = TrainingFacts(
         workload_sha256=settings.workload_sha256,
         status=outcome.status,
@@ -113,7 +119,7 @@ def record_end(
         hosts=_hosts(topology, processes_per_host),
         strategy=strategy,
         engine=settings.engine.name,
-        measured=measure(timelines, progress, replica_of=settings.feed.replica),
+        measured=measured,
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),
         release_seconds=release_seconds,

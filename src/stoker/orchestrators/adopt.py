@@ -36,10 +36,25 @@ class S3Source(_Part):
     instance_group_names: tuple[str, ...] = ()
 
 
+class FileSystemSource(_Part):
+    """A folder of EFS or FSx for Lustre that a channel mounts."""
+
+    file_system_id: str
+    file_system_type: str
+    directory_path: str
+
+    @property
+    def uri(self) -> str:
+        """Returns the folder as workloads name it."""
+        scheme = "efs" if self.file_system_type == "EFS" else "fsx"
+        return f"{scheme}://{self.file_system_id}/{self.directory_path.lstrip('/')}"
+
+
 class JobSource(_Part):
-    """Tells where a channel's data is; None for a file system or a data set of the hub."""
+    """Tells where a channel's data is; neither for a data set of the hub."""
 
     s3_data_source: S3Source | None = None
+    file_system_data_source: FileSystemSource | None = None
 
 
 class ChannelPart(_Part):
@@ -661,6 +676,10 @@ def channel_entries(
         if name in start.channels:
             continue
         source = part.data_source.s3_data_source
+        disk = part.data_source.file_system_data_source
+        if disk is not None:
+            taken.append(YamlEntry(name, {"uri": disk.uri}))
+            continue
         if source is None or not source.s3_uri.startswith("s3://"):
             notes.append(f"Channel {name} is not read from S3: stoker cannot pass it on; left out.")
             continue

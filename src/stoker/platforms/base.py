@@ -33,6 +33,8 @@ class JobSpec:
 
     Attributes:
         name: Run id: letters, digits and dashes.
+        run: Name of the run that the job is a further try of, whose checkpoints it goes on from;
+            absent: its own.
         command: Program and arguments of the training.
         groups: The dnn group first.
         channels: By name.
@@ -55,6 +57,12 @@ class JobSpec:
     image: str | None = None
     platform_settings: PlatformSettings = field(default_factory=PlatformSettings)
     next_best: str = ""
+    run: str | None = None
+
+    @property
+    def run_name(self) -> str:
+        """Returns the name that all tries of the run share."""
+        return self.run or self.name
 
     @classmethod
     def of(

@@ -106,14 +106,15 @@ class ControlSettings(Record, frozen=True, kw_only=True):
         role: ARN of the role with which they run, the one that may create the training job; absent:
             the job's own, which then may create jobs, too.
         instance_type: A processing type; CPU is enough.
-        max_run_seconds: Train waits for the whole training; the service's limit is 5 days.
+        max_run_seconds: Train waits for the whole training. The service allows 9 days; an account's
+            quota is 5 days until it is raised.
     """
 
     image: Name | None = None
     role: Role | None = None
     instance_type: Name = "ml.t3.medium"
     volume_gb: PositiveInt = 30
-    max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=432000)] = 432000
+    max_run_seconds: Annotated[int, msgspec.Meta(ge=60, le=777600)] = 432000
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
@@ -121,14 +122,25 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         group: Group of the model registry; absent: the workload's name.
-        image: Image that serves the model; absent: the workload's own.
+        image: Image that serves the model; absent: the package names none, and cannot be deployed
+            as it is.
+        entry_point: Program in the model's archive that serves it, where the image runs one, as
+            AWS's do (SAGEMAKER_PROGRAM).
+        environment: Variables of the container that serves it.
     """
 
     group: Name | None = None
     image: Name | None = None
+    entry_point: Name | None = None
+    environment: dict[Name, str] = msgspec.field(default_factory=dict)
     approval: Literal["Approved", "Rejected", "PendingManualApproval"] = "PendingManualApproval"
     content_types: tuple[Name, ...] = ("application/json",)
     response_types: tuple[Name, ...] = ("application/json",)
+
+    def environment_of(self) -> dict[str, str]:
+        """Returns the variables of the container that serves the model."""
+        program = {"SAGEMAKER_PROGRAM": self.entry_point} if self.entry_point else {}
+        return {**program, **self.environment}
 
 
 class SageMakerSettings(Record, frozen=True, kw_only=True):
@@ -146,13 +158,20 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         max_run_seconds: The service stops the job after this time.
         encrypt_traffic: The service encrypts between the hosts; the feed then does not, too.
         network_isolation: No network but the hosts' own; data comes by channels only.
-        checkpoint_uri: Kept in step with /opt/ml/checkpoints while the job runs.
+        checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is kept in step with
+            CHECKPOINT_URI/RUN, which the run's further attempts go on from.
+        resume_from: Folder of an earlier run's checkpoints, in place of one of the run's own: the
+            training goes on from what is there, and saves there.
         keep_alive_seconds: Warm pool; homogeneous jobs only.
         spot: Managed spot; homogeneous jobs only.
+        max_retries: The service starts a job again so often after an error of its own; 0: never.
         max_wait_seconds: With spot: limit for the wait for capacity and the training together.
         metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
         pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline.
+        overlap: Whether a run of the pipeline may begin while another one is under way; refuse: it
+            fails at once, in a small step of its own.
+        dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up.
         cache_days: A step with the same request within so many days is not run again; 0: always.
     """
 
@@ -166,10 +185,12 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     volume_kms_key: Name | None = None
     output_kms_key: Name | None = None
     max_run_seconds: PositiveInt = 86400
+    max_retries: Annotated[int, msgspec.Meta(ge=0, le=30)] = 2
     vpc: Vpc | None = None
     encrypt_traffic: bool = False
     network_isolation: bool = False
     checkpoint_uri: Uri | None = None
+    resume_from: Uri | None = None
     keep_alive_seconds: NonNegativeInt = 0
     spot: bool = False
     max_wait_seconds: PositiveInt | None = None
@@ -180,6 +201,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     model: ModelSettings = ModelSettings()
     pipeline_role: Role | None = None
     schedule_role: Role | None = None
+    overlap: Literal["allow", "refuse"] = "allow"
+    dead_letter_queue: Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:sqs:")] | None = None
     cache_days: NonNegativeInt = 0
 
 
@@ -396,9 +419,23 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     kubeflow: KubeflowSettings | None = None
 
 
+class OnNoCapacity(Record, frozen=True, kw_only=True):
+    """Says what is done while the platform has no hosts for a job.
+
+    Attributes:
+        wait_minutes: So long a plan is tried again, every few minutes; 0: it is tried once.
+        then: next_plan: the decision's next plan that has other types, and so on; fail: the run
+            ends as failed. A job without a decision has no other plan.
+    """
+
+    wait_minutes: Annotated[int, msgspec.Meta(ge=0, le=14400)] = 120
+    then: Literal["next_plan", "fail"] = "next_plan"
+
+
 class PlatformSettings(Record, frozen=True, kw_only=True):
     """The settings of each platform that has any: keys of a workload, which its job carries."""
 
+    on_no_capacity: OnNoCapacity = OnNoCapacity()
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
 

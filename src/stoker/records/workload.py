@@ -47,8 +47,8 @@ class Channel(Record, frozen=True, kw_only=True):
     """One input of the job.
 
     Attributes:
-        uri: Where the data is: a folder (local), an s3:// address (SageMaker), or pvc://CLAIM/FOLDER
-            (Kubernetes).
+        uri: Where the data is: a folder (local), an s3:// address, efs://FILE_SYSTEM/FOLDER or
+            fsx://FILE_SYSTEM/MOUNT/FOLDER (SageMaker), or pvc://CLAIM/FOLDER (Kubernetes).
         groups: Instance groups that get it; absent: all.
         attribute_names: Keys of an augmented manifest that are streamed, in this order.
         record_wrapper: RecordIO delimits what a pipe streams; absent: RecordIO for augmented
@@ -106,11 +106,35 @@ class TrainingSize(Record, frozen=True, kw_only=True):
 
 
 class Gate(Record, frozen=True, kw_only=True):
-    """A bound on one metric that the training reports."""
+    """A bound on one metric that the training reports.
+
+    Attributes:
+        min_champion: At least the champion's value plus this, such as -0.005; the champion is the
+            model that is in use. The first model has none to be held against, and passes.
+        max_champion: At most the champion's value plus this.
+    """
 
     metric: Name
     min: float | None = None
     max: float | None = None
+    min_champion: float | None = None
+    max_champion: float | None = None
+
+    @property
+    def needs_champion(self) -> bool:
+        """Tells whether it holds the metric against another model's."""
+        return self.min_champion is not None or self.max_champion is not None
+
+    def against(self, champion: float | None) -> "Gate":
+        """Returns the gate with the bounds that a champion's value gives it."""
+        if champion is None:
+            return Gate(metric=self.metric, min=self.min, max=self.max)
+        low = [self.min] if self.min is not None else []
+        low += [champion + self.min_champion] if self.min_champion is not None else []
+        high = [self.max] if self.max is not None else []
+        high += [champion + self.max_champion] if self.max_champion is not None else []
+        # The stricter one of two bounds.
+        return Gate(metric=self.metric, min=max(low, default=None), max=min(high, default=None))
 
 
 class FeedSettings(Record, frozen=True, kw_only=True):

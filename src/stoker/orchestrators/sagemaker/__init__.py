@@ -28,7 +28,7 @@ from stoker.orchestrators.sagemaker.runs import (
 from stoker.orchestrators.sagemaker.schedules import add_schedule, delete_schedule, list_schedules
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import LogLine
-from stoker.records import SageMakerSettings, Workload
+from stoker.records import Decision, SageMakerSettings, Workload
 
 
 class SageMakerOrchestrator:
@@ -66,9 +66,26 @@ class SageMakerOrchestrator:
         """Sends what the plan found to be missing or changed."""
         return send_upload(self._aws, plan, settings=self._known())
 
-    def start(self, workload: Workload, *, parameters: Sequence[str]) -> Started:
+    def start(
+        self, workload: Workload, *, parameters: Sequence[str], version: str | None = None
+    ) -> Started:
         """Starts a run of the uploaded pipeline; `parameters` are NAME=VALUE."""
-        return start_run(self._aws, workload, parameters=parameters, folder=self._folder)
+        return start_run(
+            self._aws, workload, parameters=parameters, folder=self._folder, version=version
+        )
+
+    def hand_over(
+        self, workload: Workload, *, parameters: Sequence[str], decision: Decision, run: str
+    ) -> Started:
+        """Starts the run that trains on what the run with the id `run` has decided, once."""
+        return start_run(
+            self._aws,
+            workload,
+            parameters=parameters,
+            folder=self._folder,
+            decision=decision,
+            parent_run=run,
+        )
 
     def schedule(
         self, workload: Workload, *, timing: Timing, parameters: Sequence[str], name: str | None

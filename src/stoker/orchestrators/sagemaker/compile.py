@@ -1,7 +1,8 @@
 """A workload's pipeline on SageMaker is compiled: parameters, literal requests, the definition."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -16,18 +17,22 @@ from stoker.orchestrators.base import (
     project_pipeline,
     sagemaker_of,
 )
-from stoker.parameters import Parameter, parameters_of
+from stoker.parameters import Parameter, main_channel, parameters_of
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
+from stoker.platforms.sagemaker.checks import file_system
 from stoker.records import Decision, Group, Json, ProfileSettings, Workload, nearest
 
-TrainStep = Literal["launched", "native"]
+TrainStep = Literal["launched", "native", "handover"]
 
 # Limits of the service's model: a definition, a description, a parameter's value, and an argument
 # of a processing job, which is how the steps get the parameters.
 MAX_DEFINITION_BYTES = 1 << 20
 MAX_DESCRIPTION = 3072
 MAX_ARGUMENT = 256
+
+# Any type for data hosts: a hand-over names the one that was decided on.
+_SOME_TYPE = "ml.c7i.4xlarge"
 
 # The pipeline reads these itself; the others go to every step.
 _OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
@@ -44,6 +49,7 @@ class PipelineRequest:
         passed: Names of those that every step passes to stoker as `--param`.
         profile: CreateTrainingJob of the profile on today's cluster, with the workload's defaults.
         train: The same of a native training step; None: a launched one.
+        alone: The same without the data group, of a pipeline whose runs hand over to a second one.
     """
 
     workload: Workload
@@ -52,6 +58,7 @@ class PipelineRequest:
     passed: tuple[str, ...]
     profile: Mapping[str, Json]
     train: Mapping[str, Json] | None
+    alone: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,7 @@ def compile_pipeline(
         workload: With settings for SageMaker, an image, and today's cluster.
         train_step: `launched`: a small step starts, follows and adopts the job that was decided on.
             `native`: a training step of the service's own, its groups set by parameters.
+            `handover`: the same in a second run, which the first starts with what it decided.
         decision: Whose plan gives a native step its groups and their defaults.
         folder: Project folder, which also has `sagemaker.source`; absent: the current one.
         components: Folder with components in place of the project's.
@@ -104,8 +112,16 @@ def compile_pipeline(
     assert cluster
     today = Group.of_today(cluster.dnn)
     groups = _native_groups(decision, placed) if decision else ()
-    known = [_service_type(p) for p in parameters_of(placed)]
+    if train_step == "handover":
+        groups = _any_groups(placed)
+    known = [_of_service(p) for p in parameters_of(placed)]
+    main = main_channel(placed)
+    if main and file_system(placed.channels[main].uri):
+        # It has an id and a folder, and no address that one value could replace.
+        known = [p for p in known if p.name != "input_data"]
     parameters = _parameters(known, placed, groups)
+    if train_step == "handover":
+        parameters = (*parameters, *_HANDED_OVER)
     has = {p.name for p in parameters}
     request = PipelineRequest(
         workload=placed,
@@ -115,6 +131,7 @@ def compile_pipeline(
         passed=tuple(p.name for p in known if p.name in has and p.name not in _OF_THE_PIPELINE),
         profile=_body(placed, [today], profile=placed.profile),
         train=_body(placed, groups) if groups else None,
+        alone=_body(placed, groups[:1]) if train_step == "handover" else None,
     )
     _check_defaults(request)
     with project_pipeline("sagemaker", folder=here, components=components) as module:
@@ -153,9 +170,10 @@ def _check(workload: Workload, *, train_step: str, decision: Decision | None) ->
             where="--train-step native",
             fix="add --decision decision.json (of stoker decide), or use --train-step launched",
         )
-    if train_step == "launched" and decision is not None:
+    if train_step != "native" and decision is not None:
         raise UsageError(
-            "a launched training step runs what each run decides: no decision can be pinned",
+            f"with --train-step {train_step} each run trains on what it decides: no decision can "
+            "be pinned",
             where="--decision",
             fix="leave it out, or use --train-step native",
         )
@@ -179,6 +197,15 @@ def _native_groups(decision: Decision, workload: Workload) -> tuple[Group, ...]:
         msgspec.structs.replace(group, processes_per_host=today if group.role == "dnn" else None)
         for group in decision.plan.groups
     )
+
+
+def _any_groups(workload: Workload) -> tuple[Group, ...]:
+    """Returns groups whose types and counts are only the defaults of a hand-over's parameters."""
+    cluster = workload.cluster
+    assert cluster
+    today = Group.of_today(cluster.dnn)
+    data = Group(name="data", role="data", instance_type=_SOME_TYPE, count=1)
+    return (today, data)
 
 
 def _body(
@@ -212,8 +239,15 @@ def _parameters(
     return (*kept, *of_groups, *_workers(groups))
 
 
-def _service_type(parameter: Parameter) -> Parameter:
-    """Spells today's type as the service does: requests hold the parameter as it is."""
+def _of_service(parameter: Parameter) -> Parameter:
+    """Spells defaults as the service does: requests hold the parameters as they are."""
+    if parameter.name == "reuse_profile":
+        # Not empty: the service may check the addresses of the branch that is not taken, too.
+        return dataclasses.replace(
+            parameter,
+            text="Folder with a profile.json, in place of a new profile; as it is: a new profile.",
+            default=no_profile,
+        )
     if parameter.name != "instance_type":
         return parameter
     return dataclasses.replace(
@@ -221,8 +255,61 @@ def _service_type(parameter: Parameter) -> Parameter:
     )
 
 
+def no_profile(workload: Workload) -> str:
+    """Returns the value of `reuse_profile` that stands for none: a folder that nobody makes."""
+    assert workload.sagemaker
+    return f"{workload.sagemaker.output_uri.rstrip('/')}/stoker/no-profile"
+
+
 def _spelt(instance_type: str) -> str:
     return instance_type if instance_type.startswith("ml.") else f"ml.{instance_type}"
+
+
+# Of a run that another one has decided for, besides the groups.
+_HANDED_OVER = (
+    fixed("workers", "string", "Data workers of a host by group, as JSON.", "{}"),
+    fixed(
+        "parent_run",
+        "string",
+        "Id of the run that has decided, and hands over; empty: this run decides.",
+        "",
+    ),
+)
+
+
+def decided_parameters(
+    decision: Decision, *, parent_run: str, known: Collection[str]
+) -> dict[str, str]:
+    """Returns a hand-over's parameters: the groups of a decision, and who decided.
+
+    Raises:
+        UsageError: If the uploaded pipeline does not hand over, or the decision has other groups.
+    """
+    groups = {group.name: group for group in decision.plan.groups}
+    if "ParentRun" not in known:
+        raise UsageError(
+            "the uploaded pipeline does not hand over",
+            fix="stoker upload sagemaker WORKLOAD --train-step handover",
+        )
+    if not {"dnn"} <= set(groups) <= {"dnn", "data"}:
+        raise UsageError(
+            f"the decision has groups {', '.join(groups)}; a hand-over knows dnn and data",
+            fix="use --train-step launched",
+        )
+    data, dnn = groups.get("data"), groups["dnn"]
+    workers = {
+        group.role: group.workers_per_host
+        for group in decision.plan.groups
+        if group.workers_per_host is not None
+    }
+    return {
+        "DnnInstanceType": _spelt(dnn.instance_type),
+        "DnnInstanceCount": str(dnn.count),
+        "DataInstanceType": _spelt(data.instance_type if data else _SOME_TYPE),
+        "DataInstanceCount": str(data.count if data else 0),
+        "Workers": json.dumps(workers),
+        "ParentRun": parent_run,
+    }
 
 
 def _of_group(group: Group) -> tuple[Parameter, Parameter]:

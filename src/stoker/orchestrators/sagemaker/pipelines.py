@@ -243,8 +243,10 @@ def send_upload(aws: Aws, plan: UploadPlan, *, settings: SageMakerSettings) -> U
         "RoleArn": _role(settings),
         **_definition(aws, pipeline, settings),
     }
+    version = ""
     if plan.exists:
-        arn = str(aws.call("sagemaker", "UpdatePipeline", **request)["PipelineArn"])
+        answer = aws.call("sagemaker", "UpdatePipeline", **request)
+        arn, version = str(answer["PipelineArn"]), str(answer.get("PipelineVersionId") or "")
         # UpdatePipeline takes no tags.
         _add_tags(aws, arn, settings)
     else:
@@ -254,6 +256,8 @@ def send_upload(aws: Aws, plan: UploadPlan, *, settings: SageMakerSettings) -> U
         action="updated" if plan.exists else "created",
         url=pipeline_url(arn),
         num_inputs=len(plan.missing),
+        version=version,
+        version_id=version,
     )
 
 

@@ -1,5 +1,6 @@
 """Runs of an uploaded pipeline, and training jobs, are started, found, shown and stopped."""
 
+import hashlib
 import json
 import re
 import secrets
@@ -22,7 +23,7 @@ from stoker.orchestrators.base import (
     StepState,
     pack_inputs,
 )
-from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT
+from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, decided_parameters
 from stoker.orchestrators.sagemaker.pipelines import (
     SageMakerPipeline,
     find_pipeline,
@@ -39,7 +40,7 @@ from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, JobLogs, Labels
 from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state, stop_job
-from stoker.records import Json, Workload, nearest
+from stoker.records import Decision, Json, Workload, nearest
 
 # A listing of runs shows so many at most: the newest.
 MAX_RUNS = 20
@@ -168,7 +169,16 @@ _HOW = "RUN is PIPELINE/EXECUTION_ID, a pipeline's name, a training job's name, 
 MAX_VALUE = 1024
 
 
-def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder: Path) -> Started:
+def start_run(
+    aws: Aws,
+    workload: Workload,
+    *,
+    parameters: Sequence[str],
+    folder: Path,
+    decision: Decision | None = None,
+    parent_run: str = "",
+    version: str | None = None,
+) -> Started:
     """Starts a run; `parameters` are NAME=VALUE.
 
     Args:
@@ -176,6 +186,10 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
         workload: Whose pipeline it is.
         parameters: Of the run.
         folder: Project folder, with the workload's code.
+        decision: What the run trains on, decided by the run `parent_run`; called again for the
+            same one it starts no second run. Absent: the run decides itself.
+        parent_run: Its execution id.
+        version: Of the pipeline: its number, or an alias; absent: the one uploaded last.
 
     Raises:
         UsageError: If the pipeline is not uploaded, or a parameter is unknown or invalid.
@@ -183,7 +197,13 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
     """
     deployed = uploaded_pipeline(aws, workload.name)
     values = checked_parameters(deployed, workload, parameters)
-    warnings = out_of_date(deployed, workload, folder=folder)
+    warnings = () if decision or version else out_of_date(deployed, workload, folder=folder)
+    token = secrets.token_hex(16)
+    if decision:
+        there = parameters_in(deployed.definition)
+        values |= decided_parameters(decision, parent_run=parent_run, known=there)
+        # The service starts one run for a token, however often it is asked.
+        token = hashlib.sha256(f"{deployed.arn} {parent_run}".encode()).hexdigest()
     answer = aws.call(
         "sagemaker",
         "StartPipelineExecution",
@@ -191,7 +211,8 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
         # The API takes 82 characters.
         PipelineExecutionDisplayName=f"{deployed.name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
         PipelineParameters=[{"Name": name, "Value": value} for name, value in values.items()],
-        ClientRequestToken=secrets.token_hex(16),
+        ClientRequestToken=token,
+        **_version(version),
     )
     arn = str(answer["PipelineExecutionArn"])
     return Started(
@@ -201,6 +222,14 @@ def start_run(aws: Aws, workload: Workload, *, parameters: Sequence[str], folder
         parameters=values,
         warnings=warnings,
     )
+
+
+def _version(version: str | None) -> dict[str, object]:
+    if version is None:
+        return {}
+    if version.isascii() and version.isdigit():
+        return {"PipelineVersionId": int(version)}
+    return {"PipelineVersionAlias": version}
 
 
 def out_of_date(
@@ -244,6 +273,9 @@ def checked_parameters(
             # The steps would parse it by the same rules, after hosts have been rented.
             checked = parse([f"{known[name].name}={value}"], workload=workload)
             values[name] = checked[known[name].name]
+            if known[name].name == "reuse_profile":
+                # The steps read FOLDER/profile.json, one object: two slashes would be another one.
+                values[name] = values[name].rstrip("/")
         else:
             values[name] = _checked(name, value.strip(), there[name])
         # The steps get the workload's own parameters as arguments: NAME=VALUE.

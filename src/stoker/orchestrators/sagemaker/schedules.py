@@ -55,6 +55,7 @@ def add_schedule(
     there = _get(aws, full_name)
     if there:
         _refuse_foreign(there, full_name, deployed)
+    queue = workload.sagemaker.dead_letter_queue if workload.sagemaker else None
     request: dict[str, object] = {
         "Name": full_name,
         "GroupName": _GROUP,
@@ -76,6 +77,7 @@ def add_schedule(
                 "MaximumRetryAttempts": RETRIES,
                 "MaximumEventAgeInSeconds": MAX_AGE_SECONDS,
             },
+            **({"DeadLetterConfig": {"Arn": queue}} if queue else {}),
         },
     }
     every = period(timing.expression)
@@ -207,7 +209,10 @@ def _holds(there: Mapping[str, Json], request: Mapping[str, object]) -> bool:
         all(there.get(key) == request.get(key) for key in _OURS[:3])
         and _time(there.get("StartDate")) == request.get("StartDate")
         and _parameters(there) == _parameters({"Target": wanted})
-        and all(held.get(key) == wanted[key] for key in ("Arn", "RoleArn", "RetryPolicy"))
+        and all(
+            held.get(key) == wanted.get(key)
+            for key in ("Arn", "RoleArn", "RetryPolicy", "DeadLetterConfig")
+        )
     )
 
 

@@ -1,6 +1,7 @@
 """SageMaker runs a job as a training job, with instance groups where it has a data group."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 from stoker.logs import Log
 from stoker.platforms.aws import Aws
@@ -8,7 +9,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker.checks import notes
 from stoker.platforms.sagemaker.job import SageMakerRun
 from stoker.platforms.sagemaker.request import SageMakerRequest, plan_request
-from stoker.platforms.sagemaker.submit import start
+from stoker.platforms.sagemaker.submit import find_job, find_own, start
 from stoker.records import Json
 
 __all__ = ["SageMakerPlatform", "SageMakerRequest"]
@@ -64,7 +65,24 @@ class SageMakerPlatform:
             self._aws,
             request,
             # Planned anew: addresses of token, code and outputs contain the name.
-            rename=lambda name: self.plan(dataclasses.replace(request.job, name=name)),
+            rename=self._renamed(request),
             log=log,
         )
-        return SageMakerRun(self._aws, request=started.request, asked_name=request.job.name)
+        return SageMakerRun(self._aws, request=started.request, asked_name=request.job.run_name)
+
+    def resumed(self, requests: Sequence[SageMakerRequest]) -> int:
+        """Returns which of a run's requests an earlier attempt has got hosts for; else 0.
+
+        Raises:
+            PlatformError: If the service cannot be asked.
+        """
+        if find_job(self._aws, requests[0].job.name) is None:
+            return 0
+        for index, request in reversed([*enumerate(requests)][1:]):
+            if find_own(self._aws, request, rename=self._renamed(request)) is not None:
+                return index
+        return 0
+
+    def _renamed(self, request: SageMakerRequest) -> Callable[[str], SageMakerRequest]:
+        job = dataclasses.replace(request.job, run=request.job.run_name)
+        return lambda name: self.plan(dataclasses.replace(job, name=name))

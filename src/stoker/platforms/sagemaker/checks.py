@@ -116,6 +116,12 @@ def settings_of(job: JobSpec) -> SageMakerSettings:
     _check_framework(job.groups, settings.framework)
     for name, channel in job.channels.items():
         _check_channel(name, channel)
+        if file_system(channel.uri) and not settings.vpc:
+            raise UsageError(
+                f"channel {name} is a file system, which is reached through a VPC",
+                where="key sagemaker.vpc",
+                fix="name subnets and security groups that reach it (NFS: port 2049; Lustre: 988)",
+            )
     _check_source(settings.source)
     for definition in settings.metric_definitions or ():
         _check_metric(definition)
@@ -146,12 +152,37 @@ def _check_channel(name: str, channel: Channel) -> None:
         raise UsageError(
             f"channel {name} is stoker's own", where=f"key channels.{name}", fix="rename it"
         )
-    if not channel.uri.startswith("s3://"):
+    if file_system(channel.uri):
+        if channel.mode != "File" or channel.data_type != "S3Prefix" or channel.groups:
+            raise UsageError(
+                f"channel {name} is a file system: mode, data_type and groups are S3's",
+                where=f"key channels.{name}",
+                fix="leave them out: all groups mount it",
+            )
+    elif not channel.uri.startswith("s3://"):
         raise UsageError(
-            f"SageMaker reads S3, not {channel.uri}",
+            f"SageMaker reads S3, EFS and FSx for Lustre, not {channel.uri}",
             where=f"key channels.{name}.uri",
-            fix="copy the data there: aws s3 sync FOLDER s3://BUCKET/FOLDER",
+            fix="copy the data there: aws s3 sync FOLDER s3://BUCKET/FOLDER, or name a file "
+            "system: efs://fs-0123456789abcdef0/FOLDER, fsx://fs-0123456789abcdef0/MOUNT/FOLDER",
         )
+
+
+_FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
+_FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
+
+
+def file_system(uri: str) -> dict[str, Json] | None:
+    """Returns the FileSystemDataSource of an efs:// or fsx:// address, read only; else None."""
+    found = _FILE_SYSTEM.fullmatch(uri)
+    if not found:
+        return None
+    return {
+        "FileSystemId": found.group(2),
+        "FileSystemAccessMode": "ro",
+        "FileSystemType": _FILE_SYSTEM_TYPES[found.group(1)],
+        "DirectoryPath": found.group(3),
+    }
 
 
 def _check_source(source: str | None) -> None:

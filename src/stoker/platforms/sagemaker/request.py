@@ -12,6 +12,7 @@ from stoker.platforms.sagemaker.checks import (
     CODE_CHANNEL,
     TOKEN_CHANNEL,
     check_body,
+    file_system,
     settings_of,
     without_none,
 )
@@ -38,12 +39,24 @@ def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list
     }
     if not any(groups.values()):
         return [_channel(name, channel, ()) for name, channel in channels.items()]
+    mounted = next((name for name, each in channels.items() if file_system(each.uri)), None)
+    if mounted:
+        named = next(name for name, found in groups.items() if found)
+        raise UsageError(
+            f"channel {mounted} is a file system, which all groups mount, but {named} names "
+            "groups: SageMaker takes groups at all channels or at none",
+            where=f"key channels.{named}.groups",
+            fix="leave the groups out",
+        )
     # One channel with groups means all channels with groups.
     everyone = tuple(group.name for group in job.groups)
     return [_channel(name, channel, groups[name] or everyone) for name, channel in channels.items()]
 
 
 def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Json]:
+    disk = file_system(channel.uri)
+    if disk:
+        return {"ChannelName": name, "DataSource": {"FileSystemDataSource": disk}}
     wrapper = channel.record_wrapper
     if wrapper is None and channel.data_type == "AugmentedManifestFile":
         wrapper = "RecordIO"
@@ -66,6 +79,8 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
 
 # Folders of the service in every container.
 CHECKPOINTS = "/opt/ml/checkpoints"
+# Of a profile alone: what the script saves meanwhile goes nowhere.
+PROFILE_FOLDER = "/opt/ml/profile"
 _INPUT = "/opt/ml/input/data"
 
 
@@ -86,7 +101,7 @@ def environment_of(
         told,
         token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
         code_file=code,
-        profile_file=Path(CHECKPOINTS, "profile.json") if told.profile else None,
+        profile_file=Path(PROFILE_FOLDER, "profile.json") if told.profile else None,
         roles={} if are_known else told.roles,
     ).to_environ()
     theirs = {**job.environment, **settings.environment}
@@ -250,9 +265,22 @@ def _stopping(job: JobSpec, settings: SageMakerSettings) -> dict[str, Json]:
     )
 
 
+def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
+    """Returns the address of a run's checkpoints; None where none are kept.
+
+    A folder for each run: the service copies what is there to the hosts before the command starts,
+    so that a run in another's folder would go on from a training that has ended.
+    """
+    if settings.resume_from or not settings.checkpoint_uri:
+        return settings.resume_from
+    return f"{settings.checkpoint_uri.rstrip('/')}/{run}"
+
+
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
     # A profile must not touch the training's checkpoints: it writes where it cannot harm.
-    checkpoints = f"{folder}/profile" if job.settings.profile else settings.checkpoint_uri
+    checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
+    if job.settings.profile:
+        checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
     network: dict[str, Json] | None = None
     if settings.vpc:
         network = {
@@ -263,8 +291,11 @@ def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict
         {
             "HyperParameters": hyperparameters(job.hyperparameters) or None,
             "VpcConfig": network,
-            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": CHECKPOINTS},
+            "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
             "EnableManagedSpotTraining": settings.spot or None,
+            "RetryStrategy": {"MaximumRetryAttempts": settings.max_retries}
+            if settings.max_retries
+            else None,
         }
     )
 

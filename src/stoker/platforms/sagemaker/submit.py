@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import PlatformError, StokerError, UsageError
+from stoker.errors import NoCapacityError, PlatformError, StokerError, UsageError
 from stoker.logs import Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.sagemaker.checks import mapping, mappings
@@ -175,24 +175,31 @@ def lacks_capacity(reason: str) -> bool:
 
 def no_capacity(
     reason: str, groups: Sequence[Group], *, job_name: str, next_best: str
-) -> PlatformError:
+) -> NoCapacityError:
     """Returns the error for a job that got no hosts: type, group, limit, what to take instead."""
-    return PlatformError(
+    error = NoCapacityError(
         f"SageMaker has no capacity for {_asked(reason, groups)}: {reason}",
         where=f"job {job_name}: the limit is what the region has free now, not a quota",
         fix=_instead("try later or in another region", next_best),
     )
+    error.types = frozenset(_TYPE.findall(reason))
+    return error
 
 
-def no_quota(message: str, groups: Sequence[Group], *, where: str, next_best: str) -> PlatformError:
+def no_quota(
+    message: str, groups: Sequence[Group], *, where: str, next_best: str
+) -> NoCapacityError:
     """Returns the error for a job above the account's quota: type, group, limit, another plan."""
     found = _QUOTA.search(message)
     limit = f"the quota '{found['quota']}' is {found['limit']}" if found else "a quota is too small"
-    return PlatformError(
+    error = NoCapacityError(
         f"{limit}, asked for: {_asked(message, groups)}: {message}",
         where=where,
         fix=_instead("raise it in Service Quotas (SageMaker, training job usage)", next_best),
     )
+    error.types = frozenset(_TYPE.findall(message))
+    error.may_pass = found is None or float(found["limit"]) > 0
+    return error
 
 
 def _asked(message: str, groups: Sequence[Group]) -> str:
@@ -368,12 +375,15 @@ def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
         log.event("token_not_deleted", object=uri, why=err.what)
 
 
-# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem.
+# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem. Jobs that got no hosts do
+# not count: they are tried again under further names, for hours.
 MAX_NAMES = 5
+MAX_TRIES = 100
 MAX_NAME_LENGTH = 63
 # Between looks for a job that was just created.
 LOOK_SECONDS = 2.0
 
+_GOES_ON = ("InProgress", "Completed")
 _IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
 # Where tags cannot be read: parts that tell whether a job is the one that was asked for.
 _TELLING = (
@@ -415,30 +425,58 @@ def start(
     """
     # Before anything is asked or written: a folder that cannot be packed leaves nothing behind.
     packed = pack(request.code_folder) if request.code_folder else None
-    for number in range(1, MAX_NAMES + 1):
-        candidate = request if number == 1 else rename(numbered(request.job.name, number))
+    num_taken = 0
+    for candidate in _named(request, rename):
         name = candidate.job.name
         found = find_job(aws, name)
         if found is None:
             if _create(aws, candidate, packed=packed, log=log):
                 return StartedTrainingJob(request=candidate, is_adopted=False)
-            # Another attempt has created it at this very moment.
             found = await_found(aws, name)
         state = job_state(found)
         is_ours = _is_ours(aws, found, candidate, packed=packed)
-        # A completed one, too: a pipeline's step that is tried again finds its work done.
-        if is_ours and state.status in ("InProgress", "Completed"):
+        if is_ours and state.status in _GOES_ON:
             log.event("job_adopted", job=name, status=state.status, url=state.url)
             return StartedTrainingJob(request=candidate, is_adopted=True)
         why = f"it is {state.status}" if is_ours else "it is another job"
         log.event("job_name_taken", job=name, why=why)
         _forget_token(aws, found, candidate, log=log)
-    last = numbered(request.job.name, MAX_NAMES)
+        num_taken += not lacks_capacity(state.reason)
+        if num_taken == MAX_NAMES:
+            break
     raise PlatformError(
-        f"jobs called {request.job.name} to {last} exist already, and none can be continued",
+        f"jobs called {request.job.name} to {name} exist already, and none can be continued",
         where="sagemaker:CreateTrainingJob",
         fix="check why they ended, then choose another --name",
     )
+
+
+def find_own(
+    aws: Aws, request: SageMakerRequest, *, rename: Callable[[str], SageMakerRequest]
+) -> str | None:
+    """Returns the name of a job of this request that runs or has completed, or None.
+
+    Raises:
+        AwsError: If the service refuses.
+    """
+    packed = pack(request.code_folder) if request.code_folder else None
+    for candidate in _named(request, rename):
+        found = find_job(aws, candidate.job.name)
+        if found is None:
+            return None
+        is_going_on = job_state(found).status in _GOES_ON
+        if is_going_on and _is_ours(aws, found, candidate, packed=packed):
+            return candidate.job.name
+    return None
+
+
+def _named(
+    request: SageMakerRequest, rename: Callable[[str], SageMakerRequest]
+) -> Iterator[SageMakerRequest]:
+    """Yields the request under its name, then NAME-2 and so on."""
+    yield request
+    for number in range(2, MAX_TRIES + 1):
+        yield rename(numbered(request.job.name, number))
 
 
 def numbered(name: str, number: int) -> str:
@@ -548,7 +586,7 @@ def _forget_token(
         delete_token(aws, request.token_uri, log=log)
 
 
-def _quota_or_capacity(err: AwsError, request: SageMakerRequest) -> PlatformError | None:
+def _quota_or_capacity(err: AwsError, request: SageMakerRequest) -> NoCapacityError | None:
     job = request.job
     if err.code.startswith("ResourceLimitExceeded"):
         return no_quota(

@@ -1,0 +1,434 @@
+"""The jobs of SageMaker's requests, run as real processes: containers without an engine.
+
+A host is a process tree with its own /opt/ml, process numbers and network; what the request names
+in S3 is downloaded before and uploaded afterwards, as the service does it. Where the service would
+refuse or fail, so do these; what they have no answer for fails the test.
+"""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from stoker.platforms.aws import Aws, split_uri
+from stoker.records import Json
+from support.cloudwatch import put_lines
+from support.moto import ACCOUNT, REGION, AwsServer
+from support.pod_network import PodNetwork
+
+# Of one job, its image's start included: what hangs is a failure of the test.
+JOB_SECONDS = 100.0
+# After a host has failed, for what the others still have to say.
+GRACE_SECONDS = 20.0
+PROCESSING = PurePosixPath("/opt/ml/processing")
+_ENTER = (
+    'mount -t tmpfs none /opt && mkdir /opt/ml /opt/work && mount --bind "$1" /opt/ml'
+    ' && { [ "$2" = - ] || mount --bind "$2" /etc/hosts; } && shift 2 && cd /opt/work && exec "$@"'
+)
+
+Body = Mapping[str, Json]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        status: Completed, Failed or Stopped.
+        reason: FailureReason.
+        kind: The exception that a retry policy may name; the container's own fault has none.
+        model_uri: Of a training job that left a model.
+    """
+
+    status: str
+    reason: str = ""
+    kind: str = ""
+    model_uri: str | None = None
+
+
+@dataclass
+class Files:
+    """What a job read from S3, by input, channel or `checkpoints`: keys in their order."""
+
+    read: dict[str, list[str]] = field(default_factory=dict)
+
+
+class Containers:
+    """Runs processing and training jobs.
+
+    Args:
+        folder: For the jobs' files.
+        server: Whose S3 holds inputs and outputs.
+    """
+
+    def __init__(self, folder: Path, server: AwsServer) -> None:
+        self._folder = folder
+        self._aws = Aws(region=REGION)
+        self._server = server
+        self._environ: dict[str, str] = {}
+        self.files: dict[str, Files] = {}
+
+    def set_environ(self, environ: Mapping[str, str]) -> None:
+        """Of all containers from now on."""
+        self._environ = dict(environ)
+
+    def log(self, job: str) -> str:
+        """What the hosts of a job wrote."""
+        return "".join(f.read_text() for f in sorted((self._folder / job).glob("*.log")))
+
+    def process(self, request: Body, *, name: str, lose_when: Callable[[], bool] | None) -> Ended:
+        """Runs a processing job; where `lose_when` comes true first, its host is lost."""
+        files = self.files.setdefault(name, Files())
+        ml = _made(self._folder / name / "algo-1")
+        for item in _items(request.get("ProcessingInputs")):
+            source = _map(item["S3Input"])
+            assert source["S3InputMode"] == "File", "only files are known here"
+            place = ml / PurePosixPath(str(source["LocalPath"])).relative_to("/opt/ml")
+            assert PurePosixPath(str(source["LocalPath"])).is_relative_to(PROCESSING)
+            try:
+                keys = self._download(str(source["S3Uri"]), place)
+            except NoObjectsError as err:
+                return Ended(status="Failed", reason=f"ClientError: {err}")
+            files.read[str(item["InputName"])] = keys
+        outputs = _items(_map(request.get("ProcessingOutputConfig")).get("Outputs"))
+        for item in outputs:
+            _made(ml / _below_ml(_map(item["S3Output"])["LocalPath"]))
+        app = _map(request["AppSpecification"])
+        network = _map(request.get("NetworkConfig") or {})
+        process = self._start(
+            ml,
+            [*_words(app["ContainerEntrypoint"]), *_words(app.get("ContainerArguments"))],
+            log=self._folder / name / "algo-1.log",
+            environ={
+                **_without_region(self._server.env),
+                **self._environ,
+                **{k: str(v) for k, v in _map(request.get("Environment") or {}).items()},
+            },
+            head=["unshare", "--net"] if network.get("EnableNetworkIsolation") else [],
+        )
+        code = _ended(process, lose_when=lose_when)
+        for item in outputs:
+            target = _map(item["S3Output"])
+            if target["S3UploadMode"] == "Continuous" or code == 0:
+                self._upload(ml / _below_ml(target["LocalPath"]), str(target["S3Uri"]))
+        if code is None:
+            kind = "SageMaker.JOB_INTERNAL_ERROR"
+            return Ended(status="Failed", reason="InternalServerError: try again", kind=kind)
+        words = f"AlgorithmError: , exit code: {code}"
+        return Ended(status="Completed") if code == 0 else Ended(status="Failed", reason=words)
+
+    def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
+        """Runs a training job on all its hosts."""
+        name = str(request["TrainingJobName"])
+        with PodNetwork(domain="sagemaker") as network:
+            try:
+                hosts = self._lay_out(request, network)
+            except NoObjectsError as err:
+                return Ended(status="Failed", reason=f"ClientError: {err}")
+            ended = self._run(request, hosts, is_stopped=is_stopped)
+        for host in hosts:
+            log = (self._folder / name / f"{host.name}.log").read_text(errors="replace")
+            put_lines(self._aws, host.name, *log.splitlines(), job=name)
+        return ended
+
+    def _lay_out(self, request: Body, network: PodNetwork) -> list["_Host"]:
+        name = str(request["TrainingJobName"])
+        files = self.files.setdefault(name, Files())
+        resources = _map(request["ResourceConfig"])
+        groups = _items(resources.get("InstanceGroups")) or [
+            {
+                "InstanceGroupName": "homogeneousCluster",
+                "InstanceType": resources["InstanceType"],
+                "InstanceCount": resources["InstanceCount"],
+            }
+        ]
+        hosts = []
+        for group in groups:
+            for _ in range(int(str(group["InstanceCount"]))):
+                host = f"algo-{len(hosts) + 1}"
+                sandbox = network.sandbox(host)
+                ml = _made(self._folder / name / host)
+                hosts.append(
+                    _Host(
+                        name=host,
+                        group=str(group["InstanceGroupName"]),
+                        kind=str(group["InstanceType"]),
+                        ml=ml,
+                        enter=sandbox.enter,
+                        address=sandbox.address,
+                    )
+                )
+        etc_hosts = self._folder / name / "etc-hosts"
+        etc_hosts.write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{h.address} {h.name}\n" for h in hosts)
+        )
+        for host in hosts:
+            config = _made(host.ml / "input" / "config")
+            _made(host.ml / "model")
+            _made(host.ml / "output" / "data")
+            (config / "resourceconfig.json").write_text(_resource_config(host, hosts))
+            parameters = request.get("HyperParameters") or {}
+            (config / "hyperparameters.json").write_text(json.dumps(parameters))
+            mine = {}
+            for channel in _items(request.get("InputDataConfig")):
+                source = _map(_map(channel["DataSource"])["S3DataSource"])
+                only = source.get("InstanceGroupNames")
+                if only and host.group not in _words(only):
+                    continue
+                assert str(channel.get("InputMode") or "File") == "File", "only files are known"
+                assert source.get("S3DataDistributionType") == "FullyReplicated"
+                channel_name = str(channel["ChannelName"])
+                mine[channel_name] = {"TrainingInputMode": "File"}
+                place = host.ml / "input" / "data" / channel_name
+                files.read[channel_name] = self._download(str(source["S3Uri"]), place)
+            (config / "inputdataconfig.json").write_text(json.dumps(mine))
+            kept = _map(request.get("CheckpointConfig") or {})
+            if kept:
+                place = _made(host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints")))
+                with contextlib.suppress(NoObjectsError):
+                    files.read["checkpoints"] = self._download(str(kept["S3Uri"]), place)
+        return hosts
+
+    def _run(
+        self, request: Body, hosts: Sequence["_Host"], *, is_stopped: Callable[[], bool]
+    ) -> Ended:
+        name = str(request["TrainingJobName"])
+        algorithm = _map(request["AlgorithmSpecification"])
+        command = [
+            *_words(algorithm["ContainerEntrypoint"]),
+            *_words(algorithm.get("ContainerArguments")),
+        ]
+        environ = {
+            **self._environ,
+            "TRAINING_JOB_NAME": name,
+            "TRAINING_JOB_ARN": job_arn(name),
+            **{k: str(v) for k, v in _map(request.get("Environment") or {}).items()},
+        }
+        for host in hosts:
+            host.process = self._start(
+                host.ml,
+                command,
+                log=self._folder / name / f"{host.name}.log",
+                environ=environ,
+                head=host.enter,
+                etc_hosts=self._folder / name / "etc-hosts",
+            )
+        was_stopped = _all_ended(hosts, is_stopped=is_stopped)
+        kept = _map(request.get("CheckpointConfig") or {})
+        output = f"{str(_map(request['OutputDataConfig'])['S3OutputPath']).rstrip('/')}/{name}"
+        for host in hosts:
+            if kept:
+                place = host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints"))
+                self._upload(place, str(kept["S3Uri"]))
+        self._pack([h.ml / "output" / "data" for h in hosts], f"{output}/output/output.tar.gz")
+        failed = next((h for h in hosts if h.code), None)
+        if failed and not was_stopped:
+            file = failed.ml / "output" / "failure"
+            words = file.read_text()[:1024] if file.exists() else ""
+            reason = f"AlgorithmError: {words}, exit code: {failed.code}"
+            return Ended(status="Failed", reason=reason)
+        model = f"{output}/output/model.tar.gz"
+        self._pack([h.ml / "model" for h in hosts], model)
+        return Ended(status="Stopped" if was_stopped else "Completed", model_uri=model)
+
+    def _start(
+        self,
+        ml: Path,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environ: Mapping[str, str],
+        head: Sequence[str],
+        etc_hosts: Path | None = None,
+    ) -> "subprocess.Popen[bytes]":
+        fresh = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        enter = ["sh", "-c", _ENTER, "sh", str(ml), str(etc_hosts or "-")]
+        variables = {
+            # The image's: its programs, and a home that can be written.
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": "/opt/work",
+            "OMP_NUM_THREADS": "1",
+            "AWS_REGION": REGION,
+        }
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                [*head, *fresh, *enter, *command],
+                env={**variables, **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _download(self, uri: str, folder: Path) -> list[str]:
+        """Copies what a prefix matches: an object to its name, a folder to what is below it."""
+        bucket, key = split_uri(uri)
+        keys = [str(item["Key"]) for item in self._list(bucket, key)]
+        if not keys:
+            raise NoObjectsError(f"Data download failed: no S3 objects found under {uri}")
+        if key in keys:
+            assert keys == [key], f"the prefix {uri} matches other objects, too: {keys}"
+            base = key.rpartition("/")[0]
+        else:
+            base = key.rstrip("/")
+            strangers = [each for each in keys if not each.startswith(base + "/")]
+            assert not strangers, f"the prefix {uri} matches other objects, too: {strangers}"
+        for each in keys:
+            target = folder / each.removeprefix(base).lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(self._aws.read_object(f"s3://{bucket}/{each}"))
+        return keys
+
+    def _list(self, bucket: str, key: str) -> Sequence[Body]:
+        answer = self._aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key)
+        assert not answer.get("IsTruncated")
+        return _items(answer.get("Contents"))
+
+    def _upload(self, folder: Path, uri: str) -> None:
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            target = f"{uri.rstrip('/')}/{file.relative_to(folder)}"
+            self._aws.write_object(target, file.read_bytes())
+
+    def _pack(self, folders: Sequence[Path], uri: str) -> None:
+        """Packs the hosts' folders into one archive; none where all are empty."""
+        content = io.BytesIO()
+        names: set[str] = set()
+        with tarfile.open(fileobj=content, mode="w:gz") as archive:
+            for folder in folders:
+                for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+                    name = str(file.relative_to(folder))
+                    assert name not in names, f"two hosts left {name}"
+                    names.add(name)
+                    archive.add(file, arcname=name)
+        if names:
+            self._aws.write_object(uri, content.getvalue())
+
+
+class NoObjectsError(Exception):
+    """Nothing is where a request reads."""
+
+
+@dataclass
+class _Host:
+    name: str
+    group: str
+    kind: str
+    ml: Path
+    enter: Sequence[str]
+    address: str
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll() if self.process else None
+
+
+def job_arn(name: str, kind: str = "training-job") -> str:
+    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{kind}/{name}"
+
+
+def _all_ended(hosts: Sequence[_Host], *, is_stopped: Callable[[], bool]) -> bool:
+    """Waits for all hosts, ends what goes on after a failure; tells whether it was stopped."""
+    deadline, was_stopped, is_failing = time.monotonic() + JOB_SECONDS, False, False
+    while any(host.code is None for host in hosts):
+        if is_stopped() and not was_stopped:
+            was_stopped = True
+            for host in hosts:
+                _signal_first(host, signal.SIGTERM)
+        if not is_failing and any(host.code for host in hosts):
+            is_failing = True
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if time.monotonic() > deadline:
+            for host in hosts:
+                if host.code is None and host.process:
+                    host.process.kill()
+                    host.process.wait()
+            assert is_failing or was_stopped, f"{hosts[0].ml.parent.name} did not end"
+        time.sleep(0.05)
+    return was_stopped
+
+
+def _signal_first(host: _Host, number: int) -> None:
+    """Sends a signal to a host's first process, below what makes its namespaces."""
+    import psutil
+
+    assert host.process
+    with contextlib.suppress(psutil.Error, IndexError):
+        psutil.Process(host.process.pid).children()[0].send_signal(number)
+
+
+def _ended(
+    process: "subprocess.Popen[bytes]", *, lose_when: Callable[[], bool] | None
+) -> int | None:
+    """The exit code of a processing container; None: its host was lost."""
+    deadline = time.monotonic() + 3 * JOB_SECONDS
+    while process.poll() is None:
+        if lose_when and lose_when():
+            process.kill()
+            process.wait()
+            return None
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise AssertionError("a processing job did not end")
+        time.sleep(0.05)
+    return process.returncode
+
+
+def _resource_config(host: _Host, hosts: Sequence[_Host]) -> str:
+    groups: dict[str, list[_Host]] = {}
+    for each in hosts:
+        groups.setdefault(each.group, []).append(each)
+    return json.dumps(
+        {
+            "current_host": host.name,
+            "current_instance_type": host.kind,
+            "current_group_name": host.group,
+            "hosts": [each.name for each in hosts],
+            "instance_groups": [
+                {
+                    "instance_group_name": name,
+                    "instance_type": members[0].kind,
+                    "hosts": [each.name for each in members],
+                }
+                for name, members in groups.items()
+            ],
+            "network_interface_name": "eth0",
+        }
+    )
+
+
+def _without_region(environ: Mapping[str, str]) -> dict[str, str]:
+    """The service tells a container its region, but not in the variable that boto3 reads."""
+    return {name: value for name, value in environ.items() if name != "AWS_DEFAULT_REGION"}
+
+
+def _below_ml(path: Json) -> PurePosixPath:
+    return PurePosixPath(str(path)).relative_to("/opt/ml")
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _map(value: Json) -> Body:
+    assert isinstance(value, Mapping)
+    return value
+
+
+def _items(value: Json) -> list[Body]:
+    assert value is None or isinstance(value, list)
+    return [_map(item) for item in value or ()]
+
+
+def _words(value: Json) -> list[str]:
+    assert value is None or isinstance(value, list)
+    return [str(item) for item in value or ()]

@@ -1,0 +1,693 @@
+"""SageMaker Pipelines in small: walks an uploaded definition, and runs its jobs for real.
+
+What the service's documentation does not say to work is refused here; what only the SDK's sources
+say is counted in `Execution.undocumented`, and docs/sagemaker.md has to admit it.
+Waits between attempts are counted instead of waited for.
+"""
+
+import contextlib
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from botocore.validate import ParamValidator
+
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.sagemaker.submit import FINAL
+from stoker.records import Json
+from support.moto import REGION, AwsServer
+from support.sagemaker_containers import Body, Containers, Ended, job_arn
+from support.sagemaker_rules import MODEL, over_limits, rule_problems
+
+CAPACITY = (
+    "CapacityError: Unable to provision requested ML compute capacity. "
+    "Please retry using a different ML instance type."
+)
+_OPERATIONS = {
+    "Processing": ("CreateProcessingJob", "ProcessingJobName"),
+    "Training": ("CreateTrainingJob", "TrainingJobName"),
+    "RegisterModel": ("CreateModelPackage", None),
+}
+_EXECUTION = ("PipelineExecutionId", "PipelineExecutionArn", "PipelineName", "PipelineArn")
+_COMMON = {"Name", "Type", "Arguments", "DisplayName", "Description", "DependsOn"}
+_KEYS = {
+    "Processing": _COMMON | {"RetryPolicies", "PropertyFiles", "CacheConfig"},
+    "Training": _COMMON | {"RetryPolicies", "CacheConfig"},
+    "RegisterModel": _COMMON | {"RetryPolicies"},
+    "Condition": _COMMON,
+    "Fail": _COMMON,
+}
+_NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,63}")
+# Retries are for these alone; what the container did itself is in none of them.
+_STEP_KINDS = {"Step.SERVICE_FAULT", "Step.THROTTLING"}
+_JOB_KINDS = {
+    "SageMaker.RESOURCE_LIMIT",
+    "SageMaker.CAPACITY_ERROR",
+    "SageMaker.JOB_INTERNAL_ERROR",
+}
+# By these parts of a training's request the service finds an earlier step in its cache.
+_CACHE_KEY = (
+    "AlgorithmSpecification",
+    "CheckpointConfig",
+    "Environment",
+    "HyperParameters",
+    "InputDataConfig",
+)
+
+
+class DefinitionError(AssertionError):
+    """The service would refuse the definition, or a part of it when it is resolved."""
+
+
+@dataclass
+class Account:
+    """What lasts from run to run: jobs that were launched, cached steps, faults to come.
+
+    Attributes:
+        jobs: Of CreateTrainingJob: name to request and what DescribeTrainingJob adds.
+        lacks: Instance types that the region has none of; a job that asks for one gets no hosts.
+        faults: Step to what its next attempts end with: a kind that retry policies name.
+        lose_host_of: Step to a condition: when it is true, the step's host is lost.
+        executing: Ids of runs that are under way.
+        started: Runs that steps have started: token to ARN and parameters.
+    """
+
+    server: AwsServer
+    containers: Containers
+    url: str = ""
+    jobs: dict[str, dict[str, Json]] = field(default_factory=dict)
+    lacks: set[str] = field(default_factory=set)
+    faults: dict[str, list[str]] = field(default_factory=dict)
+    lose_host_of: dict[str, Callable[[], bool]] = field(default_factory=dict)
+    started: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    executing: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+    cached: dict[str, "StepRun"] = field(default_factory=dict)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
+        """A training job from its request to its end, whoever asked for it."""
+        problems = [str(problem) for problem in rule_problems(request)]
+        if problems:
+            raise DefinitionError(f"the service would refuse the job: {problems}")
+        if self.lacks & set(_types(request)):
+            return Ended(status="Failed", reason=CAPACITY, kind="SageMaker.CAPACITY_ERROR")
+        return self.containers.train(request, is_stopped=is_stopped)
+
+    def answer(self, operation: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]] | None:
+        """The answer to a call about training jobs; None: moto has it."""
+        name = str(asked.get("TrainingJobName", ""))
+        with self._lock:
+            self.calls.append(operation)
+            if operation == "ListTags":
+                found = self.jobs.get(str(asked["ResourceArn"]).rpartition("/")[2])
+                return (200, {"Tags": found["Tags"]}) if found else None
+            if operation == "CreateTrainingJob":
+                return self._create(name, asked)
+            if operation == "StartPipelineExecution":
+                return self._start(asked)
+            if operation == "ListPipelineExecutions":
+                return self._list(asked)
+            if operation not in ("DescribeTrainingJob", "StopTrainingJob"):
+                return None
+            if name not in self.jobs:
+                return 400, _error("ValidationException", "Requested resource not found.")
+            job = self.jobs[name]
+            if operation == "DescribeTrainingJob":
+                return 200, job
+            if job["TrainingJobStatus"] in FINAL:
+                words = "The request was rejected because the training job has ended."
+                return 400, _error("ValidationException", words)
+            job.update(TrainingJobStatus="Stopping", SecondaryStatus="Stopping")
+            return 200, {}
+
+    def _create(self, name: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
+        if name in self.jobs:
+            return 400, _error("ResourceInUse", "Training job names must be unique")
+        job: dict[str, Json] = {
+            **asked,
+            "TrainingJobArn": job_arn(name),
+            "TrainingJobStatus": "InProgress",
+            "SecondaryStatus": "Training",
+            "ModelArtifacts": {"S3ModelArtifacts": "s3://none/model.tar.gz"},
+            "CreationTime": 1.7e9,
+        }
+        self.jobs[name] = job
+
+        def run() -> None:
+            ended = Ended(status="Failed", reason="InternalServerError: of the test")
+            try:
+                ended = self.train(asked, is_stopped=lambda: job["TrainingJobStatus"] == "Stopping")
+            finally:
+                job.update(TrainingJobStatus=ended.status, SecondaryStatus=ended.status)
+                if ended.reason:
+                    job["FailureReason"] = ended.reason
+                if ended.model_uri:
+                    job["ModelArtifacts"] = {"S3ModelArtifacts": ended.model_uri}
+
+        thread = threading.Thread(target=run, name=f"job {name}")
+        self._threads.append(thread)
+        thread.start()
+        return 200, {"TrainingJobArn": job_arn(name)}
+
+    def _start(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
+        """Starts one run for a token; the test runs it."""
+        token = str(asked["ClientRequestToken"])
+        if token not in self.started:
+            answer = Aws(region=REGION).call("sagemaker", "StartPipelineExecution", **asked)
+            given = _items(asked.get("PipelineParameters"))
+            values = {str(item["Name"]): str(item["Value"]) for item in given}
+            self.started[token] = (str(answer["PipelineExecutionArn"]), values)
+        return 200, {"PipelineExecutionArn": self.started[token][0]}
+
+    def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
+        """moto's runs, which it calls Succeeded at once, those under way as they are."""
+        found = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", **asked)
+        summaries = [
+            {key: value for key, value in item.items() if key != "StartTime"}
+            | ({"PipelineExecutionStatus": "Executing"} if _id_of(item) in self.executing else {})
+            for item in _items(found["PipelineExecutionSummaries"])
+        ]
+        return 200, {"PipelineExecutionSummaries": summaries}
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        for job in self.jobs.values():
+            if job["TrainingJobStatus"] not in FINAL:
+                job["TrainingJobStatus"] = "Stopping"
+        for thread in self._threads:
+            thread.join(120)
+
+
+@contextlib.contextmanager
+def account(folder: Path, server: AwsServer) -> Iterator[Account]:
+    """An account whose jobs run; everything that is no training job is moto's."""
+    found = Account(server, Containers(folder, server))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+            answered = found.answer(operation, json.loads(content))
+            status, body = answered or _of_moto(server, dict(self.headers), content)
+            sent = json.dumps(body).encode()
+            with contextlib.suppress(OSError):  # the client may be gone
+                self.send_response(status)
+                self.send_header("Content-Type", "application/x-amz-json-1.1")
+                self.send_header("Content-Length", str(len(sent)))
+                self.end_headers()
+                self.wfile.write(sent)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        found.url = f"http://127.0.0.1:{http.server_address[1]}"
+        found.containers.set_environ({"AWS_ENDPOINT_URL_SAGEMAKER": found.url})
+        thread = threading.Thread(target=http.serve_forever, name="sagemaker")
+        thread.start()
+        try:
+            yield found
+        finally:
+            found.close()
+            http.shutdown()
+            thread.join()
+
+
+def _of_moto(
+    server: AwsServer, headers: Mapping[str, str], content: bytes
+) -> tuple[int, dict[str, Json]]:
+    import urllib.error
+    import urllib.request
+
+    kept = {k: v for k, v in headers.items() if k.lower() not in ("host", "content-length")}
+    request = urllib.request.Request(server.url, data=content, headers=kept, method="POST")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return int(answer.status), json.loads(answer.read() or b"{}")
+    except urllib.error.HTTPError as err:
+        return err.code, json.loads(err.read() or b"{}")
+
+
+def _error(code: str, message: str) -> dict[str, Json]:
+    return {"__type": code, "message": message}
+
+
+@dataclass
+class StepRun:
+    """What became of a step.
+
+    Attributes:
+        status: Succeeded, Failed, or Not run.
+        job: Of its last attempt.
+        waits: Seconds before each further attempt.
+        described: What later steps may refer to: as its Describe call tells.
+        is_cached: Taken from an earlier run.
+    """
+
+    status: str
+    reason: str = ""
+    job: str = ""
+    request: Body = field(default_factory=dict)
+    waits: list[float] = field(default_factory=list)
+    described: Body = field(default_factory=dict)
+    is_cached: bool = False
+
+
+class Execution:
+    """A run of a definition.
+
+    Attributes:
+        steps: By name, of all that were reached or left out.
+        status: Of the run, once it has ended.
+        reason: What a Fail step said.
+        undocumented: What the definition relies on without AWS's documentation saying so.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        definition: str,
+        *,
+        name: str,
+        parameters: Mapping[str, str] | None = None,
+        execution_id: str = "",
+    ) -> None:
+        self._account = account
+        self.id = execution_id or secrets.token_hex(6)
+        document = json.loads(definition)
+        _only(document, {"Version", "Metadata", "Parameters", "Steps"}, "the definition")
+        if document["Version"] != "2020-12-01":
+            raise DefinitionError(f"version {document['Version']}")
+        self.steps: dict[str, StepRun] = {}
+        self.status = ""
+        self.reason = ""
+        self.undocumented: set[str] = set()
+        arn = f"arn:aws:sagemaker:{REGION}:123456789012:pipeline/{name}"
+        values = (self.id, f"{arn}/execution/{self.id}", name, arn)
+        self._known: dict[str, Json] = {
+            f"Execution.{key}": value for key, value in zip(_EXECUTION, values, strict=True)
+        }
+        self._known |= _parameters(document["Parameters"], parameters or {})
+        self._definition: dict[str, Body] = {}
+        self._inside: dict[str, tuple[str, str] | None] = {}
+        self._collect(document["Steps"], None)
+        for step in self._definition.values():
+            self._check(step)
+
+    def run(self) -> "Execution":
+        """Runs all steps that can run; the run's status is known afterwards."""
+        self._account.executing.add(self.id)
+        try:
+            return self._run()
+        finally:
+            self._account.executing.discard(self.id)
+
+    def _run(self) -> "Execution":
+        taken: dict[str, str] = {}
+        while True:
+            left = [name for name in self._definition if name not in self.steps]
+            ready = [n for n in left if self._is_settled(n, taken)]
+            if not ready:
+                break
+            for name in ready:
+                if not self._may_run(name, taken):
+                    self.steps[name] = StepRun("Not run")
+                    continue
+                step = self._definition[name]
+                if step["Type"] == "Condition":
+                    is_met = self._is_met(step)
+                    taken[name] = "IfSteps" if is_met else "ElseSteps"
+                    self.steps[name] = StepRun("Succeeded")
+                elif step["Type"] == "Fail":
+                    self.reason = str(
+                        self._resolved(_map(step["Arguments"]).get("ErrorMessage"), name)
+                    )
+                    self.steps[name] = StepRun("Failed", reason=self.reason)
+                else:
+                    self.steps[name] = self._attempted(step)
+        assert not left, f"steps wait for each other: {left}"
+        failed = {name for name, run in self.steps.items() if run.status == "Failed"}
+        awaited = {step for name in self._definition for step in self._awaited_anyhow(name)}
+        self.status = (
+            "Succeeded"
+            if not failed
+            else "CompletedWithFailures"
+            if failed <= awaited
+            else "Failed"
+        )
+        return self
+
+    # -- the definition ------------------------------------------------------------------
+
+    def _collect(self, steps: Json, inside: tuple[str, str] | None) -> None:
+        for step in _items(steps):
+            name, kind = str(step["Name"]), str(step["Type"])
+            if kind not in _KEYS:
+                raise DefinitionError(f"{name}: steps of type {kind} are not known here")
+            _only(step, _KEYS[kind], name)
+            if name in self._definition or not _NAME.fullmatch(name):
+                raise DefinitionError(f"{name}: a step's name is unique, of letters and digits")
+            self._definition[name] = step
+            self._inside[name] = inside
+            if kind == "Condition":
+                arguments = _map(step["Arguments"])
+                _only(arguments, {"Conditions", "IfSteps", "ElseSteps"}, name)
+                for branch in ("IfSteps", "ElseSteps"):
+                    self._collect(arguments.get(branch) or [], (name, branch))
+
+    def _check(self, step: Body) -> None:
+        name = str(step["Name"])
+        for waited in [*self._dependencies(name)]:
+            if waited not in self._definition:
+                raise DefinitionError(f"{name} waits for {waited}, which is not there")
+            if self._definition[waited]["Type"] == "Condition":
+                raise DefinitionError(f"{name}: a step cannot wait for a condition")
+            if self._inside[waited] not in self._around(name):
+                raise DefinitionError(f"{name} refers to {waited}, of another branch")
+        kinds: list[str] = []
+        for policy in _items(step.get("RetryPolicies")):
+            allowed = {"ExceptionType", "IntervalSeconds", "BackoffRate"}
+            _only(policy, allowed | {"MaxAttempts", "ExpireAfterMin"}, name)
+            if ("MaxAttempts" in policy) == ("ExpireAfterMin" in policy):
+                raise DefinitionError(f"{name}: a retry ends by attempts or by minutes")
+            kinds += [str(kind) for kind in _list(policy["ExceptionType"])]
+        known = _STEP_KINDS | (_JOB_KINDS if step["Type"] != "RegisterModel" else set())
+        if len(kinds) != len(set(kinds)) or not set(kinds) <= known:
+            raise DefinitionError(f"{name}: kinds of errors to retry: {kinds}")
+        outputs = {
+            str(item["OutputName"])
+            for item in _items(
+                _map(_map(step["Arguments"]).get("ProcessingOutputConfig") or {}).get("Outputs")
+            )
+        }
+        for file in _items(step.get("PropertyFiles")):
+            if file["OutputName"] not in outputs:
+                raise DefinitionError(f"{name}: a property file of no output: {file}")
+
+    def _around(self, name: str) -> list[tuple[str, str] | None]:
+        """The branches that a step is in, from its own to the whole."""
+        found: list[tuple[str, str] | None] = [self._inside[name]]
+        while (inside := found[-1]) is not None:
+            found.append(self._inside[inside[0]])
+        return found
+
+    def _dependencies(self, name: str) -> dict[str, str]:
+        """Step to the outcome that is waited for: named ones, and those that are referred to."""
+        step = self._definition[name]
+        found = {}
+        shown: Json = {**_map(step["Arguments"])}
+        if step["Type"] == "Condition":
+            shown = _map(step["Arguments"])["Conditions"]
+        for referred in re.findall(r'"Steps\.([^."]+)\.', json.dumps(shown)):
+            found[referred] = "Succeeded"
+        for entry in _list(step.get("DependsOn")):
+            if isinstance(entry, str):
+                found[entry] = "Succeeded"
+                continue
+            _only(_map(entry), {"Step", "Trigger"}, name)
+            trigger = str(_map(entry)["Trigger"])
+            if trigger not in ("Any", "Failed", "Stopped"):
+                raise DefinitionError(f"{name}: {trigger} is no outcome")
+            self.undocumented.add(f"a step after another's outcome {trigger}")
+            found[str(_map(entry)["Step"])] = trigger
+        return found
+
+    def _awaited_anyhow(self, name: str) -> list[str]:
+        return [step for step, how in self._dependencies(name).items() if how == "Any"]
+
+    def _is_settled(self, name: str, taken: Mapping[str, str]) -> bool:
+        inside = self._inside[name]
+        if inside and inside[0] not in self.steps:
+            return False
+        if inside and taken.get(inside[0]) != inside[1]:
+            return True
+        return all(step in self.steps for step in self._dependencies(name))
+
+    def _may_run(self, name: str, taken: Mapping[str, str]) -> bool:
+        inside = self._inside[name]
+        if inside and taken.get(inside[0]) != inside[1]:
+            return False
+        for step, how in self._dependencies(name).items():
+            status = self.steps[step].status
+            if status == "Not run" or (how != "Any" and status != how):
+                return False
+        return True
+
+    # -- values --------------------------------------------------------------------------
+
+    def _resolved(self, value: Json, step: str) -> Json:
+        if isinstance(value, list):
+            return [self._resolved(item, step) for item in value]
+        if not isinstance(value, Mapping):
+            return value
+        if set(value) == {"Get"}:
+            return self._got(str(value["Get"]), step)
+        if set(value) == {"Std:Join"}:
+            join = _map(value["Std:Join"])
+            _only(join, {"On", "Values"}, step)
+            parts = _list(join["Values"])
+            if any(isinstance(part, Mapping) and "Std:Join" in part for part in parts):
+                raise DefinitionError(f"{step}: a join inside a join")
+            return str(join["On"]).join(_text(self._resolved(part, step)) for part in parts)
+        if set(value) == {"Std:JsonGet"}:
+            kind = str(self._definition[step]["Type"])
+            if kind != "Condition":
+                self.undocumented.add(f"a value of a JSON file in a step of type {kind}")
+            return self._from_file(_map(value["Std:JsonGet"]), step)
+        if any(str(key).startswith("Std:") for key in value):
+            raise DefinitionError(f"{step}: {list(value)} is not known here")
+        return {str(key): self._resolved(item, step) for key, item in value.items()}
+
+    def _got(self, reference: str, step: str) -> Json:
+        if reference in self._known:
+            return self._known[reference]
+        if not reference.startswith("Steps."):
+            raise DefinitionError(f"{step}: there is no {reference}")
+        _, other, *path = reference.split(".")
+        found: Json = self.steps[other].described
+        for part in path:
+            name, _, index = part.partition("[")
+            found = _map(found).get(name)
+            if index:
+                found = _map(found)[index.rstrip("]").strip("'\"")]
+        if found is None:
+            raise DefinitionError(f"{step}: {reference} has no value")
+        return found
+
+    def _from_file(self, function: Body, step: str) -> Json:
+        _only(function, {"PropertyFile", "Path"}, step)
+        reference = str(_map(function["PropertyFile"])["Get"])
+        _, other, _, name = reference.split(".")
+        made = self._definition[other]
+        file = next(
+            (f for f in _items(made.get("PropertyFiles")) if f["PropertyFileName"] == name), None
+        )
+        if file is None:
+            raise DefinitionError(f"{step}: {other} has no property file {name}")
+        request = self.steps[other].request
+        outputs = _items(_map(request["ProcessingOutputConfig"])["Outputs"])
+        target = next(o for o in outputs if o["OutputName"] == file["OutputName"])
+        uri = str(_map(target["S3Output"])["S3Uri"]).rstrip("/")
+        found: Json = json.loads(Aws(region=REGION).read_object(f"{uri}/{file['FilePath']}"))
+        for part in str(function["Path"]).split("."):
+            if part not in _map(found):
+                raise DefinitionError(f"{step}: {file['FilePath']} has no {function['Path']}")
+            found = _map(found)[part]
+        return found
+
+    def _is_met(self, step: Body) -> bool:
+        conditions = _items(_map(step["Arguments"])["Conditions"])
+        return all(self._holds(condition, str(step["Name"])) for condition in conditions)
+
+    def _holds(self, condition: Body, step: str) -> bool:
+        kind = str(condition["Type"])
+        if kind == "In":
+            _only(condition, {"Type", "QueryValue", "Values"}, step)
+            query = self._resolved(condition["QueryValue"], step)
+            return query in [self._resolved(value, step) for value in _list(condition["Values"])]
+        if kind != "Equals":
+            raise DefinitionError(f"{step}: conditions {kind} are not known here")
+        _only(condition, {"Type", "LeftValue", "RightValue"}, step)
+        left = self._resolved(condition["LeftValue"], step)
+        right = self._resolved(condition["RightValue"], step)
+        if isinstance(left, bool) != isinstance(right, bool):
+            return False
+        if isinstance(left, bool):
+            self.undocumented.add("a condition on the boolean of a JSON file")
+        return left == right
+
+    # -- jobs ----------------------------------------------------------------------------
+
+    def _attempted(self, step: Body) -> StepRun:
+        name, kind = str(step["Name"]), str(step["Type"])
+        request = _map(self._resolved(step["Arguments"], name))
+        operation, job_key = _OPERATIONS[kind]
+        if job_key and job_key in request:
+            raise DefinitionError(f"{name}: the service names the job")
+        run = StepRun("Failed", request=request)
+        key = self._cache_key(step, request)
+        if key and key in self._account.cached:
+            cached = self._account.cached[key]
+            return StepRun(
+                "Succeeded",
+                job=cached.job,
+                request=request,
+                described=cached.described,
+                is_cached=True,
+            )
+        attempts: dict[int, int] = {}
+        while True:
+            run.job = f"pipelines-{self.id}-{name}-{secrets.token_hex(5)}"[:63]
+            named = {**request, **({job_key: run.job} if job_key else {})}
+            self._check_request(operation, named, name)
+            ended = self._once(kind, named, name)
+            if ended.status == "Completed":
+                run.status = "Succeeded"
+                run.described = self._described(kind, named, ended)
+                if key:
+                    self._account.cached[key] = run
+                return run
+            run.reason = ended.reason
+            policies = _items(step.get("RetryPolicies"))
+            wait = _wait(policies, ended.kind, attempts)
+            if wait is None:
+                return run
+            run.waits.append(wait)
+
+    def _check_request(self, operation: str, request: Body, step: str) -> None:
+        shape = MODEL.operation_model(operation).input_shape
+        report = ParamValidator().validate(request, shape).generate_report()
+        over = over_limits(dict(request), shape, step)
+        if report or over:
+            raise DefinitionError(f"{step}: {operation} would be refused: {report} {over}")
+
+    def _once(self, kind: str, request: Body, step: str) -> Ended:
+        faults = self._account.faults.get(step)
+        if faults:
+            fault = faults.pop(0)
+            return Ended(status="Failed", reason=fault, kind=fault)
+        if kind == "Processing":
+            return self._account.containers.process(
+                request,
+                name=str(request["ProcessingJobName"]),
+                lose_when=self._account.lose_host_of.pop(step, None),
+            )
+        if kind == "Training":
+            return self._account.train(request, is_stopped=lambda: False)
+        return self._register(request)
+
+    def _register(self, request: Body) -> Ended:
+        aws = Aws(region=REGION)
+        # As in AWS's own tutorials, which name a group that nobody has made.
+        with contextlib.suppress(AwsError):
+            aws.call(
+                "sagemaker",
+                "CreateModelPackageGroup",
+                ModelPackageGroupName=request["ModelPackageGroupName"],
+            )
+        for container in _items(
+            _map(request.get("InferenceSpecification") or {}).get("Containers")
+        ):
+            uri = container.get("ModelDataUrl")
+            if uri and not aws.has_object(str(uri)):
+                return Ended(status="Failed", reason=f"ValidationException: no object {uri}")
+        aws.call("sagemaker", "CreateModelPackage", **request)
+        return Ended(status="Completed")
+
+    def _described(self, kind: str, request: Body, ended: Ended) -> Body:
+        if kind != "Training":
+            return request
+        artifacts: Json = {"S3ModelArtifacts": ended.model_uri}
+        arn = job_arn(str(request["TrainingJobName"]))
+        return {**request, "ModelArtifacts": artifacts, "TrainingJobArn": arn}
+
+    def _cache_key(self, step: Body, request: Body) -> str:
+        config = _map(step.get("CacheConfig") or {})
+        if not config.get("Enabled"):
+            return ""
+        assert step["Type"] == "Training", "only trainings are known to be cached here"
+        parts = {key: request.get(key) for key in _CACHE_KEY}
+        return json.dumps([step["Name"], parts], sort_keys=True)
+
+
+def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> float | None:
+    """Seconds until the next attempt; None: there is none."""
+    for index, policy in enumerate(policies):
+        if kind not in _list(policy["ExceptionType"]):
+            continue
+        number = attempts[index] = attempts.get(index, 0) + 1
+        first, rate = float(str(policy["IntervalSeconds"])), float(str(policy["BackoffRate"]))
+        spent = sum(first * rate**n for n in range(number))
+        if "MaxAttempts" in policy and number > int(str(policy["MaxAttempts"])):
+            return None
+        if "ExpireAfterMin" in policy and spent > 60 * int(str(policy["ExpireAfterMin"])):
+            return None
+        return first * rate ** (number - 1)
+    return None
+
+
+def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
+    """The run's parameters; names that the definition does not have are taken and ignored."""
+    found: dict[str, Json] = {}
+    for item in _items(listed):
+        name = str(item["Name"])
+        _only(item, {"Name", "Type", "DefaultValue", "EnumValues"}, f"parameter {name}")
+        value: Json = given.get(name, item.get("DefaultValue"))
+        if value is None:
+            raise DefinitionError(f"parameter {name} has no value")
+        if item["Type"] == "Integer":
+            if not re.fullmatch(r"-?\d+", str(value)):
+                raise DefinitionError(f"parameter {name}: {value} is no integer")
+            value = int(str(value))
+        elif item["Type"] != "String" or not isinstance(value, str):
+            raise DefinitionError(f"parameter {name} of type {item['Type']}: {value}")
+        choices = item.get("EnumValues")
+        if choices is not None and value not in _list(choices):
+            raise DefinitionError(f"parameter {name}: {value} is none of {choices}")
+        found[f"Parameters.{name}"] = value
+    return found
+
+
+def _id_of(summary: Body) -> str:
+    return str(summary["PipelineExecutionArn"]).rpartition("/")[2]
+
+
+def _types(request: Body) -> Iterator[str]:
+    resources = _map(request["ResourceConfig"])
+    for place in [resources, *_items(resources.get("InstanceGroups"))]:
+        if place.get("InstanceType"):
+            yield str(place["InstanceType"])
+
+
+def _only(value: Body, keys: set[str], where: str) -> None:
+    unknown = set(value) - keys
+    if unknown:
+        raise DefinitionError(f"{where}: unknown property {sorted(unknown)}")
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, Mapping | list | bool) or value is None:
+        raise DefinitionError(f"{value} cannot be joined")
+    return str(value)
+
+
+def _list(value: Json) -> list[Json]:
+    assert value is None or isinstance(value, list)
+    return value or []
+
+
+def _items(value: Json) -> list[Body]:
+    return [_map(item) for item in _list(value)]
+
+
+def _map(value: Json) -> Body:
+    assert isinstance(value, Mapping), value
+    return value

@@ -1,0 +1,178 @@
+"""What `stoker train` does while the platform has no hosts: it waits, and takes the next plan."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.catalog import load_catalog
+from stoker.errors import NoCapacityError
+from stoker.platforms.base import JobEnd, JobSpec, LogLine
+from stoker.records import (
+    Decision,
+    Group,
+    Json,
+    OnNoCapacity,
+    Plan,
+    PlatformSettings,
+    Training,
+)
+from stoker.train import train
+from support import builders, sample_records
+
+DNN = builders.group("dnn", "g5.2xlarge")
+DATA = builders.group("data", "c7i.4xlarge")
+MORE = builders.group("data", "c7i.4xlarge", 3)
+OTHER = builders.group("data", "m5.4xlarge")
+
+
+@dataclass
+class Ended:
+    name: str
+
+    def lines(self) -> Iterator[LogLine]:
+        return iter(())
+
+    def wait(self) -> JobEnd:
+        return JobEnd(status="succeeded")
+
+    def stop(self) -> None:
+        return
+
+
+@dataclass
+class Scarce:
+    """A platform that lacks types until a minute.
+
+    Attributes:
+        lacks: Type to the minute from which there are hosts of it.
+        says_types: Its refusals name the types.
+        asked: Jobs in order, with the minute.
+    """
+
+    lacks: dict[str, float]
+    says_types: bool = False
+    may_pass: bool = True
+    name: str = "sagemaker"
+    minute: float = 0.0
+    begun: int = 0
+    asked: list[tuple[float, str]] = field(default_factory=list)
+
+    def plan(self, job: JobSpec) -> JobSpec:
+        return job
+
+    def describe(self, request: JobSpec) -> dict[str, Json]:
+        return {"name": request.name}
+
+    def submit(self, request: JobSpec) -> Ended:
+        self.asked.append((self.minute, request.name))
+        types = {group.instance_type for group in request.groups}
+        short = {kind for kind in types if self.minute < self.lacks.get(kind, 0.0)}
+        if short:
+            error = NoCapacityError("no capacity")
+            error.types = frozenset(short) if self.says_types else frozenset()
+            error.may_pass = self.may_pass
+            raise error
+        return Ended(request.name)
+
+    def resumed(self, requests: Sequence[JobSpec]) -> int:
+        return self.begun
+
+    def sleep(self, seconds: float) -> None:
+        self.minute += seconds / 60
+
+    def clock(self) -> float:
+        return self.minute * 60
+
+
+def decision() -> Decision:
+    plans = [
+        Plan(action="heterogeneous", groups=groups, feasible=feasible)
+        for groups, feasible in (
+            ((DNN, DATA), True),
+            ((DNN, MORE), True),
+            ((DNN, OTHER), False),
+            ((DNN,), True),
+            ((DNN, OTHER), True),
+        )
+    ]
+    return msgspec.structs.replace(sample_records.decision(), plan=plans[0], plans=tuple(plans))
+
+
+def run(
+    platform: Scarce, tmp_path: Path, policy: OnNoCapacity, *, groups: Sequence[Group] = (DNN, DATA)
+) -> tuple[Training, list[str]]:
+    said: list[str] = []
+    job = JobSpec(
+        name="mnist-1",
+        command=("python", "train.py"),
+        groups=tuple(groups),
+        run_dir=tmp_path,
+        platform_settings=PlatformSettings(on_no_capacity=policy),
+    )
+    record = train(
+        job,
+        platform=platform,
+        catalog=load_catalog("sagemaker"),
+        decision=decision(),
+        on_line=lambda line: said.append(line.text),
+        sleep=platform.sleep,
+        clock=platform.clock,
+    )
+    return record, said
+
+
+def test_a_job_without_hosts_is_tried_again_until_there_are_some(tmp_path: Path) -> None:
+    platform = Scarce({"c7i.4xlarge": 12})
+    record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=60))
+    assert platform.asked == [(minute, "mnist-1") for minute in (0, 5, 10, 15)]
+    assert len(said) == 3
+    assert said[0] == (
+        "no hosts for 1 x g5.2xlarge + 1 x c7i.4xlarge: "
+        "again in 5 min, for 60 min more: no capacity"
+    )
+    assert [event.what for event in record.events][:3] == said
+    assert record.status == "succeeded"
+
+
+def test_then_the_next_plan_with_other_types_has_its_turn(tmp_path: Path) -> None:
+    platform = Scarce({"c7i.4xlarge": 1000})
+    record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=8))
+    # Three of the same hosts are as short as one; what is not feasible is no plan.
+    assert platform.asked == [(0, "mnist-1"), (5, "mnist-1"), (8, "mnist-1"), (8, "mnist-1-plan4")]
+    assert record.groups == (DNN,)
+    assert "taking the next plan, 1 x g5.2xlarge" in said[-1]
+
+
+def test_plans_that_need_what_is_said_to_be_short_are_left_out(tmp_path: Path) -> None:
+    platform = Scarce({"g5.2xlarge": 1000}, says_types=True)
+    with pytest.raises(NoCapacityError):
+        run(platform, tmp_path, OnNoCapacity(wait_minutes=0))
+    assert platform.asked == [(0, "mnist-1")]
+
+
+def test_a_quota_of_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    platform = Scarce({"c7i.4xlarge": 1000}, may_pass=False)
+    run(platform, tmp_path, OnNoCapacity(wait_minutes=60))
+    assert platform.asked == [(0, "mnist-1"), (0, "mnist-1-plan4")]
+
+
+def test_with_fail_the_run_ends_after_its_wait(tmp_path: Path) -> None:
+    platform = Scarce({"c7i.4xlarge": 1000})
+    with pytest.raises(NoCapacityError):
+        run(platform, tmp_path, OnNoCapacity(wait_minutes=5, then="fail"))
+    assert platform.asked == [(0, "mnist-1"), (5, "mnist-1")]
+
+
+def test_a_further_attempt_goes_on_with_the_plan_that_got_hosts(tmp_path: Path) -> None:
+    platform = Scarce({"c7i.4xlarge": 1000}, begun=1)
+    record, _ = run(platform, tmp_path, OnNoCapacity())
+    assert platform.asked == [(0, "mnist-1-plan4")]
+    assert record.groups == (DNN,)
+
+
+def test_the_further_tries_share_the_runs_name(tmp_path: Path) -> None:
+    job = JobSpec(name="mnist-1", command=("true",), groups=(DNN,), run_dir=tmp_path)
+    assert replace(job, name="mnist-1-plan2", run=job.run_name).run_name == "mnist-1"
