@@ -918,8 +918,8 @@ def test_a_signal_to_the_agent_leaves_no_process(number: signal.Signals, tmp_pat
             client.ask(1, [1002])
             wait_for(lambda: (tmp_path / "1002").exists(), "a worker begins the batch")
             family = psutil.Process(process.pid).children(recursive=True)
-            # Fork server, dataset host, two workers; the template, unless it is the host itself, and
-            # the next host, if it was forked already.
+            # Fork server, dataset host and two workers; the template, where it is not the host
+            # itself, and the next host, if it was forked already.
             assert len(family) in (4, 5, 6)
             if number == signal.SIGTERM:
                 (tmp_path / "go").touch()
