@@ -18,6 +18,9 @@ FOLDERS = ("docs", "configs", "components", "pipelines", "containers", "examples
 DOCUMENTS = sorted(
     [ROOT / "README.md", *(file for name in FOLDERS for file in (ROOT / name).rglob("*.md"))]
 )
+SOURCES = sorted(
+    [ROOT / "CONTRIBUTING.md", *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.*")]
+)
 COMMANDS = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
 
 
@@ -76,6 +79,17 @@ def test_every_link_within_the_repository_leads_somewhere(file: Path) -> None:
     for target in [*pictures, *re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]:
         if "://" not in target and not target.startswith("mailto:"):
             assert (file.parent / target).exists(), f"{named(file)}: {target}"
+
+
+def test_every_file_of_the_project_that_a_text_names_is_there() -> None:
+    name = re.compile(r"\b(?:tests|src|benchmarks|docs)/[\w./-]+\.\w+")
+    missing = [
+        f"{named(file)}: {found}"
+        for file in [*DOCUMENTS, *SOURCES]
+        for found in name.findall(file.read_text())
+        if not (ROOT / found).exists()
+    ]
+    assert missing == []
 
 
 def test_the_table_of_parameters_is_that_of_the_pipeline() -> None:
