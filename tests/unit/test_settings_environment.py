@@ -41,6 +41,7 @@ FULL = ProcessSettings(
     replace_dataloader=True,
     comes_back=True,
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
+    follower_lease=Path("/follower"),
     has_data_group=True,
     output=Path("/out"),
     metrics=Path("/out/metrics.json"),
