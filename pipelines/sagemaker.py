@@ -14,8 +14,8 @@ With `--train-step handover` a run ends with the hand-over to a second run of th
 whose parameters are the groups that were decided on:
 
     Decides ── yes ─► NeedsProfile ... Decide ─► HandOver
-            └─ no ──► TrainsAlone ── yes ─► TrainAlone ═► EvaluateAlone ─► GateAlone
-                                  └─ no ──► MakeToken ─► Train ═► Evaluate ─► Gate
+            └─ no ──► TrainsAlone ── no ──► MakeToken ─► Train ═► Evaluate ─► Gate
+                                  └─ yes ─► the same, called MakeTokenAlone, TrainAlone ...
 
 Edit it: `stoker compile sagemaker WORKLOAD --out F` reads it from the folder it is run in.
 """
@@ -96,20 +96,22 @@ def trained(run: Run, request: PipelineRequest) -> list[Step]:
     profile = run.parameters["reuse_profile"]
     make_token = token_step(run)
     with_data = native_train_step(run, request.train, depends_on=[make_token])
-    alone = native_train_step(run, request.alone, name="TrainAlone")
+    make_alone = token_step(run, name="MakeTokenAlone")
+    alone = native_train_step(run, request.alone, depends_on=[make_alone], name="TrainAlone")
     outputs = native_outputs_uri(run)
     trains_alone = ConditionStep(
         name="TrainsAlone",
         display_name="Is there no data group?",
         conditions=[ConditionEquals(left=run.parameters["data_instance_count"], right=0)],
         if_steps=[
+            make_alone,
             alone,
             *judged(run, train=alone, profile_uri=profile, outputs=outputs, suffix="Alone"),
         ],
         else_steps=[
             make_token,
             with_data,
-            *judged(run, train=with_data, profile_uri=profile, outputs=outputs, token=True),
+            *judged(run, train=with_data, profile_uri=profile, outputs=outputs),
         ],
     )
     return [trains_alone]
@@ -121,7 +123,6 @@ def judged(
     train: RequestStep,
     profile_uri: Text,
     outputs: Text,
-    token: bool = False,
     suffix: str = "",
 ) -> list[Step]:
     """What follows a training of the service's own."""
@@ -130,7 +131,7 @@ def judged(
         profile_uri=profile_uri,
         train=train,
         outputs_uri=outputs,
-        token_uri=token_uri(run) if token else None,
+        token_uri=token_uri(run),
         name=f"Evaluate{suffix}",
     )
     gate = gate_step(run, evaluate=evaluate, model_uri=native_model_uri(train), suffix=suffix)
@@ -168,7 +169,5 @@ def tail(
     make_token = token_step(run, depends_on=[decide], name=f"MakeToken{suffix}")
     train = native_train_step(run, request.train, depends_on=[make_token], name=f"Train{suffix}")
     outputs = native_outputs_uri(run)
-    after = judged(
-        run, train=train, profile_uri=profile_uri, outputs=outputs, token=True, suffix=suffix
-    )
+    after = judged(run, train=train, profile_uri=profile_uri, outputs=outputs, suffix=suffix)
     return [decide, make_token, train, *after]

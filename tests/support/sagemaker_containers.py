@@ -195,6 +195,7 @@ class Containers:
                 place = _made(host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints")))
                 with contextlib.suppress(NoObjectsError):
                     files.read["checkpoints"] = self._download(str(kept["S3Uri"]), place)
+                host.found = {f: f.read_bytes() for f in place.rglob("*") if f.is_file()}
         return hosts
 
     def _run(
@@ -227,7 +228,8 @@ class Containers:
         for host in hosts:
             if kept:
                 place = host.ml / _below_ml(kept.get("LocalPath", "/opt/ml/checkpoints"))
-                self._upload(place, str(kept["S3Uri"]))
+                # What a host only got is not sent back, over what another one has saved meanwhile.
+                self._upload(place, str(kept["S3Uri"]), unless=host.found)
         self._pack([h.ml / "output" / "data" for h in hosts], f"{output}/output/output.tar.gz")
         failed = next((h for h in hosts if h.code), None)
         if failed and not was_stopped:
@@ -291,8 +293,12 @@ class Containers:
         assert not answer.get("IsTruncated")
         return _items(answer.get("Contents"))
 
-    def _upload(self, folder: Path, uri: str) -> None:
+    def _upload(
+        self, folder: Path, uri: str, *, unless: Mapping[Path, bytes] | None = None
+    ) -> None:
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            if file.read_bytes() == (unless or {}).get(file):
+                continue
             target = f"{uri.rstrip('/')}/{file.relative_to(folder)}"
             self._aws.write_object(target, file.read_bytes())
 
@@ -324,6 +330,7 @@ class _Host:
     enter: Sequence[str]
     address: str
     process: "subprocess.Popen[bytes] | None" = None
+    found: dict[Path, bytes] = field(default_factory=dict)
 
     @property
     def code(self) -> int | None:
