@@ -66,7 +66,7 @@ def starting(folder: Path, *, core: int) -> Iterator[Start]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path, core=max(os.sched_getaffinity(0))) as start_command:
+    with starting(tmp_path, core=min(os.sched_getaffinity(0))) as start_command:
         yield start_command
 
 
@@ -85,7 +85,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     torchrun += ["--master-port=0", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d"]
     script = burning(loading=10, model=5, workers=1, batches=40, epochs=500)[1:]
-    with starting(folder, core=min(os.sched_getaffinity(0))) as start_command:
+    with starting(folder, core=max(os.sched_getaffinity(0))) as start_command:
         yield Started(start_command(*torchrun, *script), folder)
 
 
@@ -101,6 +101,19 @@ def end_of(child: "subprocess.Popen[str]") -> str:
 
 def rank_0(tmp_path: Path) -> RankResult:
     return read_ranks(tmp_path / "out")[0]
+
+
+def run_profile(tmp_path: Path, command: list[str], *, budget: float = 8.0) -> Profile:
+    """A profile on the core of `start`, which is the local platform's first one."""
+    workload = Workload(
+        name="burning",
+        command=tuple(command),
+        cluster=Cluster(dnn=TodaysGroup(instance_type="local.c1")),
+        profile=ProfileSettings(budget_seconds=budget),
+    )
+    run_dir = tmp_path / "burning-1"
+    run_dir.mkdir()
+    return profile(workload, platform=LocalPlatform(), run_dir=run_dir)
 
 
 def processes_with(text: str) -> list[int]:
@@ -145,6 +158,38 @@ def test_burnt_costs_are_found(
     rows = (tmp_path / "out" / "baseline-timeline-rank0.csv").read_text().splitlines()
     assert rows[0] == "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
     assert len(rows) - 1 >= found.as_is.step_seconds.samples
+
+
+@pytest.mark.alone
+def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
+    command = burning(loading=40, model=23, workers=1, batches=30, epochs=100)
+    found = run_profile(tmp_path, command)
+    assert found.host.instance_type == "local.c1"
+    assert found.host.vcpus == 1
+    assert found.step.global_batch_size == 8
+    assert found.step.loader_cpu_seconds == pytest.approx(0.040, rel=0.25)
+    assert found.step.trainer_cpu_seconds == pytest.approx(0.023, rel=0.25)
+    assert found.check is not None
+    (file,) = tmp_path.glob("**/profile-rank0.json")
+    (rank,) = read_ranks(file.parent)
+    assert rank.as_is is not None
+    assert rank.as_is.children_cpu_seconds == pytest.approx(0.040, rel=0.35)
+    assert rank.as_is.trainer_cpu_seconds == pytest.approx(0.024, rel=0.25)
+    # Every sample burns; nothing is read; nothing is said of a storage.
+    parts = {each.name: each for each in found.transforms}
+    assert parts["getitem"].cpu_seconds == pytest.approx(0.005, rel=0.25)
+    assert parts["getitem"].share > 0.9
+    assert found.step.read_bytes is None
+    assert found.step.storage_bytes_per_second is None
+    # A mean over the steps as they were, of which no spread is kept.
+    measured = {name for name in found.step.__struct_fields__ if name.endswith("_seconds")}
+    measured -= {"local_receive_seconds"}
+    known = {name for name in measured if getattr(found.step, name) is not None}
+    assert found.spread is not None
+    assert known | {"batch_bytes"} == set(found.spread)
+    assert max(map(len, explain(found).splitlines())) <= 88
+    assert (tmp_path / "burning-1" / "baseline-timeline.csv").is_file()
+    assert processes_with(" ".join(command[1:])) == []
 
 
 @pytest.mark.alone
@@ -301,50 +346,6 @@ def test_loaders_of_all_kinds_are_drained(loader: DataLoader[torch.Tensor]) -> N
 def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:
     with pytest.raises(KeyError, match="no such picture"):
         drained(DataLoader(Raising()))
-
-
-def run_profile(tmp_path: Path, command: list[str], *, budget: float = 8.0) -> Profile:
-    workload = Workload(
-        name="burning",
-        command=tuple(command),
-        cluster=Cluster(dnn=TodaysGroup(instance_type="local.c1")),
-        profile=ProfileSettings(budget_seconds=budget),
-    )
-    run_dir = tmp_path / "burning-1"
-    run_dir.mkdir()
-    return profile(workload, platform=LocalPlatform(), run_dir=run_dir)
-
-
-@pytest.mark.alone
-def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
-    command = burning(loading=40, model=23, workers=1, batches=30, epochs=100)
-    found = run_profile(tmp_path, command)
-    assert found.host.instance_type == "local.c1"
-    assert found.host.vcpus == 1
-    assert found.step.global_batch_size == 8
-    assert found.step.loader_cpu_seconds == pytest.approx(0.040, rel=0.25)
-    assert found.step.trainer_cpu_seconds == pytest.approx(0.023, rel=0.25)
-    assert found.check is not None
-    (file,) = tmp_path.glob("**/profile-rank0.json")
-    (rank,) = read_ranks(file.parent)
-    assert rank.as_is is not None
-    assert rank.as_is.children_cpu_seconds == pytest.approx(0.040, rel=0.35)
-    assert rank.as_is.trainer_cpu_seconds == pytest.approx(0.024, rel=0.25)
-    # Every sample burns; nothing is read; nothing is said of a storage.
-    parts = {each.name: each for each in found.transforms}
-    assert parts["getitem"].cpu_seconds == pytest.approx(0.005, rel=0.25)
-    assert parts["getitem"].share > 0.9
-    assert found.step.read_bytes is None
-    assert found.step.storage_bytes_per_second is None
-    # A mean over the steps as they were, of which no spread is kept.
-    measured = {name for name in found.step.__struct_fields__ if name.endswith("_seconds")}
-    measured -= {"local_receive_seconds"}
-    known = {name for name in measured if getattr(found.step, name) is not None}
-    assert found.spread is not None
-    assert known | {"batch_bytes"} == set(found.spread)
-    assert max(map(len, explain(found).splitlines())) <= 88
-    assert (tmp_path / "burning-1" / "baseline-timeline.csv").is_file()
-    assert processes_with(" ".join(command[1:])) == []
 
 
 def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> None:

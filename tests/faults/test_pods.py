@@ -7,13 +7,15 @@ are printed (pytest -rP): what the trainer waited for batches, and how long othe
 import functools
 import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from support.cluster import Line, run_script
 from support.local_job import until
-from support.pods import Pod, Pods
+from support.pods import WAIT_SECONDS, Pod, Pods
 
 pytestmark = [pytest.mark.fault, pytest.mark.root]
 
@@ -65,52 +67,87 @@ def assert_exact(pods: Pods, trainer: Pod, *data: Pod) -> None:
     print(pods.figures(trainer))
 
 
-def test_data_pod_of_a_lost_node_comes_back_under_a_new_address(tmp_path: Path) -> None:
-    with Pods(tmp_path, feed=FEED, given=PAUSES) as pods:
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A training that has ended, whose data pods were lost, preempted, and gone all at once.
+
+    Attributes:
+        after_loss: Came back for the pod whose node was lost; it was preempted.
+        after_preemption: Came back for that one.
+        at_last: Both that made the batches of the end.
+    """
+
+    pods: Pods
+    trainer: Pod
+    after_loss: Pod
+    after_preemption: Pod
+    at_last: tuple[Pod, Pod]
+
+    def assert_exact(self) -> None:
+        assert_exact(self.pods, self.trainer, *self.at_last)
+
+
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
+    """One training, struck three times."""
+    stops = (FAULT_AT, 22, 36)
+    given = {**GIVEN, "pause_at": stops, "sample_seconds": 0.03}
+    with Pods(tmp_path_factory.mktemp("moved"), feed=FEED, given=given) as pods:
         trainer, lost, other = start(pods)
         lost.lose_node()
-        again = pods.start("data", 0, named_after_seconds=None)
-        pods.go_on(FAULT_AT)
+        after_loss = pods.start("data", 0, named_after_seconds=None)
+        pods.go_on(stops[0])
         # First its name is as it was, then there are both: nobody has told the old one's end.
         asked = functools.partial(pods.names.count, lost.host, lost.sandbox.address)
         until(lambda: asked() > 1, what="the trainer asks for its address again")
-        pods.publish(lost, again)
-        look_at(pods, trainer, rejoined=again)
-        assert_exact(pods, trainer, other, again)
-        assert again.num_sent() > 0
+        pods.publish(lost, after_loss)
+        trainer.wait_for_pause(stops[1])
+        trainer.wait_for("agent_ready", agent=lost.host, count=2)
 
-
-def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(tmp_path: Path) -> None:
-    with Pods(tmp_path, feed=FEED, given={**PAUSES, "sample_seconds": 0.03}) as pods:
-        trainer, preempted, other = start(pods)
-        pods.go_on(FAULT_AT)
-        trainer.wait_for_batch(FAULT_AT + 4)
-        preempted.terminate()
-        again = pods.start("data", 0, named_after_seconds=None)
-        pods.publish(preempted, again)
+        pods.publish(after_loss)
+        pods.go_on(stops[1])
+        trainer.wait_for_batch(stops[1] + 4)
+        after_loss.terminate()
+        after_preemption = pods.start("data", 0, named_after_seconds=None)
+        pods.publish(after_loss, after_preemption)
         # Its Job starts the next one whatever the code is, but for 0.
-        assert preempted.code() == 143
-        pods.publish(again)
-        look_at(pods, trainer, rejoined=again)
-        assert_exact(pods, trainer, other, again)
-        (drain,) = preempted.events("agent_drains")
-        assert int(drain.values["begun"]) > 0
-        assert again.num_sent() > 0
+        assert after_loss.code() == 143
+        pods.publish(after_preemption)
+        trainer.wait_for_pause(stops[2])
+        trainer.wait_for("agent_ready", agent=lost.host, count=3)
 
-
-def test_training_waits_while_all_data_pods_are_gone(tmp_path: Path) -> None:
-    with Pods(tmp_path, feed={**FEED, "lease_seconds": 1.5}, given=PAUSES) as pods:
-        trainer, lost, preempted = start(pods)
-        lost.lose_node()
-        pods.go_on(LOOK_AT)
-        pods.go_on(FAULT_AT)
-        trainer.wait_for_batch(FAULT_AT + 4)
-        preempted.terminate()
-        assert preempted.code() == 143
+        other.lose_node()
+        pods.go_on(stops[2])
+        trainer.wait_for_batch(stops[2] + 4)
+        after_preemption.terminate()
+        assert after_preemption.code() == 143
         trainer.wait_for("training_waits_for_data")
-        again = [pods.start("data", number) for number in (0, 1)]
-        assert_exact(pods, trainer, *again)
-        assert trainer.events("training_goes_on")
+        at_last = (pods.start("data", 0), pods.start("data", 1))
+        trainer.process.wait(WAIT_SECONDS)
+        yield Moved(
+            pods=pods,
+            trainer=trainer,
+            after_loss=after_loss,
+            after_preemption=after_preemption,
+            at_last=at_last,
+        )
+
+
+def test_data_pod_of_a_lost_node_comes_back_under_a_new_address(moved: Moved) -> None:
+    moved.assert_exact()
+    assert moved.after_loss.num_sent() > 0
+
+
+def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(moved: Moved) -> None:
+    moved.assert_exact()
+    (drain,) = moved.after_loss.events("agent_drains")
+    assert int(drain.values["begun"]) > 0
+    assert moved.after_preemption.num_sent() > 0
+
+
+def test_training_waits_while_all_data_pods_are_gone(moved: Moved) -> None:
+    moved.assert_exact()
+    assert moved.trainer.events("training_goes_on")
 
 
 def test_data_pods_that_start_late_help_local_workers(tmp_path: Path) -> None:

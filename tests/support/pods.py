@@ -251,8 +251,9 @@ class Pods:
         waits = sorted((float(row.split(",")[column]) for row in rows[2:]), reverse=True)
         said = [f"longest waits {waits[0]:.2f}, {waits[1]:.2f} s"]
         for event in leader.events("host_rejoined"):
-            ready = leader.events("agent_ready", agent=event.values["about"])[-1]
-            said.append(f"joined to ready {_seconds(event, ready):.2f} s")
+            ready = leader.events("agent_ready", agent=event.values["about"])
+            seconds = min(after for each in ready if (after := _seconds(event, each)) >= 0)
+            said.append(f"joined to ready {seconds:.2f} s")
         release = self.record(leader).data_group_release_seconds
         said.append("no goodbyes" if release is None else f"goodbyes after {release:.2f} s")
         return "; ".join(said)
