@@ -208,6 +208,8 @@ def _version_of(file: str) -> tuple[int, int]:
 
 def _import_ahead() -> None:
     """Imports what nearly every dataset's module imports, before anybody waits for a batch."""
+    # Imports make next to no garbage: to look for it took 0.1 of 1.3 CPU-seconds.
+    gc.disable()
     for name in ("stoker.feed.workers.worker", "stoker.feed.loader"):
         importlib.import_module(name)
     for name in (
@@ -220,8 +222,8 @@ def _import_ahead() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     # What is there now is never garbage: looking at it would copy its pages, in each worker.
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 class _Children:
