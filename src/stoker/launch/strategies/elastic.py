@@ -5,10 +5,15 @@ torchrun itself exits 1 whatever its ranks did. The launcher starts this module 
 `start` puts together.
 """
 
+import atexit
+import contextlib
+import os
 import sys
 import tempfile
+import threading
 from argparse import Namespace
 from pathlib import Path
+from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -66,5 +71,18 @@ def _shell_code(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _leave(code: int) -> NoReturn:
+    """Ends this process as Python does, but for the teardown of torch (0.5 CPU-seconds).
+
+    The job waits for this process; its memory and sockets end with it anyway.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _leave(main(sys.argv[1:]))
