@@ -34,6 +34,7 @@ from stoker.records import (
     Training,
     Workload,
     bare_type,
+    groups_in_words,
     read_json,
     sha256_of,
     write_json,
@@ -93,7 +94,7 @@ def _next_best(decision: Decision) -> str:
     plan = next(other_type, next(iter(others), None))
     if plan is None:
         return ""
-    words = _words(plan.groups)
+    words = groups_in_words(plan.groups)
     if plan.predicted is None:
         return words
     step, price = plan.predicted.step_seconds, plan.predicted.usd_per_hour
@@ -144,7 +145,7 @@ def train(
             on_line(LogLine(group=platform.name, host="capacity", text=words))
 
     short: frozenset[str] = frozenset()
-    last = NoCapacityError(f"there are no hosts for {_words(job.groups)}")
+    last = NoCapacityError(f"there are no hosts for {groups_in_words(job.groups)}")
     for index in range(_resumed(jobs, platform), len(jobs)):
         current = jobs[index]
         if _needs(current, short):
@@ -168,8 +169,8 @@ def train(
                     break
                 pause = min(left, RETRY_SECONDS)
                 say(
-                    f"no hosts for {_words(current.groups)}: again in {pause / 60:.0f} min, "
-                    f"for {left / 60:.0f} min more: {err.what}"
+                    f"no hosts for {groups_in_words(current.groups)}: again in "
+                    f"{pause / 60:.0f} min, for {left / 60:.0f} min more: {err.what}"
                 )
                 sleep(pause)
         short |= {bare_type(name) for name in last.types}
@@ -177,8 +178,8 @@ def train(
         if following is None:
             break
         say(
-            f"no hosts for {_words(current.groups)}: "
-            f"taking the next plan, {_words(following.groups)}: {last.what}"
+            f"no hosts for {groups_in_words(current.groups)}: "
+            f"taking the next plan, {groups_in_words(following.groups)}: {last.what}"
         )
     raise last
 
@@ -221,10 +222,6 @@ def _resumed(jobs: Sequence[JobSpec], platform: Platform[RequestT]) -> int:
 
 def _needs(job: JobSpec, short: frozenset[str]) -> bool:
     return bool(short & {bare_type(group.instance_type) for group in job.groups})
-
-
-def _words(groups: Sequence[Group]) -> str:
-    return " + ".join(f"{group.count} x {group.instance_type}" for group in groups)
 
 
 def _train_once(

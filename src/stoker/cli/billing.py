@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
-from stoker.cli.workloads import describe
 from stoker.decide.pricing import START_UP_SECONDS, break_even_words
 from stoker.errors import UsageError
-from stoker.records import Decision, Group, Predicted, Workload, bare_type
+from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
 from stoker.settings import named_instance_type
 from stoker.text import ms, usd
 
@@ -92,7 +91,7 @@ def bill(
     """Returns the lines on the job's cost per hour and to start, its prediction, and break-even."""
     price = catalog.usd_per_hour(groups)
     lines = [
-        f"{workload.platform}: {describe(groups)}"
+        f"{workload.platform}: {groups_in_words(groups)}"
         + (", the price is not known" if price is None else f", {usd(price)} per hour in total")
     ]
     # A decision may be at hand although other groups were named: its prediction is not theirs.

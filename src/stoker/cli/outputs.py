@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from stoker.cli.options import OutputFiles
-from stoker.cli.workloads import describe
 from stoker.errors import FeedError, UsageError
 from stoker.evaluate import band_words
 from stoker.records import (
@@ -31,6 +30,7 @@ from stoker.records import (
     Training,
     Workload,
     bare_type,
+    groups_in_words,
     to_document,
     to_json,
     write_json,
@@ -420,8 +420,8 @@ def decision_words(record: Decision) -> str:
     promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
     if record.action == "keep":
         reason = record.plan.reason or "no other cluster pays"
-        return f"keep {describe(record.plan.groups)}: {reason}"
-    return f"{record.action}: {describe(record.plan.groups)}{promise}"
+        return f"keep {groups_in_words(record.plan.groups)}: {reason}"
+    return f"{record.action}: {groups_in_words(record.plan.groups)}{promise}"
 
 
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:

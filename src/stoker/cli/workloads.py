@@ -293,8 +293,3 @@ def _parse(text: str, *, default_type: str | None) -> Group:
 def _is_number(text: str) -> bool:
     # int() takes digits of other scripts, signs and underscores, too.
     return text.isascii() and text.isdigit()
-
-
-def describe(groups: Sequence[Group]) -> str:
-    """Returns the groups in words: `1 x local.c1 + 2 x local.c1`."""
-    return " + ".join(f"{group.count} x {group.instance_type}" for group in groups)

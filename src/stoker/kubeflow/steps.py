@@ -28,7 +28,7 @@ from kfp.kubernetes import set_security_context
 from stoker.errors import UsageError
 from stoker.orchestrators.kubeflow.compile import KubeflowRequest, kubeflow_request
 from stoker.parameters import Parameter
-from stoker.platforms.kubernetes.objects import PodGroup
+from stoker.platforms.kubernetes.objects import STAY_ANNOTATIONS, PodGroup
 from stoker.records import KubernetesSettings, Toleration, Workload, nearest
 from stoker.records.platforms import amount, written
 
@@ -40,11 +40,6 @@ _TRAINING = ("profile", "train")
 _TYPES = {"string": str, "integer": int, "object": dict}
 _SHM = "shm"
 _RETRY_SECONDS = 60
-# Autoscalers take nodes away from pods that do not say so.
-_STAY = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
 
 
 class Value(Protocol):
@@ -284,7 +279,7 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
     kubernetes.set_timeout(task, 0)
     for key, path in (("NAME", "name"), ("UID", "uid"), ("NAMESPACE", "namespace")):
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
-    for key, text in _STAY.items():
+    for key, text in STAY_ANNOTATIONS.items():
         kubernetes.add_pod_annotation(task, key, text)
     return task
 

@@ -31,6 +31,7 @@ from stoker.records.decision import (
     Predicted,
     Prices,
     Role,
+    groups_in_words,
 )
 from stoker.records.engine import (
     EngineCommand,
@@ -187,6 +188,7 @@ __all__ = [
     "Workload",
     "bare_type",
     "convert",
+    "groups_in_words",
     "is_run_of",
     "nearest",
     "parts_of",

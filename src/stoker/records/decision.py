@@ -1,5 +1,6 @@
 """A decision holds the ranked plans, the chosen one, and why."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -48,6 +49,11 @@ class Group(Record, frozen=True, kw_only=True):
             count=today.count,
             processes_per_host=today.processes_per_host,
         )
+
+
+def groups_in_words(groups: Iterable[Group]) -> str:
+    """Returns the groups in words: `1 x local.c1 + 2 x local.c1`."""
+    return " + ".join(f"{group.count} x {group.instance_type}" for group in groups)
 
 
 class Predicted(Record, frozen=True, kw_only=True):

@@ -602,8 +602,9 @@ _OF_JOB = frozenset(("JOB_COMPLETION_INDEX",))
 
 # The greatest weight of a preference.
 _ZONE_WEIGHT = 100
-# A GPU host that is moved to save a node costs the whole run; a data host comes back.
-_STAY = {
+# Autoscalers take nodes away from pods that do not say so. A GPU host that is moved to save a node
+# costs the whole run, and whoever follows it an attempt; a data host comes back.
+STAY_ANNOTATIONS = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
@@ -714,7 +715,7 @@ def _metadata(layout: Layout, group: PodGroup) -> dict[str, Json]:
         },
         "annotations": {
             **no_mesh,
-            **(_STAY if group.is_dnn else {}),
+            **(STAY_ANNOTATIONS if group.is_dnn else {}),
             **group.settings.annotations,
         },
     }
