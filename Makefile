@@ -34,7 +34,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-failed test-skipped test-engines test-libraries check $(CHECKS) fmt faults bench soak image image-control lock clean
+.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt faults bench soak image image-control lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -47,6 +47,9 @@ run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, repor
 test: $(DEV)  ## all tests: unit, contract, faults, end to end; in four processes (most wait), or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)
 
+test-unit: $(DEV)  ## the unit tests alone: with `make check` a minute and a half on two cores
+	@$(BIN)/pytest -q tests/unit -n 2
+
 test-failed: $(DEV)  ## what failed last, one after the other
 	@$(BIN)/pytest -q tests --last-failed --last-failed-no-failures none
 
@@ -58,6 +61,9 @@ test-engines: $(DEV) $(TF) $(RAY) $(MPI)  ## TensorFlow, Ray and MPI for real, i
 
 test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, in an environment of their own
 	@.venv-libraries/bin/python -m pytest -q tests/libraries -m library
+
+test-cluster: $(DEV)  ## what a cluster's controllers do to jobs, on the one that KUBECONFIG names
+	@$(BIN)/pytest -q tests/cluster -m cluster
 
 # Side by side; all is told, also after one has failed, and each tool's words together where make can do that.
 check: $(DEV)  ## format, lint, types, import layers

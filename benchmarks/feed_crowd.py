@@ -21,7 +21,6 @@ HOSTS, WORKERS_EACH, RANKS = 4, 25, 4
 _SECONDS = 100.0
 _LOOK_SECONDS = 120.0
 _MB = 1e6
-_PLURALS = {"nursery": "nurseries"}
 
 Look = dict[str, list[dict[str, float]]]
 
@@ -75,7 +74,7 @@ def _row(case: str, kind: str, early: list[dict[str, float]], late: list[dict[st
     before = spread([each[key] / _MB for each in early])
     return Row(
         part="crowd",
-        case=f"{case}: each of {len(late)} {_PLURALS.get(kind, kind + 's')}",
+        case=f"{case}: each of {len(late)} {kind}s",
         loader="stoker encrypted",
         figure=figure,
         value=spread([each[key] / _MB for each in late]),
@@ -104,9 +103,9 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
     """Every process of the run, by kind."""
     kinds: dict[str, list[psutil.Process]] = {
         "agent": [],
-        "nursery": [],
-        "holder": [],
-        "spare holder": [],
+        "fork server": [],
+        "dataset host": [],
+        "spare dataset host": [],
         "worker": [],
         "rank": [psutil.Process(pid) for pid in ranks],
     }
@@ -117,11 +116,11 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
             continue
         kinds["agent"].append(launcher)
         # The agent's child that has imported torch, its children that have the dataset, theirs.
-        for nursery in launcher.children():
-            kinds["nursery"].append(nursery)
-            for holder in nursery.children():
-                workers = holder.children()
-                kinds["holder" if workers else "spare holder"].append(holder)
+        for fork_server in launcher.children():
+            kinds["fork server"].append(fork_server)
+            for dataset_host in fork_server.children():
+                workers = dataset_host.children()
+                kinds["dataset host" if workers else "spare dataset host"].append(dataset_host)
                 kinds["worker"] += workers
     return {kind: [_measured(each) for each in found] for kind, found in kinds.items()}
 

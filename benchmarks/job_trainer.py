@@ -20,7 +20,7 @@ from torch.utils.data import Subset
 from train import BUNDLED, Network, normalise, read_split
 
 from stoker import DataLoader
-from stoker_hosts import wait_for_nurseries
+from stoker_hosts import wait_for_fork_servers
 
 BATCH_SIZE = 64
 IMAGE_SHAPE = (1, 96, 96)
@@ -93,7 +93,7 @@ if __name__ == "__main__":
     _kind, _step, _num_workers, _batches, _result, *_hosts = sys.argv[1:]
     if _hosts:
         # Trainer, launcher, benchmark.
-        wait_for_nurseries(psutil.Process().parents()[1], int(_hosts[0]))
+        wait_for_fork_servers(psutil.Process().parents()[1], int(_hosts[0]))
     # As many as the workers leave: threads of torch that spin take the workers' time.
     torch.set_num_threads(1)
     _seen = main(_kind, _step, int(_num_workers), int(_batches))

@@ -162,11 +162,11 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-3000:]
 
 
-def _is_of_nursery(process: psutil.Process) -> bool:
+def _is_of_fork_server(process: psutil.Process) -> bool:
     return "stoker.feed.agent.forkserver" in process.cmdline()
 
 
-def wait_for_nurseries(root: psutil.Process, count: int, *, seconds: float = 60.0) -> None:
+def wait_for_fork_servers(root: psutil.Process, count: int, *, seconds: float = 60.0) -> None:
     """Waits until `count` data hosts below `root` have imported torch and wait for orders.
 
     Raises:
@@ -180,7 +180,7 @@ def wait_for_nurseries(root: psutil.Process, count: int, *, seconds: float = 60.
             with contextlib.suppress(psutil.Error):
                 # What it forked has its command line, too.
                 parents = process.parents()[:1]
-                if _is_of_nursery(process) and not any(map(_is_of_nursery, parents)):
+                if _is_of_fork_server(process) and not any(map(_is_of_fork_server, parents)):
                     times = process.cpu_times()
                     used[process.pid] = times.user + times.system
         is_still = all(before.get(pid) == cpu > 0.5 for pid, cpu in used.items())

@@ -2,6 +2,8 @@
 
 import ctypes
 import fcntl
+import gc
+import os
 import signal
 import sys
 import tempfile
@@ -20,6 +22,11 @@ __all__ = ["aws_server", "moto_process"]
 # A shell starts what it puts in the background with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Images for Python often forbid it to keep what it compiles: each of a thousand processes would
+# compile stoker (0.15 CPU-seconds), and each of `make test` all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A busy machine is no counterexample.
 settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,12 +50,34 @@ def _orphans_are_not_adopted_for_ever() -> Iterator[None]:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
+@pytest.fixture(autouse=True)
+def _tests_end_only_processes_of_their_own() -> Iterator[None]:
+    """Scripts are forked from one process: a test that ends it would make others fail."""
+    yield
+    if warm_python := sys.modules.get("support.warm_python"):
+        warm_python.check_alive()
+
+
 class ByFile(LoadScopeScheduling):
     """A file stays in one process, with its fixtures; all Docker tests do, with their engine."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         return "docker" if "/docker/" in path else path
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: nobody looks for garbage in it, meanwhile or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        if torch := sys.modules.get("torch"):
+            # Its threads spin until the others have a core: up to ten times the CPU.
+            torch.set_num_threads(1)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,7 +12,9 @@
     │   └── ProtocolError           a peer sent what the protocol does not allow
     └── WorkloadError            6  the user's command failed; its own exit code is in training.json
 
-The numbers are the exit codes of the command line. After Ctrl-C it is 130, after SIGTERM 143.
+The numbers are the exit codes of the command line. After Ctrl-C it is 130, after SIGTERM 143. A
+script ends with 5 by the hook of `feed/trainer/client.py`, `stoker train` by `exit_code_of` in
+`cli/outputs.py`, a data host to which no leader came by `NEVER_CAME` in `launch/engines/hosts.py`.
 """
 
 EXIT_INTERRUPTED = 130
@@ -88,11 +90,15 @@ class NoCapacityError(PlatformError):
 
     Attributes:
         types: Instance types that are short; none where the platform does not say.
-        may_pass: Waiting may help; not where a quota is 0.
+        may_pass: Waiting may help; not where a quota is 0, or the job has waited by itself.
+        had_hosts: The job had all its dnn hosts before they were short.
+        still_there: What to raise before another job has its turn; None where this one is gone.
     """
 
     types: frozenset[str] = frozenset()
     may_pass = True
+    had_hosts = False
+    still_there: PlatformError | None = None
 
 
 class FeedError(StokerError):

@@ -5,7 +5,10 @@ workload. Names are in snake case; SageMaker shows them in camel case (`MaxUsdPe
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import keyword
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,10 +17,23 @@ import yaml
 from stoker.errors import UsageError
 from stoker.records import Json, ModelSettings, Workload, nearest
 
-Kind = Literal["string", "integer", "object"]
+Kind = Literal["string", "integer", "number", "boolean", "object"]
 
 # Shared components hand them on, empty, to workloads that have neither channels nor pools.
 _HANDED_ON = ("input_data", "pools_file")
+
+# A run can change so many of them, each of so many characters: a step of a pipeline on SageMaker
+# takes 100 arguments of 256 characters.
+MAX_HYPERPARAMETERS = 60
+_MAX_TEXT = 200
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_CHANGEABLE = re.compile(r"[A-Za-z0-9_-]+")
+# Other parameters of pipelines have these names, or are called so with a group in front.
+_TAKEN = re.compile(
+    r"(?!hyperparameter_)(workload|run_id|platform|cache_days|control_image|gpu_type|gpu_count"
+    r"|node_selector|job_image|workers|parent_run|input_data|pools_file"
+    r"|.*_instance_type|.*_instance_count|.*_workers)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,36 +47,55 @@ class Parameter:
         default: Returns the value that a workload gives it.
         overrides: `key.path=value` of a value; () where another part of the pipeline reads it.
         choices: All that it may be; () for anything.
+        hyperparameter: Name of the one that it sets; empty: it sets another key.
     """
 
     name: str
     kind: Kind
     text: str
-    default: Callable[[Workload], str | int]
+    default: Callable[[Workload], str | int | float]
     overrides: Callable[[str], tuple[str, ...]]
     choices: tuple[str, ...] = ()
+    hyperparameter: str = ""
 
     @property
     def camel_name(self) -> str:
         """The name as SageMaker shows it."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+        return camel(self.name)
 
-    def check(self, value: str | int) -> str:
+    def check(self, value: str | int | float) -> str:
         """Returns the value as components get it.
 
         Raises:
-            UsageError: If it is none of the choices, or no whole number where one is asked for.
+            UsageError: If it is none of the choices, or not of the kind that is asked for.
         """
-        # Consoles of pipelines hand on what was typed, blanks included.
-        text = str(value).strip()
+        text = str(value)
+        if self.kind != "string" or not self.hyperparameter:
+            # Consoles of pipelines hand on what was typed, blanks included; a hyperparameter's may
+            # be meant.
+            text = text.strip()
+        if self.kind == "boolean":
+            # As Python and JSON spell it.
+            text = text.lower()
         if self.choices and text not in self.choices:
             raise UsageError(
                 f"{self.name}={text} is not possible", fix="use " + ", ".join(self.choices)
             )
-        # isdigit() alone takes digits of other scripts and exponents, too.
-        if self.kind == "integer" and not (text.isascii() and text.isdigit()):
+        if self.kind == "integer":
+            found = whole_number(text)
+            if found is None or (text.startswith("-") and not self.hyperparameter):
+                raise UsageError(
+                    f"{self.name}={text}: expected a whole number", fix=f"{self.name}: {self.text}"
+                )
+            text = found
+        if self.kind == "number" and not is_number(text):
             raise UsageError(
-                f"{self.name}={text}: expected a whole number", fix=f"{self.name}: {self.text}"
+                f"{self.name}={text}: expected a number", fix=f"{self.name}: {self.text}"
+            )
+        if self.hyperparameter and len(text.splitlines()) > 1:
+            raise UsageError(
+                f"{self.name}: its value has several lines",
+                fix="set it in the workload, and upload that",
             )
         if self.kind == "object" and not _is_object(text):
             raise UsageError(
@@ -69,15 +104,22 @@ class Parameter:
         return text
 
 
+def camel(name: str) -> str:
+    """Returns a parameter's name as SageMaker shows it, from either spelling."""
+    if name[:1].isupper():
+        return name
+    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+
+
 def parameters_of(workload: Workload) -> tuple[Parameter, ...]:
     """Returns the parameters of `workload`'s runs; input data only with one channel or more."""
     channel = main_channel(workload)
     data = (_input_data(channel),) if channel else ()
     pools = (_POOLS,) if workload.platform_info.has_node_pools else ()
-    return (*data, *_PARAMETERS, *pools)
+    return (*data, *_PARAMETERS, *pools, *_hyperparameters(workload))
 
 
-def defaults_of(workload: Workload) -> dict[str, str | int]:
+def defaults_of(workload: Workload) -> dict[str, str | int | float]:
     """Returns each parameter's name with its default."""
     return {p.name: p.default(workload) for p in parameters_of(workload)}
 
@@ -126,6 +168,78 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
     return [
         override for name, value in values.items() for override in by_name[name].overrides(value)
     ]
+
+
+def whole_number(text: str) -> str | None:
+    """Returns a whole number without leading zeros, with which YAML writes octals; None: none."""
+    return str(int(text)) if _WHOLE.fullmatch(text) else None
+
+
+def is_number(text: str) -> bool:
+    """Tells whether a text is a number that JSON has, too."""
+    try:
+        # float() alone takes 1_000 and digits of other scripts, too.
+        return text.isascii() and "_" not in text and math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
+    """Yields a parameter for each hyperparameter that a run can change, typed by its value.
+
+    Epochs have a parameter of their own. Others keep the workload's value: without a value, with
+    other characters than letters, digits, - and _ in the name, or with a long text.
+    """
+    # As SageMaker shows them: there beta_1 and beta1 are one name.
+    names = {camel(name) for name in _HANDED_ON} | {each.camel_name for each in _PARAMETERS}
+    # Of two that are spelt alike, lr and LR, the one that is spelt so gets the name.
+    declared = sorted(
+        workload.hyperparameters.items(), key=lambda each: (_snake(each[0]) != each[0], each[0])
+    )
+    for hyperparameter, value in declared[:MAX_HYPERPARAMETERS]:
+        is_long = isinstance(value, str) and (len(value) > _MAX_TEXT or "\n" in value)
+        if value is None or is_long or hyperparameter == "epochs":
+            continue
+        if not _CHANGEABLE.fullmatch(hyperparameter):
+            continue
+        name = _snake(hyperparameter)
+        # A name of another parameter, or none that Python and the services take as one.
+        while camel(name) in names or _TAKEN.fullmatch(name) or not _is_name(name):
+            name = f"hyperparameter_{name}"
+        names.add(camel(name))
+        yield _hyperparameter(name, hyperparameter, value)
+
+
+def _snake(name: str) -> str:
+    """Returns the name as Kubeflow spells names."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
+
+
+def _hyperparameter(name: str, hyperparameter: str, value: str | bool | int | float) -> Parameter:
+    kinds: dict[type, Kind] = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    kind = kinds[type(value)]
+    return Parameter(
+        name=name,
+        kind=kind,
+        text=f"Hyperparameter {hyperparameter}, handed to the command.",
+        default=lambda workload: value,
+        overrides=lambda text: (f"hyperparameters.{hyperparameter}={_in_yaml(kind, text)}",),
+        choices=("true", "false") if kind == "boolean" else (),
+        hyperparameter=hyperparameter,
+    )
+
+
+def _in_yaml(kind: Kind, text: str) -> str:
+    """Returns a checked value so that YAML reads one of its kind."""
+    if kind == "number":
+        found = repr(float(text))
+        # For YAML a number with an exponent has a point.
+        return found if "." in found else found.replace("e", ".0e")
+    return text if kind in ("boolean", "integer") else _quoted(text)
 
 
 def _input_data(channel: str) -> Parameter:
@@ -348,10 +462,13 @@ _POOLS = Parameter(
 
 __all__ = [
     "Parameter",
+    "camel",
     "defaults_of",
     "gate_text",
+    "is_number",
     "main_channel",
     "overrides_of",
     "parameters_of",
     "parse",
+    "whole_number",
 ]

@@ -175,6 +175,8 @@ class RunEnvironment:
         comes_back: Data hosts that end badly are started again (Kubernetes).
         pod_groups: Kubernetes: all groups of the run.
         follower_lease: Kubernetes: folder with the lease of whoever follows the run.
+        restarts: Kubernetes: how often all hosts were started again.
+        max_fresh_starts: Kubernetes: so often they may be while nothing was saved; absent: always.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"
@@ -211,6 +213,8 @@ class RunEnvironment:
     comes_back: Annotated[bool, Variable("STOKER_COMES_BACK")] = False
     pod_groups: Annotated[tuple[RunGroup, ...], Variable("STOKER_GROUPS")] = ()
     follower_lease: Annotated[Path | None, Variable("STOKER_FOLLOWER_LEASE")] = None
+    restarts: Annotated[int, Variable("STOKER_RESTARTS")] = 0
+    max_fresh_starts: Annotated[int | None, Variable("STOKER_MAX_FRESH_STARTS")] = None
 
     @classmethod
     def of(

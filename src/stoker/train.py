@@ -130,13 +130,11 @@ def train(
 
     Raises:
         UsageError: If the platform cannot run such a job, or the record cannot be written.
-        PlatformError: If the platform refuses it.
-        NoCapacityError: If there were no hosts for any of the plans, for as long as was asked for.
+        PlatformError: If the platform refuses it, or a job without hosts could not be deleted.
+        NoCapacityError: If there were no hosts for any of the plans, for as long as was asked for;
+            then the record, whose status is `failed`, is written all the same.
     """
     policy = job.platform_settings.on_no_capacity
-    jobs = [job]
-    if decision and policy.then == "next_plan":
-        jobs += [each for each in _further(job, decision) if _can_run(platform, each)]
     tried: list[Event] = []
 
     def say(words: str) -> None:
@@ -144,13 +142,22 @@ def train(
         if on_line:
             on_line(LogLine(group=platform.name, host="capacity", text=words))
 
+    jobs = [job]
+    if decision and policy.then == "next_plan":
+        for each in _further(job, decision):
+            refusal = _refusal(platform, each)
+            if refusal:
+                words = groups_in_words(each.groups)
+                say(f"{words} cannot take its place where hosts are short: {refusal}")
+            else:
+                jobs.append(each)
     short: frozenset[str] = frozenset()
     last = NoCapacityError(f"there are no hosts for {groups_in_words(job.groups)}")
     for index in range(_resumed(jobs, platform), len(jobs)):
         current = jobs[index]
         if _needs(current, short):
             continue
-        until = clock() + 60 * policy.wait_minutes
+        until = None
         while True:
             try:
                 return _train_once(
@@ -164,6 +171,9 @@ def train(
                 )
             except NoCapacityError as err:
                 last = err
+                # The time in which it had hosts is no part of the wait.
+                if until is None or err.had_hosts:
+                    until = clock() + 60 * policy.wait_minutes
                 left = until - clock()
                 if left <= 0 or not err.may_pass:
                     break
@@ -173,6 +183,9 @@ def train(
                     f"{pause / 60:.0f} min, for {left / 60:.0f} min more: {err.what}"
                 )
                 sleep(pause)
+        if last.still_there:
+            # It may get its hosts later, and would train next to the next plan's.
+            raise last.still_there from last
         short |= {bare_type(name) for name in last.types}
         following = next((other for other in jobs[index + 1 :] if not _needs(other, short)), None)
         if following is None:
@@ -181,7 +194,20 @@ def train(
             f"no hosts for {groups_in_words(current.groups)}: "
             f"taking the next plan, {groups_in_words(following.groups)}: {last.what}"
         )
+    facts = facts_of(
+        current,
+        JobEnd(status="failed", failure=last.what),
+        ran=Job(platform=platform.name, name=current.name),
+        catalog=catalog,
+        decision=decision,
+        lost=f"no hosts for {groups_in_words(current.groups)}, and no other plan to take",
+    )
+    write_training(replace(facts, events=(*tried, *facts.events)), file=_record_file(job))
     raise last
+
+
+def _record_file(job: JobSpec) -> Path:
+    return job.run_dir / "training.json"
 
 
 def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
@@ -202,13 +228,13 @@ def _further(job: JobSpec, decision: Decision) -> Iterator[JobSpec]:
             return
 
 
-def _can_run(platform: Platform[RequestT], job: JobSpec) -> bool:
-    """Tells whether the platform would take such a job; the decision knows types, not its rules."""
+def _refusal(platform: Platform[RequestT], job: JobSpec) -> str:
+    """Says why the platform would not take such a job; the decision knows types, not its rules."""
     try:
         platform.plan(job)
-    except UsageError:
-        return False
-    return True
+    except UsageError as err:
+        return err.what
+    return ""
 
 
 def _resumed(jobs: Sequence[JobSpec], platform: Platform[RequestT]) -> int:
@@ -236,7 +262,7 @@ def _train_once(
 ) -> Training:
     run = platform.submit(platform.plan(job))
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-    file = job.run_dir / "training.json"
+    file = _record_file(job)
     try:
         for line in run.lines():
             # The dnn group's: lines of data hosts do not say why a training failed.
@@ -252,6 +278,8 @@ def _train_once(
                 raise TerminatedError(words) from err
         # Whoever interrupts must not leave hosts that are billed.
         run.stop()
+        if isinstance(err, NoCapacityError) and isinstance(run, AdoptedRun):
+            err.still_there = run.remaining()
         # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
         if on_stop and not isinstance(err, Exception):
             ran = Job(platform=platform.name, name=run.name)
@@ -351,6 +379,7 @@ def facts_of(
         groups=job.groups,
         strategy=job.settings.strategy.name,
         engine=job.settings.engine.name,
+        hyperparameters=job.hyperparameters,
         status=end.status,
         exit_code=end.exit_code,
         failure=end.failure,

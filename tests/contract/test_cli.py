@@ -108,7 +108,7 @@ VERBS = {
     },
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
-    "doctor": {"--peer", "--aws", "--json", "--debug"},
+    "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
     "init": {"--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",
@@ -160,7 +160,10 @@ VERBS = {
     "logs": REACH | {"--group", "--workload", "--set", "--json", "--debug"},
     "retry": REACH | {"--workload", "--wait", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
-    "render": {"--decision", "--group", "--service-account", "--set", "--debug"},
+    "render": {
+        *("--decision", "--group", "--service-account", "--train-step", "--out"),
+        *("--set", "--debug"),
+    },
     "launch": set(),
 }
 

@@ -105,10 +105,17 @@ def test_what_only_prints_ends_quietly_when_its_reader_goes() -> None:
 
 
 def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path: Path) -> None:
-    script = (
-        "import time, pathlib\nfor n in range(20): print('step', n, flush=True); time.sleep(.1)\n"
-    )
-    (tmp_path / "q.py").write_text(script + "pathlib.Path('done').touch()")
+    script = """
+import pathlib, time
+print("step 0", flush=True)
+while not pathlib.Path("gone").exists():
+    time.sleep(0.01)
+for n in range(1, 20):
+    print("step", n, flush=True)
+    time.sleep(0.01)
+pathlib.Path("done").touch()
+"""
+    (tmp_path / "q.py").write_text(script)
     command = [*CLI, "train", "--out", "t.json", "--", sys.executable, "q.py"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -116,8 +123,29 @@ def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path: Path) -
         assert train.stdout is not None
         train.stdout.readline()
         train.stdout.close()
+        (tmp_path / "gone").touch()
         assert train.wait(60) == 0
     assert (tmp_path / "done").exists()
+    assert (tmp_path / "t.json").exists()
+
+
+def test_what_only_prints_says_that_the_disk_is_full() -> None:
+    with Path("/dev/full").open("wb") as full:
+        printed = subprocess.run(
+            [*CLI, "catalog"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert printed.returncode == 2
+    assert printed.stderr.splitlines() == [
+        "error: cannot write the output: No space left on device",
+        "try:   free some space",
+    ]
+
+
+def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path: Path) -> None:
+    (tmp_path / "q.py").write_text("print('step 1')\n")
+    command = [*CLI, "train", "--out", "t.json", "--", sys.executable, "q.py"]
+    with Path("/dev/full").open("wb") as full:
+        assert subprocess.call(command, cwd=tmp_path, stdout=full, stderr=full, timeout=60) == 0
     assert (tmp_path / "t.json").exists()
 
 

@@ -19,9 +19,10 @@ IMAGE = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/stoker:1"
 ROLE = "arn:aws:iam::123456789012:role/stoker"
 
 # Runs the example with the SDK's requests on record; they still go to the server. Each argument is
-# a run: the file for its requests, and the command line.
+# a run: the file for its requests, and the command line. The SDK's modules are no garbage.
 RECORDER = """
-import json, runpy, sys
+import gc, json, runpy, sys
+gc.disable()
 import botocore.client
 call = botocore.client.BaseClient._make_api_call
 def recorded(self, operation, parameters):

@@ -1,5 +1,7 @@
-"""Modules of the feed import each other in one direction only, whichever is imported first."""
+"""Modules of the feed import each other in one direction only, and torch where they need it."""
 
+import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +46,17 @@ def test_torch_is_changed_also_when_stoker_imports_it(
         check=False,
     )
     assert (done.stdout, done.stderr) == (f"{where}\n", "")
+
+
+def test_timing_any_iterable_needs_no_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys, stoker, stoker.keras\n"
+        "print(sum(stoker.timed(range(3))), 'torch' in sys.modules, 'tensorflow' in sys.modules)"
+    )
+    environ = {**os.environ, "STOKER_OUTPUT": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "3 False False\n"
+    with (tmp_path / "timeline-rank0.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 3

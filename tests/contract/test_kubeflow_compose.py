@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-import yaml
 
 pytest.importorskip("kfp")
 
 from kfp import components, dsl
 
+from stoker import kubeflow
 from stoker.errors import UsageError
 from stoker.kubeflow import PipelineRun, compiled, control_step, follower, on_todays_host
 from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import to_json
 from support import kubeflow_pipeline as sample
+
+pytestmark = pytest.mark.usefixtures("quick_kfp")
 
 GUIDE = (sample.ROOT / "docs" / "kubeflow.md").read_text(encoding="utf-8")
 
@@ -29,7 +32,7 @@ def block(words: str) -> str:
 
 
 def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    pipeline, platforms = yaml.safe_load_all(text)
+    pipeline, platforms = sample.parsed(text)
     return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
@@ -39,12 +42,13 @@ def waits(pipeline: Mapping[str, Any], group: str) -> dict[str, set[str]]:
     return {name: set(task.get("dependentTasks", [])) for name, task in tasks.items()}
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> str:
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory, quick_kfp: None) -> str:
     """The guide's pipeline with steps before, between and after, compiled as users compile it."""
-    (tmp_path / "pipelines").mkdir()
-    (tmp_path / "pipelines" / "kubeflow.py").write_text(block("def prepare("))
-    return compile_kubeflow(sample.WORKLOAD, folder=tmp_path).definition
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "pipelines").mkdir()
+    (folder / "pipelines" / "kubeflow.py").write_text(block("def prepare("))
+    return compile_kubeflow(sample.WORKLOAD, folder=folder).definition
 
 
 def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
@@ -134,14 +138,12 @@ def test_a_component_file_needs_nothing_of_stoker(name: str) -> None:
         else:
             loaded(**given)
 
-    pipeline = yaml.safe_load(compiled(theirs))
+    (pipeline,) = sample.parsed(compiled(theirs))
     container = sample.executor(pipeline, name)
     assert container["image"] == "{{$.inputs.parameters['image']}}"
 
 
 def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
-    from stoker import kubeflow
-
     for name in COMPONENTS:
         component = getattr(kubeflow, name)
         shown = inspect.signature(component)
@@ -175,6 +177,51 @@ def test_a_platform_without_pods_gets_its_image_by_name() -> None:
                 name="Decide",
             )
 
-        pipeline = yaml.safe_load(compiled(local))
+        (pipeline,) = sample.parsed(compiled(local))
         executors = pipeline["deploymentSpec"]["executors"].values()
         assert {e["container"]["image"] for e in executors} == {"stoker:mini", "theirs:1"}
+
+
+def test_a_runs_hyperparameters_are_inputs_of_profile_and_training() -> None:
+    """Each is an input of its own: a server puts no value into a longer text."""
+    declared = {"epochs": 10, "lr": 0.1, "batch-size": 64, "model": "resnet", "amp": True}
+    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=declared)
+    pipeline, _ = parsed(compile_kubeflow(workload, folder=sample.ROOT).definition)
+    listed = pipeline["root"]["inputDefinitions"]["parameters"]
+    names = ("lr", "batch_size", "model", "amp")
+    assert {n: (listed[n]["parameterType"], listed[n]["defaultValue"]) for n in names} == {
+        "lr": ("NUMBER_DOUBLE", 0.1),
+        "batch_size": ("NUMBER_INTEGER", 64),
+        "model": ("STRING", "resnet"),
+        "amp": ("BOOLEAN", True),
+    }
+    for task in ("profile", "train", "train-2"):
+        given = sample.tasks(pipeline)[task]["inputs"]["parameters"]
+        words = sample.executor(pipeline, task)["args"]
+        for name in names:
+            assert name in given[f"hyperparameter_{name}"]["componentInputParameter"]
+            placeholder = f"{{{{$.inputs.parameters['hyperparameter_{name}']}}}}"
+            assert f"--param={name}={placeholder}" in words
+    assert "hyperparameter_lr" not in str(sample.executor(pipeline, "decide"))
+
+
+def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given() -> None:
+    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"lr": 0.1})
+
+    @dsl.pipeline(name="mine")
+    def mine(lr: float = 0.2) -> None:
+        run = PipelineRun.of(workload, lr=lr)
+        kubeflow.profile(**run.inputs(kubeflow.profile))
+        kubeflow.profile(**run.inputs(kubeflow.profile, hyperparameters={"lr": 0.3}))
+        kubeflow.profile(image="i", workload="{}")
+
+    (pipeline,) = sample.parsed(compiled(mine))
+    given = {
+        name: task["inputs"]["parameters"].get("hyperparameter_lr")
+        for name, task in sample.tasks(pipeline).items()
+    }
+    assert given == {
+        "profile": {"componentInputParameter": "lr"},
+        "profile-2": {"runtimeValue": {"constant": 0.3}},
+        "profile-3": None,
+    }

@@ -95,6 +95,7 @@ def test_the_example_says_what_rights_it_needs(workload: Workload) -> None:
     assert binding["kind"] == "RoleBinding"
 
 
+@pytest.mark.usefixtures("quick_kfp")
 def test_the_example_compiles_for_kubeflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("kfp")
     from stoker.orchestrators.kubeflow.compile import compile_kubeflow
@@ -105,7 +106,7 @@ def test_the_example_compiles_for_kubeflow(tmp_path: Path, monkeypatch: pytest.M
     compiled = compile_kubeflow(read_workload(FILE))
     shutil.rmtree(tmp_path / "configs")
     # Nothing of it is read from files later: the pools are in the document that it carries.
-    spec = next(yaml.safe_load_all(compiled.definition))
+    spec = next(yaml.load_all(compiled.definition, Loader=yaml.CSafeLoader))
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     carried = read_workload(parameters["workload"]["defaultValue"])
     assert "cpu-spot" in with_pools(carried).kubernetes.pools  # type: ignore[union-attr]

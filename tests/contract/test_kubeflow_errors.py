@@ -19,6 +19,8 @@ from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowConnection, Kube
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import RUN, connection, target_at, upload, workload
 
+pytestmark = pytest.mark.usefixtures("quick_kfp")
+
 PAGE = "<!doctype html><html><body>Log in to Kubeflow</body></html>"
 
 

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stoker.errors import PlatformError, UsageError
 from support.kfp_server import KfpServer
-from support.kubeflow_orchestrator import target_at, upload, workload
+from support.kubeflow_orchestrator import put_pod, step_pod, target_at, upload, workload
 from support.kubernetes_api import (
     NAMESPACE,
     KubernetesApi,
-    PodLogFile,
     kube_config,
     kubernetes_api,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_kfp")
 
 
 @pytest.fixture
@@ -44,33 +44,6 @@ def started(server: KfpServer) -> str:
     return target_at(server, namespace=NAMESPACE).start(workload(), parameters=()).run
 
 
-def pod(run: str, path: str, *, phase: str = "Running", minute: int = 0) -> dict[str, Any]:
-    name = "mnist-x-" + path.replace(".", "-").replace("(", "").replace(")", "")
-    state: dict[str, Any] = {"running": {}} if phase == "Running" else {"waiting": {}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {"pipeline/runid": run},
-            "annotations": {"workflows.argoproj.io/node-name": f"mnist-x.{path}"},
-        },
-        "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
-        "status": {
-            "phase": phase,
-            "startTime": f"2026-11-20T10:{minute:02d}:00Z",
-            "containerStatuses": [{"name": "main", "state": state}],
-        },
-    }
-
-
-def put(api: KubernetesApi, document: dict[str, Any], *lines: str) -> None:
-    name = document["metadata"]["name"]
-    api.put("pods", document)
-    api._logs[name] = PodLogFile()
-    api.say(name, *lines)
-
-
 def shown(server: KfpServer, run: str, *, group: str | None = None) -> list[str]:
     target = target_at(server, namespace=NAMESPACE)
     return [f"{line.group}/{line.host} {line.text}" for line in target.logs(run, group=group)]
@@ -80,10 +53,12 @@ def test_logs_of_all_steps_in_the_order_in_which_they_began(
     server: KfpServer, cluster: KubernetesApi
 ) -> None:
     run = started(server)
-    put(cluster, pod(run, "root.condition-1.train.executor", minute=5), "epoch 1", "epoch 2")
-    put(cluster, pod(run, "root.profile.executor(0)", minute=1), "as is")
-    put(cluster, pod(run, "root.profile-driver"), "driver")
-    put(cluster, pod("another", "root.profile.executor"), "not this run's")
+    put_pod(
+        cluster, step_pod(run, "root.condition-1.train.executor", minute=5), "epoch 1", "epoch 2"
+    )
+    put_pod(cluster, step_pod(run, "root.profile.executor(0)", minute=1), "as is")
+    put_pod(cluster, step_pod(run, "root.profile-driver"), "driver")
+    put_pod(cluster, step_pod("another", "root.profile.executor"), "not this run's")
     assert shown(server, run) == [
         "profile/mnist-x-root-profile-executor0 as is",
         "train/mnist-x-root-condition-1-train-executor epoch 1",
@@ -96,7 +71,7 @@ def test_a_step_that_is_not_there_is_named_with_the_nearest(
     server: KfpServer, cluster: KubernetesApi
 ) -> None:
     run = started(server)
-    put(cluster, pod(run, "root.train.executor"), "epoch 1")
+    put_pod(cluster, step_pod(run, "root.train.executor"), "epoch 1")
     with pytest.raises(UsageError, match="did you mean train"):
         shown(server, run, group="tran")
 
@@ -105,10 +80,10 @@ def test_a_container_that_has_not_begun_has_no_log_and_is_no_error(
     server: KfpServer, cluster: KubernetesApi
 ) -> None:
     run = started(server)
-    waiting = pod(run, "root.train.executor", minute=2)
+    waiting = step_pod(run, "root.train.executor", minute=2)
     waiting["status"]["containerStatuses"][0]["state"] = {"waiting": {}}
-    put(cluster, waiting)
-    put(cluster, pod(run, "root.profile.executor"), "as is")
+    put_pod(cluster, waiting)
+    put_pod(cluster, step_pod(run, "root.profile.executor"), "as is")
     assert len(shown(server, run)) == 1
 
 

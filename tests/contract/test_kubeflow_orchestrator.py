@@ -33,6 +33,8 @@ from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config,
 from support.kubernetes_jobs import job as kubernetes_job
 from support.platform_jobs import use_kube_config
 
+pytestmark = pytest.mark.usefixtures("quick_kfp")
+
 IN_NAMESPACE = f"kubernetes.namespace={NAMESPACE}"
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 import pytest
 import typer.main
-import yaml
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,7 +35,9 @@ from stoker.orchestrators.kubeflow.compile import (
 from stoker.records import Cluster, KubernetesSettings, TodaysGroup
 from stoker.settings import workload_from
 from support import kubeflow_pipeline as sample
-from support.command import Done, process
+from support.command import process, stoker
+
+pytestmark = pytest.mark.usefixtures("quick_kfp")
 
 GOLDEN = Path(__file__).parent / "kubeflow_pipeline"
 # Those with a README of their own; the others are small: gate, finish, period.
@@ -191,7 +192,7 @@ def test_every_pod_has_the_user_of_the_jobs_pods_and_can_pull_its_image() -> Non
 def test_a_step_has_a_time_limit_but_for_the_one_that_follows_a_job() -> None:
     def limits(*overrides: str) -> dict[str, object]:
         workload = workload_from(sample.DOCUMENT, overrides=overrides)
-        _, platforms = yaml.safe_load_all(compile_kubeflow(workload, folder=sample.ROOT).definition)
+        _, platforms = sample.parsed(compile_kubeflow(workload, folder=sample.ROOT).definition)
         pods = platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         return {
             name.removeprefix("exec-"): int(pod["activeDeadlineSeconds"])
@@ -209,7 +210,7 @@ def test_steps_that_train_nothing_take_the_control_image_and_jobs_keep_theirs() 
     document = {**sample.DOCUMENT, "kubernetes": {**sample.DOCUMENT["kubernetes"]}}  # type: ignore[dict-item]
     workload = workload_from(document, overrides=["kubernetes.control.image=registry/control:1"])
     made = compile_kubeflow(workload, folder=sample.ROOT)
-    pipeline, _ = yaml.safe_load_all(made.definition)
+    pipeline, _ = sample.parsed(made.definition)
     defaults = {p.name: p.default(workload) for p in made.parameters}
     assert defaults["control_image"] == "registry/control:1"
     found = sample.tasks(pipeline)
@@ -378,7 +379,7 @@ def test_a_component_declares_only_parameters_that_its_verb_publishes(name: str)
 
 def contract_of(name: str) -> set[tuple[str, str]]:
     """`(what, name)` of a shared component as it is compiled."""
-    document = next(yaml.safe_load_all(sample.shared()[name]))
+    document = sample.parsed(sample.shared()[name])[0]
     component = document["components"][f"comp-{name}"]
     return {
         (f"{side} {sort}", key)
@@ -404,7 +405,7 @@ def test_the_contract_in_a_readme_is_that_of_the_component(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_inputs_of_a_shared_component_are_described(name: str) -> None:
-    document = next(yaml.safe_load_all(sample.shared()[name]))
+    document = sample.parsed(sample.shared()[name])[0]
     inputs = document["components"][f"comp-{name}"]["inputDefinitions"]
     for sort in ("parameters", "artifacts"):
         assert all(entry["description"] for entry in inputs.get(sort, {}).values())
@@ -482,7 +483,7 @@ def test_todays_several_hosts_are_profiled_as_a_job() -> None:
     cluster = Cluster(dnn=TodaysGroup(instance_type="g5.xlarge", count=2))
     workload = msgspec.structs.replace(sample.WORKLOAD, cluster=cluster)
     made = compile_kubeflow(workload, folder=sample.ROOT)
-    pipeline, platforms = yaml.safe_load_all(made.definition)
+    pipeline, platforms = sample.parsed(made.definition)
     given = sample.tasks(pipeline)["profile"]["inputs"]["parameters"]
     assert given["platform"] == {"runtimeValue": {"constant": "kubernetes"}}
     # A second attempt would profile anew: it finds no job to adopt.
@@ -527,14 +528,10 @@ def test_a_workload_of_another_platform_is_compiled_for_the_cluster() -> None:
     assert made.definition == sample.compiled().definition
 
 
-def stoker(*words: str, cwd: Path) -> Done:
-    return process(*words, cwd=cwd)
-
-
 def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path: Path) -> None:
     (tmp_path / "digits.json").write_text(json.dumps(sample.DOCUMENT))
     words = shlex.split("compile kubeflow digits.json --out p.yaml --components shared --json")
-    done = stoker(*words, cwd=tmp_path)
+    done = process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (tmp_path / "p.yaml").read_text() == sample.compiled().definition

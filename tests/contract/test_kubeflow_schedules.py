@@ -18,6 +18,8 @@ from stoker.records import Json
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import WORKLOAD, target_at, upload, workload
 
+pytestmark = pytest.mark.usefixtures("quick_kfp")
+
 NIGHTLY = Timing(expression="0 0 3 * * *")
 
 

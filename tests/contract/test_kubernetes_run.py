@@ -4,13 +4,15 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from stoker.errors import PlatformError, TerminatedError, UsageError
+from stoker.catalog import load_catalog
+from stoker.errors import NoCapacityError, PlatformError, TerminatedError, UsageError
 from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
@@ -19,12 +21,27 @@ from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
-from stoker.platforms.kubernetes.pods import CAPACITY_SECONDS, IMAGE_SECONDS, QUOTA_SECONDS
+from stoker.platforms.kubernetes.pods import (
+    CAPACITY_SECONDS,
+    CLAIM_SECONDS,
+    IMAGE_SECONDS,
+    QUOTA_SECONDS,
+)
 from stoker.platforms.kubernetes.submit import rules
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
-from stoker.records import Profile, TodaysGroup, Training, Workload, write_json
+from stoker.records import (
+    Decision,
+    Group,
+    Plan,
+    Profile,
+    TodaysGroup,
+    Training,
+    Workload,
+    write_json,
+)
+from stoker.train import train
 from support.kubernetes_api import (
     NAMESPACE,
     USER,
@@ -33,9 +50,11 @@ from support.kubernetes_api import (
     kube_config,
     kubernetes_api,
 )
+from support.kubernetes_jobs import POOLS
 from support.kubernetes_jobs import job as described_job
 from support.local_job import until
 from support.platform_jobs import Followed, follower, use_kube_config
+from support.sample_records import decision as sample_decision
 from support.sample_records import profile as sample_profile
 from support.sample_records import training
 
@@ -692,20 +711,30 @@ def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(
     assert "asking again" in followed.status
 
 
-def test_a_cluster_that_stays_away_ends_the_run_with_an_error(
+@pytest.mark.parametrize(
+    ("code", "words"), [(503, "cannot answer now"), (401, "does not accept these credentials")]
+)
+def test_a_cluster_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
     api: KubernetesApi,
     platform: KubernetesPlatform,
     job: JobSpec,
     follow: Follow,
     clock: Clock,
+    code: int,
+    words: str,
 ) -> None:
     followed = follow(platform.submit(plan(platform, job)))
     until(lambda: "the job is there" in followed.status, what="it is followed")
-    api.faults += [Fault("WATCH", plural, times=10**6, code=503) for plural in ("jobsets", "pods")]
+    api.faults += [Fault("WATCH", plural, times=10**6, code=code) for plural in ("jobsets", "pods")]
     api.drop_streams()
     until(lambda: "asking again" in followed.status, what="it is seen")
     clock.ahead += 901
-    assert "cannot answer now" in followed.failed().what
+    error = followed.failed()
+    assert words in error.what
+    assert "for 15 minutes; the job goes on by itself" in error.what
+    assert f"--name {NAME} follows the job again" in error.fix
+    followed.run.stop()
+    assert api.names("jobsets") == [NAME]
 
 
 # --- waiting
@@ -742,6 +771,250 @@ def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next
     api.end_pod(leader)
     api.end_job(NAME)
     assert followed.ended().status == "succeeded"
+
+
+def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.make_pods(NAME)
+    for name in api.pods(NAME, "data"):
+        api.pod_finds_no_node(name, NO_GPU)
+    clock.ahead += 7200
+    until(lambda: "2 of 2 data hosts wait" in followed.status, what="it is said")
+    assert followed.error is None
+    api.pod_finds_no_node(only_pod(api, LEADER), NO_GPU)
+    until(lambda: "1 of 1 dnn hosts wait" in followed.status, what="it is said")
+    clock.ahead += 7190
+    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
+    until(lambda: "SomethingElse" in followed.status, what="another look")
+    assert followed.error is None
+    clock.ahead += 10
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert "2 Insufficient nvidia.com/gpu" in error.what
+    assert "for 120 min, on_no_capacity.wait_minutes" in error.what
+    assert NEXT_BEST in error.fix
+    # It has waited: another plan has its turn, one without what is short.
+    assert (error.types, error.may_pass) == (frozenset(("g5.2xlarge",)), False)
+    assert not error.had_hosts
+    run = followed.run
+    assert isinstance(run, KubernetesRun)
+    run.stop()
+    assert api.names("jobsets") == []
+    assert run.remaining() is None
+
+
+def test_an_attempt_that_adopts_a_job_does_not_wait_anew_for_its_nodes(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    platform.submit(plan(platform, job))
+    api.make_pods(NAME)
+    leader = only_pod(api, LEADER)
+    api.pod_finds_no_node(leader, NO_GPU)
+    (condition,) = api.get("pods", leader)["status"]["conditions"]
+    earlier = datetime.now(UTC) - timedelta(minutes=119, seconds=59)
+    api.set_status("pods", leader, conditions=[{**condition, "lastTransitionTime": f"{earlier}"}])
+    followed = follow(platform.submit(plan(platform, job)))
+    assert followed.run.is_adopted  # type: ignore[attr-defined]
+    assert isinstance(followed.failed(), NoCapacityError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'persistentvolumeclaim "datasets" not found',
+        "pod has unbound immediate PersistentVolumeClaims",
+    ],
+)
+def test_a_claim_that_is_not_there_is_no_want_of_nodes(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    clock: Clock,
+    words: str,
+) -> None:
+    followed = follow(platform.submit(plan(platform, job)))
+    api.make_pods(NAME)
+    api.pod_finds_no_node(only_pod(api, LEADER), f"0/2 nodes are available: {words}.")
+    until(lambda: "make the claim" in followed.status, what="it is said")
+    clock.ahead += CLAIM_SECONDS
+    error = followed.failed()
+    assert not isinstance(error, NoCapacityError)
+    assert words in error.what
+    assert "for a claim of volumes" in error.what
+
+
+LOST = "rank 0 on mnist-1-dnn-0-0: FeedLostError: no data worker came within 1800 s"
+SHIPPING = "rank 0 on mnist-1-dnn-0-0: ShippingError: the dataset cannot travel"
+QUOTA = (
+    'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: '
+    "requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: "
+    "requests.nvidia.com/gpu=4"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "ran_seconds", "is_refused", "is_shortage"),
+    [
+        (5, LOST, 0, False, True),
+        # Not even its words were left.
+        (5, "", 1800, False, True),
+        # A quota refused the pods: there were none.
+        (5, LOST, 0, True, True),
+        # Failures of the script's own, which may end with that code, too.
+        (5, SHIPPING, 0, False, False),
+        (5, "", 0, False, False),
+        (EXIT_CODE, LOST, 1800, False, False),
+    ],
+)
+def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    code: int,
+    words: str,
+    ran_seconds: int,
+    is_refused: bool,
+    is_shortage: bool,
+) -> None:
+    alone = msgspec.structs.replace(job.groups[0], workers_per_host=0)
+    fed = dataclasses.replace(job, groups=(alone, *job.groups[1:]))
+    followed = follow(platform.submit(plan(platform, fed)))
+    if is_refused:
+        leader = api.make_pod(NAME, "dnn", 0)
+        api.tell("Job", f"{NAME}-data-0", "FailedCreate", QUOTA)
+        until(lambda: "pods of data are refused" in followed.status, what="it is said")
+    else:
+        api.make_pods(NAME)
+        leader = only_pod(api, LEADER)
+        for name in api.pods(NAME, "data"):
+            api.pod_finds_no_node(name, NO_GPU)
+    api.start_pod(leader)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.fail_pod(leader, code, message=words, ran_seconds=ran_seconds)
+    if not is_shortage:
+        end = followed.ended()
+        assert (end.status, end.exit_code) == ("failed", code)
+        assert words in str(end.failure)
+        return
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert (error.types, error.may_pass) == (frozenset(("c7i.4xlarge",)), False)
+
+
+def test_a_job_whose_deadline_came_before_its_nodes_lacked_them(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, max_run_seconds=7200))))
+    api.make_pods(NAME)
+    api.pod_finds_no_node(only_pod(api, LEADER), NO_GPU)
+    until(lambda: "1 of 1 dnn hosts wait" in followed.status, what="it is said")
+    api.end_job(NAME, "Failed", message="jobset failed: DeadlineExceeded")
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    assert "no dnn host began within kubernetes.max_run_seconds, 7200 s" in error.what
+    assert "2 Insufficient nvidia.com/gpu" in error.what
+    assert "on_no_capacity.wait_minutes" in error.fix
+    assert (error.types, error.may_pass) == (frozenset(("g5.2xlarge",)), False)
+
+
+CPU_ONLY = Group(name="dnn", role="dnn", instance_type="c6i.4xlarge", count=1)
+ALL_POOLS = {**POOLS, "c6i.4xlarge": {"cpu": 15, "memory": "28Gi", "gpus": 0}}
+
+
+def two_plans(job: JobSpec) -> Decision:
+    """The job's plan, and one of other types."""
+    plans = [
+        Plan(action="heterogeneous", groups=job.groups),
+        Plan(action="scale_out", groups=(CPU_ONLY,)),
+    ]
+    return msgspec.structs.replace(sample_decision(), plan=plans[0], plans=tuple(plans))
+
+
+def test_after_the_wait_for_nodes_the_decision_s_next_plan_is_taken_also_by_a_later_attempt(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    kept = with_settings(job, output="pvc://runs", pools=ALL_POOLS)
+    said: list[str] = []
+    records: list[Training] = []
+
+    def run_training() -> None:
+        record = train(
+            kept,
+            platform=platform,
+            catalog=load_catalog("kubernetes"),
+            decision=two_plans(kept),
+            on_line=lambda line: said.append(line.text),
+            sleep=lambda seconds: None,
+            clock=clock,
+        )
+        records.append(record)
+
+    second = f"{NAME}-plan2"
+    thread = threading.Thread(target=run_training)
+    thread.start()
+    until(lambda: api.names("jobsets") == [NAME], what="the first plan's job")
+    api.make_pods(NAME)
+    api.pod_finds_no_node(only_pod(api, LEADER), NO_GPU)
+    until(lambda: any("1 of 1 dnn hosts wait" in text for text in said), what="it is said")
+    clock.ahead += 7200
+    until(lambda: api.names("jobsets") == [second], what="the second plan's job")
+    (words,) = [text for text in said if "taking the next plan" in text]
+    assert "taking the next plan, 1 x c6i.4xlarge: 1 of 1 dnn hosts wait for a node" in words
+    assert "2 Insufficient nvidia.com/gpu" in words
+    # The run's jobs are known by its name, and share its folder.
+    described = api.get("jobsets", second)
+    assert described["metadata"]["annotations"]["stoker/run"] == NAME
+    assert f"{NAME}/checkpoints" in str(described["spec"])
+    # A further attempt of the step does not begin with the first plan again.
+    requests = [platform.plan(each) for each in (kept, of_plan(kept, 2))]
+    assert platform.resumed(requests) == 1
+    api.run_pods(second)
+    api.end_pod(only_pod(api, f"{second}-dnn-0-0"))
+    api.end_job(second)
+    thread.join(30)
+    (record,) = records
+    assert (record.status, record.groups) == ("succeeded", (CPU_ONLY,))
+    assert words in [event.what for event in record.events]
+    assert platform.resumed(requests) == 1
+
+
+def of_plan(job: JobSpec, number: int) -> JobSpec:
+    """The job of a decision's further plan, as `train` makes it."""
+    name = f"{NAME}-plan{number}"
+    return dataclasses.replace(job, name=name, run=NAME, groups=(CPU_ONLY,), next_best="")
+
+
+def test_a_further_plan_s_job_is_found_by_the_run_s_name(
+    api: KubernetesApi, platform: KubernetesPlatform, cluster: ClusterApi, job: JobSpec
+) -> None:
+    job = with_settings(job, pools=ALL_POOLS)
+    request = platform.plan(of_plan(job, 2))
+    assert platform.resumed([platform.plan(job), request]) == 0
+    platform.submit(request)
+    assert platform.resumed([platform.plan(job), request]) == 1
+    words = platform.clean_up(NAME, job.platform_settings)
+    assert words == f"JobSet {NAME}-plan2 in namespace {NAMESPACE} was still there: deleted"
+    assert api.names("jobsets") == []
+    platform.submit(request)
+    api.end_job(f"{NAME}-plan2", "Failed", message="jobset failed")
+    # One that failed is no plan to go on with.
+    assert platform.resumed([platform.plan(job), request]) == 0
+
+
+def test_a_runtime_that_is_there_already_is_of_one_plan(job: JobSpec) -> None:
+    of_trainer = with_settings(job, api="trainer", runtime="mnist-runtime", pools=ALL_POOLS)
+    with pytest.raises(UsageError, match="first plan"):
+        KubernetesPlatform().plan(of_plan(of_trainer, 2))
 
 
 def test_labels_that_no_node_has_are_named(
@@ -791,18 +1064,48 @@ def test_pods_that_a_quota_forbids_are_an_error_after_a_while(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
 ) -> None:
     followed = follow(platform.submit(plan(platform, job)))
-    message = (
-        'Error creating: pods "x" is forbidden: exceeded quota: gpus, requested: '
-        "requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=4, limited: "
-        "requests.nvidia.com/gpu=4"
-    )
-    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", message)
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
     clock.ahead += QUOTA_SECONDS
     error = followed.failed()
     assert "kubectl describe quota" in error.fix
+    # It may be free later: asked again for as long as the workload says.
+    assert isinstance(error, NoCapacityError)
+    assert (error.types, error.may_pass) == (frozenset(), True)
     followed.run.stop()
     assert api.names("jobsets") == []
+
+
+def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_holds_later(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, queue="training"))))
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
+    until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
+    api.run_pods(NAME)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    # Kueue takes its room back for others: without a new refusal nothing is refused.
+    held = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
+    for is_held in (False, True, False):
+        for name in api.names("pods"):
+            api.remove("pods", name)
+        status = "True" if is_held else "False"
+        api.set_status("jobsets", NAME, conditions=[{**held, "status": status}])
+        clock.ahead += QUOTA_SECONDS + 1
+        api.tell("JobSet", NAME, "Looked", f"at {clock.ahead}")
+        until(lambda: f"Looked: at {clock.ahead}" in followed.status, what="a look")
+        clock.ahead += QUOTA_SECONDS + 1
+        api.tell("JobSet", NAME, "Looked", f"at {clock.ahead}")
+        until(lambda: f"Looked: at {clock.ahead}" in followed.status, what="another look")
+        assert followed.error is None
+    # One that is told again, in the same words, counts.
+    api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA, seconds_later=60)
+    until(lambda: followed.status.count("exceeded quota: gpus") == 2, what="it is said again")
+    clock.ahead += QUOTA_SECONDS
+    error = followed.failed()
+    assert isinstance(error, NoCapacityError)
+    # It may be short of hosts only now: its wait begins now.
+    assert error.had_hosts
 
 
 def test_a_queue_that_holds_the_job_is_named(
@@ -880,6 +1183,7 @@ def test_stop_waits_no_longer_than_it_says_and_does_not_raise(
     stopping.join(20)
     assert not stopping.is_alive()
     assert "job_still_stopping" in capfd.readouterr().err
+    assert "it is not gone after" in str(run.remaining())
 
 
 def test_stop_without_the_right_to_says_so_and_does_not_raise(
@@ -894,6 +1198,9 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(
     said = capfd.readouterr().err
     assert "job_not_deleted" in said
     assert "delete jobsets.jobset.x-k8s.io" in said
+    left = run.remaining()
+    assert left is not None
+    assert f"kubectl delete jobsets {NAME}" in left.fix
 
 
 @BOTH

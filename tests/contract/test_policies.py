@@ -1,41 +1,85 @@
-"""configs/sagemaker: what the roles may do is what the sources call, and no more than that."""
+"""What `stoker render iam` and `cloudformation` write: the rights that are used, and no others."""
 
 import ast
+import dataclasses
 import json
-import os
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import botocore.session
+import msgspec
 import pytest
+import yaml
+from botocore.model import OperationModel
 
+from stoker.errors import UsageError
+from stoker.orchestrators.base import Timing
+from stoker.orchestrators.sagemaker import SageMakerOrchestrator
+from stoker.orchestrators.sagemaker.compile import compile_pipeline
+from stoker.orchestrators.sagemaker.roles import iam_files, roles_of, stack
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group
-from stoker.settings import read_workload
+from support.command import process
+from support.moto import AwsServer
 from support.policies import (
     ACCOUNT,
-    FOLDER,
+    EVERYTHING,
     POLICIES,
     REGION,
     ROOT,
     TRUSTS,
     actions,
+    everything,
+    example,
     is_allowed,
+    rendered,
     resources,
     s3_arn,
     statements,
 )
 
 SOURCES = ROOT / "src" / "stoker"
+README = ROOT / "configs" / "sagemaker" / "README.md"
 
-# Actions of IAM that are no operation of the API.
-PERMISSION_ONLY = {
-    "iam:PassRole": "asked for wherever a request names a role",
-    "s3:ListBucket": "what the operations ListObjectsV2 and HeadBucket need",
+# What no source calls: who does, under the role or with the policy.
+OF_OTHERS = {
+    "cloudwatch:PutMetricData": "the service, of a job's hosts and metrics",
+    "ec2:CreateNetworkInterface": "the service, in a VPC",
+    "ec2:CreateNetworkInterfacePermission": "the service, in a VPC",
+    "ec2:DeleteNetworkInterface": "the service, in a VPC",
+    "ec2:DeleteNetworkInterfacePermission": "the service, in a VPC",
+    "ec2:DescribeDhcpOptions": "the service, in a VPC",
+    "ec2:DescribeNetworkInterfaces": "the service, in a VPC",
+    "ec2:DescribeVpcs": "the service, in a VPC",
+    "ecr:BatchCheckLayerAvailability": "the service pulls, people push",
+    "ecr:BatchGetImage": "the service pulls, people push",
+    "ecr:CompleteLayerUpload": "docker push",
+    "ecr:GetAuthorizationToken": "the service pulls, people push",
+    "ecr:GetDownloadUrlForLayer": "the service pulls, people push",
+    "ecr:InitiateLayerUpload": "docker push",
+    "ecr:PutImage": "docker push",
+    "ecr:UploadLayerPart": "docker push",
+    "iam:PassRole": "asked for wherever a request names a role; no operation of the API",
+    "kms:CreateGrant": "the service, for volumes",
+    "kms:Decrypt": "S3 and the service, with a key of the user's own",
+    "kms:DescribeKey": "S3 and the service, with a key of the user's own",
+    "kms:GenerateDataKey": "S3 and the service, with a key of the user's own",
+    "logs:CreateLogGroup": "the service, for a job's lines",
+    "logs:CreateLogStream": "the service, for a job's lines",
+    "logs:PutLogEvents": "the service, for a job's lines",
+    "sagemaker:CreateModelPackage": "the pipeline's step",
+    "sagemaker:CreateModelPackageGroup": "the pipeline's step",
+    "sagemaker:CreateProcessingJob": "the pipeline's steps",
+    "sagemaker:DescribeProcessingJob": "the pipeline, of its steps",
+    "sagemaker:StopProcessingJob": "the pipeline, of its steps",
+    "sagemaker:DescribeModelPackageGroup": "the pipeline's step",
+    "sqs:SendMessage": "the scheduler, with a dead-letter queue",
 }
+# Actions of IAM that are no operation of the API.
+PERMISSION_ONLY = {"iam:PassRole", "s3:ListBucket"}
 # Actions for which IAM takes no resource.
 NO_RESOURCE = {
     "cloudwatch:GetMetricData": "CloudWatch has no ARNs of metrics",
@@ -43,16 +87,22 @@ NO_RESOURCE = {
     "ecr:GetAuthorizationToken": "a login is to the whole registry",
     "ec2:DescribeInstanceTypes": "EC2's Describe calls know no resources",
     "pricing:GetProducts": "a price list is nobody's",
+    "sagemaker:ListTrainingJobs": "a listing is of the account",
     "scheduler:ListSchedules": "a listing is of the account",
+    "servicequotas:ListAWSDefaultServiceQuotas": "a listing is of a service",
+    "servicequotas:ListServiceQuotas": "a listing is of a service",
     "sts:GetCallerIdentity": "it needs no permission at all; here for those who read",
     "ec2:DescribeDhcpOptions": "EC2's Describe calls know no resources",
     "ec2:DescribeNetworkInterfaces": "EC2's Describe calls know no resources",
+    "ec2:DescribeRouteTables": "EC2's Describe calls know no resources",
     "ec2:DescribeSecurityGroups": "EC2's Describe calls know no resources",
     "ec2:DescribeSubnets": "EC2's Describe calls know no resources",
+    "ec2:DescribeVpcEndpoints": "EC2's Describe calls know no resources",
     "ec2:DescribeVpcs": "EC2's Describe calls know no resources",
 }
-# Operations of S3 that IAM calls otherwise.
-IAM_NAMES = {"s3:ListObjectsV2": "s3:ListBucket"}
+# Operations, and services, that IAM calls otherwise than the API.
+IAM_NAMES = {"s3:ListObjectsV2": "s3:ListBucket", "s3:HeadBucket": "s3:ListBucket"}
+IAM_SERVICES = {"service-quotas": "servicequotas"}
 # What Aws's methods for objects ask for.
 OBJECT_ACTIONS = {
     "read_object": "s3:GetObject",
@@ -64,91 +114,123 @@ OBJECT_ACTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_action_is_an_operation_that_exists(name: str) -> None:
+def test_every_action_is_an_operation_that_exists() -> None:
     session = botocore.session.get_session()
-    for action, _ in actions(name):
+    of_api = {name: service for service, name in IAM_SERVICES.items()}
+    for action in rendered_actions() - PERMISSION_ONLY:
         service, _, operation = action.partition(":")
-        if action in PERMISSION_ONLY:
-            continue
-        assert operation in session.get_service_model(service).operation_names, action
+        model = session.get_service_model(of_api.get(service, service))
+        assert operation in model.operation_names, action
 
 
+def rendered_actions() -> set[str]:
+    """All actions of all policies, whatever the workload says."""
+    return {
+        action for name, policy in everything() if name in POLICIES for action, _ in actions(policy)
+    }
+
+
+@pytest.mark.parametrize("more", [(), EVERYTHING], ids=["example", "everything"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_nothing_is_allowed_wholesale(name: str) -> None:
-    for action, statement in actions(name):
+def test_nothing_is_allowed_wholesale(name: str, more: tuple[str, ...]) -> None:
+    for action, statement in actions(rendered(*more)[name]):
         assert "*" not in action
         assert statement["Effect"] == "Allow"
-        if "*" in resources(statement):
-            assert action in NO_RESOURCE, f"{action} takes a resource"
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_an_action_that_takes_no_resource_names_none(name: str) -> None:
-    for action, statement in actions(name):
         if action in NO_RESOURCE:
             assert resources(statement) == ["*"], f"{action} matches nothing but *"
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_role_is_handed_to_one_service_only(name: str) -> None:
-    for action, statement in actions(name):
+        else:
+            assert "*" not in resources(statement), f"{action} takes a resource"
         if action == "iam:PassRole":
             assert "iam:PassedToService" in json.dumps(statement["Condition"])
 
 
+@pytest.mark.parametrize("more", [(), EVERYTHING], ids=["example", "everything"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_statements_are_named_once_and_fit_into_a_role(name: str) -> None:
-    sids = [statement["Sid"] for statement in statements(name)]
+def test_statements_are_named_once_and_fit_into_a_role(name: str, more: tuple[str, ...]) -> None:
+    policy = rendered(*more)[name]
+    sids = [statement["Sid"] for statement in statements(policy)]
     assert len(sids) == len(set(sids))
     assert all(re.fullmatch(r"[A-Za-z0-9]+", str(sid)) for sid in sids)
     # IAM's limits, white space not counted: 10,240 inline in a role, 6,144 managed.
-    assert len(re.sub(r"\s", "", (FOLDER / name).read_text())) < 6144
+    assert len(re.sub(r"\s", "", json.dumps(policy))) < 6144
 
 
 @pytest.mark.parametrize("name", TRUSTS)
-def test_a_role_is_trusted_to_one_service(name: str) -> None:
-    (statement,) = statements(name)
+def test_a_role_is_trusted_to_one_service_that_works_for_this_account(name: str) -> None:
+    (statement,) = statements(rendered()[name])
     service = name.removeprefix("trust-").removesuffix(".json")
     assert statement["Principal"] == {"Service": f"{service}.amazonaws.com"}
     assert statement["Action"] == "sts:AssumeRole"
+    assert (ACCOUNT in json.dumps(statement)) == (service != "lambda")
 
 
-def test_the_readme_explains_every_statement() -> None:
-    text = (FOLDER / "README.md").read_text()
+def test_the_readme_explains_every_statement_and_no_other() -> None:
+    text = README.read_text()
     for name in (*POLICIES, *TRUSTS):
         assert f"`{name}`" in text
-    for name in POLICIES:
-        for statement in statements(name):
-            assert f"`{statement['Sid']}`" in text, f"{name}: {statement['Sid']}"
-
-
-@pytest.mark.parametrize("name", [*POLICIES, *TRUSTS])
-def test_the_readmes_way_to_fill_them_in_leaves_no_placeholder(name: str) -> None:
-    text = (FOLDER / "README.md").read_text()
-    function = text[text.index("    fill() {") : text.index("    aws iam create-role")]
-    values = {
-        "ACCOUNT": ACCOUNT,
-        "REGION": REGION,
-        "BUCKET": "b",
-        "PREFIX": "p",
-        "DATA_BUCKET": "d",
-        "DATA_PREFIX": "e",
-        "NAME": "mnist",
-        "REPOSITORY": "r",
+    tables = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    explained = {sid for cell in tables for sid in re.findall(r"`([A-Z]\w+)`", cell)}
+    written = {
+        str(statement["Sid"]).rstrip("0123456789")
+        for name, policy in everything()
+        if name in POLICIES
+        for statement in statements(policy)
     }
-    done = subprocess.run(
-        ["bash", "-c", f"{function}\nfill {name}"],
-        cwd=ROOT,
-        env={"PATH": os.environ["PATH"], **values},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
+    assert explained == written
+
+
+def test_roles_that_are_one_have_the_rights_of_all_of_them() -> None:
+    settings = example().sagemaker
+    assert settings
+    alone = msgspec.structs.replace(
+        settings,
+        pipeline_role=None,
+        schedule_role=None,
+        control=msgspec.structs.replace(settings.control, role=None),
     )
-    left = set(re.findall(r"\b[A-Z_]{4,}\b", json.dumps(json.loads(done.stdout))))
-    assert left <= {"SUBNET", "SECURITY_GROUP"}
-    assert "123456789012" in done.stdout or name == "trust-lambda.json"
+    files = iam_files(msgspec.structs.replace(example(), sagemaker=alone))
+    assert set(files) == {
+        *("execution-role.json", "starter-role.json", "caller.json"),
+        *("trust-sagemaker.json", "trust-lambda.json"),
+    }
+    parts = ("execution-role.json", "step-role.json", "pipeline-role.json")
+    assert {action for action, _ in actions(files["execution-role.json"])} == {
+        action for name in parts for action, _ in actions(rendered()[name])
+    }
+    sids = [statement["Sid"] for statement in statements(files["execution-role.json"])]
+    assert len(sids) == len(set(sids))
+    # Who has no role for the scheduler need not be allowed to schedule.
+    assert not any(a.startswith("scheduler:") for a, _ in actions(files["caller.json"]))
+    both = msgspec.structs.replace(settings, schedule_role=settings.role)
+    with pytest.raises(UsageError, match="a role of its own"):
+        roles_of(msgspec.structs.replace(example(), sagemaker=both))
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        ("image=registry.example/stoker:1", "not an image in ECR"),
+        ("sagemaker.region=null", "none is known"),
+    ],
+)
+def test_what_a_policy_cannot_name_is_asked_for(
+    override: str, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_REGION", raising=False)
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    with pytest.raises(UsageError, match=match):
+        iam_files(example(override))
+
+
+def test_render_iam_prints_all_or_writes_a_file_for_each(tmp_path: Path) -> None:
+    workload = tmp_path / "w.json"
+    workload.write_bytes(msgspec.json.encode(example()))
+    done = process("render", "iam", "w.json", cwd=tmp_path)
+    assert json.loads(done.stdout) == rendered()
+    done = process("render", "iam", "w.json", "--out", "iam", cwd=tmp_path)
+    written = {file.name: json.loads(file.read_text()) for file in (tmp_path / "iam").iterdir()}
+    assert written == rendered()
+    assert set(done.stdout.split()) == {f"iam/{name}" for name in written}
 
 
 def calls_of_the_sources() -> dict[str, str]:
@@ -157,8 +239,6 @@ def calls_of_the_sources() -> dict[str, str]:
     for file in sorted(SOURCES.rglob("*.py")):
         if {"kubeflow", "kubernetes"} & set(file.parts):
             continue  # clients of other services, with calls of the same form
-        if file.name == "aws.py":
-            continue
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -166,13 +246,14 @@ def calls_of_the_sources() -> dict[str, str]:
             if node.func.attr in OBJECT_ACTIONS:
                 found[OBJECT_ACTIONS[node.func.attr]] = where
             words = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-            is_call = node.func.attr in ("call", "pages") and len(node.args) >= 2
+            is_call = node.func.attr in ("call", "pages", "answers") and len(node.args) >= 2
             if is_call and isinstance(words[0] if words else None, str):
                 operations = _texts(node.args[1])
                 assert operations, f"{where}: the operation is not to be read from the source"
                 if not operations[0][:1].isupper():
                     continue  # of another service's client: AWS's operations are CamelCase
-                names = [f"{words[0]}:{operation}" for operation in operations]
+                service = IAM_SERVICES.get(str(words[0]), words[0])
+                names = [f"{service}:{operation}" for operation in operations]
                 found.update({IAM_NAMES.get(name, name): where for name in names})
     return found
 
@@ -185,24 +266,27 @@ def _texts(node: ast.expr) -> list[str]:
     return [node.value] if is_text else []  # type: ignore[attr-defined]
 
 
-def test_every_call_of_the_sources_is_allowed_by_some_policy() -> None:
-    allowed = {action for name in POLICIES for action, _ in actions(name)}
+def test_the_rights_are_those_that_are_used() -> None:
     called = calls_of_the_sources()
     assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} <= called.keys()
-    missing = {action: where for action, where in called.items() if action not in allowed}
-    assert not missing
+    used = called.keys() | OF_OTHERS.keys()
+    assert {action: called.get(action) for action in used - rendered_actions()} == {}
+    assert rendered_actions() - used == set()
+    assert called.keys() & OF_OTHERS.keys() == set()
+    # People push images, hand over roles and have keys; what services do is not theirs.
+    theirs = {
+        action
+        for name, policy in everything()
+        if name == "caller.json"
+        for action, _ in actions(policy)
+    }
+    assert {action.partition(":")[0] for action in theirs - called.keys()} == {"ecr", "iam", "kms"}
 
 
 @pytest.fixture
 def body(tmp_path: Path) -> Mapping[str, object]:
     """The request of the example's job with a data group, as the pipeline's train step names it."""
-    workload = read_workload(
-        ROOT / "configs" / "mnist-sagemaker.yaml",
-        overrides=[
-            "channels.training.uri=s3://BUCKET/mnist/",
-            "sagemaker.output_uri=s3://BUCKET/stoker",
-        ],
-    )
+    workload = example()
     assert workload.cluster is not None
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
     groups = (Group.of_today(workload.cluster.dnn), data)
@@ -228,13 +312,38 @@ def test_the_training_job_may_read_its_channels_and_nothing_of_others(
         assert not is_allowed("execution-role.json", action, s3_arn(objects["stoker_token"]))
 
 
+def test_a_channels_prefix_is_the_start_of_keys_and_no_folder() -> None:
+    more = ("channels.training.uri=s3://bucket/day", "sagemaker.checkpoint_uri=s3://bucket/kept/")
+    by_sid = {str(each["Sid"]): each for each in statements(rendered(*more)["execution-role.json"])}
+    assert by_sid["ReadTheData"]["Resource"] == ["arn:aws:s3:::bucket/day*"]
+    assert listed(by_sid["ListTheData"]) == ["day*"]
+    assert listed(by_sid["ListCheckpoints"]) == ["kept/*", "kept"]
+    whole = rendered("channels.training.uri=s3://bucket")["execution-role.json"]
+    by_sid = {str(each["Sid"]): each for each in statements(whole)}
+    assert by_sid["ReadTheData"]["Resource"] == ["arn:aws:s3:::bucket/*"]
+
+
+def listed(statement: Mapping[str, object]) -> object:
+    condition = statement["Condition"]
+    assert isinstance(condition, Mapping)
+    return condition["StringLike"]["s3:prefix"]
+
+
+def test_schedules_of_another_workload_are_out_of_reach() -> None:
+    home = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default"
+    for name, is_own in (("stoker-mnist", True), ("stoker-mnist-weekly", True), ("mnist2", False)):
+        own = is_allowed("caller.json", "scheduler:DeleteSchedule", f"{home}/{name}")
+        assert own == is_own
+    assert not is_allowed("caller.json", "scheduler:DeleteSchedule", f"{home}/stoker-mnist2")
+
+
 @pytest.mark.parametrize("policy", ["step-role.json", "caller.json"])
 def test_who_starts_the_job_may_do_so_and_write_its_token(
     policy: str, body: Mapping[str, object]
 ) -> None:
     job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{body['TrainingJobName']}"
     role = f"arn:aws:iam::{ACCOUNT}:role/stoker-training"
-    token = s3_arn(f"s3://BUCKET/stoker/{body['TrainingJobName']}/stoker_token/token")
+    token = s3_arn(f"s3://bucket/stoker/{body['TrainingJobName']}/stoker_token/token")
     service = {"iam:PassedToService": "sagemaker.amazonaws.com"}
     assert is_allowed(policy, "sagemaker:CreateTrainingJob", job)
     assert is_allowed(policy, "iam:PassRole", role, context=service)
@@ -248,10 +357,55 @@ def test_who_starts_the_job_may_do_so_and_write_its_token(
     assert not is_allowed(policy, "sagemaker:CreateTrainingJob", job.replace("mnist", "other"))
 
 
+def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(
+    aws_server: AwsServer,
+) -> None:
+    aws_server.make_bucket("bucket")
+    aws = Aws(region=REGION)
+    calls: list[tuple[str, str]] = []
+
+    def noted(params: Mapping[str, str], model: OperationModel, **_: object) -> None:
+        calls.append(call_as_iam_sees_it(model, params))
+
+    for service in ("s3", "sagemaker", "scheduler"):
+        events = aws.client(service).meta.events  # type: ignore[attr-defined]
+        events.register("before-parameter-build", noted)
+    target = SageMakerOrchestrator(settings=example().sagemaker, aws=aws, folder=ROOT)
+    pipeline = compile_pipeline(example(), folder=ROOT)
+    target.upload(target.plan(pipeline))
+    target.upload(target.plan(dataclasses.replace(pipeline, description="another")))
+    target.start(example(), parameters=["Epochs=3"])
+    timing = Timing(expression="cron(0 3 ? * MON *)", time_zone="UTC")
+    made = target.schedule(example(), timing=timing, parameters=["Epochs=3"], name=None)
+    target.schedule(example(), timing=timing, parameters=["Epochs=4"], name=None)
+    target.unschedule(example(), name=made.name)
+    assert {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"} <= {
+        action for action, _ in calls
+    }
+    assert [call for call in calls if not is_allowed("caller.json", *call)] == []
+
+
+def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tuple[str, str]:
+    """Action and ARN of a call."""
+    service, place = model.service_model.service_name, f"{REGION}:{ACCOUNT}"
+    if service == "s3":
+        action = {"HeadObject": "GetObject"}.get(model.name, model.name)
+        return f"s3:{action}", f"arn:aws:s3:::{params['Bucket']}/{params['Key']}"
+    if service == "scheduler":
+        name = f"arn:aws:scheduler:{place}:schedule/default/{params.get('Name')}"
+        return f"scheduler:{model.name}", "*" if model.name == "ListSchedules" else name
+    name = params.get("PipelineName", "")
+    arn = name if name.startswith("arn:") else f"arn:aws:sagemaker:{place}:pipeline/{name}"
+    return f"sagemaker:{model.name}", params.get("PipelineExecutionArn", arn)
+
+
 def test_only_who_starts_jobs_may_create_them() -> None:
     job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/mnist-1"
+    create = "sagemaker:CreateTrainingJob"
+    for train_step in ("native", "handover"):
+        assert not is_allowed("step-role.json", create, job, train_step=train_step)
     for name in ("execution-role.json", "scheduler-role.json", "starter-role.json"):
-        assert not is_allowed(name, "sagemaker:CreateTrainingJob", job)
+        assert not is_allowed(name, create, job)
 
 
 def test_the_scheduler_may_start_this_pipeline_only() -> None:
@@ -259,4 +413,80 @@ def test_the_scheduler_may_start_this_pipeline_only() -> None:
     start = "sagemaker:StartPipelineExecution"
     assert is_allowed("scheduler-role.json", start, f"{pipeline}mnist")
     assert not is_allowed("scheduler-role.json", start, f"{pipeline}other")
-    assert [action for action, _ in actions("scheduler-role.json")] == [start]
+    assert [action for action, _ in actions(rendered()["scheduler-role.json"])] == [start]
+
+
+@pytest.fixture(scope="module")
+def template() -> str:
+    """The stack of a workload that says all it may."""
+    return stack(example(*EVERYTHING))
+
+
+def test_the_stack_makes_the_roles_that_the_workload_names(template: str) -> None:
+    made = yaml.safe_load(template)
+    found = made["Resources"]
+    roles = {
+        found[name]["Properties"]["RoleName"]: found[name]["Properties"]["Policies"]
+        for name in ("ExecutionRole", "StepRole", "PipelineRole", "SchedulerRole")
+    }
+    policies = rendered(*EVERYTHING)
+    for part in ("execution", "step", "pipeline", "scheduler"):
+        settings = {"execution": "training"}.get(part, part)
+        (inline,) = roles[f"stoker-{settings}"]
+        assert inline["PolicyDocument"] == policies[f"{part}-role.json"]
+    managed = found["CallerPolicy"]["Properties"]["PolicyDocument"]
+    assert managed == policies["caller.json"]
+    # Aliases of YAML are refused.
+    assert not re.search(r"[&*]id\d", template)
+    assert len(template.encode()) < 51200, "a longer one has to be put into S3"
+
+
+def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for(template: str) -> None:
+    made = yaml.safe_load(template)
+    by_condition = {
+        name: resource["Condition"]
+        for name, resource in made["Resources"].items()
+        if "Condition" in resource
+    }
+    assert by_condition == {
+        "Schedule": "HasSchedule",
+        **dict.fromkeys(("FailureTopic", "FailureTopicPolicy", "FailureRule"), "HasFailureEmail"),
+    }
+    schedule = made["Resources"]["Schedule"]["Properties"]
+    pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/mnist"
+    assert (schedule["Name"], schedule["Target"]["Arn"]) == ("stoker-mnist", pipeline)
+    # In a topic's policy EventBridge supports no conditions.
+    topic = made["Resources"]["FailureTopicPolicy"]["Properties"]["PolicyDocument"]["Statement"]
+    assert ["Condition" in each for each in topic] == [False]
+    rule = made["Resources"]["FailureRule"]["Properties"]["EventPattern"]
+    assert rule["detail"]["pipelineArn"] == [pipeline]
+
+
+def test_the_stack_is_what_cloudformation_takes(template: str) -> None:
+    from cfnlint import core
+    from cfnlint.api import lint
+
+    rules = core.get_rules([], [], [])
+    assert [str(match) for match in lint(template, rules, [REGION])] == []
+    assert lint("Resources: {R: {Type: AWS::IAM::Role, Properties: {Rolename: r}}}", rules)
+
+
+def test_a_callers_policy_that_is_too_long_for_one_is_made_in_parts() -> None:
+    prefix = f"sagemaker.output_uri=s3://{'b' * 60}/{'p' * 200}"
+    found = yaml.safe_load(stack(example(prefix, *EVERYTHING)))["Resources"]
+    parts = [
+        found[name]["Properties"]["PolicyDocument"] for name in sorted(found) if "Call" in name
+    ]
+    assert len(parts) > 1
+    assert all(len(re.sub(r"\s", "", json.dumps(part))) <= 6144 for part in parts)
+    whole = rendered(prefix, *EVERYTHING)["caller.json"]
+    assert [s for part in parts for s in statements(part)] == statements(whole)
+
+
+def test_a_workload_without_a_schedules_role_has_a_stack_without_a_schedule() -> None:
+    settings = example().sagemaker
+    assert settings
+    without = msgspec.structs.replace(settings, schedule_role=None)
+    made = yaml.safe_load(stack(msgspec.structs.replace(example(), sagemaker=without)))
+    assert "Schedule" not in made["Resources"]
+    assert set(made["Parameters"]) == {"FailureEmail"}

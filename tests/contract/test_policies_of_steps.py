@@ -1,4 +1,4 @@
-"""The compiled pipeline against configs/sagemaker: each step reaches what it names, by its role."""
+"""The compiled pipeline against its roles: each step reaches what it names."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -7,29 +7,32 @@ import pytest
 
 from stoker.orchestrators.sagemaker.compile import compile_pipeline
 from stoker.records import Json
-from stoker.settings import read_workload
 from support import sagemaker_pipeline as sample
-from support.policies import ACCOUNT, REGION, ROOT, is_allowed, s3_arn
+from support.policies import ACCOUNT, REGION, ROOT, example, is_allowed, s3_arn
 
 POLICIES = {"stoker-step": "step-role.json", "stoker-training": "execution-role.json"}
 READS = ("ProcessingInputs", "InputDataConfig")
 WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
 
 
-@pytest.fixture(params=["launched", "native"])
-def steps(request: pytest.FixtureRequest) -> list[tuple[str, dict[str, Json]]]:
+@pytest.fixture(params=["launched", "native", "handover"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """How the pipeline trains."""
+    return str(request.param)
+
+
+@pytest.fixture
+def steps(kind: str) -> list[tuple[str, dict[str, Json]]]:
     """Name and request of each step of the example's pipeline, as it would run."""
-    workload = read_workload(
-        ROOT / "configs" / "mnist-sagemaker.yaml",
-        overrides=["sagemaker.output_uri=s3://BUCKET/stoker"],
-    )
-    pinned = sample.decision(data=sample.DATA) if request.param == "native" else None
-    made = compile_pipeline(workload, train_step=request.param, decision=pinned, folder=ROOT)
+    pinned = sample.decision(data=sample.DATA) if kind == "native" else None
+    made = compile_pipeline(example(), train_step=kind, decision=pinned, folder=ROOT)
     document = json.loads(made.definition)
     found = []
     for step in sample.steps(document):
-        again = "s3://BUCKET/stoker/pipelines/mnist/earlier/profile"
-        reuse = again if str(step["Name"]).endswith("Again") else None
+        again = "s3://bucket/stoker/pipelines/mnist/earlier/profile"
+        # A run that another one has decided for is told that one's profile.
+        has_profile = kind == "handover" or str(step["Name"]).endswith("Again")
+        reuse = again if has_profile else None
         arguments = sample.resolved(step["Arguments"], document, reuse_profile=reuse)
         assert isinstance(arguments, dict)
         if step["Type"] != "Condition":
@@ -57,6 +60,7 @@ def an_object(uri: str) -> str:
 
 
 def test_every_step_may_read_its_inputs_and_write_its_outputs(
+    kind: str,
     steps: list[tuple[str, dict[str, Json]]],
 ) -> None:
     checked = 0
@@ -66,7 +70,9 @@ def test_every_step_may_read_its_inputs_and_write_its_outputs(
         policy = POLICIES[str(request["RoleArn"]).rpartition("/")[2]]
         for action, keys in (("s3:GetObject", READS), ("s3:PutObject", WRITES)):
             for uri in uris([request.get(key) for key in keys]):
-                assert is_allowed(policy, action, s3_arn(an_object(uri))), f"{name}: {action} {uri}"
+                arn = s3_arn(an_object(uri))
+                told = f"{name}: {action} {uri}"
+                assert is_allowed(policy, action, arn, train_step=kind), told
                 checked += 1
     assert checked > 15
 
@@ -93,6 +99,6 @@ def test_the_pipeline_may_register_the_model_in_its_group(
 @pytest.mark.parametrize("policy", POLICIES.values())
 def test_no_step_may_read_another_workloads_token(policy: str) -> None:
     for folder in ("other-4xk2/stoker_token", "pipelines/other/4xk2/token"):
-        token = s3_arn(f"s3://BUCKET/stoker/{folder}/token")
+        token = s3_arn(f"s3://bucket/stoker/{folder}/token")
         assert not is_allowed(policy, "s3:GetObject", token)
         assert is_allowed(policy, "s3:GetObject", token.replace("other", "mnist"))

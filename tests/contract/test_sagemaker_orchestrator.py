@@ -51,9 +51,8 @@ def server(aws_server: AwsServer) -> AwsServer:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder with the product's pipelines and components, code and a workload."""
-    for name in ("pipelines", "components"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    """A project folder with the product's pipelines, code and a workload."""
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)\n")
     (tmp_path / "w.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(WORKLOAD))))
@@ -196,6 +195,9 @@ def test_parameters_arrive_under_the_services_names(server: AwsServer, project: 
         ("DataInstanceCounts=3", ["no parameter DataInstanceCounts", "DataInstanceCount?"]),
         ("epochs=three", ["expected a whole number"]),
         ("DataInstanceCount=x", ["expected a whole number"]),
+        ("DataInstanceCount=-1", ["expected a whole number"]),
+        ("least=high", ["Least=high: expected a number"]),
+        ("DryRun=maybe", ["DryRun=maybe is not possible", "use true, false"]),
         ("objective=speed", ["objective=speed is not possible", "use cost, time"]),
         ("epochs", ["is not NAME=VALUE"]),
         (f"model_group={'x' * 300}", ["300 characters, at most 244"]),

@@ -185,10 +185,29 @@ def test_every_parameter_has_a_default_and_a_description(kind: str) -> None:
     assert isinstance(listed, list)
     assert [p["Name"] for p in listed] == [p.camel_name for p in compiled.parameters]
     for parameter, entry in zip(compiled.parameters, listed, strict=True):
-        assert isinstance(entry["DefaultValue"], int if entry["Type"] == "Integer" else str)
+        kinds = {"Integer": int, "Float": float, "String": str}
+        assert isinstance(entry["DefaultValue"], kinds[str(entry["Type"])])
         assert parameter.text
         assert f"{parameter.camel_name}: {parameter.text}" in compiled.description
         assert tuple(entry.get("EnumValues", ())) == parameter.choices
+
+
+def test_a_runs_hyperparameters_reach_profile_and_training_alone() -> None:
+    """As they reach the command without a pipeline: in the job's request."""
+    for kind in KINDS:
+        lr = {p["Name"]: p for p in sample.definition(kind)["Parameters"]}["Lr"]  # type: ignore[union-attr,index,call-overload]
+        assert lr == {"Name": "Lr", "Type": "Float", "DefaultValue": 0.1}
+        profile = sample.resolved(
+            sample.step_named("Profile", kind)["Arguments"], sample.definition(kind)
+        )
+        assert isinstance(profile, Mapping)
+        assert profile["HyperParameters"] == {"epochs": "3", "lr": "0.1"}
+        for step in sample.steps(sample.definition(kind)):
+            is_named = '"Parameters.Lr"' in json.dumps(step["Arguments"])
+            inside = step["Type"] in ("Condition", "Fail")
+            name = re.sub("(Again|Alone)$", "", str(step["Name"]))
+            assert inside or is_named == (name in ("Profile", "Train", "HandOver")), step["Name"]
+    assert "--param=lr=0.1" in sample.arguments_of("Train")
 
 
 def test_every_parameter_reaches_a_step() -> None:
@@ -201,7 +220,8 @@ def test_every_parameter_reaches_a_step() -> None:
 def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
     text = (sample.ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([A-Z]\w+) \|", text, re.MULTILINE)
-    assert rows == [parameter.camel_name for parameter in sample.compiled().parameters]
+    of_all = [p for p in sample.compiled().parameters if not p.hyperparameter]
+    assert rows == [parameter.camel_name for parameter in of_all]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,7 +261,7 @@ import boto3, logging
 assert dict(os.environ) == before, "the environment was changed"
 assert boto3.DEFAULT_SESSION is None, "a session with other keys was left behind"
 assert not logging.getLogger().handlers, "a log handler was left behind"
-assert not [name for name in sys.modules if name.split(".")[0] in ("components", "pipelines")]
+assert not [name for name in sys.modules if name.split(".")[0] == "pipelines"]
 """
 
 
@@ -249,8 +269,7 @@ def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_netw
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "copy"
-    for part in ("components", "pipelines"):
-        shutil.copytree(sample.ROOT / part, folder / part)
+    shutil.copytree(sample.ROOT / "pipelines", folder / "pipelines")
     kept = {key: os.environ[key] for key in ("PATH",) if key in os.environ}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(sample.ROOT / "tests")],
@@ -289,7 +308,7 @@ def contract(name: str, kind: str = "launched") -> set[tuple[str, str]]:
     assert isinstance(files, list)
     return {
         *(("input", item["InputName"]) for item in inputs),
-        *(("argument", word) for word in words if word.startswith("--")),
+        *(("argument", word.partition("=")[0]) for word in words if word.startswith("--")),
         *(("output", item["OutputName"]) for item in outputs),
         *(("property file", item["PropertyFileName"]) for item in files),
     }

@@ -1,6 +1,7 @@
 """What a workload's settings change in the pipeline, and what `stoker compile` refuses."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
+from stoker.errors import UsageError
 from stoker.orchestrators.sagemaker.compile import (
     MAX_ARGUMENT,
     MAX_DEFINITION_BYTES,
@@ -105,6 +107,9 @@ def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(
     decide = arguments(full, "Decide")
     assert decide["NetworkConfig"] == {"EnableNetworkIsolation": True, "VpcConfig": vpc}
     assert decide["Tags"] == [{"Key": "team", "Value": "vision"}]
+    # A run's gate may ask the registry, though the workload's does not.
+    evaluate = arguments(full, "Evaluate")
+    assert evaluate["NetworkConfig"] == {"EnableNetworkIsolation": False, "VpcConfig": vpc}
 
 
 def test_jobs_keep_their_own_role_and_lose_the_tags_of_a_single_job(full: dict[str, Json]) -> None:
@@ -137,6 +142,22 @@ def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(
     for name in ("InstanceType", "InstanceCount"):
         assert f"Parameters.{name}" in json.dumps(profile["Environment"])
         assert f"Parameters.{name}" in json.dumps(profile["CheckpointConfig"])
+    # All else that it compares and a run can change: the next run must not write over it.
+    parts = {key: profile.get(key) for key in ("AlgorithmSpecification", "HyperParameters")}
+    changed = re.findall(r"Parameters\.\w+", json.dumps([parts, profile["InputDataConfig"]]))
+    assert {"Parameters.Image", "Parameters.InputData", "Parameters.Lr"} <= set(changed)
+    assert all(name in json.dumps(profile["CheckpointConfig"]) for name in changed)
+
+
+def test_a_cached_profile_whose_address_would_be_too_long_is_refused() -> None:
+    many = {f"parameter{number}": "x" * 150 for number in range(6)}
+    workload = msgspec.structs.replace(
+        sample.WORKLOAD,
+        hyperparameters=many,
+        sagemaker=msgspec.structs.replace(sample.WORKLOAD.sagemaker, cache_days=3),
+    )
+    with pytest.raises(UsageError, match="at most 1024"):
+        compile_pipeline(workload, folder=sample.ROOT)
 
 
 def test_decide_reads_the_profile_where_the_profile_step_writes_it(full: dict[str, Json]) -> None:
@@ -208,6 +229,17 @@ def test_a_native_pipeline_has_epochs_only_where_the_hyperparameters_do() -> Non
     assert '"Parameters.Epochs"' in sample.compiled("native").definition
 
 
+@pytest.mark.parametrize(("epochs", "kept"), [("10", "10"), (2.5, "2.5"), (None, "null")])
+def test_epochs_that_are_no_whole_number_stay_as_the_workload_says(
+    epochs: object, kept: str
+) -> None:
+    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"epochs": epochs})
+    for kind, pinned in (("native", sample.decision(data=sample.DATA)), ("handover", None)):
+        made = compile_pipeline(workload, train_step=kind, decision=pinned, folder=sample.ROOT)
+        train = arguments(json.loads(made.definition), "Train")
+        assert train["HyperParameters"] == {"epochs": kept}
+
+
 def test_limits_are_those_of_the_services_model() -> None:
     def most(shape: str) -> object:
         return MODEL.shape_for(shape).metadata["max"]
@@ -243,8 +275,12 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
         ("sagemaker", {}, ("--train-step", "native"), ["needs a decision", "--decision"]),
         ("sagemaker", {}, ("--train-step", "nativ"), ["did you mean native?"]),
         ("sagemaker", {}, ("--decision", "decision.json"), ["--train-step native"]),
-        ("sagemaker", {}, ("--components", "nowhere"), ["no such folder: nowhere"]),
+        ("sagemaker", {}, ("--components", "nowhere"), ["is only for kubeflow"]),
         ("sagemaker", {"constraints": MANY}, (), ["parameter allowed_types has", "at most 256"]),
+        (
+            *("sagemaker", {"hyperparameters": {"n" * 80: "x" * 180}}, ()),
+            ["n has 269 characters", "at most 256"],
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_in_three_lines(

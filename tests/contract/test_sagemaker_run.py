@@ -22,6 +22,7 @@ from stoker.errors import PlatformError, WorkloadError
 from stoker.logs import parse_line
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.base import JobSpec, LogLine, leader_record
+from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
 from stoker.platforms.sagemaker.cloudwatch import read_utilisation
 from stoker.platforms.sagemaker.job import (
@@ -558,6 +559,42 @@ def test_a_job_that_may_not_be_described_names_the_action(
         list(run.lines())
 
 
+def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    _, run = submit(platform, job)
+    old = aws.client("sagemaker")
+    # A client has read its keys once, and its refusals never end.
+    answers.always_refuse("sagemaker", "DescribeTrainingJob", "ExpiredTokenException", "expired")
+    answers.always_refuse("logs", "DescribeLogStreams", "ExpiredTokenException", "expired")
+    said = words(list(run.lines()))
+    assert sum("the job goes on; log in again" in line for line in said) == 1
+    assert not any("cannot be read" in line for line in said)
+    assert run.wait().status == "succeeded"
+    assert aws.client("sagemaker") is not old
+
+
+@pytest.mark.parametrize("code", ["ExpiredTokenException", "ThrottlingException"])
+def test_a_service_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
+    aws: Aws, answers: Answers, clock: Clock, job: JobSpec, code: str
+) -> None:
+    # Nobody logs in again: these clients stay as they are.
+    services = ("sagemaker", "s3", "logs")
+    stale = Aws(
+        clients={name: aws.client(name) for name in services}, sleep=clock.sleep, clock=clock
+    )
+    request, run = submit(SageMakerPlatform(aws=stale), job)
+    answers.always_refuse("sagemaker", "DescribeTrainingJob", code, "no")
+    answers.watch("sagemaker", "StopTrainingJob")
+    with pytest.raises(PlatformError, match="for 15 minutes; the job goes on") as caught:
+        list(run.lines())
+    assert f"--name {NAME} follows the job again" in caught.value.fix
+    assert UNREACHABLE_SECONDS <= clock.now <= UNREACHABLE_SECONDS + 3 * MAX_INTERVAL_SECONDS
+    run.stop()
+    assert answers.count("StopTrainingJob") == 0
+    assert aws.has_object(request.token_uri)
+
+
 def test_a_log_that_never_ends_is_left_after_the_drain_deadline(
     platform: SageMakerPlatform, aws: Aws, clock: Clock, job: JobSpec
 ) -> None:
@@ -658,7 +695,7 @@ def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(
     platform: SageMakerPlatform, answers: Answers, job: JobSpec
 ) -> None:
     _, run = submit(platform, job)
-    answers.watch("sagemaker", "StopTrainingJob")
+    answers.answer("sagemaker", "StopTrainingJob", {})
     asked: list[dict[str, object]] = []
 
     def stopped_meanwhile(answer: dict[str, object]) -> None:

@@ -36,7 +36,7 @@ COVERED = {
     "mnist-mpi.yaml": Covered("tests/engines/test_mpi.py", "mnist-mpi.yaml"),
     "mnist-ray.yaml": Covered("tests/engines/test_ray.py", "mnist-ray.yaml"),
     "mnist-sagemaker.yaml": Covered(
-        "tests/contract/test_policies.py", "mnist-sagemaker.yaml", runs=False
+        "tests/support/policies.py", "mnist-sagemaker.yaml", runs=False
     ),
     "mnist-smddp.yaml": Covered(
         "tests/contract/test_workload_examples.py", "mnist-smddp.yaml", runs=False

@@ -1,5 +1,6 @@
 """The example's trainer is killed in the middle of an epoch, and goes on elsewhere."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from support.local_job import LocalJob, marked_processes, until
 from support.warm_python import run_warm
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "train.py"
-STEPS = 11
+STEPS = 33
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -29,7 +30,8 @@ def words(folder: Path, digits: Path, *more: str) -> list[str]:
     """Two epochs."""
     return [
         *("--data", str(digits)),
-        *("--epochs", "2", "--samples", str(64 * STEPS), "--save-every", "3"),
+        *("--epochs", "2", "--samples", str(16 * STEPS), "--batch-size", "16"),
+        *("--save-every", "3"),
         *("--loss-log", str(folder / "losses"), "--checkpoints", str(folder / "checkpoints")),
         *more,
     ]
@@ -71,11 +73,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
 
 def kill_in_an_epoch(job: LocalJob, folder: Path, *, after: int) -> None:
     """kill -9 of the trainer when a checkpoint of `after` steps is there."""
+    found: list[int] = []
+
+    def has_begun() -> bool:
+        found.clear()
+        for pid in marked_processes(job.base_dir(job.leader)):
+            with contextlib.suppress(psutil.Error):
+                if psutil.Process(pid).cmdline()[1:2] == [str(SCRIPT)]:
+                    found.append(pid)
+        return bool(found)
+
+    # Looked for before: its steps are short.
+    until(has_begun, what="the trainer")
     until(lambda: steps_saved(folder) >= after, what=f"a checkpoint of {after} steps")
-    for pid in marked_processes(job.base_dir(job.leader)):
-        command = psutil.Process(pid).cmdline()
-        if command[1:2] == [str(SCRIPT)]:
-            os.kill(pid, signal.SIGKILL)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stoker.errors import UsageError, WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
-from stoker.profile.loader_phases import drain
+from stoker.profile.loader_phases import drain, measure_receive
 from stoker.profile.rank_results import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
+from support.cpu_quota import measures, quiet_cpus
 from support.local_job import until
+from support.warm_python import WarmProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -31,12 +34,21 @@ SITE = ROOT / "src" / "stoker" / "site"
 DEADLINE_SECONDS = 120.0
 
 Start = Callable[..., "subprocess.Popen[str]"]
+Fork = Callable[..., "Forked"]
 
 
 @contextlib.contextmanager
 def starting(folder: Path, *, core: int) -> Iterator[Start]:
-    """Starts commands as a launcher does: children with stoker's sitecustomize, on one core."""
+    """Starts commands as a launcher does: children with stoker's sitecustomize, on one core.
+
+    The core is theirs, where they can have a control group of their own.
+    """
     children: list[subprocess.Popen[str]] = []
+
+    def place(group: Path | None) -> None:
+        os.sched_setaffinity(0, {core})
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
 
     def start_command(*command: str, budget: float = 5.0) -> "subprocess.Popen[str]":
         environment = {
@@ -52,16 +64,17 @@ def starting(folder: Path, *, core: int) -> Iterator[Start]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            preexec_fn=lambda: place(group),
         )
         children.append(child)
         return child
 
-    yield start_command
-    for child in children:
-        if child.poll() is None:
-            child.kill()
-        child.communicate()
+    with quiet_cpus() as group:
+        yield start_command
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.communicate()
 
 
 @pytest.fixture
@@ -103,7 +116,7 @@ def rank_0(tmp_path: Path) -> RankResult:
     return read_ranks(tmp_path / "out")[0]
 
 
-def run_profile(tmp_path: Path, command: list[str], *, budget: float = 8.0) -> Profile:
+def run_profile(tmp_path: Path, command: list[str], *, budget: float = 7.0) -> Profile:
     """A profile on the core of `start`, which is the local platform's first one."""
     workload = Workload(
         name="burning",
@@ -126,7 +139,7 @@ def processes_with(text: str) -> list[int]:
 
 
 # With a worker they are those of the local platform's test, too.
-@pytest.mark.alone
+@measures
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_burnt_costs_are_found(
     two_ranks: Started, start: Start, tmp_path: Path, workers: int
@@ -160,10 +173,11 @@ def test_burnt_costs_are_found(
     assert len(rows) - 1 >= found.as_is.step_seconds.samples
 
 
-@pytest.mark.alone
+@measures
 def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
     command = burning(loading=40, model=23, workers=1, batches=30, epochs=100)
-    found = run_profile(tmp_path, command)
+    with quiet_cpus() as group:
+        found = run_profile(tmp_path, [*command, *([f"group={group}"] if group else [])])
     assert found.host.instance_type == "local.c1"
     assert found.host.vcpus == 1
     assert found.step.global_batch_size == 8
@@ -192,7 +206,7 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
     assert processes_with(" ".join(command[1:])) == []
 
 
-@pytest.mark.alone
+@measures
 def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks: Started) -> None:
     output = end_of(two_ranks.child)
     assert two_ranks.child.returncode == 0, output
@@ -205,36 +219,60 @@ def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks: Started)
         assert result.drains[0].cpu_seconds.mean == pytest.approx(0.010, rel=0.35)
 
 
+class Forked:
+    """A script under way for which torch need not be imported."""
+
+    def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+        environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
+        environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = WarmProcess(command[1:], environ, log=log)
+
+    def until(self, event: str) -> None:
+        """Waits for a line of its log."""
+        until(lambda: event in self._log.read_text(), what=event, seconds=DEADLINE_SECONDS)
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and all that it said, once it has ended."""
+        return self.process.wait(DEADLINE_SECONDS), self._log.read_text()
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Iterator[Fork]:
+    with contextlib.ExitStack() as stack:
+
+        def fork_script(command: list[str], *, budget: float = 5.0) -> Forked:
+            forked = Forked(tmp_path, command, budget=budget)
+            stack.callback(forked.process.kill)
+            return forked
+
+        yield fork_script
+
+
 def test_a_script_that_ends_too_early_says_how_many_batches_it_had(
-    start: Start, tmp_path: Path
+    fork: Fork, tmp_path: Path
 ) -> None:
-    child = start(*burning(loading=5, model=5, workers=0, batches=3, epochs=2))
-    output = end_of(child)
-    assert child.returncode == 0, output
+    child = fork(burning(loading=5, model=5, workers=0, batches=3, epochs=2))
+    code, output = child.end()
+    assert code == 0, output
     assert "exit handlers ran" in output
     assert "ended after 6 batches" in rank_0(tmp_path).missing
     assert "an epoch has 3" in rank_0(tmp_path).missing
-
-
-def wait_for(child: "subprocess.Popen[str]", event: str) -> None:
-    assert child.stdout is not None
-    for line in child.stdout:
-        if event in line:
-            return
-    pytest.fail(f"the script ended without {event}")
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
 )
 def test_an_interrupted_profile_gives_the_verdict_so_far(
-    start: Start, tmp_path: Path, number: signal.Signals
+    fork: Fork, tmp_path: Path, number: signal.Signals
 ) -> None:
-    child = start(*burning(loading=10, model=5, workers=1, batches=50, epochs=500), budget=20.0)
-    wait_for(child, "profile_accelerator")
-    child.send_signal(number)
-    end_of(child)
-    assert child.returncode == 0
+    child = fork(burning(loading=10, model=5, workers=1, batches=50, epochs=500), budget=20.0)
+    child.until("profile_accelerator")
+    child.process.send_signal(number)
+    code, output = child.end()
+    assert code == 0, output
     found = rank_0(tmp_path)
     assert found.missing == ""
     assert found.accelerator is not None
@@ -242,27 +280,27 @@ def test_an_interrupted_profile_gives_the_verdict_so_far(
 
 
 def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(
-    start: Start, tmp_path: Path
+    fork: Fork, tmp_path: Path
 ) -> None:
-    child = start(*burning(loading=10, model=5, workers=0, batches=50, epochs=500), budget=60.0)
-    wait_for(child, "profile_begins")
-    child.send_signal(signal.SIGINT)
-    output = end_of(child)
-    assert child.returncode != 0
+    child = fork(burning(loading=10, model=5, workers=0, batches=50, epochs=500), budget=60.0)
+    child.until("profile_begins")
+    child.process.send_signal(signal.SIGINT)
+    code, output = child.end()
+    assert code != 0
     assert "KeyboardInterrupt" in output
     assert rank_0(tmp_path).accelerator is None
 
 
 def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(
-    start: Start, tmp_path: Path
+    fork: Fork, tmp_path: Path
 ) -> None:
-    child = start(*burning(loading=2, model=2, workers=0, batches=50, epochs=5000), budget=60.0)
+    child = fork(burning(loading=2, model=2, workers=0, batches=50, epochs=5000), budget=60.0)
     file = tmp_path / "out" / "profile-rank0.json"
     until(file.exists, what="the first batch is there")
     # Its default action, as a deadline's: no exit handler runs.
-    child.send_signal(signal.SIGTERM)
-    output = end_of(child)
-    assert child.returncode == -signal.SIGTERM, output
+    child.process.send_signal(signal.SIGTERM)
+    code, output = child.end()
+    assert code == -signal.SIGTERM, output
     found = rank_0(tmp_path)
     assert found.steps >= 1
     assert found.accelerator is None
@@ -341,6 +379,14 @@ def test_loaders_of_all_kinds_are_drained(loader: DataLoader[torch.Tensor]) -> N
     assert found.cpu_seconds.mean > 0
     # Spawning leaves multiprocessing's tracker, which ends with this process.
     assert len(psutil.Process().children(recursive=True)) <= before + 1
+
+
+@pytest.mark.parametrize("num_numbers", [2, 100_000], ids=["small", "large"])
+def test_receiving_is_tried_within_its_time_and_leaves_no_thread(num_numbers: int) -> None:
+    # Of small batches, hundreds are on their way when it ends.
+    before = set(threading.enumerate())
+    assert measure_receive(torch.zeros(num_numbers), seconds=0.1) is not None
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:

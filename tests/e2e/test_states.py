@@ -1,6 +1,7 @@
 """Each state that a profile names is produced for real, and found: processes, quotas, a network."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from stoker.profile import explain
 from stoker.profile.combine import combine
 from stoker.profile.rank_results import read_ranks
 from stoker.records import Profile, ProfileSettings, ProfileState, TodaysGroup
-from support.cpu_quota import cpu_quota
+from support.cpu_quota import cpu_quota, measures, quiet_cpus
 from support.narrow_network import narrow_network
 from support.states_script import BATCH, SAMPLE_BYTES
+from support.warm_python import WarmProcess
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -29,17 +31,17 @@ BUDGET_SECONDS = 5.0
 
 @dataclass
 class Job:
-    """A script in a known state, that is profiled."""
+    """A script in a known state, that is profiled: its ranks."""
 
     folder: Path
-    process: "subprocess.Popen[str]"
+    ranks: "list[WarmProcess | subprocess.Popen[bytes]]"
     profile: Profile | None = None
 
     def result(self) -> Profile:
         """Its profile, once it has ended."""
         if self.profile is None:
-            output, _ = self.process.communicate(timeout=DEADLINE_SECONDS)
-            assert self.process.returncode == 0, output
+            codes = [rank.wait(DEADLINE_SECONDS) for rank in self.ranks]
+            assert set(codes) == {0}, (self.folder / "log").read_text()
             self.profile = combine(
                 read_ranks(self.folder),
                 group=TodaysGroup(instance_type="local.c2"),
@@ -87,31 +89,43 @@ class Jobs:
         *,
         ranks: int = 1,
         budget: float = BUDGET_SECONDS,
+        group: Path | None = None,
         enter: tuple[str, ...] = (),
         **asked: object,
     ) -> Job:
-        """A job with the arguments of states_script.py."""
+        """A job with the arguments of states_script.py, in a control group if one is given."""
         folder = self._folder / name
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")]),
-            "STOKER_LAUNCHER_PID": str(os.getpid()),
-            "STOKER_OUTPUT": str(folder),
-            "STOKER_PROFILE": f'{{"budget_seconds": {budget}}}',
-        }
-        spread = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0"]
-        spread += ["--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d"]
+        folder.mkdir()
         words = [f"{key}={value}" for key, value in asked.items()]
-        process = subprocess.Popen(
-            [*enter, sys.executable, *(spread if ranks > 1 else []), str(SCRIPT), *words],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._stack.callback(process.communicate)
-        self._stack.callback(process.kill)
-        return Job(folder, process)
+        words += [f"group={group}"] if group else []
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+        environ |= {"STOKER_OUTPUT": str(folder)}
+        environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
+        if enter:
+            environ |= {"PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")])}
+            environ |= {"STOKER_LAUNCHER_PID": str(os.getpid())}
+        if ranks > 1:
+            # Not a port: another program may have it by the time that it is wanted.
+            words += [f"store={folder / 'store'}"]
+            environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        job = Job(folder, [])
+        for rank in map(str, range(ranks)):
+            own = environ | ({"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {})
+            with (folder / "log").open("ab") as log:
+                process = (
+                    subprocess.Popen(
+                        [*enter, sys.executable, str(SCRIPT), *words],
+                        env=own,
+                        stdout=log,
+                        stderr=log,
+                    )
+                    if enter
+                    else WarmProcess([str(SCRIPT), *words], own, log=log)
+                )
+            self._stack.callback(process.wait)
+            self._stack.callback(process.kill)
+            job.ranks.append(process)
+        return job
 
 
 @pytest.fixture
@@ -121,27 +135,34 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
 
 
 @pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Job]]:
-    """Jobs that hardly use a CPU, side by side."""
+def group() -> Iterator[Path | None]:
+    with quiet_cpus() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory, group: Path | None) -> Iterator[dict[str, Job]]:
+    """Jobs that leave half of two CPUs idle, side by side."""
     with contextlib.ExitStack() as stack:
-        jobs = Jobs(tmp_path_factory.mktemp("idle"), stack)
+        start = functools.partial(Jobs(tmp_path_factory.mktemp("idle"), stack).start, group=group)
         started = {
-            "late rank": jobs.start(
+            "late rank": start(
                 "late", ranks=2, budget=7, workers=1, model_ms=20, late_rank=1, late_ms=80
             ),
-            "accelerator": jobs.start("accelerator", workers=1, model_ms=40),
-            "caching": jobs.start("caching", workers=0, sleep_ms=30, batches=20, cache="yes"),
+            "accelerator": start("accelerator", workers=1, model_ms=40),
+            "caching": start("caching", workers=0, sleep_ms=30, batches=20, cache="yes"),
+            "one worker": start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15),
         }
         # Where there is none, its test is skipped, not these.
         with contextlib.suppress(pytest.skip.Exception):
             line = stack.enter_context(narrow_network(mbit=8, answer_bytes=SAMPLE_BYTES))
-            started["network"] = jobs.start(
+            started["network"] = start(
                 "network", enter=tuple(line.enter), workers=2, model_ms=5, server=line.server
             )
         yield started
 
 
-@pytest.mark.alone
+@measures
 def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
     idle: dict[str, Job],
 ) -> None:
@@ -155,14 +176,14 @@ def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
         assert "straggler" in {fix.id for fix in idle["late rank"].result().fixes}
 
 
-@pytest.mark.alone
+@measures
 def test_an_accelerator_that_sets_the_pace_is_named_alone(idle: dict[str, Job]) -> None:
     with unless_disturbed(idle["accelerator"]) as found:
         # Neighbours of this machine are none of the training's.
         assert set(found) - {"other-programs"} == {"accelerator"}
 
 
-@pytest.mark.alone
+@measures
 def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle: dict[str, Job]) -> None:
     with unless_disturbed(idle["caching"]):
         fixes = {fix.id: fix.text for fix in idle["caching"].result().fixes}
@@ -170,7 +191,7 @@ def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle: dict[str
         assert "something is cached" in fixes["first-epoch"]
 
 
-@pytest.mark.alone
+@measures
 @pytest.mark.root
 def test_a_narrow_network_is_what_a_loader_waits_for(idle: dict[str, Job]) -> None:
     if "network" not in idle:
@@ -189,7 +210,20 @@ def test_a_narrow_network_is_what_a_loader_waits_for(idle: dict[str, Job]) -> No
         assert check.explained
 
 
-# What it may not use, it does not miss where others use it: it need not be alone.
+@measures
+def test_one_worker_beside_idle_cpus_is_too_few(idle: dict[str, Job]) -> None:
+    assert_too_few(idle["one worker"])
+
+
+def assert_too_few(job: Job) -> None:
+    # Idle CPUs are what this is about.
+    with unless_disturbed(job, others=0.3) as found:
+        assert "workers" in found
+        assert "busy" in found["workers"].text
+        assert not {"cpu", "storage", "accelerator"} & set(found)
+        assert "num_workers" in {fix.id for fix in job.result().fixes}
+
+
 @pytest.mark.root
 def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_fewer(
     jobs: Jobs,
@@ -207,11 +241,11 @@ def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_f
             assert max(map(len, explain(job.result()).splitlines())) <= 88
 
 
-@pytest.mark.alone
+@measures
 def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(
-    jobs: Jobs,
+    jobs: Jobs, group: Path | None
 ) -> None:
-    job = jobs.start("gil", workers=1, model_ms=10, python_ms=3, hog="yes")
+    job = jobs.start("gil", workers=1, model_ms=10, python_ms=3, hog="yes", group=group)
     with unless_disturbed(job) as found:
         assert "gil" in found
         assert "another thread of the trainer" in found["gil"].text
@@ -219,14 +253,9 @@ def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_loc
 
 
 @pytest.mark.alone
-def test_one_worker_beside_idle_cpus_is_too_few(jobs: Jobs) -> None:
-    job = jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15)
-    # Idle CPUs are what this is about.
-    with unless_disturbed(job, others=0.3) as found:
-        assert "workers" in found
-        assert "busy" in found["workers"].text
-        assert not {"cpu", "storage", "accelerator"} & set(found)
-        assert "num_workers" in {fix.id for fix in job.result().fixes}
+@pytest.mark.soak
+def test_one_worker_is_too_few_where_all_of_the_machine_is_looked_at(jobs: Jobs) -> None:
+    assert_too_few(jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15))
 
 
 @pytest.mark.alone

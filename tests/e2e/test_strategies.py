@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.records import FeedSettings, StrategySettings
+from support.cluster import Cluster
 from support.local_job import LocalJob, resource_config
 from support.warm_python import run_warm
 
@@ -99,6 +100,9 @@ def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(
     assert_spread(job)
 
 
+# Of a rank that is killed on another host, and of one that fails while the others wait for it:
+# tests/faults/test_launch.py.
+@pytest.mark.soak
 def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     job = run_job(folder, "1", "3", dnn=1, data=0, ranks=2, strategy=StrategySettings(), fails=True)
@@ -180,8 +184,8 @@ class Noisy(Dataset):
     def __getitem__(self, index):
         return torch.randn(4), index
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+folder, rank = Path(os.environ["STOKER_TEST_DIR"]), int(os.environ["RANK"])
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
 replica, part = divmod(rank, 2)
 inside = [dist.new_group([0, 1]), dist.new_group([2, 3])][replica]
 across = [dist.new_group([0, 2]), dist.new_group([1, 3])][part]
@@ -207,7 +211,7 @@ for who in ("both", "first"):
         digests.append(hashlib.sha256(numbers.numpy().tobytes()).hexdigest())
         ids += wanted.tolist()
     found[who] = [ids, digests]
-Path(os.environ["STOKER_TEST_DIR"], f"rank-{rank}.json").write_text(json.dumps(found))
+(folder / f"rank-{rank}.json").write_text(json.dumps(found))
 dist.destroy_process_group()
 """
 
@@ -216,13 +220,17 @@ dist.destroy_process_group()
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Replicas:
     """Two replicas of two ranks: first both ranks of each load, then the first of each does."""
     folder = tmp_path_factory.mktemp("replicas")
+    script = folder / "script.py"
+    script.write_text(REPLICAS)
+    environ = {"STOKER_TEST_DIR": str(folder)}
     # As the shape with model_parallel_size=2, see tests/unit/test_launch_strategies.py.
-    feed = FeedSettings(lease_seconds=20, replicas=((0, 1), (2, 3)))
-    with LocalJob(folder, REPLICAS, data=1, processes=4, feed=feed) as job:
-        end = job.end()
-        assert end.status == "succeeded", end.failure
-    found = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
-    return found, job.log("algo-1")
+    with Cluster(feed={"replicas": ((0, 1), (2, 3))}) as cluster:
+        ranks = [
+            cluster.train(rank=rank, world=4, env=environ, script=str(script)) for rank in range(4)
+        ]
+        assert [rank.end() for rank in ranks] == [0] * 4, [rank.errors for rank in ranks]
+        log = cluster.log_of(0).read_text()
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)], log
 
 
 @pytest.mark.parametrize("who", ["both", "first"])

@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -40,6 +42,7 @@ from stoker.feed.wire.sealing import Unsealer
 from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.warm_python import WarmProcess
 
 pytestmark = pytest.mark.fault
 TOKEN = "ab" * 32
@@ -259,8 +262,24 @@ def client_of(port: int, spec: PackedSpec, **kwargs: object) -> Iterator[Client]
         client.close()
 
 
+def batch_threads() -> set[int]:
+    """Those of this process that the kernel lets interrupt nobody."""
+    found = set()
+    for task in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.sched_getscheduler(task) == os.SCHED_BATCH:
+                found.add(task)
+    return found
+
+
 @pytest.fixture(scope="module")
-def agent() -> Iterator[Agent]:
+def others() -> set[int]:
+    """Threads that interrupt nobody, and are not the agent's."""
+    return batch_threads()
+
+
+@pytest.fixture(scope="module")
+def agent(others: set[int]) -> Iterator[Agent]:
     with running(make_agent()) as running_agent:
         yield running_agent
 
@@ -384,39 +403,27 @@ def test_what_is_not_the_dataset_that_was_named_is_not_used(agent: Agent) -> Non
         assert same(client.batch()[1], expected(0, [1], size=35))
 
 
-def batch_threads() -> set[int]:
-    """Those of this process that the kernel lets interrupt nobody."""
-    found = set()
-    for task in map(int, os.listdir("/proc/self/task")):
-        with contextlib.suppress(ProcessLookupError):
-            if os.sched_getscheduler(task) == os.SCHED_BATCH:
-                found.add(task)
-    return found
-
-
-def test_it_interrupts_no_worker_of_its_own() -> None:
-    before = batch_threads()
-    with running(make_agent()) as own, client_of(own.port, spec_of(Images())) as client:
+def test_it_interrupts_no_worker_of_its_own(agent: Agent, others: set[int]) -> None:
+    with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         client.ask(0, [1])
         client.batch()
         # Its loop and libzmq's two I/O threads, which send: all of them, and nobody else.
-        assert len(batch_threads() - before) >= 3
+        assert len(batch_threads() - others) >= 3
         assert os.getpid() not in batch_threads()
         for process in own_children():
             assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
 
 
-def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: Path) -> None:
+def test_workers_start_with_the_dataset_where_the_base_seed_is_known(
+    agent: Agent, tmp_path: Path
+) -> None:
     def begin(worker_id: int) -> None:
         info = get_worker_info()
         assert info is not None
         (tmp_path / f"{worker_id} {info.seed}").touch()
 
-    with (
-        running(make_agent()) as own,
-        client_of(own.port, spec_of(Images(), worker_init_fn=begin)) as client,
-    ):
+    with client_of(agent.port, spec_of(Images(), worker_init_fn=begin)) as client:
         client.opening = msgspec.structs.replace(
             client.opening, base_seed=100, first_worker=3, worker_step=2
         )
@@ -428,39 +435,56 @@ def test_workers_start_with_the_dataset_where_the_base_seed_is_known(tmp_path: P
         assert client.batch()[0] == 0
 
 
-def broken_spec() -> PackedSpec:
+def broken_spec(name: str = "Thing") -> PackedSpec:
     """Returns a spec whose dataset is of a module that is not there; its place is in order."""
     whole = io.BytesIO(spec_of(Images()).data)
     read_place(whole)
-    data = whole.getvalue()[: whole.tell()] + b"cno_such_module\nThing\n."
+    data = whole.getvalue()[: whole.tell()] + f"cno_such_module\n{name}\n.".encode()
     return PackedSpec(data, digest(data))
 
 
-def test_a_dataset_that_fails_costs_no_workers(capfd: pytest.CaptureFixture[str]) -> None:
-    broken = broken_spec()
-    with (
-        running(make_agent()) as own,
-        client_of(own.port, broken, base_seed=1) as client,
-        pytest.raises(ShippingError, match="no_such_module"),
-    ):
+def test_a_dataset_that_fails_costs_no_workers(
+    agent: Agent, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # What ends first, the workers' channels or the dataset host's, is another each time.
+    for number in range(8):
+        with client_of(agent.port, broken_spec(f"Costly{number}"), base_seed=1) as client:
+            with pytest.raises(ShippingError, match="no_such_module"):
+                client.open()
+    # By the time that the next one is served, whoever died has been noticed.
+    with client_of(agent.port, spec_of(Images())) as client:
         client.open()
+        client.ask(0, [1])
+        assert client.batch()[0] == 0
     assert "data_worker_died" not in capfd.readouterr().err
 
 
-def test_a_dataset_host_that_was_forked_in_advance_may_die() -> None:
-    before = set(psutil.Process().children())
-    with running(make_agent()) as own:
-        (fork_server,) = set(psutil.Process().children()) - before
-        wait_for(lambda: len(fork_server.children()) == 1, "a template is forked")
-        (template,) = fork_server.children()
-        wait_for(lambda: len(template.children()) == 1, "a dataset host is forked ahead")
-        (spare,) = template.children()
-        spare.kill()
-        wait_for(lambda: spare not in template.children(), "its end is seen")
-        with client_of(own.port, spec_of(Images())) as client:
-            client.open()
-            client.ask(0, [1])
-            assert client.batch()[0] == 0
+def test_a_dataset_host_that_was_forked_in_advance_may_die(agent: Agent) -> None:
+    class Whose:
+        def __getitem__(self, index: int) -> int:
+            return os.getppid()
+
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with client_of(agent.port, spec_of(Whose(), auto_collation=False)) as client:
+        client.open()
+        client.ask(0, 1)
+        dataset_host = psutil.Process(int(client.batch()[1]))  # type: ignore[call-overload]
+    template = dataset_host.parent()
+    assert template is not None
+
+    def spares() -> list[psutil.Process]:
+        """Those that were forked since then, but for the one that was given the dataset."""
+        known = before | {dataset_host.pid}
+        return [child for child in template.children() if child.pid not in known]
+
+    wait_for(lambda: len(spares()) == 1, "a dataset host is forked ahead")
+    (spare,) = spares()
+    spare.kill()
+    wait_for(lambda: spare not in template.children(), "its end is seen")
+    with client_of(agent.port, spec_of(Images(size=31))) as client:
+        client.open()
+        client.ask(0, [1])
+        assert same(client.batch()[1], expected(0, [1], size=31))
 
 
 def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent: Agent) -> None:
@@ -817,36 +841,47 @@ def test_memory_in_flight_is_given_back(agent: Agent) -> None:
     assert sum("memfd:stoker" in name for name in names) <= 12
 
 
-def test_drain_finishes_what_is_begun(tmp_path: Path) -> None:
-    agent = make_agent(workers=1)
-    with running(agent), client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
+@dataclass
+class Drained:
+    """What an agent says that drains: of what was not begun, to who comes late; and what it made.
+
+    Attributes:
+        made: Numbers of batches.
+    """
+
+    dropped: protocol.Message
+    to_late: protocol.Message
+    made: list[int]
+
+
+@pytest.fixture(scope="module")
+def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
+    folder = tmp_path_factory.mktemp("drained")
+    agent, spec = make_agent(workers=1), spec_of(Images(str(folder)))
+    with running(agent), client_of(agent.port, spec) as client:
         client.open()
         client.ask(0, [1002])
         client.ask(1, [1])
         client.ask(2, [2])
-        wait_for(lambda: (tmp_path / "1002").exists(), "the worker begins the batch")
+        wait_for(lambda: (folder / "1002").exists(), "the worker begins the batch")
         agent.drain()
         client.expect(protocol.Leaving)
         dropped, _ = client.expect(protocol.Dropped)
-        assert isinstance(dropped, protocol.Dropped)
-        assert dropped.number == 2
-        (tmp_path / "go").touch()
-        assert [client.batch()[0], client.batch()[0]] == [0, 1]
-
-
-def test_a_session_opened_while_the_agent_drains_is_told_so(tmp_path: Path) -> None:
-    agent, spec = make_agent(workers=1), spec_of(Images(str(tmp_path)))
-    with running(agent), client_of(agent.port, spec) as client:
-        client.open()
-        client.ask(0, [1002])
-        wait_for(lambda: (tmp_path / "1002").exists(), "the worker begins the batch")
-        agent.drain()
-        client.expect(protocol.Leaving)
         with client_of(agent.port, spec) as late:
             late.send(late.opening)
-            assert late.receive()[0] == protocol.Leaving()
-        (tmp_path / "go").touch()
-        assert client.batch()[0] == 0
+            to_late, _ = late.receive()
+        (folder / "go").touch()
+        return Drained(dropped, to_late, [client.batch()[0], client.batch()[0]])
+
+
+def test_drain_finishes_what_is_begun(drained: Drained) -> None:
+    assert isinstance(drained.dropped, protocol.Dropped)
+    assert drained.dropped.number == 2
+    assert drained.made == [0, 1]
+
+
+def test_a_session_opened_while_the_agent_drains_is_told_so(drained: Drained) -> None:
+    assert drained.to_late == protocol.Leaving()
 
 
 def test_a_trainer_that_looks_for_another_host_is_told_so(agent: Agent) -> None:
@@ -875,30 +910,53 @@ def test_a_taken_port_is_named() -> None:
 
 AGENT = """
 import signal, sys
+sys.path.insert(1, sys.argv[2])
 from stoker.feed.agent.agent import Agent
 from stoker.feed.wire.crypto import Keys
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.agent_host import forking
 agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=2, feed=FeedSettings(),
     log=Log(run="r", host="data-1"), host="data-1", run_id="r", bind="127.0.0.1", port=None)
 signal.signal(signal.SIGTERM, lambda *_: agent.drain())
-agent.open()
-print(agent.port, agent.batch_port, flush=True)
+with forking():
+    agent.open()
+print("ports", agent.port, agent.batch_port, flush=True)
 agent.run()
 """
 
 
 @contextlib.contextmanager
-def agent_process() -> Iterator[tuple[subprocess.Popen[str], int]]:
-    command = [sys.executable, "-c", AGENT, TOKEN]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            port, batch_port = map(int, process.stdout.readline().split())
-            BATCH_PORTS[port] = batch_port
-            yield process, port
-        finally:
-            process.kill()
+def agent_process(
+    folder: Path, *, is_warm: bool = False
+) -> Iterator[tuple[subprocess.Popen[bytes] | WarmProcess, int]]:
+    """An agent in a process of its own, with its control port.
+
+    Args:
+        is_warm: It and its fork server are forked of a Python that has torch imported.
+    """
+    script, log = folder / "agent.py", folder / "agent.log"
+    script.write_text(AGENT)
+    argv = [str(script), TOKEN, str(Path(__file__).parents[1])]
+    process: subprocess.Popen[bytes] | WarmProcess
+    with log.open("wb") as stream:
+        if is_warm:
+            process = WarmProcess(argv, os.environ, log=stream)
+        else:
+            process = subprocess.Popen([sys.executable, *argv], stdout=stream, stderr=stream)
+
+    def ports() -> list[int]:
+        found = re.search(r"^ports (\d+) (\d+)\n", log.read_text(), re.MULTILINE)
+        return [int(port) for port in found.groups()] if found else []
+
+    try:
+        wait_for(lambda: bool(ports()), "it listens")
+        port, batch_port = ports()
+        BATCH_PORTS[port] = batch_port
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -908,9 +966,14 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda n: n.name)
-def test_a_signal_to_the_agent_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
-    with agent_process() as (process, port):
+# One as users have it, begun anew.
+@pytest.mark.parametrize(
+    ("number", "is_warm"), [(signal.SIGKILL, False), (signal.SIGTERM, True)], ids=["KILL", "TERM"]
+)
+def test_a_signal_to_the_agent_leaves_no_process(
+    number: signal.Signals, is_warm: bool, tmp_path: Path
+) -> None:
+    with agent_process(tmp_path, is_warm=is_warm) as (process, port):
         with client_of(port, spec_of(Images(str(tmp_path)))) as client:
             client.open()
             client.ask(0, [1])
@@ -929,8 +992,8 @@ def test_a_signal_to_the_agent_leaves_no_process(number: signal.Signals, tmp_pat
             wait_for(lambda: not any(map(is_running, family)), "all processes end")
 
 
-def test_an_agent_that_is_killed_at_its_start_leaves_no_process() -> None:
-    with agent_process() as (process, _):
+def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path: Path) -> None:
+    with agent_process(tmp_path) as (process, _):
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 1
         process.kill()
@@ -938,8 +1001,8 @@ def test_an_agent_that_is_killed_at_its_start_leaves_no_process() -> None:
         wait_for(lambda: not any(map(is_running, family)), "the fork server ends")
 
 
-def test_the_death_of_the_fork_server_ends_the_agent_with_words() -> None:
-    with agent_process() as (process, port):
+def test_the_death_of_the_fork_server_ends_the_agent_with_words(tmp_path: Path) -> None:
+    with agent_process(tmp_path) as (process, port):
         with client_of(port, spec_of(Images())) as client:
             client.open()
             (fork_server,) = psutil.Process(process.pid).children()

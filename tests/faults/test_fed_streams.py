@@ -48,6 +48,13 @@ def hosts() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def nobody() -> Iterator[Cluster]:
+    """A data group whose host does not come, for one trainer after another."""
+    with Cluster(agents=1, late=True) as cluster:
+        yield cluster
+
+
 @functools.cache
 def _torchs(given: str) -> tuple[str, ...]:
     trainer = run_script(json.loads(given) | {"torch": True}, script=SCRIPT)
@@ -81,14 +88,6 @@ def test_batches_are_torchs(hosts: Cluster, options: dict[str, object]) -> None:
     expected = torchs(**options)
     assert run_script(options, script=SCRIPT).finish() == expected
     assert hosts.train(workers=1, script=SCRIPT, **options).finish() == expected
-
-
-@pytest.mark.parametrize(("start", "epochs"), [("fork", 2), ("spawn", 1)])
-def test_local_streams_serve_alone_however_they_are_started(start: str, epochs: int) -> None:
-    with Cluster(agents=1, late=True) as cluster:
-        options = {"batch_size": 4, "multiprocessing_context": start}
-        trainer = cluster.train(script=SCRIPT, loader=options, epochs=epochs)
-        assert trainer.finish() == torchs(epochs=epochs)
 
 
 def test_error_of_the_iterator_reaches_the_trainer(host: Cluster) -> None:
@@ -140,14 +139,13 @@ def test_stream_killed_on_a_data_host_changes_nothing(host: Cluster) -> None:
     assert "batch_dropped" in trainer.errors
 
 
-def test_local_stream_killed_changes_nothing() -> None:
-    with Cluster(agents=1, late=True) as cluster:
-        trainer = cluster.train(script=SCRIPT, pause_at=5)
-        trainer.until("pause")
-        psutil.Process(trainer.process.pid).children()[0].kill()
-        trainer.go_on()
-        assert trainer.finish() == torchs()
-        assert "local_worker_died" in trainer.errors
+def test_local_stream_killed_changes_nothing(nobody: Cluster) -> None:
+    trainer = nobody.train(script=SCRIPT, pause_at=5)
+    trainer.until("pause")
+    psutil.Process(trainer.process.pid).children()[0].kill()
+    trainer.go_on()
+    assert trainer.finish() == torchs()
+    assert "local_worker_died" in trainer.errors
 
 
 def test_persistent_streams_go_on_after_a_loss_in_the_first_epoch(host: Cluster) -> None:
@@ -273,14 +271,13 @@ def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_data_host(
 
 @pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
 def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_local_worker(
-    options: dict[str, object],
+    nobody: Cluster, options: dict[str, object]
 ) -> None:
-    with Cluster(agents=1, late=True) as cluster:
-        trainer = cluster.train(workers=1, script=SCRIPT, **RANDOM, **options)
-        trainer.until("pause")
-        psutil.Process(trainer.process.pid).children()[0].kill()
-        trainer.go_on()
-        assert trainer.finish() == torchs(**unpaused(RANDOM | options))
+    trainer = nobody.train(workers=1, script=SCRIPT, **RANDOM, **options)
+    trainer.until("pause")
+    psutil.Process(trainer.process.pid).children()[0].kill()
+    trainer.go_on()
+    assert trainer.finish() == torchs(**unpaused(RANDOM | options))
 
 
 def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost(host: Cluster) -> None:

@@ -87,7 +87,14 @@ def test_sigterm_while_the_job_is_made_leaves_nothing(
     assert api.names("secrets") == []
 
 
-@pytest.mark.parametrize("workflow", ["mnist-w1", None], ids=["pipeline", "pod"])
+@pytest.mark.parametrize(
+    "workflow",
+    [
+        pytest.param("mnist-w1", id="pipeline"),
+        # Also a pod of no pipeline leaves its job: tests/contract/test_kubernetes_run.py.
+        pytest.param(None, id="pod", marks=pytest.mark.soak),
+    ],
+)
 def test_a_drained_follower_leaves_the_job_and_the_next_attempt_follows_it_to_its_end(
     start: Callable[..., Train], api: KubernetesApi, workflow: str | None
 ) -> None:

@@ -1,11 +1,13 @@
 """`stoker launch` on hosts that SageMaker describes: no platform around, one launcher a host."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ import pytest
 from stoker.feed.wire.crypto import new_token
 from stoker.host.processes import free_ports
 from support.local_job import (
+    WITHOUT_TORCH,
     assert_nothing_left,
+    has_fork_ahead,
     is_running,
     marked_processes,
     resource_config,
@@ -67,6 +71,7 @@ class Hosts:
             "STOKER_WORKERS": '{"data": 1}',
             "STOKER_FEED": '{"lease_seconds": 1.5, "start_deadline_seconds": 60}',
             "HERE": str(self.tmp_path),
+            **WITHOUT_TORCH,
         }
         command = [sys.executable, *self.launcher, "--", "python", "-c", code]
         with (self.tmp_path / f"{host}.log").open("wb") as log:
@@ -93,30 +98,55 @@ class Hosts:
         return self.tmp_path / "hosts" / host / "output"
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    hosts = Hosts(tmp_path, GROUPS)
+@contextlib.contextmanager
+def ended(hosts: Hosts) -> Iterator[Hosts]:
+    """Ends the hosts, and checks that nothing of them is left."""
     try:
         yield hosts
     finally:
         for process in hosts.started.values():
             process.kill()
             process.wait()
-    until(lambda: not marked_processes(tmp_path / "hosts"), what="all ends with the launchers")
-    assert_nothing_left(tmp_path, hosts.pids)
+    folder = hosts.tmp_path
+    until(lambda: not marked_processes(folder / "hosts"), what="all ends with the launchers")
+    assert_nothing_left(folder, hosts.pids)
 
 
-def test_hosts_play_their_roles_and_all_end_well(hosts: Hosts) -> None:
-    for host in ("algo-2", "algo-1", "algo-3"):
-        hosts.start(host, SAY)
-    assert [hosts.code(host) for host in ("algo-1", "algo-2", "algo-3")] == [0, 0, 0]
-    assert "host algo-3 of gpu got ['--epochs', '2']" in hosts.log("algo-3")
-    assert "host algo-1 of gpu got ['--epochs', '2']" in hosts.log("algo-1")
-    assert "got" not in hosts.log("algo-2")
-    record = json.loads((hosts.output("algo-3") / "data/stoker/training.json").read_text())
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with ended(Hosts(tmp_path, GROUPS)) as hosts:
+        yield hosts
+
+
+# The second data host is started again when it fails, as a pod is.
+TWO_DATA_HOSTS = {"gpu": ["algo-3", "algo-1"], "data_group": ["algo-2", "algo-4"]}
+POD = {"STOKER_COMES_BACK": "1"}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Hosts whose commands have ended well."""
+    with ended(Hosts(tmp_path_factory.mktemp("played"), TWO_DATA_HOSTS)) as hosts:
+        hosts.start("algo-4", SAY, **POD)
+        for host in ("algo-2", "algo-1", "algo-3"):
+            hosts.start(host, SAY)
+        assert [hosts.code(host) for host in GROUPS["gpu"]] == [0, 0]
+        yield hosts
+
+
+def test_hosts_play_their_roles_and_all_end_well(played: Hosts) -> None:
+    assert [played.code(host) for host in ("algo-1", "algo-2", "algo-3")] == [0, 0, 0]
+    assert "host algo-3 of gpu got ['--epochs', '2']" in played.log("algo-3")
+    assert "host algo-1 of gpu got ['--epochs', '2']" in played.log("algo-1")
+    assert "got" not in played.log("algo-2")
+    record = json.loads((played.output("algo-3") / "data/stoker/training.json").read_text())
     assert record["job"] == {"platform": "sagemaker", "name": "job-1"}
-    assert [host["host"] for host in record["hosts"]] == ["algo-3", "algo-1", "algo-2"]
-    assert not (hosts.output("algo-1") / "data/stoker/training.json").exists()
+    assert [host["host"] for host in record["hosts"]] == ["algo-3", "algo-1", "algo-2", "algo-4"]
+    assert not (played.output("algo-1") / "data/stoker/training.json").exists()
+
+
+def test_a_data_pod_ends_well_when_the_dnn_group_has_decided(played: Hosts) -> None:
+    assert played.code("algo-4") == 0
 
 
 def test_the_leader_waits_for_followers_that_have_more_to_do(hosts: Hosts) -> None:
@@ -139,15 +169,41 @@ def test_a_failing_follower_ends_all_hosts_and_data_hosts_end_with_0(hosts: Host
     assert not (hosts.output("algo-2") / "failure").exists()
 
 
-def test_a_data_host_ends_with_0_when_the_leader_is_killed(hosts: Hosts) -> None:
-    for host in GROUPS["gpu"] + GROUPS["data_group"]:
-        hosts.start(host, WAIT)
-    trainers = [hosts.wait_for("algo-1"), hosts.wait_for("algo-3")]
-    hosts.wait_for_log("algo-2", "host_is_welcome")
-    hosts.started["algo-3"].kill()
-    assert hosts.code("algo-2") == 0
-    assert hosts.code("algo-1") == 4
-    assert not any(map(is_running, trainers))
+@dataclass(frozen=True, kw_only=True)
+class Leaderless:
+    """Hosts that have ended, whose leader was killed, and the processes that trained."""
+
+    hosts: Hosts
+    trainers: Sequence[int]
+
+
+@pytest.fixture(scope="module")
+def leaderless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaderless]:
+    with ended(Hosts(tmp_path_factory.mktemp("leaderless"), TWO_DATA_HOSTS)) as hosts:
+        hosts.start("algo-4", WAIT, **POD)
+        hosts.start("algo-2", WAIT, PYTHONPATH="")
+        for host in GROUPS["gpu"]:
+            hosts.start(host, WAIT)
+        trainers = [hosts.wait_for("algo-1"), hosts.wait_for("algo-3")]
+        for host in TWO_DATA_HOSTS["data_group"]:
+            hosts.wait_for_log(host, "host_is_welcome")
+        # It has torch: all that may have to end is there.
+        folder = hosts.tmp_path / "hosts"
+        until(lambda: has_fork_ahead(folder / "algo-2"), what="a process for the next dataset")
+        hosts.pids |= marked_processes(folder)
+        hosts.started["algo-3"].kill()
+        yield Leaderless(hosts=hosts, trainers=trainers)
+
+
+def test_a_data_host_ends_with_0_when_the_leader_is_killed(leaderless: Leaderless) -> None:
+    assert leaderless.hosts.code("algo-2") == 0
+    assert leaderless.hosts.code("algo-1") == 4
+    assert not any(map(is_running, leaderless.trainers))
+
+
+def test_a_data_pod_whose_leader_fell_silent_is_started_again(leaderless: Leaderless) -> None:
+    assert leaderless.hosts.code("algo-4") == 5
+    assert "data_host_comes_back" in leaderless.hosts.log("algo-4")
 
 
 def test_a_data_host_that_nobody_ever_calls_ends_with_5(hosts: Hosts) -> None:
@@ -183,24 +239,9 @@ def test_sigterm_to_all_hosts_stops_all(hosts: Hosts) -> None:
     assert record["status"] == "stopped"
 
 
-def test_a_data_pod_whose_leader_fell_silent_is_started_again(hosts: Hosts) -> None:
-    hosts.start("algo-3", WAIT)
-    hosts.start("algo-2", WAIT, STOKER_COMES_BACK="1")
-    hosts.wait_for_log("algo-2", "host_is_welcome")
-    hosts.started["algo-3"].kill()
-    assert hosts.code("algo-2") == 5
-    assert "data_host_comes_back" in hosts.log("algo-2")
-
-
-def test_a_data_pod_ends_well_when_the_dnn_group_has_decided(hosts: Hosts) -> None:
-    hosts.start("algo-2", WAIT, STOKER_COMES_BACK="1")
-    hosts.start("algo-1", SAY)
-    hosts.start("algo-3", SAY)
-    assert hosts.code("algo-2") == 0
-
-
 def test_a_data_pod_that_is_evicted_with_all_others_does_not_count_as_done(hosts: Hosts) -> None:
-    hosts.start("algo-2", WAIT, STOKER_COMES_BACK="1")
+    hosts.groups = {"gpu": ["algo-3"], "data_group": ["algo-2"]}
+    hosts.start("algo-2", WAIT, **POD)
     hosts.start("algo-3", WAIT)
     hosts.wait_for("algo-3")
     hosts.wait_for_log("algo-2", "host_is_welcome")

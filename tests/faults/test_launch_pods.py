@@ -16,7 +16,7 @@ from stoker.host.processes import free_ports
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.pod_outputs import OutputParts
 from support.kubernetes_jobs import job
-from support.local_job import marked_processes, until
+from support.local_job import WITHOUT_TORCH, marked_processes, until
 
 pytestmark = pytest.mark.fault
 
@@ -74,6 +74,7 @@ class Pods:
             # All pods share this machine's ports: each listens at its own address.
             "STOKER_ADVERTISE": own,
             "STOKER_FOLLOWER_LEASE": str(self.tmp_path / "follower"),
+            **WITHOUT_TORCH,
         }
         with (self.tmp_path / f"{name}-{index}.log").open("wb") as log:
             self.started[f"{name}-{index}"] = subprocess.Popen(
@@ -100,12 +101,6 @@ def ended(pods: Pods) -> Iterator[Pods]:
             process.kill()
             process.wait()
     until(lambda: not marked_processes(pods.tmp_path / "pods"), what="all ends with the launchers")
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    with ended(Pods(tmp_path)) as pods:
-        yield pods
 
 
 # Saves when it is told to end, and ends well.
@@ -152,45 +147,50 @@ def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving: Pods)
     assert "kubernetes.follower_lease_minutes" in line
 
 
-def test_pods_of_a_plan_play_their_roles_and_all_end_well(pods: Pods) -> None:
-    for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
-        pods.start(name, index)
-    assert [pods.code(pod) for pod in pods.started] == [0, 0, 0]
-    said = json.loads(next(x for x in pods.log("dnn-0").splitlines() if x.startswith("{")))
-    base = pods.tmp_path / "pods" / "dnn-0"
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    """Pods of a plan that have ended."""
+    with ended(Pods(tmp_path_factory.mktemp("played"))) as pods:
+        for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
+            pods.start(name, index)
+        assert [pods.code(pod) for pod in pods.started] == [0, 0, 0]
+        yield pods
+
+
+def test_pods_of_a_plan_play_their_roles_and_all_end_well(played: Pods) -> None:
+    said = json.loads(next(x for x in played.log("dnn-0").splitlines() if x.startswith("{")))
+    base = played.tmp_path / "pods" / "dnn-0"
     assert said == {
         "args": ["--answer", "yes", "--epochs", "3"],
         "channels": ["labels", "train"],
         "train": str(base / "input" / "data" / "train"),
         "group": "dnn",
     }
-    record = json.loads((base / "output" / "data" / "stoker" / "training.json").read_text())
+    record = record_of(played)
     assert record["job"] == {"platform": "kubernetes", "name": "mnist-1"}
     assert [host["host"] for host in record["hosts"]] == ["127.1.2.10", "127.1.3.10", "127.1.3.11"]
     assert [group["instance_type"] for group in record["groups"]] == ["g5.2xlarge", "c7i.4xlarge"]
 
 
-def test_a_data_pod_that_was_killed_takes_its_place_again(pods: Pods) -> None:
-    pods.start("data", 1)
-    first = pods.started["data-1"]
-    until(lambda: "host_has_role" in pods.log("data-1"), what="the pod has started")
-    first.kill()
-    first.wait()
-    (pods.tmp_path / "pods" / "data-1").rename(pods.tmp_path / "gone")
-    pods.start("data", 1)
-    pods.start("data", 0)
-    pods.start("dnn", 0)
-    assert [pods.code(pod) for pod in ("data-0", "data-1", "dnn-0")] == [0, 0, 0]
-    assert "host_is_welcome" in pods.log("data-1")
+def test_a_data_pod_that_was_killed_takes_its_place_again(tmp_path: Path) -> None:
+    with ended(Pods(tmp_path)) as pods:
+        pods.start("data", 1)
+        first = pods.started["data-1"]
+        until(lambda: "host_has_role" in pods.log("data-1"), what="the pod has started")
+        first.kill()
+        first.wait()
+        (tmp_path / "pods" / "data-1").rename(tmp_path / "gone")
+        pods.start("data", 1)
+        pods.start("data", 0)
+        pods.start("dnn", 0)
+        assert [pods.code(pod) for pod in ("data-0", "data-1", "dnn-0")] == [0, 0, 0]
+        assert "host_is_welcome" in pods.log("data-1")
 
 
-def test_the_leader_s_record_outlives_its_pod_in_its_log(pods: Pods) -> None:
-    for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
-        pods.start(name, index)
-    assert [pods.code(pod) for pod in pods.started] == [0, 0, 0]
+def test_the_leader_s_record_outlives_its_pod_in_its_log(played: Pods) -> None:
     parts = OutputParts()
-    for line in pods.log("dnn-0").splitlines():
+    for line in played.log("dnn-0").splitlines():
         parts.take(line)
-    base = pods.tmp_path / "pods" / "dnn-0" / "output" / "data"
+    base = played.tmp_path / "pods" / "dnn-0" / "output" / "data"
     assert parts.files["stoker/training.json"] == (base / "stoker" / "training.json").read_bytes()
-    assert "output_part" not in pods.log("data-0") + pods.log("data-1")
+    assert "output_part" not in played.log("data-0") + played.log("data-1")

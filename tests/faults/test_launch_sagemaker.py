@@ -225,20 +225,19 @@ def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path: Path
     }
 
 
-MEET = """
-import os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-gpus = os.environ["SM_NUM_GPUS"]
-print(f"rank {dist.get_rank()} sums {total.item()} {gpus} GPUs", flush=True)
-dist.destroy_process_group()
+# Where the ranks meet, without torch: the store that torchrun has on the leader.
+REACH = """
+import os, socket
+store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+socket.create_connection(store, timeout=30).close()
+of, gpus = os.environ["WORLD_SIZE"], os.environ["SM_NUM_GPUS"]
+print(f"rank {os.environ['RANK']} of {of} reaches the store, {gpus} GPUs", flush=True)
 """
 
 
 def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> None:
     with Hosts(tmp_path, GROUPS, are_named=False) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", MEET)
+        start_all(hosts, *CLI, "--", "python", "-c", REACH)
         hosts.wait_for_log("algo-3", "command_started")
         hosts.wait_for_log("algo-1", "agent_listens")
         hosts.wait_for_log("algo-2", "host_has_role")
@@ -246,15 +245,16 @@ def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> 
             assert "host_is_welcome" not in hosts.log(host)
         hosts.name_hosts()
         assert set(hosts.codes().values()) == {0}, hosts.log("algo-3")
-        assert "rank 0 sums 2.0" in hosts.log("algo-3")
+        assert "rank 0 of 2 reaches the store" in hosts.log("algo-3")
+        assert "rank 1 of 2 reaches the store" in hosts.log("algo-2")
 
 
 def test_a_homogeneous_job_trains_without_a_token_and_sees_no_gpus(tmp_path: Path) -> None:
     with Hosts(tmp_path, {"homogeneousCluster": ["algo-2", "algo-1"]}) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", MEET, STOKER_TOKEN_FILE="")
+        start_all(hosts, *CLI, "--", "python", "-c", REACH, STOKER_TOKEN_FILE="")
         assert set(hosts.codes().values()) == {0}, hosts.log("algo-2")
-        assert "rank 0 sums 2.0 0 GPUs" in hosts.log("algo-2")
-        assert "rank 1 sums 2.0 0 GPUs" in hosts.log("algo-1")
+        assert "rank 0 of 2 reaches the store, 0 GPUs" in hosts.log("algo-2")
+        assert "rank 1 of 2 reaches the store, 0 GPUs" in hosts.log("algo-1")
 
 
 SAVING = """
@@ -351,7 +351,7 @@ def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path: P
 
 
 def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path: Path) -> None:
-    long = PROFILE | {"STOKER_PROFILE": '{"budget_seconds": 30}'}
+    long = PROFILE | {"STOKER_PROFILE": '{"budget_seconds": 15}'}
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", LOADING, **long)
         hosts.wait_for_log("algo-1", "profile_accelerator")

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 import pytest
 
 from support.cluster import Cluster, Trainer, run_script
-from support.dropin_claims import CLAIMS, SEEDED, VALUED, VALUES
+from support.dropin_claims import CLAIMS, PINNED, SEEDED, VALUED, VALUES
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
 
 SCRIPT = "dropin_claims.py"
 MIXES = [0, 2]
 Found = dict[str, object]
+# Whose loaders have workers by the `workers` of the script: beside a host, the others are asked for
+# one mix.
+MIXED = [name for name in CLAIMS if name not in PINNED]
 
 
 # Where each mix of workers leaves the states of its loaders for the others.
@@ -46,13 +49,15 @@ def fed() -> Iterator[dict[tuple[int, str], Found]]:
     """What is found by local workers (0 or 2) beside a host with two, and by seeding."""
     found = {}
     # They wait more than they work: side by side.
-    for kind in ("torch", "stoker"):
-        started(kind, 2, tuple(CLAIMS), "batch")
+    started("torch", 2, tuple(CLAIMS), "batch")
+    started("stoker", 2, tuple(CLAIMS), "batch")
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
         for workers in MIXES:
             for seeding in ("batch", "sample"):
-                names = list(CLAIMS | VALUED | SEEDED) if seeding == "batch" else list(SEEDED)
+                names = list(SEEDED)
+                if seeding == "batch":
+                    names += [*(MIXED if workers else CLAIMS), *VALUED]
                 trainer = cluster.train(
                     script=SCRIPT,
                     kind="stoker",
@@ -66,8 +71,10 @@ def fed() -> Iterator[dict[tuple[int, str], Found]]:
     return found
 
 
-@pytest.mark.parametrize("workers", MIXES)
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [(name, workers) for name in CLAIMS for workers in (MIXES if name in MIXED else [0])],
+)
 def test_what_torchs_loader_promises_holds_under_a_data_group(
     fed: dict[tuple[int, str], Found], name: str, workers: int
 ) -> None:
@@ -76,6 +83,7 @@ def test_what_torchs_loader_promises_holds_under_a_data_group(
     assert fed[workers, "batch"][name] == expected
 
 
+# Without workers: contract/test_loader_dropin.py.
 @pytest.mark.parametrize("name", CLAIMS)
 def test_what_torchs_loader_promises_holds_with_workers_alone(name: str) -> None:
     assert alone("stoker", 2, tuple(CLAIMS))[name] == alone("torch", 2, tuple(CLAIMS))[name]

@@ -53,13 +53,6 @@ def start_with(pods: Pods, *, data: int) -> list[Pod]:
     return [trainer, *started]
 
 
-def look_at(pods: Pods, trainer: Pod, *, rejoined: Pod) -> None:
-    """Without that pod the training has come far; with it, it goes on."""
-    trainer.wait_for_pause(LOOK_AT)
-    trainer.wait_for("agent_ready", agent=rejoined.host, count=2)
-    pods.go_on(LOOK_AT)
-
-
 def assert_exact(pods: Pods, trainer: Pod, *data: Pod) -> None:
     """All end well, and every batch came once, in order, with the same bytes."""
     assert [pod.code() for pod in (trainer, *data)] == [0] * (len(data) + 1)
@@ -74,17 +67,17 @@ class Moved:
     Attributes:
         after_loss: Came back for the pod whose node was lost; it was preempted.
         after_preemption: Came back for that one.
-        at_last: Both that made the batches of the end.
+        at_last: Made the batches of the end.
     """
 
     pods: Pods
     trainer: Pod
     after_loss: Pod
     after_preemption: Pod
-    at_last: tuple[Pod, Pod]
+    at_last: Pod
 
     def assert_exact(self) -> None:
-        assert_exact(self.pods, self.trainer, *self.at_last)
+        assert_exact(self.pods, self.trainer, self.at_last)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +115,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
         after_preemption.terminate()
         assert after_preemption.code() == 143
         trainer.wait_for("training_waits_for_data")
-        at_last = (pods.start("data", 0), pods.start("data", 1))
+        at_last = pods.start("data", 0)
         trainer.process.wait(WAIT_SECONDS)
         yield Moved(
             pods=pods,
@@ -150,48 +143,130 @@ def test_training_waits_while_all_data_pods_are_gone(moved: Moved) -> None:
     assert moved.trainer.events("training_goes_on")
 
 
-def test_data_pods_that_start_late_help_local_workers(tmp_path: Path) -> None:
-    with Pods(tmp_path, data=1, local=1, feed=FEED, given=PAUSES) as pods:
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """A training with local workers that has ended, which two data pods joined late.
+
+    Attributes:
+        late: Made batches to the end.
+        cut_off: Was cut off for ever.
+    """
+
+    pods: Pods
+    trainer: Pod
+    late: Pod
+    cut_off: Pod
+
+    def assert_exact(self) -> None:
+        assert_exact(self.pods, self.trainer, self.late)
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
+    """One training, joined and struck once."""
+    with Pods(tmp_path_factory.mktemp("joined"), local=1, feed=FEED, given=PAUSES) as pods:
         trainer = pods.start("dnn", 0)
         trainer.wait_for_pause(FAULT_AT)
-        late = pods.start("data", 0)
-        trainer.wait_for("agent_ready", agent=late.host)
-        pods.go_on(FAULT_AT)
-        pods.go_on(LOOK_AT)
-        assert_exact(pods, trainer, late)
-        assert late.num_sent() > 0
-        # Reachable, it was told the end, and said goodbye.
-        assert pods.record(trainer).data_group_release_seconds is not None
-
-
-def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(tmp_path: Path) -> None:
-    with Pods(tmp_path, feed={"lease_seconds": 12.0}, given=PAUSES) as pods:
-        trainer, cut_off, other = start(pods)
+        late, cut_off = pods.start("data", 0), pods.start("data", 1)
+        for pod in (late, cut_off):
+            trainer.wait_for("agent_ready", agent=pod.host)
         pods.go_on(FAULT_AT)
         trainer.wait_for_batch(FAULT_AT)
         cut_off.sandbox.disconnect()
+        pods.go_on(LOOK_AT)
+        trainer.process.wait(WAIT_SECONDS)
+        yield Joined(pods=pods, trainer=trainer, late=late, cut_off=cut_off)
+
+
+def test_data_pods_that_start_late_help_local_workers(joined: Joined) -> None:
+    joined.assert_exact()
+    assert joined.late.num_sent() > 0
+    # Reachable, it was told the end, and said goodbye.
+    assert joined.pods.record(joined.trainer).data_group_release_seconds is not None
+
+
+def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(joined: Joined) -> None:
+    joined.assert_exact()
+    assert joined.trainer.events("batch_overdue")
+    assert joined.cut_off.code() == 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readdressed:
+    """A training that has ended; both data pods were lost, and one that came back was cut off.
+
+    Attributes:
+        other: Came back for one of them, with the address of the other one.
+        again: Came back for that one, under a new address, and was cut off for 5 s.
+        overdue: Batches that were late since it was cut off.
+        lost: How often it was given up since then.
+    """
+
+    pods: Pods
+    trainer: Pod
+    other: Pod
+    again: Pod
+    overdue: int
+    lost: int
+
+    def assert_exact(self) -> None:
+        assert_exact(self.pods, self.trainer, self.again)
+
+
+@pytest.fixture(scope="module")
+def readdressed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readdressed]:
+    """One training, struck twice, under a long lease."""
+    stops = (FAULT_AT, 20, 50)
+    # The training ends a second after the cut. Under 12 s the host that had been cut off was called
+    # lost after it had ended: its goodbye had not come, probably because TCP sends it again late.
+    feed = {**FEED, "lease_seconds": 20.0}
+    given = {**GIVEN, "pause_at": stops}
+    with Pods(tmp_path_factory.mktemp("readdressed"), feed=feed, given=given) as pods:
+        trainer, *data = start(pods)
+        for pod in data:
+            pod.lose_node()
+        other = pods.start("data", 1, address=data[0].sandbox.address)
+        # The trainer looks for data-0 where data-1 is now.
+        trainer.wait_for("agent_is_another_host", agent=data[0].host)
+        pods.go_on(stops[0])
+        trainer.wait_for_pause(stops[1])
+        again = pods.start("data", 0)
+        trainer.wait_for("agent_ready", agent=again.host, count=2)
+
+        pods.go_on(stops[1])
+        trainer.wait_for_batch(26)
+        before = len(trainer.events("batch_overdue"))
+        given_up = len(trainer.events("host_lost", about=again.host))
+        again.sandbox.disconnect()
         time.sleep(5.0)  # the fault
-        cut_off.sandbox.connect()
-        trainer.wait_for_pause(LOOK_AT)
+        again.sandbox.connect()
+        trainer.wait_for_pause(stops[2])
         other.terminate()
         assert other.code() == 143
-        # From here on only the other one makes batches.
-        pods.go_on(LOOK_AT)
-        assert_exact(pods, trainer, cut_off)
-        assert trainer.events("batch_overdue")
-        assert not trainer.events("host_lost", about=cut_off.host)
+        # From here on only the one that was cut off makes batches.
+        pods.go_on(stops[2])
+        trainer.process.wait(WAIT_SECONDS)
+        yield Readdressed(
+            pods=pods,
+            trainer=trainer,
+            other=other,
+            again=again,
+            overdue=len(trainer.events("batch_overdue")) - before,
+            lost=len(trainer.events("host_lost", about=again.host)) - given_up,
+        )
 
 
-def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(tmp_path: Path) -> None:
-    with Pods(tmp_path, feed=FEED, given=PAUSES) as pods:
-        trainer, cut_off, other = start(pods)
-        pods.go_on(FAULT_AT)
-        trainer.wait_for_batch(FAULT_AT)
-        cut_off.sandbox.disconnect()
-        pods.go_on(LOOK_AT)
-        assert_exact(pods, trainer, other)
-        assert trainer.events("batch_overdue")
-        assert cut_off.code() == 5
+def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(
+    readdressed: Readdressed,
+) -> None:
+    readdressed.assert_exact()
+    assert all(pod.num_sent() > 0 for pod in (readdressed.other, readdressed.again))
+
+
+def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(readdressed: Readdressed) -> None:
+    readdressed.assert_exact()
+    assert readdressed.overdue > 0
+    assert readdressed.lost == 0
 
 
 def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
@@ -215,19 +290,3 @@ def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_pat
         trainer.lose_node()
         # Started again, it waits for the next leader until the job is deleted.
         assert data.code() == 5
-
-
-def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(tmp_path: Path) -> None:
-    with Pods(tmp_path, feed={**FEED, "lease_seconds": 12.0}, given=PAUSES) as pods:
-        trainer, *data = start(pods)
-        for pod in data:
-            pod.lose_node()
-        other = pods.start("data", 1, address=data[0].sandbox.address)
-        # The trainer looks for data-0 where data-1 is now.
-        trainer.wait_for("agent_is_another_host", agent=data[0].host)
-        pods.go_on(FAULT_AT)
-        trainer.wait_for_pause(LOOK_AT)
-        again = pods.start("data", 0)
-        look_at(pods, trainer, rejoined=again)
-        assert_exact(pods, trainer, other, again)
-        assert all(pod.num_sent() > 0 for pod in (other, again))

@@ -55,16 +55,14 @@ def broken():
 
 
 def test_length_and_kind_come_from_a_data_host_and_the_trainer_builds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "only_there.py").write_text(ONLY_THERE)
     with Cluster(agents=1, late=True) as cluster:
-        with monkeypatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(tmp_path))
-            # The trainer is there first, and waits.
-            trainer = cluster.train(script="remote_script.py", env={"PYTHONPATH": ""})
-            trainer.until("pid")
-            cluster.start_agent(0)
+        # The trainer is there first, and waits.
+        trainer = cluster.train(script="remote_script.py")
+        trainer.until("pid")
+        cluster.start_agent(0, folder=str(tmp_path))
         lines = trainer.finish()
     start, facts, *passes, split, kind, sized, stream, no_length, broken, missing = lines
     assert start["can_import"] is False

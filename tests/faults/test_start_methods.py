@@ -1,12 +1,16 @@
-"""Workers begin by fork, spawn or forkserver, with a data group and without: the same batches."""
+"""Workers begin by fork, spawn or forkserver, with a data group and without: the same batches.
+
+A worker that is spawned imports torch (1.4 CPU-seconds): each kind of them is begun once.
+"""
 
 import functools
+import json
 import os
 
 import pytest
 
 from stoker.launch.strategies.start import SITE_DIR
-from support.cluster import Cluster, Line, run_script
+from support.cluster import Cluster, Trainer, run_script
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -17,49 +21,90 @@ REPLACED = {
     "STOKER_LAUNCHER_PID": str(os.getpid()),
     "STOKER_REPLACE_DATALOADER": "1",
 }
+# By start method, the digest of each dataset's batches.
+Found = dict[str, dict[str, str]]
 
 
-@functools.cache
-def forked() -> list[Line]:
-    found = run_script({"start": "fork", "loaders": ["stoker"]}, script=SCRIPT).finish()
-    assert [list(line) for line in found] == [["Drawing"], ["Stream"]]
+def found_by(trainer: Trainer) -> Found:
+    found: Found = {}
+    for line in trainer.finish():
+        start, dataset, digest = (str(line[key]) for key in ("start", "dataset", "digest"))
+        found.setdefault(start, {})[dataset] = digest
+    assert "Error" not in trainer.errors
+    assert "local_worker_died" not in trainer.errors
     return found
 
 
+@functools.cache
+def forked(*, epochs: int = 1, shards: int = 2) -> dict[str, str]:
+    """What is wanted of all: of workers that are forked, without a data group."""
+    given = {"starts": ["fork"], "epochs": epochs, "shards": shards}
+    expected = found_by(run_script(given, script=SCRIPT))["fork"]
+    assert list(expected) == ["Drawing", "Stream"]
+    return expected
+
+
+@pytest.fixture(scope="module")
+def of_one_machine() -> Found:
+    given = {"starts": STARTS, "shards": 1}
+    return found_by(run_script(given, script=SCRIPT))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_workers_of_one_machine_begin_by_any_start_method(
+    of_one_machine: Found, start: str
+) -> None:
+    assert of_one_machine[start] == forked(shards=1)
+
+
 # Replaced, by spawn and forkserver: so are those beside a data group.
-ALONE = [
-    pytest.param(
-        replaced,
-        start,
-        id=f"{'torch' if replaced else 'stoker'}'s {start}",
-        marks=pytest.mark.soak if replaced and start != "fork" else (),
-    )
-    for replaced in (False, True)
-    for start in STARTS
-]
+@pytest.mark.parametrize(
+    "start",
+    [pytest.param(start, marks=() if start == "fork" else pytest.mark.soak) for start in STARTS],
+)
+def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_replaced(
+    start: str,
+) -> None:
+    trainer = run_script({"starts": [start], "loader": "torch"}, script=SCRIPT, env=REPLACED)
+    assert found_by(trainer) == {start: forked()}
 
 
-@pytest.mark.parametrize(("replaced", "start"), ALONE)
-def test_workers_of_one_machine_begin_by_any_start_method(replaced: bool, start: str) -> None:
-    given = {"start": start, "loaders": ["torch" if replaced else "stoker"]}
-    trainer = run_script(given, script=SCRIPT, env=REPLACED if replaced else {})
-    assert trainer.finish() == forked()
-    assert "Error" not in trainer.errors
+@pytest.fixture(scope="module")
+def of_no_host_yet() -> Found:
+    """What local workers make of all batches, as no data host comes."""
+    with Cluster(agents=1, late=True) as cluster:
+        return found_by(cluster.train(script=SCRIPT, starts=STARTS, as_option=True, epochs=2))
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_local_workers_and_streams_serve_alone_however_they_are_started(
+    of_no_host_yet: Found, start: str
+) -> None:
+    assert of_no_host_yet[start] == forked(epochs=2)
+
+
+@pytest.fixture(scope="module")
+def beside_a_host(host: Cluster) -> Found:
+    """What a data host and a local worker make together, where torch's class is replaced."""
+    # The local worker may be asked for about as many batches as the host's two, which by then may
+    # be asked for more than at first: of three shards each side gets one or two.
+    feed = {"STOKER_FEED": json.dumps(host.settings | {"credits": 8})}
+    given = {"starts": STARTS, "loader": "torch", "shards": 3}
+    trainer = host.train(script=SCRIPT, workers=1, env=REPLACED | feed, **given)
+    found = found_by(trainer)
+    for start in STARTS:
+        assert f"a stream begins: {start}\n" in trainer.errors
+    return found
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_workers_beside_a_data_group_begin_by_any_start_method(
+    beside_a_host: Found, start: str
+) -> None:
+    assert beside_a_host[start] == forked(shards=3)
 
 
 # Without local workers nothing is begun here, whatever the method.
-BESIDE = [
-    pytest.param(start, local, marks=pytest.mark.soak if start != "spawn" and not local else ())
-    for start in STARTS
-    for local in (0, 1)
-]
-
-
-@pytest.mark.parametrize(("start", "local"), BESIDE)
-def test_workers_beside_a_data_group_begin_by_any_start_method(
-    host: Cluster, start: str, local: int
-) -> None:
-    loaders = ["stoker", "torch"]
-    trainer = host.train(script=SCRIPT, start=start, loaders=loaders, workers=local, env=REPLACED)
-    assert trainer.finish() == forked() * 2
-    assert "Error" not in trainer.errors
+def test_without_local_workers_the_start_method_does_not_matter(host: Cluster) -> None:
+    found = found_by(host.train(script=SCRIPT, workers=0, starts=STARTS))
+    assert found == dict.fromkeys(STARTS, forked())

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +24,8 @@ from stoker.feed.wire.protocol import PROTOCOL_VERSION, Join
 from stoker.launch.leader_connection import Membership
 from stoker.logs import Log
 from stoker.records import FeedSettings
+
+_Popen = subprocess.Popen
 
 
 class Forked:
@@ -39,6 +42,7 @@ class Forked:
 
     def _run(self, module: str, descriptor: str, kept: list[int]) -> NoReturn:
         status = 1
+        subprocess.Popen = _Popen
         try:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -75,8 +79,21 @@ class Forked:
         return self._status
 
 
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Has the fork server forked; without torch here it begins as everywhere."""
+    if "torch" in sys.modules:
+        subprocess.Popen = Forked
+    yield
+    subprocess.Popen = _Popen
+
+
 def main() -> None:
     given = json.loads(sys.argv[1])
+    # What this data host can import and trainers cannot; its fork server inherits it.
+    if "folder" in given:
+        sys.path.insert(1, given["folder"])
+        os.environ["PYTHONPATH"] = given["folder"]
     # Held from the start, so that what is opened later has higher numbers.
     held = os.open(os.devnull, os.O_RDONLY)
     for _ in range(given.get("held_files", 0)):
@@ -97,12 +114,8 @@ def main() -> None:
         bind="127.0.0.1",
         port=given["port"],
     )
-    # The fork server; without torch here it begins as everywhere.
-    popen = subprocess.Popen
-    if "torch" in sys.modules:
-        subprocess.Popen = Forked
-    agent.open()
-    subprocess.Popen = popen
+    with forking():
+        agent.open()
     signal.signal(signal.SIGTERM, lambda *_: agent.drain())
     membership = Membership(
         join=Join(

@@ -1,12 +1,14 @@
 """A training script of known cost: burns CPU in the dataset and in the model, by CPU time.
 
-Arguments: loading ms a batch, model ms a step, workers, batches an epoch, epochs, [raise].
+Arguments: loading ms a batch, model ms a step, workers, batches an epoch, epochs, [raise],
+[group=a control group to join].
 """
 
 import atexit
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,6 +37,9 @@ class Burning(Dataset[tuple[torch.Tensor, int]]):
 
 
 def main() -> None:
+    for word in sys.argv[6:]:
+        if word.startswith("group="):
+            Path(word.removeprefix("group="), "cgroup.procs").write_text(str(os.getpid()))
     loading, model, workers, batches, epochs = (float(word) for word in sys.argv[1:6])
     torch.set_num_threads(1)
     weight = torch.zeros(1, requires_grad=True)

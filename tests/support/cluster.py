@@ -180,14 +180,12 @@ class Cluster:
         workers: Data workers of each.
         feed: Feed settings of all.
         late: Data hosts are started by `start_agent`.
-        warm: Data hosts are forked of the warm Python; where times count, they begin as for users.
     """
 
     agents: int = 1
     workers: int = 1
     feed: Mapping[str, object] = field(default_factory=dict)
     late: bool = False
-    warm: bool = True
 
     def __enter__(self) -> "Cluster":
         self.run = f"test-{secrets.token_hex(4)}"
@@ -241,7 +239,7 @@ class Cluster:
         variables = os.environ | {"STOKER_RUN_ID": self.run, "OMP_NUM_THREADS": "1"}
         process: subprocess.Popen[bytes] | WarmProcess
         with self.log_of(number).open("ab") as log:
-            if self.warm and _may_be_forked(variables):
+            if _may_be_forked(variables):
                 process = WarmProcess(argv, variables, log=log)
             else:
                 process = subprocess.Popen(
@@ -343,8 +341,14 @@ class Cluster:
 
     def kill_worker(self, number: int) -> int:
         """kill -9 of one data worker of a host; its pid."""
-        wait_until(lambda: bool(self.workers_of(number)), "a data worker")
-        victim = self.workers_of(number)[-1]
+        found: list[psutil.Process] = []
+
+        def has_workers() -> bool:
+            found[:] = self.workers_of(number)
+            return bool(found)
+
+        wait_until(has_workers, "a data worker")
+        victim = found[-1]
         victim.kill()
         return victim.pid
 
@@ -393,11 +397,21 @@ class Cluster:
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
-    """None of a process that has ended meanwhile."""
-    try:
-        return process.children()
-    except psutil.NoSuchProcess:
-        return []
+    """None of a process that has ended meanwhile.
+
+    As `process.children()`, which reads of every process on the machine whose child it is.
+    """
+    found: list[psutil.Process] = []
+    threads: list[Path] = []
+    with contextlib.suppress(OSError):
+        threads += Path(f"/proc/{process.pid}/task").iterdir()
+    for thread in threads:
+        # A thread may have ended meanwhile: the children of the others count.
+        with contextlib.suppress(OSError):
+            for pid in (thread / "children").read_text().split():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    found.append(psutil.Process(int(pid)))
+    return found
 
 
 def _is_left(name: str) -> bool:

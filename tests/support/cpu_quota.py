@@ -1,9 +1,12 @@
 """A control group with a quota of CPU, as a container has one; of version 1 or 2, made by root."""
 
 import contextlib
+import functools
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -11,6 +14,38 @@ from support.local_job import until
 
 _ROOT = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000
+_NUMBERS = itertools.count(1)
+
+TestT = TypeVar("TestT", bound=Callable[..., None])
+
+
+def measures(test: TestT) -> TestT:
+    """Marks a test that measures in a control group: it is alone where no group can be made."""
+    return test if _has_quotas() else pytest.mark.alone(test)
+
+
+@contextlib.contextmanager
+def quiet_cpus() -> Iterator[Path | None]:
+    """A group for what `measures`, with nearly two vCPUs; None where none can be made.
+
+    To those in it the others of the machine are not there: they neither take its vCPUs away nor are
+    they counted as busy.
+    """
+    if not _has_quotas():
+        yield None
+        return
+    # A quota of all that there is would limit nothing: then all of the machine is looked at.
+    with cpu_quota(vcpus=1.9) as group:
+        yield group
+
+
+@functools.cache
+def _has_quotas() -> bool:
+    try:
+        with cpu_quota(vcpus=1.0):
+            return True
+    except pytest.skip.Exception:
+        return False
 
 
 @contextlib.contextmanager
@@ -20,7 +55,7 @@ def cpu_quota(*, vcpus: float) -> Iterator[Path]:
     Other programs do not take them away, however many there are.
     """
     is_v2 = (_ROOT / "cgroup.controllers").exists()
-    folder = (_ROOT if is_v2 else _ROOT / "cpu") / f"stoker-test-{os.getpid()}"
+    folder = (_ROOT if is_v2 else _ROOT / "cpu") / f"stoker-test-{os.getpid()}-{next(_NUMBERS)}"
     quota = int(vcpus * _PERIOD_US)
     try:
         if is_v2 and "cpu" not in (_ROOT / "cgroup.subtree_control").read_text().split():

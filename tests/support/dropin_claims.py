@@ -38,6 +38,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 Claim = Callable[["Load"], object]
 CLAIMS: dict[str, Claim] = {}
+PINNED: set[str] = set()
 VALUED: dict[str, Claim] = {}
 SEEDED: dict[str, Claim] = {}
 # Of a claim: torch's own loader waits for ever for a batch that its workers cannot pickle.
@@ -48,6 +49,12 @@ def claim(function: Claim) -> Claim:
     """Observed with torch's own loader and two workers: the same is wanted of others."""
     CLAIMS[function.__name__] = function
     return function
+
+
+def pinned(function: Claim) -> Claim:
+    """As `claim`; it says itself how many workers its loaders have, whatever `workers` is."""
+    PINNED.add(function.__name__)
+    return claim(function)
 
 
 def valued(function: Claim) -> Claim:
@@ -273,7 +280,7 @@ class AtOnce(data.Sampler):
         return iter([order[:4], order[4:8], order[8:]])
 
 
-@claim
+@pinned
 def samplers_that_draw_when_asked_for_an_iterator(load: Load) -> object:
     found: list[object] = []
     for count in (0, 1, 2):
@@ -729,7 +736,7 @@ def batches_that_are_pinned(load: Load) -> object:
 # Workers
 
 
-@claim
+@pinned
 def worker_init_fn_runs_once_a_worker_with_its_number(load: Load) -> object:
     def begin(number: int) -> None:
         info = data.get_worker_info()
@@ -758,7 +765,7 @@ def worker_init_fn_runs_once_a_worker_with_its_number(load: Load) -> object:
     ]
 
 
-@claim
+@pinned
 def seeds_of_workers(load: Load) -> object:
     """As scripts lean on: for generators of their own, in worker_init_fn and with each sample."""
 
@@ -818,7 +825,7 @@ def any_order_holds_all_batches(load: Load) -> object:
     return sorted(ids(load(Plain(), batch_size=3, in_order=False)))
 
 
-@claim
+@pinned
 def persistent_workers_stay(load: Load) -> object:
     class Counting(Plain):
         count = 0
@@ -843,7 +850,7 @@ def persistent_workers_stay(load: Load) -> object:
     ]
 
 
-@claim
+@pinned
 def persistent_workers_go_on_after_a_break(load: Load) -> object:
     loader = load(Plain(), batch_size=2, num_workers=2, persistent_workers=True)
     found: list[object] = []
@@ -855,7 +862,7 @@ def persistent_workers_go_on_after_a_break(load: Load) -> object:
     return [found, ids(loader)]
 
 
-@claim
+@pinned
 def persistent_workers_go_on_after_an_error(load: Load) -> object:
     loader = load(
         fail_at_two(lambda: ValueError("no")), num_workers=2, persistent_workers=True, batch_size=2
@@ -905,7 +912,7 @@ def early_break_and_again(load: Load) -> object:
     return [found, ids(loader)]
 
 
-@claim
+@pinned
 def early_break_leaves_the_generator(load: Load) -> object:
     """However far ahead its sampler was asked; how far torch's is, its options say."""
     found: list[object] = []
@@ -932,7 +939,7 @@ def early_break_leaves_the_generator(load: Load) -> object:
     return found
 
 
-@claim
+@pinned
 def pass_that_is_shut_down(load: Load) -> object:
     """By a name of torch's own that scripts use to be rid of the workers of a pass."""
     loader = load(Plain(40), batch_size=2, num_workers=2, persistent_workers=True)
@@ -1163,7 +1170,7 @@ def errors_that_come_of_others(load: Load) -> object:
     return raised(lambda: list(load(Each(sample_that_fails))), "the first", "the second", "direct")
 
 
-@claim
+@pinned
 def iterable_datasets(load: Load) -> object:
     class Words(data.IterableDataset):
         def __init__(self, length: int | None) -> None:

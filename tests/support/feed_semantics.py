@@ -1,14 +1,13 @@
-"""What torch's DataLoader promises, asked of the feed; each check prints its name."""
+"""What a loader over the feed promises, beyond dropin_claims.py; each check prints its name."""
 
 import gc
-import threading
 import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from stoker import DataLoader
 from stoker.errors import FeedError
@@ -38,58 +37,8 @@ class FailingSampler(Sampler):
         raise OSError("the sampler is broken")
 
 
-class Words(Dataset):
-    """Samples of other kinds than tensors; indices that are no numbers."""
-
-    def __getitem__(self, index: str) -> dict[str, object]:
-        return {"word": index, "info": get_worker_info() is not None, "set": frozenset([index])}
-
-
 def lists(loader: DataLoader) -> list[object]:
     return [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]
-
-
-def check_no_automatic_batching() -> None:
-    assert lists(DataLoader(Plain(), batch_size=None)) == list(range(10))
-
-
-def check_batch_sampler() -> None:
-    assert lists(DataLoader(Plain(), batch_sampler=[[1, 2], [9]])) == [[1, 2], [9]]
-
-
-def check_generator_as_sampler() -> None:
-    assert lists(DataLoader(Plain(), sampler=(n for n in [7, 1]))) == [[7], [1]]
-
-
-def check_empty_dataset() -> None:
-    assert lists(DataLoader(Plain(), sampler=[])) == []
-
-
-def check_length() -> None:
-    assert len(DataLoader(Plain(), batch_size=4)) == 3
-    assert len(iter(DataLoader(Plain(), batch_size=4))) == 3
-
-
-def check_indices_and_batches_of_any_kind() -> None:
-    loader = DataLoader(Words(), sampler=["a", "b"], batch_size=None)
-    assert [batch["word"] for batch in loader] == ["a", "b"]
-    assert all(batch["info"] and isinstance(batch["set"], frozenset) for batch in loader)
-
-
-def check_nested_passes() -> None:
-    loader = DataLoader(Plain(), batch_size=5)
-    pairs = [(a.tolist()[0], b.tolist()[0]) for a in loader for b in loader]
-    assert pairs == [(0, 0), (0, 5), (5, 0), (5, 5)]
-    firsts = [a.tolist()[0] for a, _ in zip(loader, loader, strict=True)]
-    assert firsts == [0, 5]
-
-
-def check_dataset_changed_between_passes() -> None:
-    for num_workers in (0, 1):
-        loader = DataLoader(Plain(), batch_size=10, num_workers=num_workers)
-        assert lists(loader) == [list(range(10))]
-        loader.dataset.offset = 100
-        assert lists(loader) == [list(range(100, 110))]
 
 
 def check_persistent_workers_keep_the_dataset() -> None:
@@ -163,14 +112,6 @@ def check_views_of_every_kind_are_kept_over_100_batches() -> None:
             batch.fill_(-1)
         for number, view in enumerate(kept):
             assert (np.asarray(view) == number).all(), (num_workers, number)
-
-
-def check_iterating_in_a_thread() -> None:
-    found: list[object] = []
-    thread = threading.Thread(target=lambda: found.extend(lists(DataLoader(Plain(), batch_size=5))))
-    thread.start()
-    thread.join(30)
-    assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 def check_iterable_dataset() -> None:

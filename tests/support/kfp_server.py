@@ -128,7 +128,7 @@ class KfpServer:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*map(str, self.tls))
             self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
         return self
 
@@ -389,7 +389,7 @@ class KfpServer:
         name = request.query["name"]
         if any(version["name"] == name for version in versions):
             raise RefusedError(409, f"Already exist error: version {name} already exists")
-        documents = list(yaml.safe_load_all(request.file))
+        documents = list(yaml.load_all(request.file, Loader=yaml.CSafeLoader))
         spec = documents[0]
         if len(documents) > 1:
             spec = {"pipeline_spec": documents[0], "platform_spec": documents[1]}

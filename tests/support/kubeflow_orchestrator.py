@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from stoker.orchestrators.base import Uploaded
 from stoker.orchestrators.kubeflow import KubeflowOrchestrator
@@ -14,6 +15,7 @@ from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
 from support.kfp_server import KfpServer
+from support.kubernetes_api import KubernetesApi, PodLogFile
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = "5b1f6c3e-0000-4000-8000-00000000abcd"
@@ -105,3 +107,32 @@ def _node(name: str, state: str, *, child: str = "", reason: str = "") -> dict[s
         **({"child_tasks": [{"task_id": child}]} if child else {}),
         **({"error": {"code": 2, "message": reason}} if reason else {}),
     }
+
+
+def step_pod(run: str, path: str, *, phase: str = "Running", minute: int = 0) -> dict[str, Any]:
+    """The pod of a step of a run, as Argo makes it."""
+    name = "mnist-x-" + path.replace(".", "-").replace("(", "").replace(")", "")
+    state: dict[str, Any] = {"running": {}} if phase == "Running" else {"waiting": {}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": {"pipeline/runid": run},
+            "annotations": {"workflows.argoproj.io/node-name": f"mnist-x.{path}"},
+        },
+        "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
+        "status": {
+            "phase": phase,
+            "startTime": f"2026-11-20T10:{minute:02d}:00Z",
+            "containerStatuses": [{"name": "main", "state": state}],
+        },
+    }
+
+
+def put_pod(api: KubernetesApi, document: dict[str, Any], *lines: str) -> None:
+    """Puts a pod with its log into a cluster."""
+    name = document["metadata"]["name"]
+    api.put("pods", document)
+    api._logs[name] = PodLogFile()
+    api.say(name, *lines)

@@ -101,9 +101,14 @@ def normalised(definition: str) -> str:
     return re.sub(r"(?m)^sdkVersion: .*$", "sdkVersion: kfp", definition)
 
 
+def parsed(definition: str) -> list[Any]:
+    """Its documents; by libyaml, which is ten times as fast as Python."""
+    return list(yaml.load_all(definition, Loader=yaml.CSafeLoader))
+
+
 def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
     """The pipeline, and what Kubernetes is told of its pods; {} where that is nothing."""
-    pipeline, *platforms = yaml.safe_load_all(compiled(kind).definition)
+    pipeline, *platforms = parsed(compiled(kind).definition)
     return pipeline, platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if (
         platforms
     ) else {}

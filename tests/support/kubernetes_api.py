@@ -47,6 +47,9 @@ _KINDS = {
     ("v1", "pods"): "Pod",
     ("v1", "events"): "Event",
     ("v1", "nodes"): "Node",
+    ("v1", "persistentvolumeclaims"): "PersistentVolumeClaim",
+    ("storage.k8s.io/v1", "storageclasses"): "StorageClass",
+    ("apps/v1", "deployments"): "Deployment",
     ("policy/v1", "poddisruptionbudgets"): "PodDisruptionBudget",
     ("argoproj.io/v1alpha1", "workflows"): "Workflow",
 }
@@ -110,6 +113,7 @@ class KubernetesApi:
         role: Rules of the caller's Role, as RBAC holds them; None: all is allowed.
         used: Verb, group and resource of each call that was allowed.
         installed: APIs that are there.
+        other_versions: Of APIs that this cluster has in another version than stoker speaks.
         unknown_fields: Fields that the CRDs of this cluster do not have yet: "spec.new".
         trained_again: TrainJobs whose JobSet was made anew after its TTL.
         namespaces: That are there.
@@ -124,7 +128,11 @@ class KubernetesApi:
         self.denied: set[tuple[str, str]] = set()
         self.role: list[Mapping[str, Any]] | None = None
         self.used: set[tuple[str, str, str]] = set()
-        self.installed = {"jobset.x-k8s.io", "trainer.kubeflow.org", "policy", "argoproj.io"}
+        self.installed = {
+            *("jobset.x-k8s.io", "trainer.kubeflow.org", "argoproj.io"),
+            *("policy", "storage.k8s.io", "apps"),
+        }
+        self.other_versions: dict[str, str] = {}
         self.unknown_fields: set[str] = set()
         self.trained_again: list[str] = []
         self.namespaces = {NAMESPACE, "default"}
@@ -248,20 +256,18 @@ class KubernetesApi:
             self._logs[name].lines.append((stamp, text))
             self.changed.notify_all()
 
-    def pass_seconds(self, seconds: float) -> None:
-        """The time at which pods speak."""
-        self._second += timedelta(seconds=seconds)
-
     def end_pod(self, name: str, code: int = 0, *, reason: str = "", message: str = "") -> None:
         """Its container ends, and the pod with it."""
         with self.changed:
             pod = self._objects["pods", name]
             container = self._container(pod)
+            running = container.get("state", {}).get("running", {})
             container["state"] = {
                 "terminated": {
                     "exitCode": code,
                     "reason": reason or ("Error" if code else "Completed"),
                     "message": message,
+                    **({"startedAt": running["startedAt"]} if running else {}),
                     "finishedAt": self._now(),
                 }
             }
@@ -317,10 +323,17 @@ class KubernetesApi:
         self._drop("pods", name)
         return self.make_pod(labels[_JOBSET], labels[_REPLICATED], int(labels[_INDEX]))
 
-    def fail_pod(self, name: str, code: int) -> None:
+    def fail_pod(
+        self, name: str, code: int, *, message: str = "", ran_seconds: float = 0.0
+    ) -> None:
         """Its container fails, and the controllers of Job and JobSet judge that."""
         with self.changed:
-            self.end_pod(name, code)
+            running = self._container(self._objects["pods", name])["state"].get("running")
+            if running and ran_seconds:
+                began = datetime.fromisoformat(running["startedAt"])
+                earlier = began - timedelta(seconds=ran_seconds)
+                running["startedAt"] = earlier.strftime("%Y-%m-%dT%H:%M:%SZ")
+            self.end_pod(name, code, message=message)
             self._judge(name, is_disrupted=False)
 
     def disrupt_pod(self, name: str) -> None:
@@ -472,18 +485,29 @@ class KubernetesApi:
             self._changed("pods", name)
 
     def pod_finds_no_node(self, name: str, message: str) -> None:
+        """The scheduler says so again and again; when it began stays what it was."""
         with self.changed:
+            status = self._objects["pods", name]["status"]
+            before = [c for c in status.get("conditions", []) if c["status"] == "False"]
             condition = {
                 "type": "PodScheduled",
                 "status": "False",
                 "reason": "Unschedulable",
                 "message": message,
+                "lastTransitionTime": before[0]["lastTransitionTime"] if before else self._now(),
             }
-            self._objects["pods", name]["status"]["conditions"] = [condition]
+            status["conditions"] = [condition]
             self._changed("pods", name)
 
     def tell(
-        self, kind: str, name: str, reason: str, message: str, *, type: str = "Warning"
+        self,
+        kind: str,
+        name: str,
+        reason: str,
+        message: str,
+        *,
+        type: str = "Warning",
+        seconds_later: float = 0.0,
     ) -> None:
         """An event of an object."""
         event = {
@@ -492,7 +516,7 @@ class KubernetesApi:
             "reason": reason,
             "message": message,
             "type": type,
-            "lastTimestamp": self._now(),
+            "lastTimestamp": self._now(seconds_later),
         }
         with self.changed:
             self._put("events", event)
@@ -517,8 +541,11 @@ class KubernetesApi:
                 job["status"]["terminalState"] = kind
             self._changed(plural, run)
             for name in [name for name in self.names("pods") if name.startswith(f"{run}-")]:
-                if self._objects["pods", name]["status"]["phase"] in ("Pending", "Running"):
+                phase = self._objects["pods", name]["status"]["phase"]
+                if phase == "Running":
                     self.end_pod(name, 143)
+                # One that never started has no container that could end.
+                if phase in ("Pending", "Running"):
                     self._drop("pods", name)
 
     def set_status(self, plural: str, name: str, **status: Any) -> None:
@@ -576,6 +603,8 @@ class KubernetesApi:
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Object | None) -> Object:
         """The answer to a call that is no stream."""
+        if path == "/version" or (path.count("/") < 4 and path.startswith("/apis/")):
+            return self._discovered(path)
         place = self.place(method, path)
         verb = {"GET": "get" if place.name else "list", "POST": "create"}.get(
             method, method.lower()
@@ -595,6 +624,26 @@ class KubernetesApi:
         if method == "POST" and place.plural in self.holds:
             self.let_go.wait(HOLD_SECONDS)
         return answer
+
+    def _discovered(self, path: str) -> Object:
+        """What the server tells of itself, to everybody who is logged in."""
+        if ("get", path) in self.denied:
+            message = f'forbidden: User "{USER}" cannot get path "{path}"'
+            raise Refusal(403, "Forbidden", message)
+        if path == "/version":
+            return {"major": "1", "minor": "34", "gitVersion": "v1.34.1"}
+        _, _, group, *rest = path.split("/")
+        known = {place: kind for place, kind in _KINDS.items() if place[0].startswith(f"{group}/")}
+        versions = {version.rpartition("/")[2] for version, _ in known}
+        if group in self.other_versions:
+            versions, known = {self.other_versions[group]}, {}
+        if group not in self.installed or (rest and rest[0] not in versions):
+            raise Refusal(404, "NotFound", "404 page not found")
+        if rest:
+            found = [{"name": plural, "kind": kind} for (_, plural), kind in known.items()]
+            return {"kind": "APIResourceList", "resources": found}
+        listed = [{"groupVersion": f"{group}/{each}", "version": each} for each in versions]
+        return {"kind": "APIGroup", "name": group, "versions": listed}
 
     def place(self, method: str, path: str) -> "Place":
         found = _PATH.match(path)
@@ -712,6 +761,8 @@ class KubernetesApi:
         self._prune(body, is_strict=query.get("fieldValidation") == "Strict")
         self._validate(body)
         body["metadata"]["namespace"] = place.namespace
+        if query.get("dryRun") == "All":
+            return body
         self._put(place.plural, body)
         made = copy.deepcopy(self._objects[place.plural, name])
         # An owner that is not there is as good as one that was deleted.
@@ -892,8 +943,9 @@ class KubernetesApi:
             self.changed.notify_all()
         return len(found)
 
-    def _now(self) -> str:
-        return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def _now(self, seconds_later: float = 0.0) -> str:
+        later = datetime.now(UTC) + timedelta(seconds=seconds_later)
+        return later.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True)
@@ -1120,7 +1172,7 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
 
     with Server(("127.0.0.1", 0), _handler(api)) as server:
         api.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="kubernetes api")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="kubernetes api")
         thread.start()
         try:
             yield api

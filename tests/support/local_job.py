@@ -32,6 +32,8 @@ from stoker.train import facts_of
 DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
 QUICK = FeedSettings(lease_seconds=2.0)
+# Of hosts whose training has no datasets: what a data host imports for them, it need not.
+WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parent / "without_torch")}
 
 
 def until(condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS) -> None:
@@ -58,6 +60,17 @@ def marked_processes(base_dir: Path) -> set[int]:
             if marker in b"\0" + Path(f"/proc/{pid}/environ").read_bytes() and is_running(pid):
                 found.add(pid)
     return found
+
+
+def has_fork_ahead(base_dir: Path) -> bool:
+    """Whether the data host there has imported torch, and forked a process for the next dataset."""
+    pids = marked_processes(base_dir)
+    parents = {}
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            parents[pid] = psutil.Process(pid).ppid()
+    # Of the agent's fork server, and of its template.
+    return any(parents.get(parents.get(parents[pid], 0), 0) in pids for pid in parents)
 
 
 def is_listening(port: int) -> bool:
@@ -88,6 +101,9 @@ class LocalJob:
     """A run of a script on the local platform; ended and checked when the context ends.
 
     The script finds STOKER_TEST_DIR in its environment, for files that tell the test where it is.
+
+    Args:
+        has_torch: False: nothing of the run needs torch, and no data host spends time on it.
     """
 
     def __init__(
@@ -105,6 +121,7 @@ class LocalJob:
         replace_dataloader: bool = False,
         engine: EngineSettings | None = None,
         strategy: StrategyName = "auto",
+        has_torch: bool = True,
     ) -> None:
         self.tmp_path = tmp_path
         if isinstance(script, str):
@@ -140,7 +157,10 @@ class LocalJob:
                 name: Channel(uri=uri, groups=(channel_groups or {}).get(name))
                 for name, uri in (channels or {}).items()
             },
-            environment={"STOKER_TEST_DIR": str(tmp_path)},
+            environment={
+                "STOKER_TEST_DIR": str(tmp_path),
+                **({} if has_torch else WITHOUT_TORCH),
+            },
             settings=RunEnvironment(
                 feed=feed,
                 replace_dataloader=replace_dataloader,

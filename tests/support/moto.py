@@ -113,13 +113,18 @@ def moto_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer
 @pytest.fixture
 def aws_server(moto_process: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
     """An empty AWS on the loopback interface, which boto3 finds by the environment."""
+    return emptied(moto_process, monkeypatch)
+
+
+def emptied(server: AwsServer, patch: pytest.MonkeyPatch) -> AwsServer:
+    """The server, empty, and as boto3 finds it by the environment until that is undone."""
     for name in list(os.environ):
         if _FOREIGN.search(name):
-            monkeypatch.delenv(name)
-    for name, value in moto_process.env.items():
-        monkeypatch.setenv(name, value)
-    moto_process.reset()
-    return moto_process
+            patch.delenv(name)
+    for name, value in server.env.items():
+        patch.setenv(name, value)
+    server.reset()
+    return server
 
 
 def _wait_for_start(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -29,7 +29,7 @@ from support import kubernetes_jobs, sagemaker_job
 from support.aws_answers import Clock
 from support.cloudwatch import put_lines
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.local_job import QUICK, is_running, marked_processes, until
+from support.local_job import QUICK, WITHOUT_TORCH, is_running, marked_processes, until
 from support.moto import REGION, AwsServer
 from support.sagemaker_service import sagemaker_service
 
@@ -196,7 +196,7 @@ class LocalPlatformJob:
                 Group(name="data", role="data", instance_type="local.c1", count=1),
             ),
             run_dir=folder / "run",
-            environment={"STOKER_TEST_DIR": str(folder)},
+            environment={"STOKER_TEST_DIR": str(folder), **WITHOUT_TORCH},
             settings=RunEnvironment(feed=QUICK),
         )
         self.hosts = {"algo-2": "dnn", "algo-1": "data"}

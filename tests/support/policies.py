@@ -1,75 +1,110 @@
-"""configs/sagemaker as IAM reads it: actions, resources and conditions, with an account's names."""
+"""What `stoker render iam` writes, as IAM reads it: actions, resources and conditions."""
 
 import fnmatch
-import json
-import re
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from stoker.orchestrators.sagemaker.roles import iam_files
+from stoker.records import Json, Workload
+from stoker.settings import read_workload
+
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "configs" / "sagemaker"
-POLICIES = sorted(p.name for p in FOLDER.glob("*.json") if not p.name.startswith("trust-"))
-TRUSTS = sorted(p.name for p in FOLDER.glob("trust-*.json"))
 ACCOUNT, REGION = "123456789012", "eu-central-1"
+REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
+# What a workload may say and the example does not, so that every statement is there.
+EVERYTHING = (
+    "sagemaker.checkpoint_uri=s3://bucket/checkpoints",
+    "sagemaker.output_kms_key=alias/outputs",
+    "sagemaker.volume_kms_key=1234abcd-12ab-34cd-56ef-1234567890ab",
+    "sagemaker.overlap=refuse",
+    f"sagemaker.dead_letter_queue=arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
+    "sagemaker.vpc.subnets=[subnet-1]",
+    "sagemaker.vpc.security_groups=[sg-1]",
+)
+POLICIES = (
+    "caller.json",
+    "execution-role.json",
+    "pipeline-role.json",
+    "scheduler-role.json",
+    "starter-role.json",
+    "step-role.json",
+)
+TRUSTS = ("trust-lambda.json", "trust-sagemaker.json", "trust-scheduler.json")
 
 
-def statements(name: str) -> list[Mapping[str, object]]:
-    """The statements of a policy, placeholders and all."""
-    document = json.loads((FOLDER / name).read_text())
-    assert document["Version"] == "2012-10-17"
-    found: list[Mapping[str, object]] = document["Statement"]
-    return found
+@functools.cache
+def example(*more: str) -> Workload:
+    """The example's workload with an account's names."""
+    names = (
+        "channels.training.uri=s3://bucket/mnist/",
+        "sagemaker.output_uri=s3://bucket/stoker",
+        f"sagemaker.region={REGION}",
+        f"image={REGISTRY}/stoker:mnist",
+        f"sagemaker.control.image={REGISTRY}/stoker:control",
+    )
+    return read_workload(ROOT / "configs" / "mnist-sagemaker.yaml", overrides=[*names, *more])
 
 
-def actions(name: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+@functools.cache
+def rendered(*more: str, train_step: str = "launched") -> Mapping[str, Mapping[str, Json]]:
+    """File name to policy."""
+    return iam_files(example(*more), train_step=train_step)
+
+
+def everything() -> Iterator[tuple[str, Mapping[str, Json]]]:
+    """(File name, policy) of all ways to train, with all that a workload may say."""
+    for train_step in ("launched", "native", "handover"):
+        yield from rendered(*EVERYTHING, train_step=train_step).items()
+
+
+def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    """The statements of a policy."""
+    assert policy["Version"] == "2012-10-17"
+    found = policy["Statement"]
+    assert isinstance(found, list)
+    return [statement for statement in found if isinstance(statement, Mapping)]
+
+
+def actions(policy: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
     """(Action, its statement) of a policy."""
-    for statement in statements(name):
+    for statement in statements(policy):
         named = statement["Action"]
         assert isinstance(named, list)
         for action in named:
-            yield action, statement
+            yield str(action), statement
 
 
-def resources(statement: Mapping[str, object]) -> list[str]:
+def resources(statement: Mapping[str, Json]) -> list[str]:
     """What a statement is about."""
     named = statement["Resource"]
-    return [named] if isinstance(named, str) else list(named)  # type: ignore[call-overload]
+    return [str(each) for each in named] if isinstance(named, list) else [str(named)]
 
 
 def is_allowed(
-    name: str, action: str, resource: str, *, context: Mapping[str, str] | None = None
+    name: str,
+    action: str,
+    resource: str,
+    *,
+    context: Mapping[str, str] | None = None,
+    train_step: str = "launched",
 ) -> bool:
-    """Whether a policy allows an action on a resource, as IAM matches both."""
-    for allowed, statement in actions(name):
-        patterns = [filled(pattern) for pattern in resources(statement)]
-        if allowed != action or not any(fnmatch.fnmatchcase(resource, p) for p in patterns):
+    """Whether a policy of the example allows an action on a resource, as IAM matches both."""
+    for allowed, statement in actions(rendered(train_step=train_step)[name]):
+        matches = any(fnmatch.fnmatchcase(resource, p) for p in resources(statement))
+        if allowed != action or not matches:
             continue
         tests = statement.get("Condition", {})
-        assert isinstance(tests, dict)
-        wanted = [pair for test in tests.values() for pair in test.items()]
+        assert isinstance(tests, Mapping)
+        wanted = [pair for test in tests.values() for pair in test.items()]  # type: ignore[union-attr]
         if all(_matches((context or {}).get(key), value) for key, value in wanted):
             return True
     return False
 
 
-def _matches(given: str | None, wanted: str | list[str]) -> bool:
-    patterns = [wanted] if isinstance(wanted, str) else wanted
-    return given is not None and any(fnmatch.fnmatchcase(given, filled(p)) for p in patterns)
-
-
-def filled(pattern: str) -> str:
-    """A pattern with an account's own names in place of the placeholders."""
-    values = {
-        "ACCOUNT": ACCOUNT,
-        "REGION": REGION,
-        "DATA_BUCKET": "BUCKET",
-        "DATA_PREFIX": "mnist",
-        "PREFIX": "stoker",
-        "NAME": "mnist",
-        "REPOSITORY": "stoker",
-    }
-    names = "|".join(sorted(values, key=len, reverse=True))
-    return re.sub(rf"\b({names})\b", lambda found: values[found.group()], pattern)
+def _matches(given: str | None, wanted: Json) -> bool:
+    patterns = wanted if isinstance(wanted, list) else [wanted]
+    return given is not None and any(fnmatch.fnmatchcase(given, str(p)) for p in patterns)
 
 
 def s3_arn(uri: str) -> str:

@@ -29,6 +29,8 @@ JOB_SECONDS = 100.0
 # After a host has failed, for what the others still have to say.
 GRACE_SECONDS = 20.0
 PROCESSING = PurePosixPath("/opt/ml/processing")
+# A training's script may wait for it, see `Containers.lets_go`.
+GO = "/opt/ml/go"
 _ENTER = (
     'mount -t tmpfs none /opt && mkdir /opt/ml /opt/work && mount --bind "$1" /opt/ml'
     ' && { [ "$2" = - ] || mount --bind "$2" /etc/hosts; } && shift 2 && cd /opt/work && exec "$@"'
@@ -67,6 +69,10 @@ class Containers:
     Args:
         folder: For the jobs' files.
         server: Whose S3 holds inputs and outputs.
+
+    Attributes:
+        files: What each job read.
+        lets_go: When it is true, the file GO is made on the hosts of trainings.
     """
 
     def __init__(self, folder: Path, server: AwsServer) -> None:
@@ -75,14 +81,15 @@ class Containers:
         self._server = server
         self._environ: dict[str, str] = {}
         self.files: dict[str, Files] = {}
+        self.lets_go: Callable[[], bool] = lambda: True
 
     def set_environ(self, environ: Mapping[str, str]) -> None:
         """Of all containers from now on."""
         self._environ = dict(environ)
 
     def log(self, job: str) -> str:
-        """What the hosts of a job wrote."""
-        return "".join(f.read_text() for f in sorted((self._folder / job).glob("*.log")))
+        """What the hosts of a job wrote, or of all jobs whose names match a pattern."""
+        return "".join(file.read_text() for file in sorted(self._folder.glob(f"{job}/*.log")))
 
     def process(self, request: Body, *, name: str, lose_when: Callable[[], bool] | None) -> Ended:
         """Runs a processing job; where `lose_when` comes true first, its host is lost."""
@@ -222,7 +229,7 @@ class Containers:
                 head=host.enter,
                 etc_hosts=self._folder / name / "etc-hosts",
             )
-        was_stopped = _all_ended(hosts, is_stopped=is_stopped)
+        was_stopped = _all_ended(hosts, is_stopped=is_stopped, lets_go=self.lets_go)
         kept = _map(request.get("CheckpointConfig") or {})
         output = f"{str(_map(request['OutputDataConfig'])['S3OutputPath']).rstrip('/')}/{name}"
         for host in hosts:
@@ -341,10 +348,17 @@ def job_arn(name: str, kind: str = "training-job") -> str:
     return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{kind}/{name}"
 
 
-def _all_ended(hosts: Sequence[_Host], *, is_stopped: Callable[[], bool]) -> bool:
+def _all_ended(
+    hosts: Sequence[_Host], *, is_stopped: Callable[[], bool], lets_go: Callable[[], bool]
+) -> bool:
     """Waits for all hosts, ends what goes on after a failure; tells whether it was stopped."""
     deadline, was_stopped, is_failing = time.monotonic() + JOB_SECONDS, False, False
+    has_gone = False
     while any(host.code is None for host in hosts):
+        if not has_gone and lets_go():
+            has_gone = True
+            for host in hosts:
+                (host.ml / _below_ml(GO)).touch()
         if is_stopped() and not was_stopped:
             was_stopped = True
             for host in hosts:

@@ -210,7 +210,8 @@ def account(folder: Path, server: AwsServer) -> Iterator[Account]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         found.url = f"http://127.0.0.1:{http.server_address[1]}"
         found.containers.set_environ({"AWS_ENDPOINT_URL_SAGEMAKER": found.url})
-        thread = threading.Thread(target=http.serve_forever, name="sagemaker")
+        # It looks so often whether it is to end.
+        thread = threading.Thread(target=http.serve_forever, args=(0.05,), name="sagemaker")
         thread.start()
         try:
             yield found
@@ -647,6 +648,8 @@ def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
             if not re.fullmatch(r"-?\d+", str(value)):
                 raise DefinitionError(f"parameter {name}: {value} is no integer")
             value = int(str(value))
+        elif item["Type"] == "Float":
+            value = float(str(value))
         elif item["Type"] != "String" or not isinstance(value, str):
             raise DefinitionError(f"parameter {name} of type {item['Type']}: {value}")
         choices = item.get("EnumValues")
@@ -676,7 +679,8 @@ def _only(value: Body, keys: set[str], where: str) -> None:
 def _text(value: Json) -> str:
     if isinstance(value, Mapping | list | bool) or value is None:
         raise DefinitionError(f"{value} cannot be joined")
-    return str(value)
+    # Which of a number's spellings the service takes is nowhere said: 1.0E-5, as Java's?
+    return str(value).replace("e", "E") if isinstance(value, float) else str(value)
 
 
 def _list(value: Json) -> list[Json]:

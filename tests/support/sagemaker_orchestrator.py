@@ -62,7 +62,12 @@ def definition(of: Workload, *, added: Sequence[Json] = ()) -> dict[str, Json]:
             }
             for p in parameters_of(of)
         ]
-        + [{"Name": "DataInstanceCount", "Type": "Integer", "DefaultValue": 2}],
+        + [
+            {"Name": "DataInstanceCount", "Type": "Integer", "DefaultValue": 2},
+            # Of a pipeline's own.
+            {"Name": "Least", "Type": "Float", "DefaultValue": 0.5},
+            {"Name": "DryRun", "Type": "Boolean", "DefaultValue": False},
+        ],
         "Steps": [
             {
                 "Name": "NeedsProfile",
@@ -197,7 +202,23 @@ class Recorded:
             {"PipelineDefinition": json.dumps(definition(of))},
         )
         if launched is not None:
+            self.add_jobs(LAUNCHED)
             self.add("describe_training_job", launched, TrainingJobName=LAUNCHED)
+
+    def add_jobs(self, *names: str) -> None:
+        """The training jobs whose names contain the first one's."""
+        summaries = [
+            {
+                "TrainingJobName": name,
+                "TrainingJobArn": f"{ARN}:training-job/{name}",
+                "CreationTime": at(2),
+                "TrainingJobStatus": "InProgress",
+            }
+            for name in names
+        ]
+        listed = {"TrainingJobSummaries": summaries}
+        oldest_first = {"SortBy": "CreationTime", "SortOrder": "Ascending"}
+        self.add("list_training_jobs", listed, NameContains=names[0], **oldest_first)
 
 
 def recorded() -> Recorded:

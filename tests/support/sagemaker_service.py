@@ -110,6 +110,9 @@ def sagemaker_service() -> Iterator[SageMakerService]:
     service = SageMakerService()
 
     class Handler(BaseHTTPRequestHandler):
+        # Head and body in one packet: else each answer waits 40 ms for an acknowledgement.
+        wbufsize = 1 << 16
+
         def do_POST(self) -> None:
             size = int(self.headers["Content-Length"])
             asked = json.loads(self.rfile.read(size))
@@ -128,7 +131,9 @@ def sagemaker_service() -> Iterator[SageMakerService]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         service.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, name="sagemaker service")
+        thread = threading.Thread(
+            target=server.serve_forever, args=(0.01,), name="sagemaker service"
+        )
         thread.start()
         try:
             yield service

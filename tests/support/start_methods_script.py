@@ -1,12 +1,13 @@
-"""Goes through loaders whose workers begin by a start method.
+"""Goes through loaders whose workers begin by one start method after the other.
 
-Argument: {"start": ..., "loaders": names among "stoker" and "torch", whose class is replaced}.
-Prints one JSON line a loader: the digest of two epochs with a worker, or of one with two. stoker is
-the first import, so in a spawned worker it is stoker that imports torch.
+Argument: one JSON object, see `DEFAULTS`. Prints one JSON line a loader: start method, dataset,
+and the digest of its batches. Each process of a stream says on stderr that it begins. stoker is the
+first import, so in a spawned worker it is stoker that imports torch.
 """
 
 import hashlib
 import json
+import multiprocessing
 import random
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,16 @@ import torch
 import torch.multiprocessing
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+# The loader is "stoker", or "torch", whose class is replaced. With `as_option` a loader is told the
+# start method, else it is the default of the process.
+DEFAULTS = {
+    "starts": ["fork"],
+    "loader": "stoker",
+    "as_option": False,
+    "epochs": 1,
+    "shards": 2,
+}
+
 
 class Drawing(Dataset[torch.Tensor]):
     def __len__(self) -> int:
@@ -29,7 +40,11 @@ class Drawing(Dataset[torch.Tensor]):
 
 
 class Stream(IterableDataset[torch.Tensor]):
+    def __init__(self, start: str) -> None:
+        self.start = start
+
     def __iter__(self) -> Iterator[torch.Tensor]:
+        print(f"a stream begins: {self.start}", file=sys.stderr, flush=True)
         info = get_worker_info()
         assert info is not None
         for index in range(info.id, 24, info.num_workers):
@@ -38,20 +53,25 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    torch.multiprocessing.set_start_method(given["start"])
+    given = DEFAULTS | json.loads(sys.argv[1])
     classes = {"stoker": DataLoader, "torch": torch.utils.data.DataLoader}
     cases = [
-        (classes[name], dataset, *counts)
-        for name in given["loaders"]
-        for dataset, *counts in ((Drawing(), 1, 2), (Stream(), 2, 1))
+        (start, *case)
+        for start in given["starts"]
+        for case in ((Drawing(), 1, given["epochs"]), (Stream(start), given["shards"], 1))
     ]
-    for loader_class, dataset, num_workers, epochs in cases:
+    # Else each worker that it forks would import torch once more, as a spawned one does.
+    multiprocessing.set_forkserver_preload(["torch"])
+    for start, dataset, num_workers, epochs in cases:
+        options = {"multiprocessing_context": start} if given["as_option"] else {}
+        if not given["as_option"]:
+            torch.multiprocessing.set_start_method(start, force=True)
         torch.manual_seed(7)
-        loader = loader_class(dataset, batch_size=4, num_workers=num_workers)
+        loader = classes[given["loader"]](dataset, batch_size=4, num_workers=num_workers, **options)
         whole = b"".join(batch.numpy().tobytes() for _ in range(epochs) for batch in loader)
         found = hashlib.sha256(whole).hexdigest()[:16]
-        print(json.dumps({type(dataset).__name__: found}), flush=True)
+        facts = {"start": start, "dataset": type(dataset).__name__}
+        print(json.dumps(facts | {"digest": found}), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Arguments: name=value pairs, all optional: workers, batches (an epoch), burn_ms 
 batch, to load), model_ms (the accelerator: the main thread waits and leaves the CPU), python_ms (of
 the main thread a step), hog (a busy thread beside it), cache (samples are slow once), server
 (host:port, bytes of a batch come from there), group (a control group to join), late_rank (whose
-samples take late_ms more), late_loop_ms (instead, in that rank's loop).
+samples take late_ms more), late_loop_ms (instead, in that rank's loop), store (a file where ranks
+meet).
 """
 
 import os
@@ -80,9 +81,11 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     model = torch.nn.Linear(64, 8)
-    has_others = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    has_others = world > 1
     if has_others:
-        dist.init_process_group("gloo")
+        store = f"file://{asked['store']}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     if "hog" in asked:
         threading.Thread(target=hog, daemon=True).start()
     loader = DataLoader(Slow(asked, rank=rank), batch_size=BATCH, num_workers=int(asked["workers"]))

@@ -1,11 +1,12 @@
 """A Python that has torch imported, and forks a process for each script that a test starts.
 
-To import torch costs more than most tests do; what stoker needs of other packages (0.06
-CPU-seconds) is there as well, stoker itself is not. What it forks is a process of its own, with the
-arguments, variables, standard streams, folder and `__main__` that the script would have been
-started with; only the import is not done again. Nor is it undone: a script that came to its end
-leaves when its threads and exit handlers have ended. To take torch apart, as Python does then,
-copies most of the memory that is shared, 0.18 CPU-seconds a script; scripts that are launched do.
+To import torch costs more than most tests do; the feed, and what it needs of other packages, is
+there as well (0.2 CPU-seconds a data host, 0.1 a trainer). What it forks is a process of its own,
+with the arguments, variables, standard streams, folder and `__main__` that the script would have
+been started with, and with the profiler in torch's loader if a profile is asked for; only the
+imports are not done again. Nor are they undone: a script that came to its end leaves when its
+threads and exit handlers have ended. To take torch apart, as Python does then, copies most of the
+memory that is shared, 0.18 CPU-seconds a script; scripts that are launched do.
 
 A script. Argument: the descriptor of a socket. A message is {"argv": ..., "env": ..., "folder":
 ...} with four descriptors: the standard streams, and where its pid, and then its exit code, go.
@@ -17,6 +18,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import importlib
 import importlib.machinery
 import json
 import os
@@ -29,6 +31,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -41,8 +44,21 @@ _TESTS = Path(__file__).parents[1]
 _HEAD = f"""\
 import sys, warnings
 warnings.simplefilter("error")
-sys.path[1:1] = [{str(_TESTS)!r}, {str(_TESTS / "unit")!r}]
+sys.path.insert(1, {str(_TESTS)!r})
 """
+# Not stoker.feed.remote_iterators: a process that has it is taken for one that has loaders.
+_AHEAD = (
+    "cloudpickle",
+    "psutil",
+    "yaml",
+    "stoker.feed.agent.agent",
+    "stoker.feed.loader",
+    "stoker.feed.trainer.client",
+    "stoker.feed.trainer.local_workers",
+    "stoker.feed.unfed",
+    "stoker.feed.workers.worker",
+    "stoker.launch.leader_connection",
+)
 # Linux 6.1; elsewhere it is refused.
 _MADV_COLLAPSE = 25
 _HUGE_PAGE_BYTES = 2**21
@@ -78,7 +94,7 @@ class WarmProcess:
             "has_session": log is not None,
         }
         try:
-            socket.send_fds(_channel(), [json.dumps(given).encode()], theirs)
+            socket.send_fds(_forker().channel, [json.dumps(given).encode()], theirs)
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
@@ -149,9 +165,16 @@ def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tupl
         return code, log.read().decode(errors="replace")
 
 
+@dataclass(frozen=True)
+class _Forker:
+    """The process that forks; it ends with this one."""
+
+    process: "subprocess.Popen[bytes]"
+    channel: socket.socket
+
+
 @functools.cache
-def _channel() -> socket.socket:
-    """Leads to the process that forks; it ends with this one."""
+def _forker() -> _Forker:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     with theirs:
@@ -168,12 +191,22 @@ def _channel() -> socket.socket:
         process.wait()
 
     atexit.register(end)
-    return ours
+    return _Forker(process, ours)
 
 
 def warm_up() -> None:
     """Starts the process that forks, if it is not there."""
-    _channel()
+    _forker()
+
+
+def check_alive() -> None:
+    """Fails if the process that forks was ended; a new one takes its place then."""
+    if _forker.cache_info().currsize and (code := _forker().process.poll()) is not None:
+        _forker.cache_clear()
+        raise AssertionError(
+            f"the Python that other tests fork from has ended with exit code {code}: this test ended"
+            " more processes than its own"
+        )
 
 
 def _use_huge_pages() -> None:
@@ -255,6 +288,11 @@ def _become_script(given: dict, streams: list[int]) -> types.CodeType:
     vars(main)["__builtins__"] = builtins
     sys.modules["__main__"] = main
     numpy.random.seed()
+    if "STOKER_PROFILE" in os.environ:
+        # What stoker's sitecustomize does when torch is imported, which it is here.
+        from stoker.profile.probe import install
+
+        install(torch.utils.data.DataLoader)
     return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
 
 
@@ -275,15 +313,11 @@ def _run(script: types.CodeType) -> NoReturn:
 
 
 if __name__ == "__main__":
-    import cloudpickle  # noqa: F401
-    import cryptography.hazmat.primitives.ciphers.aead  # noqa: F401
-    import msgspec  # noqa: F401
     import numpy.random
-    import psutil  # noqa: F401
-    import torch  # noqa: F401
-    import yaml  # noqa: F401
-    import zmq  # noqa: F401
+    import torch
 
+    for name in _AHEAD:
+        importlib.import_module(name)
     gc.freeze()
     _use_huge_pages()
     _run(_become_script(*_serve(socket.socket(fileno=int(sys.argv[1])))))

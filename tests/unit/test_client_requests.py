@@ -4,6 +4,7 @@ import dataclasses
 import io
 import threading
 
+import msgspec
 import pytest
 
 from stoker.errors import FeedLostError
@@ -70,6 +71,16 @@ def roster(*, listed: bool = False, awaited: tuple[str, ...] = ()) -> Roster:
     )
     agents, lost = ((member,), ()) if listed else ((), (member,))
     return Roster(agents=agents, lost=lost, expected=1 + len(awaited), awaited=awaited)
+
+
+def test_the_error_names_every_lost_host_and_when_it_was_heard() -> None:
+    alone = Alone(comes_back=False)
+    (first,) = roster().lost
+    second = msgspec.structs.replace(first, host="d2", silent_seconds=2.0)
+    alone.tell(Roster(agents=(), lost=(first, second), expected=2, awaited=()))
+    error = alone.judge(PATIENCE + 0.1)
+    assert isinstance(error, FeedLostError)
+    assert "d1 (lost, last heard 7.1 s ago), d2 (lost, last heard 9.1 s ago)" in str(error)
 
 
 def test_under_a_long_lease_hosts_that_are_all_gone_are_not_waited_for() -> None:

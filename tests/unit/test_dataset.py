@@ -1,9 +1,6 @@
 import functools
-import multiprocessing
 import pickle
-import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -46,25 +43,6 @@ def test_a_spec_comes_back_and_equal_ones_have_one_name() -> None:
     assert pack_spec(spec(Numbers(a=4)), max_bytes=1 << 20).digest != packed.digest
 
 
-def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent("""
-        import sys
-        from stoker.feed.wire.dataset import DatasetSpec, pack_spec
-        scale = 10
-        class Squares:
-            def __getitem__(self, i):
-                return scale * i * i
-        with open(sys.argv[1], "wb") as file:
-            file.write(pack_spec(DatasetSpec(dataset=Squares(), collate_fn=lambda b: sum(b)),
-                max_bytes=1 << 20).data)
-        """)
-    )
-    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
-    back = unpack_spec((tmp_path / "spec").read_bytes())
-    assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130  # type: ignore[index]
-
-
 def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,25 +70,6 @@ def test_a_spec_travels_from_a_folder_that_was_removed(
     monkeypatch.chdir(tmp_path)
     assert unpack_spec(packed.data).dataset.a == 3  # type: ignore[attr-defined]
     assert Path.cwd() == tmp_path
-
-
-def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None:
-    (tmp_path / "beside_me.py").write_text(
-        "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
-    )
-    (tmp_path / "script.py").write_text(
-        "import sys, beside_me\nfrom stoker.feed.wire.dataset import DatasetSpec, pack_spec\n"
-        "spec = DatasetSpec(dataset=beside_me.Ten(), collate_fn=len)\n"
-        "data = pack_spec(spec, max_bytes=1 << 20).data\n"
-        "open(sys.argv[1], 'wb').write(data)\n"
-    )
-    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
-    before = list(sys.path)
-    try:
-        assert unpack_spec((tmp_path / "spec").read_bytes()).dataset[0] == 10  # type: ignore[index]
-    finally:
-        sys.path[:] = before
-        sys.modules.pop("beside_me", None)
 
 
 def closure_over_lock() -> object:
@@ -174,14 +133,6 @@ def cached_of_a_function() -> object:
 def test_what_cannot_travel_is_named(make: object, name: str) -> None:
     with pytest.raises(ShippingError, match=name):
         pack_spec(make(), max_bytes=1 << 20)  # type: ignore[operator]
-
-
-def test_a_proxy_of_a_manager_is_named() -> None:
-    """It would be looked for on the data host, or found there in another program's place."""
-    with multiprocessing.Manager() as manager:
-        shared = spec(Numbers(seen=manager.dict()))
-        with pytest.raises(ShippingError, match=r"dataset\.seen \(multiprocessing\.managers\.Dict"):
-            pack_spec(shared, max_bytes=1 << 20)
 
 
 def test_a_lost_feed_is_what_torch_calls_a_lost_worker() -> None:

@@ -1,9 +1,5 @@
 """What of a script's environment travels with its dataset."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from stoker.feed.wire.dataset import (
@@ -11,7 +7,6 @@ from stoker.feed.wire.dataset import (
     ScriptEnvironment,
     arguments_of,
     changes_between,
-    environment_at_start,
     may_travel,
 )
 
@@ -73,45 +68,3 @@ def test_arguments_take_the_same_room_whatever_they_are() -> None:
     some = [ScriptEnvironment((), ("s.py",) * times) for times in (0, 1, 100, 10_000)]
     assert {len(each.packed_arguments()) for each in some} == {ARGUMENT_BYTES}
     assert ScriptEnvironment.unpacked(b"[]", some[-1].packed_arguments()).arguments == ()
-
-
-def run(code: str, **environ: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PATH": os.environ["PATH"], **environ},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout
-
-
-LOOK = (
-    "import os, sys; os.environ['SET'] = 'here'; del os.environ['GONE']\n"
-    "from stoker.feed.wire.dataset import ScriptEnvironment\n"
-    "print(ScriptEnvironment.of_this_process().changes)\n"
-)
-
-
-def test_the_difference_is_to_what_the_script_was_started_with() -> None:
-    found = run(LOOK, GONE="1", STOKER_RUN_ID="r")
-    assert found == "(('GONE', None), ('SET', 'here'))\n"
-
-
-def test_where_it_is_not_known_what_was_there_nothing_travels() -> None:
-    # As after setproctitle, which writes over what the kernel shows.
-    assert run(LOOK, GONE="1") == "()\n"
-    assert environment_at_start("0") is None
-
-
-def test_a_spawned_rank_was_started_with_what_its_parent_was() -> None:
-    code = (
-        "import multiprocessing, os\n"
-        "from stoker.feed.wire import dataset as s\n"
-        "os.environ['SET'] = 'by the parent'\n"
-        "context = multiprocessing.get_context('spawn')\n"
-        "with context.Pool(1) as pool:\n"
-        "    print(pool.apply(s.ScriptEnvironment.of_this_process).changes)\n"
-    )
-    assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the parent'),)\n"

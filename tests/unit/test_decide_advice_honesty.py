@@ -35,6 +35,7 @@ from stoker.records import (
     Constraints,
     Decision,
     Plan,
+    Predicted,
     Profile,
     ProfileSettings,
     TodaysGroup,
@@ -422,7 +423,9 @@ COLD = msgspec.structs.replace(
 
 
 @pytest.mark.parametrize(
-    ("storage", "speedup"), [(None, 1.0), ("shared", 1.0), ("per_host", 2.0)], ids=str
+    ("storage", "speedup"),
+    [(None, 1.0), ("unknown", 1.0), ("shared", 1.0), ("per_host", 2.0)],
+    ids=str,
 )
 def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(
     storage: str | None, speedup: float
@@ -438,6 +441,92 @@ def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(
     (plan,) = plans(decision, "heterogeneous")
     assert plan.predicted is not None
     assert plan.predicted.speedup == pytest.approx(speedup, rel=0.05)
+
+
+def with_a_data_host(profile: Profile, storage: str | None) -> tuple[Decision, Predicted]:
+    """The decision on a storage that is told so, and what a second host of that kind gives."""
+    decision = decided(
+        profile,
+        objective="time",
+        storage=storage,
+        max_data_hosts=1,
+        allowed_instance_types=("local.c2",),
+    )
+    (plan,) = plans(decision, "heterogeneous")
+    assert plan.predicted is not None
+    return decision, plan.predicted
+
+
+@pytest.mark.parametrize("profile", [COLD, DISK], ids=["a rate", "shared by workers"])
+def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile: Profile) -> None:
+    _, shared = with_a_data_host(profile, "shared")
+    _, own = with_a_data_host(profile, "per_host")
+    decision, unknown = with_a_data_host(profile, None)
+    # From the one, which is the plan's own figure, to the other.
+    assert (unknown.step_seconds, unknown.speedup) == (shared.step_seconds, shared.speedup)
+    assert unknown.step_seconds_high == shared.step_seconds_high
+    assert unknown.step_seconds_low == pytest.approx(own.step_seconds_low)
+    assert unknown.own_storage_speedup == pytest.approx(own.speedup)
+    assert (shared.own_storage_speedup, own.own_storage_speedup) == (None, None)
+    told = f"{own.speedup:.2f}x"
+    assert f"{told} if each host has a storage of its own" in words(decision)
+    assert f"{shared.speedup:.2f}x as fast without, and {told} with one" in words(decision)
+    assert "storage?" in explain(decision)
+
+
+@pytest.mark.parametrize("storage", [None, "shared"], ids=str)
+def test_a_storage_at_its_limit_is_said_first_with_what_costs_nothing(storage: str | None) -> None:
+    # 200 MB a step from a SATA disk: no host makes the disk faster.
+    sata = msgspec.structs.replace(
+        COLD, step=msgspec.structs.replace(COLD.timed_step, storage_bytes_per_second=580e6)
+    )
+    decision, outcome = with_a_data_host(sata, storage)
+    assert (decision.action, outcome.limit) == ("keep", "storage")
+    assert decision.plan.reason.startswith("the storage is the limit")
+    first = decision.advice[0]
+    assert first.id == "storage"
+    for remedy in ("local disk", "page cache", "faster volume", "shards", "smaller"):
+        assert remedy in first.text
+    assert ("read from the same storage" in first.text) == (storage == "shared")
+    pays = next(own for own in decision.path if own.question == "Does a data group pay?")
+    assert pays.answer == "no"
+
+
+def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised() -> None:
+    # The CPU is the limit; a second host would halve it, and the storage is at three quarters.
+    busy = msgspec.structs.replace(
+        COLD,
+        step=msgspec.structs.replace(
+            COLD.timed_step,
+            read_bytes=155e6,
+            loader_cpu_seconds=0.68,
+            loader_wall_seconds=0.68,
+            num_workers=2,
+        ),
+    )
+    _, shared = with_a_data_host(busy, "shared")
+    decision, unknown = with_a_data_host(busy, None)
+    assert decision.bottleneck == "cpu"
+    assert unknown.step_seconds == shared.step_seconds == pytest.approx(155 / 600, rel=0.01)
+    assert unknown.own_storage_speedup is not None
+    assert unknown.own_storage_speedup > 1.2 * unknown.speedup
+    assert decision.advice[0].text.startswith("The storage is the next limit.")
+
+
+def test_hosts_of_another_type_may_have_a_volume_of_another_rate() -> None:
+    def width(kind: str) -> float:
+        decision = decided(
+            COLD,
+            objective="time",
+            storage="per_host",
+            max_data_hosts=1,
+            allowed_instance_types=(kind,),
+        )
+        (plan,) = [p for p in plans(decision, "heterogeneous") if p.groups[1].instance_type == kind]
+        assert plan.predicted is not None
+        return plan.predicted.step_seconds_high / plan.predicted.step_seconds - 1
+
+    assert width("local.c1") == pytest.approx(math.hypot(width("local.c2"), 0.2), abs=0.001)
 
 
 def test_storage_that_workers_share_is_mended_by_hosts_that_have_their_own() -> None:

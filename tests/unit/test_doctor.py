@@ -13,6 +13,7 @@ import pytest
 from stoker import doctor
 from stoker.cli.doctor import doctor_verb
 from stoker.doctor import Finding, aws_check, examine, peer_check, within
+from stoker.errors import UsageError
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.host.processes import free_ports
 from stoker.launch.coordinator import Coordinator
@@ -22,6 +23,7 @@ from stoker.platforms.aws import Aws
 from stoker.records import FeedSettings
 from support.local_job import resource_config
 from support.moto import AwsServer
+from support.platform_jobs import use_kube_config
 
 GROUPS = {"dnn": ["localhost"], "data": ["data-1.invalid"]}
 
@@ -240,3 +242,40 @@ def test_the_verb_ends_with_4_where_something_fails(
         f"fail  port     {port}: Address already in use"
     ]
     assert any(line.strip().startswith("try: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"cluster": True}, "--cluster needs a workload"),
+        ({"decision": Path("decision.json")}, "--decision needs a workload"),
+        ({"workload": "mnist.yaml"}, "a workload is looked at in its account or its cluster"),
+    ],
+)
+def test_a_workload_and_what_is_to_be_looked_at_go_together(
+    given: Mapping[str, object], what: str
+) -> None:
+    with pytest.raises(UsageError, match=what):
+        doctor_verb(**given)  # type: ignore[arg-type]
+
+
+def test_a_workload_that_is_wrong_is_told_before_anything_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "w.yaml").write_text("name: mnist")
+    with pytest.raises(UsageError, match="command"):
+        doctor_verb(str(tmp_path / "w.yaml"), cluster=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_verb_adds_what_a_cluster_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_BASE_DIR", str(tmp_path))
+    use_kube_config(monkeypatch, tmp_path / "none")
+    workload = tmp_path / "w.yaml"
+    workload.write_text("{name: mnist, command: [python, train.py]}")
+    assert doctor_verb(str(workload), cluster=True, as_json=True) == 4
+    last = json.loads(capsys.readouterr().out)["checks"][-1]
+    assert (last["name"], last["state"]) == ("cluster", "fail")
+    assert "no cluster is configured" in last["text"]

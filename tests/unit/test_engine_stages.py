@@ -1,19 +1,9 @@
 """How far an engine's commands are: what hosts tell the leader, and the leader all hosts."""
 
-from collections.abc import Iterator
-from io import StringIO
-
-import pytest
-import zmq
-
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, HostStage, Join, Leave
-from stoker.launch.coordinator import Coordinator
 from stoker.launch.host_leases import Members
-from stoker.launch.leader_connection import Membership, new_incarnation
-from stoker.logs import Log
 from stoker.records import FeedSettings
-from support.local_job import until
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
 # Beats are far apart: what is told must not wait for one.
@@ -78,63 +68,3 @@ def test_a_dnn_host_whose_training_is_done_is_not_waited_for() -> None:
     group.beat(beat("f1", "done"), 1.0)
     assert (group.awaited_followers(), group.live_followers()) == ((), ())
     assert "f1" in group.live
-
-
-@pytest.fixture
-def coordinator() -> Iterator[tuple[Coordinator, int]]:
-    with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
-        port = probe.bind_to_random_port("tcp://127.0.0.1")
-    found = Coordinator(
-        keys=KEYS,
-        run_id="run",
-        agents=("d1",),
-        followers=("f1",),
-        feed=FEED,
-        log=Log(run="run", host="leader", stream=StringIO()),
-        address="127.0.0.1",
-        port=port,
-        on_failure=lambda change: None,
-    )
-    found.start()
-    try:
-        yield found, port
-    finally:
-        found.close()
-
-
-def member(host: str, port: int) -> Membership:
-    found = Membership(
-        join=join(host, life=new_incarnation()),
-        keys=KEYS,
-        address="127.0.0.1",
-        port=port,
-        feed=FEED,
-        log=Log(run="run", host=host, stream=StringIO()),
-        on_verdict=lambda verdict: None,
-    )
-    found.start()
-    return found
-
-
-def test_stages_are_told_at_once_and_to_those_that_come_later(
-    coordinator: tuple[Coordinator, int],
-) -> None:
-    leader, port = coordinator
-    data = member("d1", port)
-    late = None
-    try:
-        assert data.wait_until_welcome(30)
-        assert data.run_stage == "begun"
-        leader.announce("led")
-        until(lambda: data.run_stage == "led", what="the data host hears of the leader's")
-        data.tell("ready")
-        until(lambda: leader.unready == ("f1",), what="the leader hears of the data host's")
-        leader.announce("ready")
-        late = member("f1", port)
-        until(lambda: late.run_stage == "ready", what="who comes late hears of it, too")
-        data.leave(reason="out of licences")
-        until(lambda: leader.gone_agents == {"d1": "out of licences"}, what="it has left")
-    finally:
-        data.close()
-        if late:
-            late.close()

@@ -53,6 +53,7 @@ def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
         waits_for="",
         waits_because="",
         unschedulable="",
+        unschedulable_since="",
         lost="",
         is_final=False,
         is_deleted=False,
@@ -66,7 +67,9 @@ def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -
 
 
 def troubles(*pods: PodState, next_best: str = "another") -> list[Trouble]:
-    return list(troubles_of(pods, LAYOUT.groups, image="image:1", next_best=next_best))
+    return list(
+        troubles_of(pods, LAYOUT.groups, image="image:1", next_best=next_best, wait_minutes=60)
+    )
 
 
 # --- waiting
@@ -154,6 +157,21 @@ def test_waiting_is_over_after_its_deadline_and_not_before() -> None:
     list(log.news([trouble], now=100.0))
     assert log.over([trouble], now=219.0) is None
     assert log.over([trouble], now=220.0) is trouble
+
+
+def test_dnn_hosts_wait_for_nodes_as_long_as_the_workload_says() -> None:
+    (trouble,) = troubles(
+        pod(index=0, unschedulable=NODES, unschedulable_since="2026-11-20T09:30:00Z"),
+        pod(index=1, unschedulable=NODES, unschedulable_since="2026-11-20T09:20:00Z"),
+    )
+    assert (trouble.fatal_after, trouble.is_capacity) == (3600.0, True)
+    assert trouble.since == "2026-11-20T09:20:00Z"
+    log = TroubleLog(repeat_seconds=600.0)
+    # Seen first by an attempt that adopts the job: 40 minutes of the hour are over.
+    (told,) = log.news([trouble], now=100.0, utc="2026-11-20T10:00:00+00:00")
+    assert "(for 2400 s)" in told[1]
+    assert log.over([trouble], now=100.0 + 1199) is None
+    assert log.over([trouble], now=100.0 + 1200) is trouble
 
 
 # --- the end

@@ -1,5 +1,6 @@
 """What the objects of a run promise, whatever the workload says."""
 
+import dataclasses
 import json
 import re
 from typing import Any
@@ -104,6 +105,31 @@ def test_a_dnn_host_that_is_taken_away_restarts_the_run_where_checkpoints_are_ke
     assert rule["action"] == "FailJob"
     assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert "podFailurePolicy" not in jobs(request)["data"]
+
+
+@BOTH
+def test_the_leader_knows_how_often_it_was_started_again_where_that_counts_as_no_failure(
+    api: str,
+) -> None:
+    settings = {"api": api, "output": "pvc://runs", "max_restarts": 2, "max_fresh_starts": 4}
+    request = plan(job(settings=settings))
+    assert environment(request, "dnn")["STOKER_MAX_FRESH_STARTS"] == "6"
+    (restarts,) = [v for v in container(request, "dnn")["env"] if v["name"] == "STOKER_RESTARTS"]
+    path = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
+    assert restarts["valueFrom"] == {"fieldRef": {"fieldPath": path}}
+    assert "STOKER_RESTARTS" not in str(container(request, "data"))
+    assert "FRESH" not in str(container(plan(job(settings={"api": api})), "dnn"))
+
+
+@BOTH
+def test_a_further_plan_of_a_run_goes_on_in_the_runs_folder(api: str) -> None:
+    first = job(settings={"api": api, "output": "pvc://claim/runs"}, name="mnist-1")
+    second = dataclasses.replace(first, name="mnist-1-plan2", run="mnist-1")
+    paths = [mount.get("subPathExpr") for mount in container(plan(second), "dnn")["volumeMounts"]]
+    assert "runs/mnist-1/checkpoints" in paths
+    # Of a first plan the kubelet fills in the same name.
+    paths = [mount.get("subPathExpr") for mount in container(plan(first), "dnn")["volumeMounts"]]
+    assert "runs/$(STOKER_RUN_ID)/checkpoints" in paths
 
 
 @BOTH
@@ -420,8 +446,15 @@ def test_a_type_without_a_selector_is_found_by_kubernetes_own_label() -> None:
     assert pods(plan(job()))["data"]["nodeSelector"] == {"node.kubernetes.io/instance-type": CPU}
 
 
+def test_data_pods_may_have_an_image_of_their_own() -> None:
+    found = pods(plan(job(settings={"data": {"image": "registry.example/mnist:cpu"}})))
+    images = {name: spec["containers"][0]["image"] for name, spec in found.items()}
+    assert images == {"dnn": "registry.example/mnist:1", "data": "registry.example/mnist:cpu"}
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"image": None}, "names no image"),
+    ({"settings": {"dnn": {"image": "i"}}}, "the workload's own image"),
     ({"settings": {"pools": {}}}, f"kubernetes.pools.{GPU}"),
     ({"settings": {"pools": {GPU: POOLS[GPU]}}}, "what a pod requests of its node"),
     ({"settings": {"pools": {**POOLS, GPU: POOLS[CPU]}}}, "how many GPUs a pod gets"),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.launch import launch, launcher
-from stoker.settings import RunEnvironment, RunGroup
+from stoker.settings import RunEnvironment, RunGroup, from_environment
 
 USER = 1000
 
@@ -82,3 +82,48 @@ def test_a_full_volume_is_found_as_well(base_dir: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)
     with pytest.raises(UsageError, match="No space left"):
         launcher.check_kept_folders(base_dir)
+
+
+AGAIN = {"STOKER_RESTARTS": "4", "STOKER_MAX_FRESH_STARTS": "3"}
+
+
+def test_a_run_that_saves_nothing_does_not_begin_anew_for_ever(base_dir: Path) -> None:
+    with pytest.raises(PlatformError, match="started again 4 times") as caught:
+        launch(["touch", str(base_dir / "began")], {**environ(base_dir), **AGAIN})
+    assert "save checkpoints" in caught.value.fix
+    assert "max_fresh_starts" in caught.value.fix
+    assert not (base_dir / "began").exists()
+    # For the pod's status, where whoever follows the job reads it.
+    assert "saved nothing" in (base_dir / "output" / "failure").read_text()
+
+
+@pytest.mark.parametrize(
+    ("told", "saved"),
+    [
+        ({**AGAIN, "STOKER_RESTARTS": "3"}, ""),
+        (AGAIN, "checkpoints/last.pt"),
+        (AGAIN, "model/model.pt"),
+        (AGAIN, "output/data/last.ckpt"),
+        (AGAIN, "checkpoints/.snapshot"),
+        # Older ones of JobSet say nothing; no output, no bound.
+        ({**AGAIN, "STOKER_RESTARTS": ""}, ""),
+        ({"STOKER_RESTARTS": "9"}, ""),
+    ],
+)
+def test_a_run_that_goes_on_from_what_it_saved_may_be_started_again(
+    base_dir: Path, told: dict[str, str], saved: str
+) -> None:
+    if saved:
+        (base_dir / saved).parent.mkdir(parents=True, exist_ok=True)
+        (base_dir / saved).touch()
+    launcher.check_fresh_starts(from_environment({**environ(base_dir), **told}))
+
+
+@pytest.mark.parametrize(
+    "path", ["checkpoints/.stoker-a1b2", "model/.nfs0001", "output/data/stoker/training.json"]
+)
+def test_what_stoker_and_its_volumes_write_is_nothing_saved(base_dir: Path, path: str) -> None:
+    (base_dir / path).parent.mkdir(parents=True, exist_ok=True)
+    (base_dir / path).touch()
+    with pytest.raises(PlatformError):
+        launcher.check_fresh_starts(from_environment({**environ(base_dir), **AGAIN}))

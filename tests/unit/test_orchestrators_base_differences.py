@@ -80,9 +80,11 @@ def test_parameters_that_come_and_go_are_told() -> None:
     fewer = copy.deepcopy(BASE)
     parameters = fewer["Parameters"]
     assert isinstance(parameters, list)
-    parameters.pop()
-    assert differences(BASE, fewer) == ("- parameter DataInstanceCount: 2",)
-    assert differences(fewer, BASE) == ("+ parameter DataInstanceCount: 2",)
+    last = parameters.pop()
+    assert isinstance(last, dict)
+    named = f"parameter {last['Name']}: {json.dumps(last['DefaultValue'])}"
+    assert differences(BASE, fewer) == (f"- {named}",)
+    assert differences(fewer, BASE) == (f"+ {named}",)
 
 
 def test_a_step_that_moves_into_a_condition_is_told() -> None:

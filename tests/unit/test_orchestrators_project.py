@@ -8,31 +8,21 @@ import pytest
 from stoker.errors import UsageError
 from stoker.orchestrators.base import project_pipeline
 
-PIPELINE = """
-from components.decide.sagemaker import said
-
-def build():
-    return said
-"""
+PIPELINE = "from pipelines.steps import said\n\ndef build():\n    return said\n"
 
 
-def project(folder: Path, *, say: str = "project", pipeline: str | None = None) -> Path:
-    """A project whose pipeline builds what its component says."""
-    (folder / "pipelines").mkdir(parents=True)
-    (folder / "components" / "decide").mkdir(parents=True)
-    text = (
-        pipeline
-        or "from components.decide.sagemaker import said\n\ndef build():\n    return said\n"
-    )
-    (folder / "pipelines" / "sagemaker.py").write_text(text)
-    (folder / "components" / "decide" / "sagemaker.py").write_text(f"said = {say!r}\n")
+def project(
+    folder: Path, *, say: str = "project", pipeline: str = PIPELINE, name: str = "sagemaker"
+) -> Path:
+    """A project whose pipeline builds what a module next to it says."""
+    (folder / "pipelines").mkdir(parents=True, exist_ok=True)
+    (folder / "pipelines" / f"{name}.py").write_text(pipeline)
+    (folder / "pipelines" / "steps.py").write_text(f"said = {say!r}\n")
     return folder
 
 
-def built(folder: Path, *, components: Path | None = None, carried: Path | None = None) -> object:
-    with project_pipeline(
-        "sagemaker", folder=folder, components=components, carried=[carried] if carried else []
-    ) as module:
+def built(folder: Path, *, name: str = "sagemaker", carried: Path | None = None) -> object:
+    with project_pipeline(name, folder=folder, carried=[carried] if carried else []) as module:
         return module.build()
 
 
@@ -45,27 +35,17 @@ def test_afterwards_nothing_of_the_project_is_imported_or_on_the_path(tmp_path: 
     before = list(sys.path)
     built(project(tmp_path))
     assert sys.path == before
-    assert not [n for n in sys.modules if n.partition(".")[0] in ("components", "pipelines")]
+    assert not [n for n in sys.modules if n.partition(".")[0] == "pipelines"]
 
 
 def test_modules_of_the_same_name_are_back_afterwards(tmp_path: Path) -> None:
-    theirs = type(sys)("components")
-    sys.modules["components"] = theirs
+    theirs = type(sys)("pipelines")
+    sys.modules["pipelines"] = theirs
     try:
         assert built(project(tmp_path)) == "project"
-        assert sys.modules["components"] is theirs
+        assert sys.modules["pipelines"] is theirs
     finally:
-        del sys.modules["components"]
-
-
-def test_a_folder_of_components_takes_the_place_of_those_it_has(tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    (own / "decide").mkdir(parents=True)
-    (own / "decide" / "sagemaker.py").write_text("said = 'own'\n")
-    folder = project(tmp_path / "project")
-    assert built(folder, components=own) == "own"
-    (own / "decide").rename(own / "other")
-    assert built(folder, components=own) == "project"
+        del sys.modules["pipelines"]
 
 
 def test_what_a_folder_lacks_comes_from_the_installation(tmp_path: Path) -> None:
@@ -79,15 +59,30 @@ def test_the_folders_own_files_come_first(tmp_path: Path) -> None:
     assert built(project(tmp_path / "mine", say="mine"), carried=carried) == "mine"
 
 
+def test_a_project_without_the_file_of_a_train_step_does_not_get_the_installations(
+    tmp_path: Path,
+) -> None:
+    """That one would be a pipeline without the project's own steps."""
+    carried = project(tmp_path / "carried", say="carried")
+    project(carried, name="sagemaker_native", say="carried")
+    assert built(tmp_path, name="sagemaker_native", carried=carried) == "carried"
+    mine = project(tmp_path / "mine", say="mine")
+    with pytest.raises(UsageError, match=r"no pipelines/sagemaker_native\.py") as caught:
+        built(mine, name="sagemaker_native", carried=carried)
+    assert str(mine) in caught.value.where
+    project(mine, name="sagemaker_native", say="mine")
+    assert built(mine, name="sagemaker_native", carried=carried) == "mine"
+
+
 def test_without_any_pipeline_the_way_to_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no pipelines/sagemaker\.py") as caught:
         built(tmp_path)
     assert "stoker init" in caught.value.fix
 
 
-def test_a_component_that_is_not_there_is_named(tmp_path: Path) -> None:
-    folder = project(tmp_path, pipeline="import components.missing\n")
-    with pytest.raises(UsageError, match=r"no module components\.missing"):
+def test_a_module_that_is_not_next_to_the_pipeline_is_named(tmp_path: Path) -> None:
+    folder = project(tmp_path, pipeline="import pipelines.missing\n")
+    with pytest.raises(UsageError, match=r"no module pipelines\.missing"):
         built(folder)
 
 
@@ -98,30 +93,25 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> Non
     assert caught.value.where.endswith("pipelines/sagemaker.py:2")
 
 
-def kubeflow(folder: Path, text: str) -> object:
-    """What a project's pipeline for Kubeflow builds."""
-    (folder / "pipelines").mkdir(parents=True)
-    (folder / "pipelines" / "kubeflow.py").write_text(text)
-    (folder / "pipelines" / "steps.py").write_text("said = 'mine'\n")
-    with project_pipeline("kubeflow", folder=folder, carried=[]) as module:
-        return module.build()
-
-
-def test_a_pipeline_may_have_modules_next_to_it(tmp_path: Path) -> None:
-    text = "from pipelines.steps import said\n\ndef build():\n    return said\n"
-    assert kubeflow(tmp_path, text) == "mine"
-
-
-@pytest.mark.parametrize("module", ["components.decide.kubeflow", "components.kubeflow_steps"])
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("kubeflow", "components.decide.kubeflow"),
+        ("kubeflow", "components.kubeflow_steps"),
+        ("sagemaker", "components.decide.sagemaker"),
+        ("sagemaker", "components.sagemaker_steps"),
+        ("sagemaker", "components.training_requests"),
+    ],
+)
 def test_components_that_an_earlier_init_copied_are_refused_with_what_to_do(
-    tmp_path: Path, module: str
+    tmp_path: Path, name: str, module: str
 ) -> None:
-    (tmp_path / "components" / "decide").mkdir(parents=True)
-    (tmp_path / "components" / "decide" / "kubeflow.py").write_text("decide_step = None\n")
+    folder = project(tmp_path, name=name, pipeline=f"from {module} import decide_step\n")
     with pytest.raises(UsageError, match=f"imports {module}") as caught:
-        kubeflow(tmp_path, f"from {module} import decide_step\n")
+        built(folder, name=name)
     assert "stoker init" in caught.value.fix
-    assert caught.value.where.endswith("pipelines/kubeflow.py")
+    assert f"docs/{name}.md" in caught.value.fix
+    assert caught.value.where.endswith(f"pipelines/{name}.py")
 
 
 @pytest.mark.parametrize("line", ["import kfp.no_such_module", "from kfp import no_such_name"])
@@ -130,6 +120,13 @@ def test_a_missing_or_older_sdk_is_a_matter_of_installing_it(tmp_path: Path, lin
     with pytest.raises(UsageError, match="kfp is not installed") as caught:
         built(folder)
     assert caught.value.fix == "pip install 'stoker[kubeflow]'"
+
+
+def test_a_module_of_components_that_are_gone_is_named(tmp_path: Path) -> None:
+    folder = project(tmp_path, pipeline="from components.prepare import prepare_step\n")
+    with pytest.raises(UsageError, match=r"imports components") as caught:
+        built(folder)
+    assert "pipelines/" in caught.value.fix
 
 
 def test_other_missing_modules_are_not_explained_away(tmp_path: Path) -> None:

@@ -131,6 +131,101 @@ def test_what_the_issue_asks_for_can_be_set_on_the_console() -> None:
     }
 
 
+DECLARED: Mapping[str, Json] = {
+    **DOCUMENT,
+    "platform": "local",
+    "hyperparameters": {
+        "epochs": 3,
+        "lr": 0.1,
+        "batch-size": 64,
+        "amp": True,
+        "model": "resnet",
+        # Python's word, another parameter's name, one that a group of a native step has.
+        "lambda": 1.5,
+        "objective": "softmax",
+        "data_workers": 4,
+        # Without a type, with a name that no override reaches, too long for an argument.
+        "seed": None,
+        "optimizer.name": "sgd",
+        "labels": "x" * 300,
+    },
+}
+TUNABLE = workload_from(DECLARED)
+
+
+def changed(*params: str) -> Mapping[str, object]:
+    overrides = overrides_of(params, workload=TUNABLE)
+    return workload_from(DECLARED, overrides=overrides).hyperparameters
+
+
+def test_each_hyperparameter_is_a_parameter_of_the_kind_that_its_value_has() -> None:
+    found = {p.name: (p.kind, p.hyperparameter) for p in parameters_of(TUNABLE) if p.hyperparameter}
+    assert found == {
+        "lr": ("number", "lr"),
+        "batch_size": ("integer", "batch-size"),
+        "amp": ("boolean", "amp"),
+        "model": ("string", "model"),
+        "hyperparameter_lambda": ("number", "lambda"),
+        "hyperparameter_objective": ("string", "objective"),
+        "hyperparameter_data_workers": ("integer", "data_workers"),
+    }
+    defaults = [f"{name}={value}" for name, value in defaults_of(TUNABLE).items()]
+    assert changed(*defaults) == TUNABLE.hyperparameters
+
+
+@pytest.mark.parametrize(
+    ("param", "name", "value"),
+    [
+        ("lr=1e-05", "lr", 1e-05),
+        # As a service may spell it.
+        ("Lr=1.0E-5", "lr", 1e-05),
+        ("lr=2", "lr", 2.0),
+        ("batch_size=-1", "batch-size", -1),
+        ("BatchSize=128", "batch-size", 128),
+        ("amp=False", "amp", False),
+        ("model=on: {off}", "model", "on: {off}"),
+        ("model=3", "model", "3"),
+        ("model= a  ", "model", " a  "),
+        # For YAML this would be an octal.
+        ("batch_size= 010", "batch-size", 10),
+        ("hyperparameter_lambda=0.5", "lambda", 0.5),
+    ],
+)
+def test_a_hyperparameter_keeps_its_kind(param: str, name: str, value: object) -> None:
+    found = changed(param)[name]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("param", "words"),
+    [
+        ("lr=fast", "expected a number"),
+        ("lr=nan", "expected a number"),
+        ("batch_size=1.5", "expected a whole number"),
+        ("amp=maybe", "amp=maybe is not possible"),
+        ("model=a\nb", "several lines"),
+        ("seed=1", "no parameter seed"),
+        ("momentum=0.9", "no parameter momentum"),
+    ],
+)
+def test_a_hyperparameter_of_another_name_or_kind_is_refused(param: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        changed(param)
+
+
+def test_two_hyperparameters_of_one_spelling_are_two_parameters() -> None:
+    workload = workload_from({**DOCUMENT, "hyperparameters": {"lr": 1.0, "LR": 2.0}})
+    found = {p.hyperparameter: p.name for p in parameters_of(workload) if p.hyperparameter}
+    assert found == {"lr": "lr", "LR": "hyperparameter_lr"}
+
+
+def test_no_two_parameters_have_one_name_in_sagemakers_spelling() -> None:
+    workload = workload_from({**DOCUMENT, "hyperparameters": {"beta_1": 0.9, "beta1": 0.8}})
+    names = [p.camel_name for p in parameters_of(workload)]
+    assert len(names) == len(set(names))
+    assert {"Beta1", "HyperparameterBeta1"} <= set(names)
+
+
 def test_a_profile_holds_for_other_epochs_data_and_image() -> None:
     other = applied("epochs=3", "input_data=s3://tomorrow/train", "image=registry/other:2")
     assert other.digest() == WORKLOAD.digest()

@@ -83,12 +83,13 @@ def test_of_two_attempts_the_last_counts(tmp_path: Path) -> None:
 def test_a_long_timeline_keeps_its_first_rows_and_says_how_many_are_left_out(
     tmp_path: Path,
 ) -> None:
-    rows = [f"{i},{noise(64).hex()},{random.Random(i).random()}\n" for i in range(40_000)]
-    (tmp_path / "timeline-rank0.csv").write_text("".join(["a,b,c\n", *rows]))
+    draws = random.Random(1)
+    rows = [f"{i},{draws.random()}\n" for i in range(40_000)]
+    (tmp_path / "timeline-rank0.csv").write_text("".join(["a,b\n", *rows]))
     lines = logged(tmp_path)
     (cut,) = [line for line in lines if "output_cut" in line]
     kept = taken(lines).files["stoker/timeline-rank0.csv"].decode().splitlines(keepends=True)
-    assert kept == ["a,b,c\n", *rows][: len(kept)]
+    assert kept == ["a,b\n", *rows][: len(kept)]
     assert f"rows={len(kept) - 1} left_out={len(rows) - len(kept) + 1}" in cut
     assert len(kept) > 1000
 

@@ -1,15 +1,13 @@
 """Cached batches: clones own their memory, and what is in a batch is seen."""
 
-import time
 from collections import namedtuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from stoker.profile import batches
-from stoker.profile.loader_phases import Round, Stamp, read_round, summarize, worker_counts
+from stoker.profile.loader_phases import Round, Stamp, summarize, worker_counts
 
 Pair = namedtuple("Pair", "image label")
 
@@ -76,38 +74,6 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> No
 
 def test_a_first_batch_alone_says_nothing() -> None:
     assert summarize([Round([[(1, 1.0, 1.0, 0.0)]])], workers=1) is None
-
-
-class _HoldsTheLock(torch.utils.data.Dataset[torch.Tensor]):
-    """Python code that does not give the interpreter lock up by itself, for 10 ms."""
-
-    def __len__(self) -> int:
-        return 10_000
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        until = time.thread_time() + 0.01
-        while time.thread_time() < until:
-            pass
-        return torch.zeros(4)
-
-
-@pytest.mark.alone
-def test_handovers_are_timed_where_batches_are_ready_and_their_workers_busy() -> None:
-    loader = DataLoader(_HoldsTheLock(), batch_size=1, num_workers=1)
-    read = read_round(
-        loader,
-        workers=1,
-        seconds=2.0,
-        is_stopped=lambda: False,
-        iterate=DataLoader.__iter__,
-    )
-    drained = summarize([read], workers=1)
-    assert drained is not None
-    assert drained.handover_seconds is not None
-    # Less than the worker needs for a batch, which is what a reader that is faster waits for.
-    assert 0 < drained.handover_seconds.median < 0.01
-    assert drained.handover_seconds.samples >= 3
-    assert 20 < drained.batches_per_second <= 101
 
 
 def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none() -> None:

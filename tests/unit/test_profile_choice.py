@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from stoker.profile.batches import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
-from stoker.profile.steps import WARM_UP_STEPS, AsIsSteps
+from stoker.profile.step_watch import WARM_UP_STEPS, AsIsSteps
 
 
 def make(batch_size: int = 2) -> DataLoader[tuple[torch.Tensor, ...]]:

@@ -1,18 +1,11 @@
-"""Cold against warm reads: what the passes of the workers say, and real files of a real loader."""
+"""Cold against warm reads: what the passes of the workers say."""
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stoker.host.counters import OpenedFiles, bytes_read, drop_cached
-from stoker.profile.loader_phases import BatchRead, Passes, measure_reads, summarize_reads
-
-FILE_BYTES = 128 << 10
-FILES = 24
+from stoker.host.counters import OpenedFiles, drop_cached
+from stoker.profile.loader_phases import BatchRead, Passes, summarize_reads
 
 
 def batch(*, wall: float = 0.010, wait: float = 0.0, asked: int = 0, fetched: int = 0) -> BatchRead:
@@ -76,75 +69,6 @@ def test_reads_that_could_not_be_made_cold_give_nothing_and_say_so() -> None:
     reads, (note,) = summarize_reads([passes(same, same)], workers=1)
     assert reads is None
     assert "could not be made cold" in note
-
-
-class Files(Dataset[torch.Tensor]):
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = list(paths)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.frombuffer(bytearray(self.paths[index].read_bytes()), dtype=torch.uint8)
-
-
-class Numbers(Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(1000)
-
-
-class Once(IterableDataset[torch.Tensor]):
-    """Its second iterator is empty."""
-
-    def __init__(self) -> None:
-        self.items = iter([torch.zeros(10)] * 8)
-
-    def __iter__(self) -> "Once":
-        return self
-
-    def __next__(self) -> torch.Tensor:
-        return next(self.items)
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
-    paths = [tmp_path / f"{number}.bin" for number in range(FILES)]
-    for path in paths:
-        with path.open("wb") as file:
-            file.write(os.urandom(FILE_BYTES))
-            # Pages that are not written yet cannot be dropped.
-            os.fsync(file.fileno())
-    before = bytes_read()
-    drop_cached(paths)
-    for path in paths:
-        path.read_bytes()
-    after = bytes_read()
-    if before is None or after is None or after.fetched == before.fetched:
-        pytest.skip("the folder for tests is in memory, or the kernel does not tell")
-    return paths
-
-
-def test_files_of_a_loader_are_read_from_storage_again(files: list[Path]) -> None:
-    loader = DataLoader(Files(files), batch_size=4, shuffle=True)
-    reads, notes = measure_reads(loader, seconds=1.0, iterate=DataLoader.__iter__)
-    assert notes == []
-    assert reads is not None
-    assert reads.batch_bytes.mean == pytest.approx(4 * FILE_BYTES, rel=0.25)
-    assert reads.workers == 1
-
-
-def test_a_loader_of_numbers_reads_nothing() -> None:
-    loader = DataLoader(Numbers(), batch_size=8)
-    assert measure_reads(loader, seconds=0.3, iterate=DataLoader.__iter__) == (None, [])
-
-
-def test_a_stream_that_can_be_read_once_only_ends_with_nothing() -> None:
-    loader = DataLoader(Once(), batch_size=2)
-    assert measure_reads(loader, seconds=0.3, iterate=DataLoader.__iter__) == (None, [])
 
 
 def test_opened_files_are_data_and_no_code(tmp_path: Path) -> None:

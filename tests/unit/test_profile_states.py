@@ -1,16 +1,10 @@
-"""States by their figures, and the evidence by real locks and real files of the kernel's form."""
+"""States by their figures, and the evidence by real files of the kernel's form."""
 
-import contextlib
-import ctypes
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +13,6 @@ from stoker.host.counters import (
     Throttling,
     children_cpu_seconds,
     machine_cpu_seconds,
-    pids_below,
     received_bytes,
     scheduled,
     storage_stall_seconds,
@@ -40,8 +33,7 @@ from stoker.profile.rank_results import (
     RankResult,
     Reads,
 )
-from stoker.profile.states import MIN_KNOCKS
-from stoker.profile.steps import KNOCK_SECONDS, StepWatch
+from stoker.profile.step_watch import StepWatch
 from stoker.records import (
     Place,
     Profile,
@@ -51,7 +43,6 @@ from stoker.records import (
     convert,
     to_document,
 )
-from support.cluster import wait_until
 
 
 def at(value: float) -> Quartiles:
@@ -541,71 +532,6 @@ def test_whatever_was_seen_the_shares_are_shares(
         assert 0 <= state.share <= 1
 
 
-@contextlib.contextmanager
-def beside(target: Callable[[threading.Event], None]) -> Iterator[None]:
-    stop = threading.Event()
-    thread = threading.Thread(target=target, args=(stop,))
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def spin(stop: threading.Event) -> None:
-    while not stop.is_set():
-        sum(range(1000))
-
-
-def rest(stop: threading.Event) -> None:
-    stop.wait()
-
-
-def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
-    """What a watch sees in passes of 12 steps, as many as it takes for so many knocks."""
-    watch = StepWatch()
-    deadline = time.monotonic() + 60.0
-    while watch.result().knocks < knocks:
-        assert time.monotonic() < deadline, f"{watch.result().knocks} knocks"
-        for _ in range(12):
-            watch.asked()
-            watch.got(now=time.monotonic(), wait=0.0, receive=0.0, is_counted=True)
-            time.sleep(2 * KNOCK_SECONDS)
-        watch.pass_ended()
-    return watch.result()
-
-
-@pytest.mark.alone
-def test_a_gil_probe_waits_where_another_thread_holds_the_interpreter_lock_and_not_else() -> None:
-    with beside(spin):
-        held = watched()
-    with beside(rest):
-        free = watched()
-    assert held.held_share > 0.5
-    assert held.other_threads_seconds > 0.05 * held.seconds > free.other_threads_seconds
-    assert free.held_share < 0.3
-    assert free.idle_seconds > 0.5 * free.seconds
-
-
-@contextlib.contextmanager
-def timer_slack(seconds: float) -> Iterator[None]:
-    """Timers of this thread, and of those that it starts, wake them so late."""
-    prctl, set_slack = ctypes.CDLL(None).prctl, 29
-    assert prctl(set_slack, ctypes.c_ulong(round(seconds * 1e9))) == 0
-    try:
-        yield
-    finally:
-        prctl(set_slack, ctypes.c_ulong(0))
-
-
-@pytest.mark.alone
-def test_a_machine_that_wakes_threads_late_does_not_look_like_a_held_lock() -> None:
-    with timer_slack(0.01), beside(rest):
-        free = watched()
-    assert free.held_share < 0.3
-
-
 def test_epochs_are_kept_apart_and_their_first_batch_is_left_out() -> None:
     watch = StepWatch()
     for waits in ((9.0, 1.0, 1.0), (9.0, 0.5, 0.5)):
@@ -704,29 +630,6 @@ def test_neighbours_of_a_container_with_a_quota_are_none_of_its_others(
     assert own == pytest.approx(time.process_time() + children_cpu_seconds(), rel=0.1)
     monkeypatch.setattr("stoker.host.counters.limiting_group", lambda: None)
     assert machine_cpu_seconds() >= 0.5 * own
-
-
-def test_all_below_are_found_the_children_of_other_threads_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-    started: list[subprocess.Popen[bytes]] = []
-    begin = threading.Thread(
-        target=lambda: started.append(
-            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
-        )
-    )
-    begin.start()
-    begin.join()
-    with started[0] as child:
-        below = psutil.Process(child.pid)
-        wait_until(lambda: bool(below.children()), "it has a child")
-        pids = {child.pid, below.children()[0].pid}
-        assert pids <= set(pids_below())
-        monkeypatch.setattr("stoker.host.counters.descendant_pids", lambda: None)
-        assert pids <= set(pids_below())
-        child.communicate(timeout=60)
-    assert not pids & set(pids_below())
 
 
 def test_loopback_is_no_network(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import queue
-import subprocess
 import sys
 from io import StringIO
 from pathlib import Path
@@ -133,30 +132,6 @@ def test_the_folder_of_sockets_is_short_and_gone_at_the_end(
         assert len(os.fsencode(folder)) <= MAX_FOLDER_BYTES
         (folder / "socket").write_text("x")
     assert not folder.exists()
-
-
-def test_folders_of_killed_nodes_go_and_those_of_others_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with session_folder() as mine:
-        script = (
-            "import time\nfrom stoker.launch.engines.ray_node import session_folder\n"
-            "with session_folder() as folder:\n    print(folder, flush=True)\n    time.sleep(60)\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout
-            theirs = Path(process.stdout.readline().strip())
-            with session_folder():
-                assert mine.exists()
-                assert theirs.exists()
-            process.kill()
-            process.wait()
-        assert theirs.exists()
-        with session_folder():
-            assert mine.exists()
-            assert not theirs.exists()
 
 
 def test_without_a_place_for_sockets_the_limit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,6 +322,19 @@ def test_plan_table_shows_each_plan_as_predicted(report: Report) -> None:
     assert "✗ not feasible: needs 3 cores, this machine has 2" in page.row("two data hosts")[0]
 
 
+def test_a_plan_s_gain_is_a_range_where_it_is_not_known_who_shares_the_storage(
+    report: Report,
+) -> None:
+    decision = sample_records.decision()
+    plan = decision.plans[0]
+    assert plan.predicted is not None
+    both = replace(plan.predicted, own_storage_speedup=2.5)
+    page = report(
+        decision=replace(decision, plans=(replace(plan, predicted=both), *decision.plans[1:]))
+    )
+    assert "2.50 if each host has a storage of its own" in page.row("one data host")[3]
+
+
 def test_exactly_one_plan_is_marked_as_chosen(report: Report) -> None:
     marked = [cells[0] for cells in report().cells if cells and "chosen" in cells[0]]
     assert len(marked) == 1

@@ -92,7 +92,7 @@ def test_labels_of_the_feed_do_not_clash(tmp_path: Path, width: float, hosts: in
 
 
 def test_a_long_run_of_many_hosts_stays_a_small_picture(tmp_path: Path) -> None:
-    story = story_of(tmp_path, hosts=40, intervals=1500)
+    story = story_of(tmp_path, hosts=40, intervals=480)
     drawing = feed_drawing(story, width=960, name="feed")
     assert len(drawing.markup()) < 120_000
     assert any(label.text == "30 more hosts" for label in drawing.labels)

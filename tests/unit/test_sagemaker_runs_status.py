@@ -10,7 +10,13 @@ from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.orchestrators import PATIENCE_SECONDS, follow_run
 from stoker.orchestrators.base import RunState, StepState
 from stoker.orchestrators.sagemaker import SageMakerOrchestrator
-from stoker.orchestrators.sagemaker.runs import POLL_SECONDS, STOP_SECONDS, region_in
+from stoker.orchestrators.sagemaker.pipelines import SageMakerPipeline
+from stoker.orchestrators.sagemaker.runs import (
+    POLL_SECONDS,
+    STOP_SECONDS,
+    checked_parameters,
+    region_in,
+)
 from stoker.records import Json
 from support.sagemaker_orchestrator import (
     ARN,
@@ -114,6 +120,7 @@ def test_the_job_that_train_started_stands_below_it_with_its_groups() -> None:
 def test_a_train_step_whose_job_is_not_there_yet_stands_alone() -> None:
     answers = recorded()
     answers.add_state("Executing", [TAKEN, TRAINING], of=OF)
+    answers.add("list_training_jobs", {"TrainingJobSummaries": []})
     answers.refuse("describe_training_job", "ValidationException", "Requested resource not found.")
     state = SageMakerOrchestrator(aws=answers.aws()).status(EXECUTION)
     assert f"job {LAUNCHED}" not in steps_of(state)
@@ -318,6 +325,32 @@ def test_a_run_that_has_ended_is_not_stopped() -> None:
     assert stop(answers).status == "succeeded"
 
 
+@pytest.mark.parametrize("status", ["Failed", "Stopped"])
+def test_a_run_that_failed_or_was_stopped_is_tried_again(status: str) -> None:
+    answers = recorded()
+    answers.add_state(status, [TAKEN, PROFILE], of=OF)
+    answers.add("retry_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
+    answers.add_state("Executing", [TAKEN, PROFILE], of=OF)
+    assert SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION).status == "running"
+    answers.stubber.assert_no_pending_responses()
+
+
+def test_a_run_that_did_not_fail_is_not_tried_again() -> None:
+    answers = recorded()
+    answers.add_state("Executing", [TAKEN], of=OF)
+    with pytest.raises(UsageError, match="is a run that is running: only a run that failed"):
+        SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION)
+
+
+def test_a_training_job_is_no_run_that_could_be_tried_again() -> None:
+    answers = recorded()
+    job = training_job("Failed", "Failed")
+    for _ in range(2):
+        answers.add("describe_training_job", job)
+    with pytest.raises(UsageError, match="is a training job: only a run"):
+        SageMakerOrchestrator(aws=answers.aws()).retry(f"{ARN}:training-job/{LAUNCHED}")
+
+
 def test_the_job_that_a_stopped_run_left_running_is_stopped_once() -> None:
     answers = recorded()
     stopped = {**TRAINING, "StepStatus": "Stopped"}
@@ -332,6 +365,39 @@ def test_the_job_that_a_stopped_run_left_running_is_stopped_once() -> None:
     answers.add_state("Stopped", [TAKEN, stopped], of=OF, launched=ended)
     assert stop(answers).status == "stopped"
     answers.stubber.assert_no_pending_responses()
+
+
+def test_a_job_on_a_further_plan_is_shown_and_stopped_too_and_no_other_runs() -> None:
+    answers = recorded()
+    second = f"{LAUNCHED}-plan2"
+    stopped = {**TRAINING, "StepStatus": "Stopped"}
+    failed = training_job("Failed", "Failed", "CapacityError: Unable to provision")
+    going = {**training_job("InProgress", "Training"), "TrainingJobName": second}
+    ended = {**training_job("Stopped", "Stopped"), "TrainingJobName": second}
+
+    def look(status: str, job: dict[str, object]) -> None:
+        answers.add_state(status, [TAKEN, stopped], of=OF)
+        answers.add_jobs(LAUNCHED, second, f"{LAUNCHED}0")
+        answers.add("describe_training_job", failed, TrainingJobName=LAUNCHED)
+        answers.add("describe_training_job", job, TrainingJobName=second)
+
+    for _ in range(2):
+        look("Stopped", going)
+    answers.add("stop_training_job", {}, TrainingJobName=second)
+    look("Stopped", ended)
+    state = stop(answers)
+    jobs = [step.name for step in state.steps if step.name.startswith("job ")]
+    assert jobs == [f"job {LAUNCHED}", f"job {second}"]
+    answers.stubber.assert_no_pending_responses()
+
+
+def test_who_may_not_list_jobs_sees_the_first_one() -> None:
+    answers = recorded()
+    answers.add_state("Executing", [TAKEN, TRAINING], of=OF)
+    answers.refuse("list_training_jobs", "AccessDeniedException", "not authorized")
+    answers.add("describe_training_job", training_job("InProgress", "Training"))
+    state = SageMakerOrchestrator(aws=answers.aws()).status(EXECUTION)
+    assert f"job {LAUNCHED}" in [step.name for step in state.steps]
 
 
 def test_a_stop_that_takes_too_long_is_an_error_that_says_where_to_look() -> None:
@@ -449,3 +515,27 @@ def test_an_interruption_before_the_service_answered_says_that_a_run_may_have_st
     monkeypatch.setattr(pipelines, "workload_of", lambda file, overrides: OF)
     assert exit_code_of_start(is_waiting=False) == 130
     assert "a run may have started" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed", "sent"),
+    [
+        ("Integer", "-1", "-1"),
+        ("Integer", " 010", "10"),
+        ("String", " a ", " a "),
+        ("Boolean", "True", "true"),
+        ("Float", "0.5 ", "0.5"),
+    ],
+)
+def test_a_parameter_of_the_pipelines_own_is_sent_as_its_kind_is_written(
+    kind: str, typed: str, sent: str
+) -> None:
+    deployed = SageMakerPipeline(
+        name="mnist",
+        arn="arn",
+        description="",
+        role="",
+        definition={"Parameters": [{"Name": "Own", "Type": kind}]},
+        domain="",
+    )
+    assert checked_parameters(deployed, OF, [f"own={typed}"]) == {"Own": sent}

@@ -84,29 +84,3 @@ def test_the_trainers_own_random_state_is_restored() -> None:
         draws_of_batch((1, 2))
         random.gauss(0, 1)
     assert draws() == expected
-
-
-def test_torch_seeding_is_that_of_torchs_worker_loop() -> None:
-    class Drawing:
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, index: int) -> Draws:
-            return draws()
-
-    loader = torch.utils.data.DataLoader(
-        Drawing(),  # type: ignore[arg-type]
-        num_workers=2,
-        batch_size=None,
-        generator=torch.Generator().manual_seed(3),
-        multiprocessing_context="fork",
-    )
-    found = [tuple(map(float, batch)) for batch in loader]
-    base = int(
-        torch.empty((), dtype=torch.int64)
-        .random_(generator=torch.Generator().manual_seed(3))
-        .item()
-    )
-    for worker_id in range(2):
-        assert seeding.seed_as_torch(base, worker_id) == base + worker_id
-        assert draws() == found[worker_id]

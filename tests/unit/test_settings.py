@@ -6,6 +6,7 @@ import pytest
 
 from stoker.errors import UsageError
 from stoker.settings import cloud_region, from_environment, read_workload, workload_from
+from support import builders
 
 GOOD = """\
 name: demo
@@ -26,6 +27,8 @@ def write(tmp_path: Path, text: str) -> Path:
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 11)
 )
+# On lines of their own: YAML's scanner looks at all brackets of a line for each of them.
+DEEP = "[\n" * 5000
 
 
 @pytest.mark.parametrize(
@@ -34,7 +37,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         (BOMB, "expand to more than"),
         ("name: &a [*a]\n", "is inside the value that it names"),
         ("name: &a {b: {c: *a}}\n", "is inside the value that it names"),
-        ("name: " + "[" * 5000, "nested too deeply"),
+        ("name: " + DEEP, "nested too deeply"),
     ],
     ids=["bomb", "circle", "long circle", "deep"],
 )
@@ -45,7 +48,7 @@ def test_yaml_that_expands_without_end_is_a_usage_error(
         read_workload(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("value", ["&a [*a]", "[" * 5000])
+@pytest.mark.parametrize("value", ["&a [*a]", DEEP])
 def test_an_override_that_expands_without_end_is_a_usage_error(value: str) -> None:
     with pytest.raises(UsageError, match="--set name"):
         workload_from({"name": "x", "command": ["true"]}, overrides=[f"name={value}"])
@@ -106,6 +109,45 @@ def test_another_budget_is_the_same_workload() -> None:
     one = workload_from(document)
     assert workload_from(document, overrides=["profile.budget_seconds=9"]).digest() == one.digest()
     assert workload_from(document, overrides=["command=[c]"]).digest() != one.digest()
+
+
+@pytest.mark.parametrize(
+    ("platform", "uris", "named", "storage"),
+    [
+        # Each host reads from S3, or copies it, by itself.
+        ("sagemaker", ["s3://b/train"], None, "per_host"),
+        ("sagemaker", ["fsx://fs-01234567/m/train"], None, "shared"),
+        ("sagemaker", ["efs://fs-01234567/train", "fsx://fs-01234567/m/test"], None, "shared"),
+        # Behind a claim is NFS, or a bucket's driver; of two storages it cannot be told which is
+        # waited for, nor what a script reads by itself.
+        ("kubernetes", ["pvc://data/train"], None, "unknown"),
+        ("sagemaker", ["s3://b/train", "efs://fs-01234567/test"], None, "unknown"),
+        ("kubernetes", [], None, "unknown"),
+        # All of its hosts are this machine.
+        ("local", [], None, "shared"),
+        ("local", ["/data"], None, "shared"),
+        ("kubernetes", ["pvc://of-s3/train"], "per_host", "per_host"),
+        ("sagemaker", ["s3://b/train"], "unknown", "unknown"),
+    ],
+)
+def test_platform_and_channels_tell_whether_hosts_share_a_storage(
+    platform: str, uris: list[str], named: str | None, storage: str
+) -> None:
+    workload = builders.workload(
+        "mnist",
+        *([f"constraints.storage={named}"] if named else []),
+        platform=platform,
+        channels={
+            f"c{number}" if number else "train": {"uri": uri} for number, uri in enumerate(uris)
+        },
+    )
+    assert workload.known_constraints.storage == storage
+
+
+def test_a_channel_of_settings_says_nothing_of_where_the_data_are() -> None:
+    channels = {"config": {"uri": "s3://b/config"}}
+    workload = builders.workload("mnist", platform="sagemaker", channels=channels)
+    assert workload.known_constraints.storage == "unknown"
 
 
 def test_a_malformed_variable_is_named() -> None:

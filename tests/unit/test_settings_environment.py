@@ -42,6 +42,8 @@ FULL = ProcessSettings(
     comes_back=True,
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
     follower_lease=Path("/follower"),
+    restarts=2,
+    max_fresh_starts=3,
     has_data_group=True,
     output=Path("/out"),
     metrics=Path("/out/metrics.json"),
@@ -110,7 +112,7 @@ def test_a_malformed_variable_is_named(name: str, text: str, words: str) -> None
 def test_no_variable_of_a_run_is_spelled_that_is_not_declared() -> None:
     declared = set(FULL.to_environ()) | {
         # Of the user, of pipelines, and between the parts of one strategy.
-        *("STOKER_INSTANCE_TYPE", "STOKER_MPI"),
+        *("STOKER_INSTANCE_TYPE", "STOKER_MPI", "STOKER_PROFILED_CLUSTER"),
         *("STOKER_KUBEFLOW_NAMESPACE", "STOKER_KUBEFLOW_TOKEN", "STOKER_KUBEFLOW_COOKIE"),
     }
     root = Path(stoker.__file__).parent

@@ -1,7 +1,7 @@
 """Blocks are used again with their last view, not before."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,14 +11,6 @@ from stoker.feed.wire.codec import decode, encode
 from stoker.feed.wire.stream import BufferPool
 
 SIZE = 1 << 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def nothing_else_is_collected() -> Iterator[None]:
-    """Each collection looks at what these tests made, not at all that was imported."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def tensor_on(pool: BufferPool) -> torch.Tensor:

@@ -1,10 +1,6 @@
 """stoker.timed: any batches, passed on as they are, with the timeline of a loader of stoker."""
 
-import csv
 import gc
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -234,36 +230,6 @@ def test_usage_says_that_the_batches_are_made_elsewhere(run: Path) -> None:
     own = usage(run)
     assert (own[0].is_elsewhere, own[0].steps) == (True, 20)
     assert not own[1].is_elsewhere
-
-
-def test_the_cpu_of_all_processes_below_counts(run: Path) -> None:
-    # Not one of multiprocessing's: a server that the script has started.
-    burn = "import sys, time\nprint(flush=True)\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        try:
-            own = LoaderUsage(is_elsewhere=True)
-            from stoker.feed.resource_usage import _Span
-
-            assert _Span(own).num_children >= 1
-            assert _Span(LoaderUsage()).num_children == 0
-        finally:
-            child.kill()
-
-
-def test_it_needs_no_torch(tmp_path: Path) -> None:
-    script = (
-        "import sys, stoker, stoker.keras\n"
-        "print(sum(stoker.timed(range(3))), 'torch' in sys.modules, 'tensorflow' in sys.modules)"
-    )
-    environ = {**os.environ, "STOKER_OUTPUT": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "3 False False\n"
-    with (tmp_path / "timeline-rank0.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 3
 
 
 class _Clock:

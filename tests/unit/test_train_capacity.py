@@ -6,9 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from stoker.catalog import load_catalog
-from stoker.errors import NoCapacityError
+from stoker.cli.app import app_for
+from stoker.errors import NoCapacityError, PlatformError, UsageError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
 from stoker.records import (
     Decision,
@@ -18,6 +20,7 @@ from stoker.records import (
     Plan,
     PlatformSettings,
     Training,
+    read_json,
 )
 from stoker.train import train
 from support import builders, sample_records
@@ -171,6 +174,134 @@ def test_a_further_attempt_goes_on_with_the_plan_that_got_hosts(tmp_path: Path) 
     record, _ = run(platform, tmp_path, OnNoCapacity())
     assert platform.asked == [(0, "mnist-1-plan4")]
     assert record.groups == (DNN,)
+
+
+def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path: Path) -> None:
+    platform = Scarce({"g5.2xlarge": 1000})
+    with pytest.raises(NoCapacityError):
+        run(platform, tmp_path, OnNoCapacity(wait_minutes=5))
+    record = read_json(tmp_path / "training.json", Training)
+    assert (record.status, record.failure) == ("failed", "no capacity")
+    assert record.job.name == "mnist-1-plan5"
+    told = [event.what for event in record.events]
+    assert ["taking the next plan" in words for words in told] == [False, True] * 2 + [False] * 2
+    assert [words for words in told if "again in 5 min" in words] == told[0:5:2]
+    assert told[-1] == "no hosts for 1 x g5.2xlarge + 1 x m5.4xlarge, and no other plan to take"
+
+
+@dataclass
+class Empty(Scarce):
+    """A platform without any host."""
+
+    def submit(self, request: JobSpec) -> Ended:
+        raise NoCapacityError("no capacity")
+
+
+@pytest.mark.parametrize(("flags", "code"), [(["--always"], 0), ([], 4)])
+def test_a_pipelines_step_without_hosts_is_not_tried_again_by_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("workload.yaml").write_text(
+        "name: mnist\ncommand: [python, -c, pass]\nplatform: local\n"
+        "on_no_capacity: {wait_minutes: 0}\n"
+    )
+    platform = Empty({}, name="local")
+    monkeypatch.setattr("stoker.platforms.platform_named", lambda *_, **__: platform)
+    words = ["train", "workload.yaml", "--name", "mnist-1", "--yes"]
+    done = CliRunner().invoke(app_for("train"), [*words, "--out", "out.json", *flags])
+    found = done.exception.exit_code if isinstance(done.exception, NoCapacityError) else None
+    assert (found or done.exit_code) == code
+    record = read_json(Path("out.json"), Training)
+    assert (record.status, record.failure) == ("failed", "no capacity")
+
+
+@dataclass
+class Interrupted(Ended):
+    """A job that loses its hosts after 100 minutes, and finds none again."""
+
+    platform: "Restarting"
+    left: PlatformError | None = None
+
+    def wait(self) -> JobEnd:
+        self.platform.minute += 100
+        error = NoCapacityError("a quota is used up")
+        error.had_hosts = self.platform.begins
+        raise error
+
+    def leave(self) -> str:
+        return ""
+
+    def clean_up(self) -> None:
+        return
+
+    def remaining(self) -> PlatformError | None:
+        return self.left
+
+
+@dataclass
+class Restarting(Scarce):
+    """A platform whose first jobs lose their hosts."""
+
+    begins: bool = True
+    left: PlatformError | None = None
+    interruptions: int = 1
+
+    def submit(self, request: JobSpec) -> Ended:
+        if self.interruptions:
+            self.interruptions -= 1
+            self.asked.append((self.minute, request.name))
+            return Interrupted(request.name, self, self.left)
+        return super().submit(request)
+
+
+def test_the_time_in_which_a_job_had_hosts_is_no_part_of_its_wait(tmp_path: Path) -> None:
+    platform = Restarting({"c7i.4xlarge": 205}, interruptions=2)
+    record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
+    # Each of the two interruptions begins the wait anew.
+    assert platform.asked == [(minute, "mnist-1") for minute in (0, 105, 210)]
+    assert "for 10 min more" in said[1]
+    assert record.status == "succeeded"
+
+
+def test_the_wait_begins_with_the_shortage_and_not_with_each_try(tmp_path: Path) -> None:
+    # Kueue may have held it back for that long.
+    platform = Restarting({"c7i.4xlarge": 1000}, begins=False)
+    run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
+    assert platform.asked == [
+        *((minute, "mnist-1") for minute in (0, 105, 110)),
+        (110, "mnist-1-plan4"),
+    ]
+
+
+def test_no_other_plan_begins_while_the_job_without_hosts_is_still_there(tmp_path: Path) -> None:
+    left = PlatformError("the job mnist-1 could not be deleted")
+    platform = Restarting({}, left=left)
+    with pytest.raises(PlatformError, match="could not be deleted"):
+        run(platform, tmp_path, OnNoCapacity(wait_minutes=0))
+    assert platform.asked == [(0, "mnist-1")]
+
+
+@dataclass
+class Narrow(Scarce):
+    """A platform that does not take jobs of further plans."""
+
+    def plan(self, job: JobSpec) -> JobSpec:
+        if job.run:
+            raise UsageError(f"{job.name} is too long")
+        return job
+
+
+def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path: Path) -> None:
+    platform = Narrow({"c7i.4xlarge": 6})
+    _, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
+    unfit = [words for words in said if "is too long" in words]
+    assert unfit == [
+        "1 x g5.2xlarge cannot take its place where hosts are short: mnist-1-plan4 is too long",
+        "1 x g5.2xlarge + 1 x m5.4xlarge cannot take its place where hosts are short: "
+        "mnist-1-plan5 is too long",
+    ]
+    assert said[:2] == unfit
 
 
 def test_the_further_tries_share_the_runs_name(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
 
@@ -201,23 +199,3 @@ def test_a_log_that_falls_silent_is_given_up(
     (tmp_path / "leader.log").write_text(progress_line())
     with pytest.raises(PlatformError, match="logged nothing"):
         watch_verb(str(tmp_path / "leader.log"), once=False, as_json=False)
-
-
-def test_lines_of_another_command_are_shown_as_they_come() -> None:
-    watcher = subprocess.Popen(
-        [sys.executable, "-m", "stoker.cli", "watch", "-"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert watcher.stdin is not None
-    assert watcher.stdout is not None
-    with watcher:
-        # Two lines in one write: the second must not lie in a buffer until a third comes.
-        watcher.stdin.write(feed_line(host("data-1")) + feed_line(host("data-2")))
-        watcher.stdin.flush()
-        assert "data-1 12.5/s" in watcher.stdout.readline()
-        assert "data-2 12.5/s" in watcher.stdout.readline()
-        watcher.stdin.close()
-        assert watcher.stdout.read().endswith("the run has ended\n")
-    assert watcher.returncode == 0

@@ -14,8 +14,6 @@ from hypothesis.extra import numpy as hnp
 
 from stoker.errors import ProtocolError, ShippingError
 from stoker.feed.wire import codec
-from support.record_classes import CLASSES
-from support.warm_python import run_code
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -369,18 +367,3 @@ def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int])
     packed = codec.pack_value(index, allow_pickle=True)
     assert packed == len(tree).to_bytes(8, "little") + tree
     assert codec.unpack_value(packed, allow_pickle=False) == index
-
-
-def test_classes_of_modules_come_back_as_themselves_from_another_process() -> None:
-    """However they are named there: torch's own tests have a named tuple within a class."""
-    made = run_code(
-        "import torch\n"
-        "from stoker.feed.wire.codec import pack_value\n"
-        "from support.record_classes import CLASSES\n"
-        "batch = [each(torch.ones(2), 3) for each in CLASSES]\n"
-        "print(pack_value(batch, allow_pickle=True).hex())\n"
-    )
-    batch = codec.unpack_value(bytes.fromhex(made), allow_pickle=True)
-    assert isinstance(batch, list)
-    assert [type(each) for each in batch] == CLASSES
-    assert [each.y for each in batch] == [3] * len(CLASSES)

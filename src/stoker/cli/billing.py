@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
+from stoker.decide.choose import own_storage_words
 from stoker.decide.pricing import START_UP_SECONDS, break_even_words
 from stoker.errors import UsageError
 from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
@@ -120,5 +121,5 @@ def _promise(promise: Predicted) -> str:
     return (
         f"predicted: {ms(promise.step_seconds)} per step "
         f"({ms(promise.step_seconds_low)} to {ms(promise.step_seconds_high)}), "
-        f"{promise.speedup:.2f} times as fast{total}"
+        f"{promise.speedup:.2f} times as fast{own_storage_words(promise)}{total}"
     )

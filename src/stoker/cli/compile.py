@@ -53,8 +53,7 @@ def compile_verb(
         typer.Option(
             "--components",
             metavar="DIR",
-            help="sagemaker: uses the components in this folder, not the project's. kubeflow: "
-            "writes one file per component to it.",
+            help="kubeflow: writes one file per component to this folder.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -68,11 +67,16 @@ def compile_verb(
         raise UsageError(f"there is no target {target}", fix=nearest(target, _TARGETS))
     is_kubeflow = target == "kubeflow"
     record = read_workload(workload, overrides=overrides or ())
-    compiled = compiled_for(
-        target, record, train_step=train_step, decision=decision, components=components
-    )
+    if components and not is_kubeflow:
+        raise UsageError(
+            "--components is only for kubeflow: the steps of a pipeline on SageMaker are functions "
+            "of stoker.sagemaker",
+            where="--components",
+            fix="put a step of your own into pipelines/sagemaker.py (docs/sagemaker.md shows how)",
+        )
+    compiled = compiled_for(target, record, train_step=train_step, decision=decision)
     write_text(out, compiled.definition)
-    files = _write_components(components) if is_kubeflow and components else []
+    files = _write_components(components) if components else []
     # SageMaker shows parameters in camel case, Kubeflow in snake case.
     defaults = {
         p.name if is_kubeflow else p.camel_name: p.default(record) for p in compiled.parameters
@@ -100,9 +104,8 @@ def compiled_for(
     *,
     train_step: str,
     decision: Path | None,
-    components: Path | None = None,
 ) -> "Compiled":
-    """Compiles the pipeline of a workload for the target; `components` are for SageMaker.
+    """Compiles the pipeline of a workload for the target.
 
     Raises:
         UsageError: If the workload lacks what the pipeline needs, or a flag is not for the target.
@@ -127,7 +130,6 @@ def compiled_for(
         workload,
         train_step=train_step,
         decision=read_json(decision, Decision) if decision else None,
-        components=components,
     )
 
 

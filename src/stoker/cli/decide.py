@@ -163,7 +163,7 @@ def decide_verb(
     decision = decide(
         record,
         catalog=catalog,
-        constraints=judged.constraints,
+        constraints=judged.known_constraints,
         training=judged.training,
         feed=judged.feed,
         extra_clusters=(

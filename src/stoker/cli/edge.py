@@ -1,13 +1,15 @@
 """The process edge turns errors and signals into exit codes and three lines of text.
 
-It also handles an output pipe that its reader closes, as `stoker catalog | head -1` does: a command
-that only prints ends then, without an error; a training goes on, and its later output is dropped.
+A container of a run starts here, too: `stoker launch` goes on in `stoker.launch`, past the parser.
+
+It also handles an output that takes no more: a pipe that its reader closes, as `stoker catalog |
+head -1` does, or a file on a full disk. A command that only prints ends then, without an error
+where a reader has gone; a training goes on, and the output that nobody takes is dropped.
 """
 
 import io
 import os
 import signal
-import stat
 import sys
 import traceback
 from types import FrameType
@@ -161,10 +163,10 @@ class ReaderGoneError(BaseException):
 
 
 def guard_standard_streams(arguments: list[str]) -> None:
-    """Replaces sys.stdout and sys.stderr where they are pipes.
+    """Replaces sys.stdout and sys.stderr where they are not a terminal.
 
     Args:
-        arguments: The command line, whose verb decides what a closed pipe means.
+        arguments: The command line, whose verb decides what an output that takes no more means.
     """
     goes_on = any(verb in arguments[:1] for verb in _WORKING_VERBS)
     sys.stdout = _guarded(sys.stdout, goes_on=goes_on)
@@ -173,18 +175,17 @@ def guard_standard_streams(arguments: list[str]) -> None:
 
 
 def _guarded(stream: TextIO, *, goes_on: bool) -> TextIO:
-    """Returns the stream, or one that handles a closed pipe in its place."""
+    """Returns the stream, or one in its place that handles a closed pipe and a full disk."""
     # A test or a notebook has put something of its own there.
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     try:
-        mode = os.fstat(stream.fileno()).st_mode
+        # A terminal has no reader that goes away, and no disk.
+        if os.isatty(stream.fileno()):
+            return stream
+        raw = _Output(stream.fileno(), goes_on=goes_on)
     except (OSError, ValueError):
         return stream
-    # Files and terminals have no reader that goes away.
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return stream
-    raw = _Pipe(stream.fileno(), goes_on=goes_on)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,
@@ -194,21 +195,31 @@ def _guarded(stream: TextIO, *, goes_on: bool) -> TextIO:
     )
 
 
-class _Pipe(io.FileIO):
+class _Output(io.FileIO):
     def __init__(self, descriptor: int, *, goes_on: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._goes_on = goes_on
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Writes; after the reader has gone, this and all later output is dropped."""
+        """Writes; drops what a full disk refuses, and all after the reader has gone."""
         try:
             return super().write(data)
         except BrokenPipeError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            # All later output, also that of Python's end, goes nowhere instead of failing again.
-            os.dup2(nowhere, self.fileno())
-            os.close(nowhere)
-            if self._goes_on:
-                # The buffer above counts bytes: less would be written again.
-                return len(memoryview(data).cast("B"))
-            raise ReaderGoneError from None
+            self._drop_the_rest()
+            if not self._goes_on:
+                raise ReaderGoneError from None
+        except OSError as err:
+            # A disk may have room again: a command that goes on tries its next lines.
+            if not self._goes_on:
+                self._drop_the_rest()
+                raise UsageError(
+                    f"cannot write the output: {err.strerror}", fix="free some space"
+                ) from None
+        # The buffer above counts bytes: less would be written again.
+        return len(memoryview(data).cast("B"))
+
+    def _drop_the_rest(self) -> None:
+        """Sends all later output nowhere, also that of Python's end, which would fail again."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)

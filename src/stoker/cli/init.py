@@ -26,7 +26,7 @@ GPU:
 
 | folder | what it holds |
 | --- | --- |
-| configs | workloads, and the policies and manifests that administrators apply |
+| configs | workloads, and the manifests that administrators apply |
 | examples | the scripts that they train; each has its requirements.txt |
 | pipelines | profile, decide, train, evaluate as steps of a pipeline; your own steps go in here |
 | containers | the images that hosts run |

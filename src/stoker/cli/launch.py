@@ -1,4 +1,4 @@
-"""`stoker launch` is the first process of a job."""
+"""`stoker launch` shows its help here; a container's first process goes by `cli/edge.py`."""
 
 import os
 from typing import Annotated

@@ -5,7 +5,7 @@ A run, its steps and its schedules are shown in lines, or as JSON.
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -603,10 +603,7 @@ def retry_verb(
     """Runs the failed steps of a run again; what succeeded stays."""
     service = reach.target_of(target, run=run)
     where = reach.words_of(service.name)
-    retry: Callable[[str], RunState] | None = getattr(service, "retry", None)
-    if retry is None:
-        raise _not_for(service.name, "stoker retry")
-    state = retry(run)
+    state = service.retry(run)
     say(f"tried again: {state.run}", quiet=as_json)
     if wait:
         try:

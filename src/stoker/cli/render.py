@@ -1,20 +1,25 @@
-"""`stoker render` prints objects that somebody with more rights applies to a cluster once."""
+"""`stoker render` prints what somebody with more rights applies to a cluster or an account once."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.options import Groups, Overrides, WorkloadFile
 from stoker.errors import UsageError
 
-_KINDS = ("rbac", "runtime", "network-policy")
+if TYPE_CHECKING:
+    from stoker.records import Workload
+
+_OF_AWS = ("iam", "cloudformation")
+_KINDS = ("rbac", "runtime", "network-policy", *_OF_AWS)
 
 
 def render_verb(
     kind: Annotated[
-        str,
-        typer.Argument(metavar="KIND", help="rbac, runtime or network-policy.", show_default=False),
+        str, typer.Argument(metavar="KIND", help=f"{', '.join(_KINDS)}.", show_default=False)
     ],
     workload: WorkloadFile,
     *,
@@ -34,18 +39,30 @@ def render_verb(
             "one).",
         ),
     ] = None,
+    train_step: Annotated[
+        str,
+        typer.Option(
+            "--train-step",
+            metavar="KIND",
+            help="For iam and cloudformation: as for stoker upload.",
+        ),
+    ] = "launched",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="For iam: writes a file for each policy to this folder."
+        ),
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Prints YAML that a cluster administrator applies once.
+    """Prints what an administrator applies once.
 
-    rbac is a Role and its binding, runtime a TrainingRuntime, network-policy the NetworkPolicies.
+    To a cluster, as YAML: rbac is a Role and its binding, runtime a TrainingRuntime, network-policy
+    the NetworkPolicies. To an AWS account: iam is the policies and trust policies of the roles, as
+    JSON, cloudformation a template that makes these roles and a schedule.
     """
-    from stoker.cli.workloads import RUNS, groups_of, read_with_params
-    from stoker.platforms.kubernetes.objects import network_policies
-    from stoker.platforms.kubernetes.request import manifest, plan_runtime
-    from stoker.platforms.kubernetes.submit import rbac
-    from stoker.records import Decision, KubernetesSettings, nearest, read_json
-    from stoker.train import prepare
+    from stoker.cli.workloads import read_with_params
+    from stoker.records import nearest
 
     if kind not in _KINDS:
         raise UsageError(
@@ -54,21 +71,66 @@ def render_verb(
             fix=nearest(kind, _KINDS),
         )
     # Only there is something to render, whatever platform the workload names.
-    record = read_with_params(workload, overrides=[*(overrides or ()), "platform=kubernetes"])
+    platform = "sagemaker" if kind in _OF_AWS else "kubernetes"
+    record = read_with_params(workload, overrides=[*(overrides or ()), f"platform={platform}"])
+    if kind in _OF_AWS:
+        text = _for_account(kind, record, train_step=train_step, out=out)
+    else:
+        text = _for_cluster(
+            kind,
+            record,
+            decision=decision,
+            groups=groups or (),
+            service_account=service_account,
+        )
+    print(text, end="")
+
+
+def _for_account(kind: str, workload: "Workload", *, train_step: str, out: Path | None) -> str:
+    """Returns the text to print; the policies themselves may go to files instead."""
+    from stoker.orchestrators.sagemaker.roles import iam_files, stack
+
+    if kind == "cloudformation":
+        return stack(workload, train_step=train_step)
+    files = iam_files(workload, train_step=train_step)
+    if out is None:
+        return json.dumps(files, indent=2) + "\n"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, policy in files.items():
+            (out / name).write_text(json.dumps(policy, indent=2) + "\n")
+    except OSError as err:
+        raise UsageError(f"cannot write to {out}: {err.strerror}", where="--out") from None
+    return "".join(f"{out / name}\n" for name in files)
+
+
+def _for_cluster(
+    kind: str,
+    record: "Workload",
+    *,
+    decision: Path | None,
+    groups: Sequence[str],
+    service_account: str | None,
+) -> str:
+    from stoker.cli.workloads import RUNS, groups_of
+    from stoker.platforms.kubernetes.objects import network_policies
+    from stoker.platforms.kubernetes.request import manifest, plan_runtime
+    from stoker.platforms.kubernetes.submit import rbac
+    from stoker.records import Decision, KubernetesSettings, read_json
+    from stoker.train import prepare
+
     settings = record.kubernetes or KubernetesSettings()
     if kind == "rbac":
-        text = manifest(rbac(settings, service_account=service_account))
-    elif kind == "network-policy":
-        text = manifest(network_policies(record))
-    else:
-        decided = read_json(decision, Decision) if decision else None
-        name = settings.runtime or f"stoker-{record.name}"
-        job = prepare(
-            workload=record,
-            groups=decided.plan.groups if decided else groups_of(record, groups or ()),
-            run_dir=RUNS / name,
-            decision=decided,
-        )
-        note = f"Runs use it with --set kubernetes.api=trainer --set kubernetes.runtime={name}"
-        text = manifest([plan_runtime(job, name=name)], notes={"TrainingRuntime": note})
-    print(text, end="")
+        return manifest(rbac(settings, service_account=service_account))
+    if kind == "network-policy":
+        return manifest(network_policies(record))
+    decided = read_json(decision, Decision) if decision else None
+    name = settings.runtime or f"stoker-{record.name}"
+    job = prepare(
+        workload=record,
+        groups=decided.plan.groups if decided else groups_of(record, groups),
+        run_dir=RUNS / name,
+        decision=decided,
+    )
+    note = f"Runs use it with --set kubernetes.api=trainer --set kubernetes.runtime={name}"
+    return manifest([plan_runtime(job, name=name)], notes={"TrainingRuntime": note})

@@ -216,7 +216,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         lambda: decide(
             profiled,
             catalog=catalog,
-            constraints=workload.constraints,
+            constraints=workload.known_constraints,
             training=workload.training,
             feed=workload.feed,
             today=date.today(),

@@ -24,7 +24,7 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.progress import following, relative, say
-from stoker.errors import UsageError
+from stoker.errors import NoCapacityError, UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
@@ -130,7 +130,7 @@ def train_verb(
     )
     from stoker.platforms import platform_named
     from stoker.platforms.local import write_secret
-    from stoker.records import Decision, read_json
+    from stoker.records import Decision, Training, read_json
     from stoker.records.training import copied_to
     from stoker.train import prepare
 
@@ -180,17 +180,22 @@ def train_verb(
     job = prepared(run_dir)
     # Before anything starts: a request that is wrong is refused here, with its key.
     runs_on.plan(job)
-    record = train_and_keep(
-        job,
-        platform=runs_on,
-        catalog=catalog,
-        decision=decided,
-        total_steps=workload.training.total_steps(),
-        out=outputs.out,
-        again=command_line(context.obj or ["train", *(words or ())]),
-        quiet=as_json,
-        echo=True,
-    )
+    shortage = None
+    try:
+        record = train_and_keep(
+            job,
+            platform=runs_on,
+            catalog=catalog,
+            decision=decided,
+            total_steps=workload.training.total_steps(),
+            out=outputs.out,
+            again=command_line(context.obj or ["train", *(words or ())]),
+            quiet=as_json,
+            echo=True,
+        )
+    except NoCapacityError as err:
+        # It has left a record; a further attempt of a pipeline's step would wait as long again.
+        shortage, record = err, read_json(run_dir / "training.json", Training)
     file = outputs.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs)
     # The record may go elsewhere, and its timeline with it: it is named relative to it.
@@ -206,7 +211,11 @@ def train_verb(
     )
     say(f"logs: {run_dir / 'logs'}", quiet=as_json)
     # A pipeline's next step judges a failed training; this one must not end the pipeline.
-    return 0 if always else exit_code_of(record)
+    if always:
+        return 0
+    if shortage:
+        raise shortage
+    return exit_code_of(record)
 
 
 def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:

@@ -1,8 +1,10 @@
 """States, fixes and warnings give advice next to the plans."""
 
+from collections.abc import Iterator, Mapping
+
 from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.pricing import Rules, why_unusable
-from stoker.records import Advice, PlatformInfo, Prices, Profile
+from stoker.records import Advice, Bottleneck, PlatformInfo, Prices, Profile, Storage
 from stoker.records.parts import WAITS
 from stoker.text import percentage
 
@@ -12,30 +14,39 @@ _MIN_SHARE = 0.15
 _FIX_FIRST = {
     "throttled": "the container's CPU quota stops the training",
     "straggler": "one rank keeps all others waiting",
-    "storage": "the loaders share a storage or network that gives no more, however many "
-    "workers there are",
+    "storage": "the storage is the limit: all loaders share a storage or network that gives no "
+    "more, however many workers there are",
 }
 _ADVICE = {
     "throttled": "Raise the CPU limit of the container, then profile again: with it, hosts are "
     "judged by CPUs that they may not use.",
     "straggler": "Look at the slow rank's host and data, then profile again: more hosts do not "
     "make it faster.",
-    "storage": "Read less, nearer or faster: smaller or compressed samples, larger files, a copy "
-    "on local disks, a cache. A data group helps only if its hosts have storage of their own, or "
-    "get more from the source than this host gets (constraints.storage: per_host).",
+    "storage": "Read nearer, faster or less: a copy on a local disk, more memory for the page "
+    "cache, a faster volume; fewer and larger files (shards), smaller or compressed samples.",
     "gil": "No data host takes over what the trainer's main process does in Python: move it into "
     "the dataset or collate function first.",
     "other-programs": "Profile again when the machine is quiet: other programs took a part of the "
     "vCPUs, and the larger it is, the less sure all figures are.",
 }
+# Of data hosts, next to it.
+_DATA_HOSTS: Mapping[Storage, str] = {
+    "per_host": "Data hosts bring a storage of their own.",
+    "shared": "Data hosts read from the same storage, and add nothing to its rate.",
+    "unknown": "Data hosts help only if they bring a storage of their own, which is not known "
+    "(constraints.storage: per_host or shared)",
+}
 # What earlier profiles called a state of its own.
 _FORMERLY = {"network": "storage", "latency": "workers"}
 
 
-def fix_first(profile: Profile, *, has_own_storage: bool = False) -> str:
+def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> str:
     """Says why nothing that costs is advised yet; empty where it may be.
 
-    `has_own_storage` says that data hosts bring storage bandwidth of their own.
+    Args:
+        profile: With its states.
+        storage: Whether data hosts bring a storage of their own.
+        bottleneck: Today's.
     """
     step = profile.timed_step
     named = {
@@ -44,8 +55,10 @@ def fix_first(profile: Profile, *, has_own_storage: bool = False) -> str:
         if (state.share or 0.0) >= _MIN_SHARE
     }
     # Where the storage's rate is a term of the model, plans are judged by it.
-    if has_own_storage or step.storage_bytes_per_second is not None:
+    if storage == "per_host" or step.storage_bytes_per_second is not None:
         named.discard("storage")
+    if storage != "per_host" and bottleneck == "storage":
+        named.add("storage")
     for name, words in _FIX_FIRST.items():
         if name in named:
             return words
@@ -58,19 +71,33 @@ def fix_first(profile: Profile, *, has_own_storage: bool = False) -> str:
     return ""
 
 
-def advice_of_states(profile: Profile) -> tuple[Advice, ...]:
-    """Returns a line for each state that a plan does not answer."""
-    named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
+def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
+    """Yields a line for each state that a plan does not answer; a slow storage comes first."""
     before = "before any money is spent"
-    return tuple(
-        Advice(
-            id=name,
-            text=_ADVICE[name],
-            when=before if name in _FIX_FIRST or name == "other-programs" else None,
-        )
-        for name in named
-        if name in _ADVICE
-    )
+    named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
+    rival = best_of(found, ("heterogeneous",))
+    outcome = rival.predicted if rival else None
+    is_near = outcome is not None and outcome.own_storage_speedup is not None
+    if "storage" in named or is_near or found.bottleneck == "storage":
+        if found.bottleneck == "storage":
+            text = "The storage is the limit. "
+        elif "storage" in named:
+            text = "Steps wait for the storage, too. "
+        else:
+            text = "The storage is the next limit. "
+        text += f"{_ADVICE['storage']} {_DATA_HOSTS[found.work.storage]}"
+        if rival and outcome and outcome.own_storage_speedup:
+            text += (
+                f": {cluster(rival)} would be {outcome.speedup:.2f}x as fast without, and "
+                f"{outcome.own_storage_speedup:.2f}x with one"
+            )
+        # Hosts with a storage of their own are worth their money.
+        when = None if found.work.storage == "per_host" else before
+        yield Advice(id="storage", text=f"{text.removesuffix('.')}.", when=when)
+    for name in named:
+        if name in _ADVICE and name != "storage":
+            is_first = name in _FIX_FIRST or name == "other-programs"
+            yield Advice(id=name, text=_ADVICE[name], when=before if is_first else None)
 
 
 # Below this utilization an accelerator has room for augmentation.
@@ -82,15 +109,16 @@ _WORTH_A_LINE = 0.1
 def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
     """Returns the advice: free fixes first, then what needs work on the training."""
     # Where the plan is to tune, it says the number of workers.
-    of_states = advice_of_states(profile)
+    of_states = list(_advice_of_states(found, profile))
     answered = {advice.id for advice in of_states}
     answered |= {"num_workers"} if found.chosen.action == "tune" else set()
     said = [fix for fix in profile.fixes if fix.id not in answered]
-    advice = [
+    advice = [own for own in of_states if own.id == "storage"]
+    advice += [
         Advice(id=fix.id, text=fix.text, when=None if fix.cost == "none" else f"{fix.cost} work")
         for fix in said
     ]
-    advice += of_states
+    advice += [own for own in of_states if own.id != "storage"]
     work = found.work
     if profile.unmeasured:
         advice.append(
@@ -148,9 +176,7 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
         )
     wider = best_of(found, ("scale_out",))
     is_spending_advised = (
-        found.chosen.action == "keep"
-        and not work.unexplained
-        and not fix_first(profile, has_own_storage=work.has_own_storage)
+        found.chosen.action == "keep" and not work.unexplained and not found.fix_first
     )
     if is_spending_advised and wider is not None and wider.predicted is not None:
         saved = wider.predicted.cost_change

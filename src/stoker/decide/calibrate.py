@@ -142,7 +142,7 @@ def _replayed(run: EarlierRun, catalog: Catalog) -> tuple[Work, ClusterShape]:
         today=today,
         processes=processes,
         data=data_hosts_of(run.profile, catalog),
-        has_own_storage=run.decision.constraints.storage == "per_host",
+        storage=run.decision.constraints.storage or "unknown",
     )
     site = Site(work=work, catalog=catalog, today=today, processes=processes, feed=FeedSettings())
     return work, named(site, groups).shape

@@ -33,6 +33,7 @@ class Candidate:
 
     Attributes:
         estimate: None where the model cannot say anything of it.
+        own_storage: The same if each host had a storage of its own; None: known, or no matter.
         problem: Why it cannot be run or predicted; empty: it can.
         asked_for: The user named it: limits on what is searched do not bind it.
     """
@@ -43,6 +44,7 @@ class Candidate:
     estimate: Estimate | None
     problem: str = ""
     asked_for: bool = False
+    own_storage: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,11 @@ class Site:
     Attributes:
         today: Today's type, with the vCPUs and accelerators that were measured.
         processes: Trainer processes of a dnn host today.
+        own_storage: The work if each host had a storage of its own; None: known, or no matter.
     """
 
     work: Work
+    own_storage: Work | None = None
     catalog: Catalog
     today: Instance
     processes: int
@@ -239,7 +243,7 @@ def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
     # The estimate stays that with the most workers: those that are cut hardly helped.
     workers = _useful_workers(site, shape, with_local)
     trimmed = replace(shape, dnn=replace(shape.dnn, workers=workers))
-    return _candidate(site, action, trimmed, made=with_local)
+    return _candidate(site, action, trimmed, made=with_local, most=shape)
 
 
 def _useful_workers(site: Site, shape: ClusterShape, made: Estimate) -> int:
@@ -262,12 +266,22 @@ def _candidate(
     shape: ClusterShape,
     *,
     made: Estimate | None = None,
+    most: ClusterShape | None = None,
     problem: str = "",
 ) -> Candidate:
+    """Returns the candidate; `made` is its estimate, with the workers of `most`."""
     if made is None and not problem:
         made = estimate(site.work, shape)
+    own = None
+    if site.own_storage and not problem:
+        own = estimate(site.own_storage, most or shape)
     return Candidate(
-        action=action, shape=shape, groups=_groups(shape), estimate=made, problem=problem
+        action=action,
+        shape=shape,
+        groups=_groups(shape),
+        estimate=made,
+        problem=problem,
+        own_storage=own,
     )
 
 

@@ -196,7 +196,7 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
         )
-    return f"{text}; its limit is {limits(outcome)}"
+    return f"{text}; its limit is {limits(outcome)}{own_storage_words(outcome)}"
 
 
 def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:
@@ -297,6 +297,13 @@ def limits(outcome: Predicted) -> str:
     return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}, at {ms(next_seconds)}"
 
 
+def own_storage_words(outcome: Predicted) -> str:
+    """Says what a plan gives where each host has a storage of its own; empty: known, no matter."""
+    if outcome.own_storage_speedup is None:
+        return ""
+    return f"; {outcome.own_storage_speedup:.2f}x if each host has a storage of its own"
+
+
 def pays(outcome: Predicted) -> str:
     """Says from which speedup the plan pays for its hosts."""
     ratio = outcome.break_even_speedup
@@ -318,6 +325,7 @@ class Walk:
     Attributes:
         estimate: Today's cluster, as the model sees it.
         free_fixes: What the profile found to cost nothing, in words.
+        fix_first: Why nothing that costs is advised yet; empty where it may be.
     """
 
     work: Work
@@ -328,6 +336,7 @@ class Walk:
     plans: tuple[Plan, ...]
     constraints: Constraints
     free_fixes: tuple[str, ...] = ()
+    fix_first: str = ""
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
@@ -475,7 +484,10 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
             f"; it saves {percentage(gain(plan.predicted, found.keep.predicted, objective))}, its "
             f"error band is {percentage(error_band(plan.predicted))}"
         )
-    reply: _Reply = "yes" if groups else "no"
+    is_refused = bool(found.fix_first) and not is_free(plan, found.keep)
+    if groups and is_refused:
+        because += f"; {found.fix_first}: that comes first"
+    reply: _Reply = "yes" if groups and not is_refused else "no"
     return Answer(question=question, answer=reply, because=because)
 
 
@@ -504,5 +516,5 @@ def _figures(plan: Plan) -> str:
         f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), "
         f"{usd(outcome.usd_per_hour)} per hour, "
         f"{percentage(outcome.cost_change, signed=True)} $ per step, limit "
-        f"{limits(outcome)}; {pays(outcome)}"
+        f"{limits(outcome)}{own_storage_words(outcome)}; {pays(outcome)}"
     )

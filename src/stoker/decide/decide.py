@@ -31,7 +31,7 @@ from stoker.decide.pricing import (
     refuse_foreign_prices,
     usd_per_hour,
 )
-from stoker.decide.work import data_hosts_of, measure, today_of
+from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
 from stoker.records import (
     Advice,
     Answer,
@@ -272,11 +272,18 @@ def decide(
         today=now,
         processes=processes,
         calibration=calibration or Calibration(),
-        has_own_storage=constraints.storage == "per_host",
+        storage=constraints.storage or "unknown",
         machine_vcpus=catalog.max_total_vcpus,
         data=data_hosts_of(profile, catalog),
     )
-    site = Site(work=work, catalog=catalog, today=now, processes=processes, feed=feed)
+    site = Site(
+        work=work,
+        own_storage=with_own_storage(work),
+        catalog=catalog,
+        today=now,
+        processes=processes,
+        feed=feed,
+    )
     rules = Rules(
         constraints=constraints,
         catalog=catalog,
@@ -285,6 +292,7 @@ def decide(
         total_steps=training.total_steps(),
     )
     kept = keep(site)
+    bottleneck = _bottleneck(work, kept)
     keep_plan = _keep_plan(profile, work, kept, rules)
     vcpus = now.capacity * profile.host.count
     busy = too_busy(profile, vcpus=vcpus, machine_vcpus=catalog.max_total_vcpus)
@@ -305,12 +313,13 @@ def decide(
     unknown = (
         [f"what the named groups would do is not known: {busy}"] if busy and extra_clusters else []
     )
+    first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
     chosen = choose(
         keep_plan,
         others,
         constraints,
         unexplained=work.unexplained,
-        fix_first=fix_first(profile, has_own_storage=work.has_own_storage),
+        fix_first=first,
     )
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
@@ -318,7 +327,7 @@ def decide(
     found = Walk(
         work=work,
         estimate=kept.estimate,
-        bottleneck=_bottleneck(work, kept),
+        bottleneck=bottleneck,
         keep=keep_plan,
         chosen=chosen,
         plans=plans,
@@ -326,6 +335,7 @@ def decide(
         free_fixes=tuple(
             fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
         ),
+        fix_first=first,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)

@@ -39,7 +39,8 @@ def _verdict(decision: Decision) -> str:
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
     text = f"{plan.action}: {cluster(plan)}. {_sentence(plan.reason)}"
     if outcome is not None:
-        text += f" Sure to ±{percentage(error_band(outcome))}."
+        text += f" Sure to ±{percentage(error_band(outcome))}"
+        text += ", where the storage is shared." if outcome.own_storage_speedup else "."
     return text
 
 
@@ -101,6 +102,8 @@ def _table(decision: Decision) -> list[str]:
             lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
     if decision.bottleneck == "unexplained":
         lines.append("For orientation only: the profile does not support these figures.")
+    if any(p.predicted and p.predicted.own_storage_speedup for p in rows):
+        lines.append("limit?: shorter if each host has a storage of its own: not known.")
     lines.append("$/1000: dollars for 1000 steps of today's global batch.")
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
@@ -151,7 +154,7 @@ def _row(plan: Plan, name: str, *, mark: str) -> str:
         f"{mark}{plan.action:<13} {name} "
         f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
         f"{_money(outcome.usd_per_hour):>6} {_money(outcome.usd_per_1000_steps):>6} "
-        f"{outcome.limit}"
+        f"{outcome.limit}{'?' if outcome.own_storage_speedup else ''}"
     ).rstrip()
 
 

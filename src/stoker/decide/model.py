@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from stoker.catalog import Instance
-from stoker.records import Limit, Parts, SharedLoading
+from stoker.records import Limit, Parts, SharedLoading, Storage
 from stoker.records.parts import LEAST_FREE, WAITS
 
 
@@ -64,7 +64,7 @@ class Work:
         shared: What today's loader workers share.
         others_vcpus: vCPUs of today's hosts that other programs kept busy.
         machine_width: The relative error that they, and a CPU of changing speed, may cause.
-        has_own_storage: Whether each host brings storage bandwidth of its own.
+        storage: Whether each host brings a storage rate of its own; unknown: taken as shared.
         doubts: What was not measured.
         is_checked: Whether the profile was checked against its own parts.
         unexplained: Why no spending may be advised on this profile; empty: it may.
@@ -94,7 +94,7 @@ class Work:
     shared: SharedLoading = SharedLoading()  # noqa: RUF009 - frozen
     others_vcpus: float = 0.0
     machine_width: float = 0.0
-    has_own_storage: bool = False
+    storage: Storage = "unknown"
     local_receive_seconds: float | None = None
     handover_seconds: float = 0.0
     doubts: tuple[Doubt, ...] = ()
@@ -107,6 +107,11 @@ class Work:
     efficiency: float = 1.0
     calibration_spread: float = 0.0
     data: "tuple[Hosts, ...]" = ()
+
+    @property
+    def has_own_storage(self) -> bool:
+        """Tells whether it is known that each host brings a storage rate of its own."""
+        return self.storage == "per_host"
 
     @property
     def parallel_seconds(self) -> float:

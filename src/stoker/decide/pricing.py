@@ -1,7 +1,9 @@
 """A candidate has a cost, a prediction that is more or less sure, and rules that may forbid it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from stoker.catalog import Catalog, Instance
 from stoker.decide.candidates import Candidate
@@ -57,6 +59,10 @@ _BAND = 0.10
 _NEAR = 0.85
 # By up to a quarter (docs/method.md, "What it cannot see").
 _NEAR_BAND = 0.23
+# Hosts of another type may have a volume of another rate; that of today's type was measured.
+_OTHER_STORAGE = 0.2
+# A storage of each host's own that makes a step shorter by less is no other plan.
+_OWN_STORAGE = 0.97
 # A wider band says no more; from this width on other programs forbid a verdict (records/parts.py).
 _WIDEST = 0.6
 # Workers that wait were seen to add up, as far as they were tried: each doubling beyond that.
@@ -96,6 +102,9 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
     widths.extend(doubt.width for doubt in _doubts_of(work, shape))
     if made.second_seconds >= _NEAR * made.step_seconds:
         widths.append(_NEAR_BAND)
+    is_of_data = any(hosts.instance.type != work.reference.type for hosts in shape.data)
+    if work.has_own_storage and made.limit == "storage" and is_of_data:
+        widths.append(_OTHER_STORAGE)
     return min(math.hypot(*widths), _WIDEST)
 
 
@@ -108,13 +117,23 @@ def predicted(
         return None
     width = band(work, candidate.shape, made)
     step = made.step_seconds
-    return _priced(
+    low, own = step * (1 - width), candidate.own_storage
+    if own is not None and own.step_seconds >= _OWN_STORAGE * step:
+        own = None
+    if own is not None:
+        own_work = replace(work, storage="per_host")
+        low = min(low, own.step_seconds * (1 - band(own_work, candidate.shape, own)))
+    outcome = _priced(
         made,
-        step=(step, step * (1 - width), step * (1 + width)),
+        step=(step, low, step * (1 + width)),
         today=(work.step_seconds, today_usd),
         price=price,
         total_steps=total_steps,
     )
+    if own is None:
+        return outcome
+    speedup = work.step_seconds / own.step_seconds
+    return msgspec.structs.replace(outcome, own_storage_speedup=speedup)
 
 
 def measured(

@@ -14,7 +14,7 @@ from typing import TypeVar
 from stoker.catalog import Catalog, Instance
 from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free_vcpus
 from stoker.errors import UsageError
-from stoker.records import Calibration, Limit, Profile, StepTerms
+from stoker.records import Calibration, Limit, Profile, StepTerms, Storage
 from stoker.records.parts import (
     others_vcpus_of,
     others_width,
@@ -81,14 +81,14 @@ def measure(
     processes: int,
     calibration: Calibration = Calibration(),  # noqa: B008 - frozen
     data: tuple[Hosts, ...] = (),
-    has_own_storage: bool = False,
+    storage: Storage = "unknown",
     machine_vcpus: float | None = None,
 ) -> Work:
     """Returns the work of a step, corrected so that today's cluster gives today's step.
 
-    `has_own_storage` says that every host brings storage bandwidth of its own, `machine_vcpus` what
-    the one machine has that all plans run on. `calibration` is what earlier runs say of a data
-    group's constants.
+    `storage` says whether every host brings a storage rate of its own, `machine_vcpus` what the one
+    machine has that all plans run on. `calibration` is what earlier runs say of a data group's
+    constants.
 
     Raises:
         UsageError: If a number of the profile is beyond any machine.
@@ -99,7 +99,7 @@ def measure(
         replace(
             raw,
             data=data,
-            has_own_storage=has_own_storage,
+            storage=storage,
             # Before the correction: where data hosts load today, these are in what was measured.
             receive_cpu_seconds=raw.receive_cpu_seconds * calibration.receive,
             efficiency=calibration.efficiency,
@@ -156,6 +156,13 @@ def corrected(work: Work) -> Work:
         # Only what binds today: the measured step says nothing of the terms below it.
         corrected=_CORRECTED.get(modelled.limit, ()),
     )
+
+
+def with_own_storage(work: Work) -> Work | None:
+    """Returns the work if each host had a storage of its own; None where that is known, or idle."""
+    if work.storage != "unknown" or not (work.read_seconds or work.shared.seconds):
+        return None
+    return corrected(replace(work, storage="per_host"))
 
 
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:

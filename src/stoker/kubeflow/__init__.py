@@ -42,6 +42,7 @@ from stoker.kubeflow.steps import (
     Component,
     PipelineRun,
     Task,
+    TrainingComponent,
     compiled,
     control_step,
     follower,
@@ -68,7 +69,16 @@ _PERIOD = (
 
 def _component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component of a function: kfp calls it once, with a placeholder for each argument."""
-    made: Component = dsl.container_component(function)
+    return _shown(dsl.container_component(function), function)
+
+
+def _training_component(function: Callable[P, ContainerSpec]) -> Component:
+    """Makes a component that hands hyperparameters on: `profile(..., hyperparameters={...})`."""
+    made = dsl.container_component(function)
+    return _shown(TrainingComponent(made.component_spec, function), function)
+
+
+def _shown(made: Component, function: Callable[P, ContainerSpec]) -> Component:
     # For notebooks and editors: kfp's own object has neither the words nor the inputs.
     inputs = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -107,7 +117,7 @@ def period(number: OutputText, image: str, cache_days: int = 0) -> ContainerSpec
     )
 
 
-@_component
+@_training_component
 def profile(
     profile: Output[Artifact],
     metrics: Output[Metrics],
@@ -209,7 +219,7 @@ def decide(
     )
 
 
-@_component
+@_training_component
 def train(
     decision: Input[Artifact],
     record: Output[Artifact],

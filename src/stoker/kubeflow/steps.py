@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kfp import compiler, dsl, kubernetes
+from kfp.dsl import ContainerSpec
+from kfp.dsl.container_component_class import ContainerComponent
 from kfp.dsl.pipeline_channel import PipelineChannel
 from kfp.kubernetes import set_security_context
 
@@ -37,7 +39,18 @@ RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
 # Components whose own pod trains, or may train: the others run in the control image.
 _TRAINING = ("profile", "train")
-_TYPES = {"string": str, "integer": int, "object": dict}
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
+# kfp has two names for each type of a value that is not known yet.
+_CHANNELS = {
+    "string": str,
+    "integer": int,
+    "float": float,
+    "boolean": bool,
+    "number_integer": int,
+    "number_double": float,
+}
+# In front of an input's name: components have inputs and outputs of their own, such as model.
+_HYPERPARAMETER = "hyperparameter_"
 _SHM = "shm"
 _RETRY_SECONDS = 60
 
@@ -149,6 +162,70 @@ class Component(Protocol):
         ...
 
 
+class TrainingComponent(ContainerComponent):  # type: ignore[misc]
+    """A component whose command is told hyperparameters that a run changes.
+
+    Each is an input of its own, typed, for a server puts no value into a longer text.
+    """
+
+    def __call__(
+        self, *, hyperparameters: Mapping[str, object] | None = None, **inputs: object
+    ) -> Task:
+        """Makes the step.
+
+        Args:
+            hyperparameters: Name, as the workload's parameters spell it, to value.
+            inputs: The component's.
+        """
+        given = {
+            f"{_HYPERPARAMETER}{name}": value for name, value in (hyperparameters or {}).items()
+        }
+        if given:
+            return _with_words(self.pipeline_func, given)(**inputs, **given)
+        made: Task = super().__call__(**inputs)
+        return made
+
+
+class ContainerFunction(Protocol):
+    """A function that kfp makes a component of: it gets a placeholder for each argument."""
+
+    @property
+    def __name__(self) -> str:
+        """Returns the component's name."""
+        ...
+
+    def __call__(self, *arguments: object) -> ContainerSpec:
+        """Returns the container."""
+        ...
+
+
+def _with_words(function: ContainerFunction, values: Mapping[str, object]) -> Component:
+    """Returns the function's component with an input, and a word of the command, for each value."""
+    own = inspect.signature(function)
+
+    def longer(*arguments: object) -> ContainerSpec:
+        spec = function(*arguments[: len(own.parameters)])
+        told = zip(values, arguments[len(own.parameters) :], strict=True)
+        words = [f"--param={name.removeprefix(_HYPERPARAMETER)}={value}" for name, value in told]
+        return ContainerSpec(image=spec.image, command=spec.command, args=[*spec.args, *words])
+
+    longer.__name__, longer.__doc__ = function.__name__, function.__doc__
+    further = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_type_of(value))
+        for name, value in values.items()
+    ]
+    parameters = [*own.parameters.values(), *further]
+    longer.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    made: Component = dsl.container_component(longer)
+    return made
+
+
+def _type_of(value: object) -> type:
+    if isinstance(value, PipelineChannel):
+        return _CHANNELS[str(value.channel_type).lower()]
+    return type(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
     """A run, as its steps see it: the workload, and the values of the pipeline's parameters.
@@ -230,6 +307,9 @@ class PipelineRun:
         }
         named = component.component_spec.inputs or {}
         known = {name: self.value(name) for name in named if name in self._known}
+        if isinstance(component, TrainingComponent):
+            changes = [name for name, each in self._known.items() if each.hyperparameter]
+            known["hyperparameters"] = {name: self.value(name) for name in changes}
         return {**known, **{n: v for n, v in shared.items() if n in named}, **own}
 
     @property

@@ -1,4 +1,7 @@
-"""`python -m stoker.launch -- CMD` does what `stoker launch` does, without the other verbs."""
+"""`python -m stoker.launch -- CMD` does what `stoker launch` does, for hosts on this machine.
+
+A container starts with `stoker launch`, in `cli/edge.py`.
+"""
 
 import os
 import sys

@@ -25,6 +25,7 @@ from stoker.feed.timeline import has_no_step, read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.host.processes import ended_words
+from stoker.launch import exports
 from stoker.launch.passive_profile import (
     FILE,
     is_elsewhere,
@@ -34,7 +35,7 @@ from stoker.launch.passive_profile import (
 from stoker.launch.topology import Topology
 from stoker.logs import Log, parse_line
 from stoker.platforms.pod_outputs import log_files
-from stoker.records import Event, Group, Host, Job, Measured, write_json, write_text
+from stoker.records import Event, Group, Host, Job, Measured, Scalar, write_json, write_text
 from stoker.records.training import TrainingFacts, cause_of, write_training
 from stoker.settings import ProcessSettings
 
@@ -119,6 +120,7 @@ def record_end(
         hosts=_hosts(topology, processes_per_host),
         strategy=strategy,
         engine=settings.engine.name,
+        hyperparameters=_hyperparameters(settings, log),
         measured=measured,
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),
@@ -187,6 +189,18 @@ def _hosts(topology: Topology, processes_per_host: int) -> tuple[Host, ...]:
         for host in group.hosts
     )
     return trainers + others
+
+
+def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Scalar]:
+    try:
+        found = exports.hyperparameters(settings.base_dir)
+    except UsageError as err:
+        log.event("hyperparameters_not_read", reason=err.what)
+        return {}
+    return {
+        name: value if value is None or isinstance(value, str | int | float) else json.dumps(value)
+        for name, value in found.items()
+    }
 
 
 def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, float]:

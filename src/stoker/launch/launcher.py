@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.errors import StokerError, UsageError
+from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.launch import exports
 from stoker.launch.engines.hosts import serve_command
 from stoker.launch.engines.server import forget_secret
@@ -287,6 +287,36 @@ def check_kept_folders(base_dir: Path) -> None:
             ) from None
 
 
+def check_fresh_starts(settings: ProcessSettings) -> None:
+    """Refuses a run that would begin anew once more, as its hosts are taken away again and again.
+
+    Its next start would lose as much; and nobody counts such starts as failures.
+
+    Raises:
+        PlatformError: If nothing was saved in as many starts as the platform allows.
+    """
+    most = settings.max_fresh_starts
+    folders = [settings.base_dir / name for name in ("checkpoints", "model", "output/data")]
+    # What hosts of the run write to see that they may, what NFS leaves, and stoker's own records.
+    ours = settings.base_dir / "output" / "data" / "stoker"
+    saved = (
+        path
+        for each in folders
+        if each.is_dir()
+        for path in each.iterdir()
+        if not path.name.startswith((".stoker-", ".nfs")) and path != ours
+    )
+    if most is None or settings.restarts <= most or next(saved, None):
+        return
+    raise PlatformError(
+        f"all hosts were started again {settings.restarts} times, and the training has saved "
+        "nothing: each start begins anew",
+        where=", ".join(str(folder) for folder in folders),
+        fix="let the script save checkpoints there and go on from them, train on nodes that stay, "
+        "or raise kubernetes.max_fresh_starts if it saves elsewhere",
+    )
+
+
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Plays this host's part to its end; returns the exit code of the process.
 
@@ -313,6 +343,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
         try:
             if is_job_pod(environ):
                 check_kept_folders(settings.base_dir)
+                if topology.is_leader:
+                    check_fresh_starts(settings)
             order = order_of(command, settings=settings, environ=environ)
             run = HostRun(
                 settings=settings,

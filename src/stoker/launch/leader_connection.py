@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stoker.errors import ProtocolError, UsageError
-from stoker.feed.wire.crypto import Keys, read_token, secure_client
+from stoker.feed.wire.crypto import Keys, read_event, read_token, secure_client
 from stoker.feed.wire.protocol import (
     PROTOCOL_VERSION,
     FromCoordinator,
@@ -345,7 +344,7 @@ class Membership:
                     if is_member:
                         next_at = min(next_at, heard_at + self._beat_seconds)
             if monitor.poll(0):
-                recv_monitor_message(monitor)
+                read_event(monitor)
                 # By the leader's side, or given up by libzmq: `end` tells them apart by the time.
                 self._silence.end(self._clock())
             self._judge_silence()

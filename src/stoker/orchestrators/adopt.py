@@ -758,7 +758,7 @@ def platform_entries(
     ours = sorted(name for name in job.environment if name.startswith("STOKER_"))
     environment = {k: v for k, v in sorted(job.environment.items()) if k not in ours}
     plain: list[tuple[str, Json, tuple[str, ...]]] = [
-        ("role", job.role_arn, ("It needs what configs/sagemaker/execution-role.json allows.",)),
+        ("role", job.role_arn, ("It needs what stoker render iam prints as execution-role.json.",)),
         ("output_uri", output.s3_output_path.rstrip("/"), ()),
         ("region", region, ()),
         ("source", start.source, ()),

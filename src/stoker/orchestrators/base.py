@@ -317,6 +317,15 @@ class Orchestrator(Protocol):
         """
         ...
 
+    def retry(self, run: str) -> RunState:
+        """Runs the failed steps of a run again, and those after them; what succeeded stays.
+
+        Raises:
+            UsageError: If the run has neither failed nor been stopped.
+            PlatformError: If the service refuses.
+        """
+        ...
+
 
 def utc_now() -> datetime:
     """Returns the time in UTC, to the second."""
@@ -570,58 +579,53 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # An installed wheel carries the project's files; an editable installation has its checkout.
 CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
 
-_PACKAGES = ("components", "pipelines")
 _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
-# What `stoker init` copied when Kubeflow's components were files of the project.
-_COPIED = re.compile(r"^\s*(?:from|import)\s+(components\.[\w.]*kubeflow\w*)", re.MULTILINE)
+# What `stoker init` copied when components were files of the project.
+_COPIED = re.compile(
+    r"^\s*(?:from|import)\s+(components\.(?:[\w.]*(?:kubeflow|sagemaker)\w*|training_requests))",
+    re.MULTILINE,
+)
 
 
 @contextlib.contextmanager
 def project_pipeline(
-    target: str, *, folder: Path, components: Path | None = None, carried: Sequence[Path] = CARRIED
+    name: str, *, folder: Path, library: str = "", carried: Sequence[Path] = CARRIED
 ) -> Iterator[ModuleType]:
-    """Loads pipelines/TARGET.py, and while it is in use what it imports of the project's folder.
+    """Loads pipelines/NAME.py, and while it is in use the modules next to it, as `pipelines.OTHER`.
 
-    That is modules next to it, as `pipelines.NAME`; for sagemaker components, too. Afterwards they
-    are not imported any more: the next folder may have other files.
+    Afterwards they are not imported any more: the next folder may have other files.
 
     Args:
-        target: kubeflow or sagemaker.
-        folder: Project folder. What it lacks comes from the installation.
-        components: Folder with components in place of the project's: those that are there count.
+        name: kubeflow, sagemaker, or sagemaker_ and a kind of train step.
+        folder: Project folder. Without pipelines for the target it is the installation's.
+        library: A module to import before.
         carried: The installation's own project folders.
 
     Raises:
         UsageError: If there is no such pipeline, a file is not Python, the orchestrator's library
             is not installed, or the pipeline is made of components that an earlier stoker copied.
     """
+    target = name.partition("_")[0]
+    # Not by the name: the installation's own file would be a pipeline without the project's steps.
     roots = [root for root in (folder, *carried) if (root / "pipelines" / f"{target}.py").is_file()]
-    if not roots:
+    file = roots[0] / "pipelines" / f"{name}.py" if roots else None
+    if file is None or not file.is_file():
         raise UsageError(
-            f"there is no pipelines/{target}.py",
-            where=f"folder {folder}",
-            fix="stoker init DIR     makes a project folder; run stoker in it",
+            f"there is no pipelines/{name}.py",
+            where=f"folder {roots[0] if roots else folder}",
+            fix="stoker init DIR     makes a project folder; run stoker in it, or copy the file",
         )
-    if components is not None and not components.is_dir():
-        raise UsageError(f"no such folder: {components}", fix="check --components")
-    places = {"pipelines": [roots[0] / "pipelines"]}
-    if target == "kubeflow":
-        _refuse_copied(roots[0] / "pipelines" / f"{target}.py")
-    else:
-        places["components"] = [
-            *([components] if components else []),
-            *_folders("components", folder, *carried),
-        ]
+    _refuse_copied(file)
     before = _forget()
     try:
-        for name, paths in places.items():
-            package = ModuleType(name)
-            # Several folders: the project's own component is found before a carried one.
-            package.__path__ = [str(path.resolve()) for path in paths]
-            sys.modules[name] = package
+        package = ModuleType("pipelines")
+        package.__path__ = [str(file.parent.resolve())]
+        sys.modules["pipelines"] = package
         # Finders remember what a folder held, and files may have been written a moment ago.
         importlib.invalidate_caches()
-        yield _imported(f"pipelines.{target}", target=target)
+        if library:
+            _imported(library, file=file)
+        yield _imported(f"pipelines.{name}", file=file)
     finally:
         _forget()
         # The caller may have modules of these names, too.
@@ -631,16 +635,17 @@ def project_pipeline(
 def _refuse_copied(file: Path) -> None:
     found = _COPIED.search(file.read_text(encoding="utf-8", errors="replace"))
     if found:
+        target = file.stem.partition("_")[0]
         raise UsageError(
-            f"pipelines/kubeflow.py is of an earlier stoker: it imports {found[1]}, and components "
-            "are part of stoker.kubeflow now",
+            f"pipelines/{file.name} is of an earlier stoker: it imports {found[1]}, and components "
+            f"are part of stoker.{target} now",
             where=str(file),
-            fix="stoker init NEW makes one of today; bring your own steps over (docs/kubeflow.md "
-            "shows how), and remove the folder's components",
+            fix="stoker init NEW makes one of today; bring your own steps over "
+            f"(docs/{target}.md shows how), and remove the folder's components",
         )
 
 
-def _imported(name: str, *, target: str) -> ModuleType:
+def _imported(name: str, *, file: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as err:
@@ -650,11 +655,18 @@ def _imported(name: str, *, target: str) -> ModuleType:
                 f"the library {missing} is not installed, or too old: {err}",
                 fix=f"pip install 'stoker[{_EXTRAS[missing]}]'",
             ) from err
-        if missing in _PACKAGES and isinstance(err, ModuleNotFoundError):
+        if missing == "components":
+            target = file.stem.partition("_")[0]
+            raise UsageError(
+                f"{name} imports {err.name}: components are part of stoker.{target} now",
+                where=f"{file} and what it imports",
+                fix=f"move your own modules to pipelines/ (docs/{target}.md shows how)",
+            ) from err
+        if missing == "pipelines" and isinstance(err, ModuleNotFoundError):
             raise UsageError(
                 f"there is no module {err.name}",
-                where=f"pipelines/{target}.py and what it imports",
-                fix="stoker init DIR     makes a folder that has all of them",
+                where=f"{file} and what it imports",
+                fix="correct the import, or add the file",
             ) from err
         raise
     except SyntaxError as err:
@@ -663,11 +675,7 @@ def _imported(name: str, *, target: str) -> ModuleType:
         ) from err
 
 
-def _folders(name: str, *roots: Path) -> Sequence[Path]:
-    return [root / name for root in roots if (root / name).is_dir()]
-
-
 def _forget() -> dict[str, ModuleType]:
     """Takes the project's modules out of those that are imported, and returns them."""
-    names = [name for name in sys.modules if name.partition(".")[0] in _PACKAGES]
+    names = [name for name in sys.modules if name.partition(".")[0] == "pipelines"]
     return {name: sys.modules.pop(name) for name in names}

@@ -19,7 +19,14 @@ from stoker.settings import cloud_region
 MAX_ATTEMPTS = 8
 
 _ACTION = re.compile(r"perform:? ([a-z0-9-]+:[A-Za-z*]+)")
-_MISSING = ("ResourceNotFound", "ResourceNotFoundException", "NoSuchKey", "404", "NotFound")
+_MISSING = (
+    "ResourceNotFound",
+    "ResourceNotFoundException",
+    "NoSuchKey",
+    "NoSuchEntity",
+    "404",
+    "NotFound",
+)
 # Some services say only in words that the object does not exist.
 _MISSING_WORDS = ("does not exist", "not found", "could not find")
 _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "SlowDown")
@@ -30,7 +37,14 @@ _STALE_LOGIN = (
     "InvalidClientTokenId",
     "RequestExpired",
     "UnrecognizedClientException",
+    # botocore's own, of logins that it renews by itself where it can.
+    "CredentialRetrievalError",
+    "SSOError",
+    "SSOTokenLoadError",
+    "TokenRetrievalError",
+    "UnauthorizedSSOTokenError",
 )
+_LOG_IN = "log in again: aws sso login, or new keys"
 
 
 class AwsError(PlatformError):
@@ -62,6 +76,16 @@ class AwsError(PlatformError):
         """Tells whether the service did not answer, or too late: asking again may help."""
         return self.code in _THROTTLED or "AWS did not answer" in self.what
 
+    @property
+    def has_stale_login(self) -> bool:
+        """Tells whether the caller's keys were good once: whoever logs in again may go on."""
+        return self.code in _STALE_LOGIN
+
+    @property
+    def is_passing(self) -> bool:
+        """Tells whether the same call may succeed later."""
+        return self.is_unreachable or self.has_stale_login
+
 
 def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
     """Returns the error for a refusal as botocore has parsed it."""
@@ -73,9 +97,9 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
         found = _ACTION.search(message)
         missing = found.group(1) if found else action
         what = f"permission {missing} is missing: {message}"
-        fix = f"allow {missing} in the caller's policy; configs/sagemaker has ones to start from"
+        fix = f"allow {missing} in the caller's policy: stoker render iam WORKLOAD prints one"
     elif code in _STALE_LOGIN:
-        fix = "log in again: aws sso login, or new keys"
+        fix = _LOG_IN
     elif code in _THROTTLED:
         what = f"AWS throttled {action} {MAX_ATTEMPTS} times: {message}"
         fix = "try again in a minute"
@@ -126,7 +150,8 @@ class Aws:
     ) -> None:
         # boto3 itself reads AWS_DEFAULT_REGION, and not AWS_REGION.
         self._region = region or cloud_region()
-        self._clients = dict(clients or {})
+        self._given = dict(clients or {})
+        self._clients = dict(self._given)
         self.sleep = sleep
         self.clock = clock
 
@@ -139,6 +164,13 @@ class Aws:
         if service not in self._clients:
             self._clients[service] = _new_client(service, self._region)
         return self._clients[service]
+
+    def renew_login(self) -> None:
+        """Reads the machine's keys anew with the next call: a client reads them only once."""
+        import boto3
+
+        boto3.setup_default_session()
+        self._clients = dict(self._given)
 
     @property
     def region(self) -> str:
@@ -337,9 +369,10 @@ def explained(action: str, *, where: str = "") -> Iterator[None]:
             fix="aws configure, or run under a role",
         ) from err
     except BotoCoreError as err:
-        raise failed(
-            f"AWS did not answer: {err}", action, where=where, code=type(err).__name__
-        ) from err
+        code = type(err).__name__
+        if code in _STALE_LOGIN:
+            raise failed(str(err), action, where=where, code=code, fix=_LOG_IN) from err
+        raise failed(f"AWS did not answer: {err}", action, where=where, code=code) from err
 
 
 def _new_client(service: str, region: str | None) -> object:
@@ -359,7 +392,8 @@ def _new_client(service: str, region: str | None) -> object:
 
 
 def _snake(operation: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", operation).lower()
+    # ListAWSDefaultServiceQuotas: list_aws_default_service_quotas.
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", operation).lower()
 
 
 def _json(value: object) -> Json:

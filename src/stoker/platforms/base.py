@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
-from stoker.errors import UsageError
+from stoker.errors import PlatformError, UsageError
 from stoker.records import (
     Channel,
     Event,
@@ -186,6 +186,10 @@ class AdoptedRun(Protocol):
         Returns:
             What becomes of the job, in a line; empty where it is to be stopped.
         """
+        ...
+
+    def remaining(self) -> PlatformError | None:
+        """Returns the error for a job that `stop` could not end; None where it ended it."""
         ...
 
     def clean_up(self) -> None:

@@ -7,16 +7,32 @@ Lines of hosts go to files, one for each host; on this machine the hosts write t
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from stoker.errors import PlatformError
 from stoker.logs import Log
 from stoker.platforms.base import JobEnd, LogLine
 
 # A service may be out of reach for so long: control planes are upgraded while jobs run.
 UNREACHABLE_SECONDS = 900.0
+
+
+def job_left(error: PlatformError, *, run: str) -> PlatformError:
+    """Returns the error for a service that stayed away so long that its job is left alone.
+
+    Args:
+        error: What the service answered last, if anything.
+        run: Name of the run.
+    """
+    try_first = f"{error.fix}; then " if error.fix else ""
+    return PlatformError(
+        f"{error.what}, for {UNREACHABLE_SECONDS / 60:.0f} minutes; the job goes on by itself",
+        where=error.where,
+        fix=f"{try_first}the same command with --name {run} follows the job again",
+    )
 
 
 class FollowedRun(ABC):
@@ -36,6 +52,8 @@ class FollowedRun(ABC):
         self._files = LogFiles(log_folder)
         self._waiting: deque[LogLine] = deque()
         self._is_drained = False
+        # Left to whoever follows it next: `stop` does not end it.
+        self._is_left = False
         self._end: JobEnd | None = None
 
     def lines(self) -> Iterator[LogLine]:
@@ -81,8 +99,9 @@ class FollowedRun(ABC):
         self._emit(LogLine(group=self._service, host="status", text=words))
 
     def _emit(self, line: LogLine) -> None:
-        self._files.write(line)
         self._waiting.append(line)
+        if words := self._files.write(line):
+            self._waiting.append(LogLine(group=self._service, host="status", text=words))
 
     def _close_files(self) -> None:
         self._files.close()
@@ -99,24 +118,46 @@ class LogFiles:
         self._folder = folder
         self._open: dict[str, IO[str]] = {}
         self._begun: set[str] = set()
+        self._missing: Counter[str] = Counter()
         # A run may be stopped by another thread than the one that reads its lines.
         self._lock = threading.Lock()
 
-    def write(self, line: LogLine) -> None:
-        """Adds a line to its host's file."""
+    def write(self, line: LogLine) -> str:
+        """Adds a line to its host's file, or leaves it out where the disk is full.
+
+        Returns:
+            What people are to know, once: that lines are left out, and later that they no longer
+            are; else nothing. A log that cannot be kept must not end what it tells of.
+        """
         # Both names come from a log: no name must lead out of the folder.
         name = f"{line.group}-{line.host}.log".replace("/", "_")
         with self._lock:
-            if name not in self._open:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                # A file that was closed in this run is continued, one of an earlier attempt is not.
-                mode = "a" if name in self._begun else "w"
-                self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
-                self._begun.add(name)
-            file = self._open[name]
-            file.write(line.text + "\n")
-            # Others read the file while the job runs.
-            file.flush()
+            try:
+                self._add(name, line.text)
+            except OSError as err:
+                # It is opened again for the next line: what is in its buffer is lost.
+                with contextlib.suppress(KeyError, OSError):
+                    self._open.pop(name).close()
+                self._missing[name] += 1
+                if self._missing[name] > 1:
+                    return ""
+                return f"cannot write {self._folder / name}: {err.strerror}; the job goes on"
+            missing = self._missing.pop(name, 0)
+        if not missing:
+            return ""
+        return f"{self._folder / name} is written again; it lacks {missing} lines"
+
+    def _add(self, name: str, text: str) -> None:
+        if name not in self._open:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            # A file that was closed in this run is continued, one of an earlier attempt is not.
+            mode = "a" if name in self._begun else "w"
+            self._open[name] = (self._folder / name).open(mode, encoding="utf-8")
+            self._begun.add(name)
+        file = self._open[name]
+        file.write(text + "\n")
+        # Others read the file while the job runs.
+        file.flush()
 
     def close(self) -> None:
         """Closes the files, which the next line opens again; may be called twice."""

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from stoker.feed.memory import num_bytes
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
-from stoker.profile.steps import AsIsSteps
+from stoker.profile.step_watch import AsIsSteps
 
 # Only this many values of a large batch are looked at: enough to tell bytes from real numbers.
 _LOOK_AT_VALUES = 65536

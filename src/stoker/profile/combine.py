@@ -16,7 +16,7 @@ from stoker.profile.rank_results import (
     RankResult,
 )
 from stoker.profile.states import Signs, find_states, others_of, signs_of
-from stoker.profile.steps import speed_spread
+from stoker.profile.step_watch import speed_spread
 from stoker.records import (
     Check,
     LoaderRate,

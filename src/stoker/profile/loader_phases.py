@@ -677,22 +677,24 @@ def measure_receive(batch: object, *, seconds: float = 1.0) -> Receive | None:
         encoded.write_into(memoryview(frame))
     key = os.urandom(KEY_BYTES)
     landed: queue.Queue[Bytes | None] = queue.Queue(maxsize=2)
+    is_over = threading.Event()
     source, sink = _connected()
     # Real sockets and real keys: a shortcut would leave out what receiving costs.
     with source, sink:
         threads = [
             threading.Thread(target=_send, args=(source, key, frame), daemon=True),
-            threading.Thread(target=_receive, args=(sink, key, landed), daemon=True),
+            threading.Thread(target=_receive, args=(sink, key, landed, is_over), daemon=True),
         ]
         for thread in threads:
             thread.start()
         try:
             return _take(landed, encoded, ids={threads[1].native_id or 0}, seconds=seconds)
         finally:
+            is_over.set()
             for connection in (source, sink):
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-            _empty(landed)
+            _make_room(landed)
             for thread in threads:
                 thread.join(2 * _WAIT_SECONDS)
 
@@ -759,7 +761,12 @@ def _send(connection: socket.socket, key: bytes, frame: bytearray) -> None:
             writer.write(b"", payload, of=("", 0))
 
 
-def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes | None]") -> None:
+def _receive(
+    connection: socket.socket,
+    key: bytes,
+    landed: "queue.Queue[Bytes | None]",
+    is_over: threading.Event,
+) -> None:
     # Not above: the probe may be imported in the middle of the feed's own import of torch,
     # and what places batches needs all of the feed.
     from stoker.feed.trainer.buffers import BatchBuffers
@@ -770,7 +777,8 @@ def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes |
         connection, Unsealer(key), landing, max_head_bytes=0, silent_seconds=_WAIT_SECONDS
     )
     try:
-        while True:
+        # Small batches are in the socket's buffers by the hundred, and are read after its end, too.
+        while not is_over.is_set():
             _, nbytes = reader.head(is_awaited=True)
             payload = placing.room(nbytes, None)
             reader.read(payload.data)
@@ -779,10 +787,8 @@ def _receive(connection: socket.socket, key: bytes, landed: "queue.Queue[Bytes |
         landed.put(None)
 
 
-def _empty(landed: "queue.Queue[Bytes | None]") -> None:
-    """Frees a receiver that waits for room; it waits in `put` at most once more."""
-    for _ in range(4):
-        try:
-            landed.get(timeout=0.1)
-        except queue.Empty:
-            return
+def _make_room(landed: "queue.Queue[Bytes | None]") -> None:
+    """Frees a receiver that waits in `put`; once it is over, it puts one batch more at most."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            landed.get_nowait()

@@ -39,7 +39,7 @@ from stoker.profile.script_phases import (
     say_cut_off,
     say_so_far,
 )
-from stoker.profile.steps import AS_IS_ENOUGH, USUAL_STEPS, AsIsSteps, missing_of
+from stoker.profile.step_watch import AS_IS_ENOUGH, USUAL_STEPS, AsIsSteps, missing_of
 from stoker.settings import ProcessSettings
 
 if TYPE_CHECKING:

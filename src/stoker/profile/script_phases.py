@@ -21,7 +21,13 @@ from stoker.profile.agree import Findings, end_process
 from stoker.profile.batches import Cache, LoadersBeside, facts_of, is_cuda_used, length_of
 from stoker.profile.loader_phases import workers_rest
 from stoker.profile.rank_results import AcceleratorOnly, AsIs, Evidence
-from stoker.profile.steps import REPLAY_ENOUGH, WARM_UP_REPLAYS, AsIsSteps, ReplaySteps, StepWatch
+from stoker.profile.step_watch import (
+    REPLAY_ENOUGH,
+    WARM_UP_REPLAYS,
+    AsIsSteps,
+    ReplaySteps,
+    StepWatch,
+)
 
 # After the first batch; words are promised within 20 s of it.
 FIRST_WORDS_SECONDS = 12.0

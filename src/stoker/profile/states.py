@@ -1,4 +1,7 @@
-"""The training's states are named, each with the figures that it rests on. Pure."""
+"""The training's states are named, each with the figures that it rests on. Pure.
+
+Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `records/parts.py`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

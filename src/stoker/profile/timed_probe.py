@@ -13,7 +13,7 @@ from stoker.feed.process import this_process
 from stoker.feed.timed import TimedEpoch
 from stoker.logs import Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, FileBoard, end_process
-from stoker.profile.steps import AS_IS_ENOUGH, WARM_UP_STEPS
+from stoker.profile.step_watch import AS_IS_ENOUGH, WARM_UP_STEPS
 from stoker.settings import ProcessSettings, from_environment
 
 # Ranks in lockstep are a step apart.

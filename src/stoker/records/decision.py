@@ -66,6 +66,9 @@ class Predicted(Record, frozen=True, kw_only=True):
         cost_change: This usd_per_1000_steps over today's, minus 1; negative is cheaper.
         break_even_speedup: From this speedup on the plan costs no more a step than today's
             cluster: its usd_per_hour over today's.
+        own_storage_speedup: The speedup if each host has a storage of its own, where that is not
+            known and makes a difference: `speedup` is that of hosts that share one, and
+            `step_seconds_low` holds both.
     """
 
     step_seconds: PositiveFloat
@@ -83,6 +86,7 @@ class Predicted(Record, frozen=True, kw_only=True):
     # Not in decisions that were written before these two fields were there.
     second_limit_seconds: NonNegativeFloat | None = None
     break_even_speedup: NonNegativeFloat | None = None
+    own_storage_speedup: PositiveFloat | None = None
 
 
 class Plan(Record, frozen=True, kw_only=True):

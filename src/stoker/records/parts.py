@@ -6,7 +6,7 @@ here, so that they cannot say two things about one step. On the hosts that train
     t = max( g + r,                        the accelerator, and taking a batch from a worker
              (c + trainer) / vCPUs,        CPU that other programs leave
              B + (wall - m B) / workers,   the loader's own time
-             bytes read / storage rate )
+             bytes read / storage rate )      and the largest is the limit: `Parts.limit`
 
 and g + wall / ranks where the trainer loads by itself. B is what the workers share: the measured
 throughput by worker count (1 / t(m) with the fewest workers m, 1 / t(n) with the most) gives

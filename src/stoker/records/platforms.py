@@ -274,6 +274,8 @@ class PodSettings(Record, frozen=True, kw_only=True):
         cpu_limit: Absent: what is asked for. The launcher starts as many workers as it allows.
         memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
         gpus: GPUs of one pod; absent: the pool's. The data group has none.
+        image: Of the data group's pods, with the same stoker: a small one for CPUs starts sooner.
+            Absent: the workload's.
         resources: Further requests and limits, for example vpc.amazonaws.com/efa.
         node_rules: Node affinity; all of those without a weight must hold.
         service_account: Absent: that of the settings.
@@ -286,6 +288,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
     cpu_limit: Quantity | None = None
     memory_limit: Quantity | None = None
     gpus: NonNegativeInt | None = None
+    image: Name | None = None
     resources: dict[Name, Quantity] = msgspec.field(default_factory=dict)
     node_selector: dict[Name, str] = msgspec.field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
@@ -378,6 +381,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         scratch: Size of the job folder on the node, where there is no output; absent: no limit.
         max_restarts: How often all pods are started again when the dnn group has failed. A dnn
             host that is drained or preempted does not count where `output` keeps checkpoints.
+        max_fresh_starts: With `output`: how often all pods may be started again beyond
+            max_restarts, because dnn hosts were taken away, while the run has saved nothing below
+            checkpoints, model or output/data. Raise it for a script that saves elsewhere.
         max_run_seconds: Limit for the dnn group, the wait for its nodes included; absent: none.
             With trainer that of the TrainJob, all restarts included.
         grace_seconds: Time from SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
@@ -410,6 +416,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     shm: Quantity | None = None
     scratch: Quantity | None = None
     max_restarts: NonNegativeInt = 0
+    max_fresh_starts: NonNegativeInt = 3
     max_run_seconds: PositiveInt | None = None
     grace_seconds: PositiveInt = 120
     follower_lease_minutes: NonNegativeInt | None = None
@@ -423,7 +430,9 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
     """Says what is done while the platform has no hosts for a job.
 
     Attributes:
-        wait_minutes: So long a plan is tried again, every few minutes; 0: it is tried once.
+        wait_minutes: So long a plan is tried again, every few minutes; 0: it is tried once. On
+            Kubernetes so long pods of the dnn group may wait for nodes, which autoscalers bring in
+            some minutes.
         then: next_plan: the decision's next plan that has other types, and so on; fail: the run
             ends as failed. A job without a decision has no other plan.
     """

@@ -22,6 +22,7 @@ from stoker.records.base import (
     NonNegativeInt,
     PositiveFloat,
     Record,
+    Scalar,
     write_json,
 )
 from stoker.records.decision import Group
@@ -83,6 +84,7 @@ class Training(Record, frozen=True, kw_only=True):
 
     Attributes:
         exit_code: The training command's own.
+        hyperparameters: As the command got them, a run's own values among them.
         data_group_release_seconds: Time from the end of the training to that of the last data host.
         failure: What failed, in the words of the failing part (a traceback, a lost host).
     """
@@ -96,6 +98,7 @@ class Training(Record, frozen=True, kw_only=True):
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
     engine: str = "feed"
+    hyperparameters: dict[Name, Scalar] = msgspec.field(default_factory=dict)
     measured: Measured | None = None
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     model_uri: str | None = None
@@ -226,6 +229,7 @@ class TrainingFacts:
     hosts: tuple[Host, ...] = ()
     strategy: str = "auto"
     engine: str = "feed"
+    hyperparameters: Mapping[str, Scalar] = field(default_factory=dict)
     measured: Measured | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
@@ -260,6 +264,8 @@ def training_record(facts: TrainingFacts) -> Training:
         hosts=inside.hosts,
         strategy=inside.strategy,
         engine=inside.engine,
+        # A leader of an earlier stoker wrote none.
+        hyperparameters=dict(inside.hyperparameters or facts.hyperparameters),
         measured=_measured(inside.measured, facts),
         metrics=dict(inside.metrics),
         model_uri=facts.model_uri,

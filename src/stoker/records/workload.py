@@ -1,5 +1,7 @@
 """A workload is the user's training command with its inputs, gate and today's cluster."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import msgspec
@@ -64,6 +66,14 @@ class Channel(Record, frozen=True, kw_only=True):
     record_wrapper: Literal["None", "RecordIO"] | None = None
 
 
+Storage = Literal["per_host", "shared", "unknown"]
+# By the address of a channel. Each host reads from S3 itself, or copies it to a disk of its own; a
+# file system is one for all hosts. Behind a claim (pvc://) there may be either.
+_STORAGE_OF_CHANNEL: Mapping[str, Storage] = MappingProxyType(
+    {"s3": "per_host", "efs": "shared", "fsx": "shared"}
+)
+
+
 class Constraints(Record, frozen=True, kw_only=True):
     """The bounds that a plan must respect.
 
@@ -74,8 +84,10 @@ class Constraints(Record, frozen=True, kw_only=True):
         max_data_hosts: 0: no data group.
         allowed_instance_types: Types for dnn and data hosts; today's type is always allowed.
         regions: Regions whose prices may be used.
-        storage: Whether data hosts bring storage bandwidth of their own (local disks), or read
-            from what all hosts share; absent: not known, taken as shared.
+        storage: per_host: each host brings a storage rate of its own (S3, local copies); shared:
+            all hosts read from one storage; unknown: a plan is taken to share it, and what it would
+            gain otherwise is said. Absent: as platform and channels tell (S3 is per_host; EFS, FSx
+            and this machine are shared; behind a claim may be either), else unknown.
     """
 
     objective: Literal["cost", "time"] = "cost"
@@ -84,7 +96,7 @@ class Constraints(Record, frozen=True, kw_only=True):
     max_data_hosts: NonNegativeInt = 8
     allowed_instance_types: tuple[Name, ...] | None = None
     regions: tuple[Name, ...] | None = None
-    storage: Literal["per_host", "shared"] | None = None
+    storage: Storage | None = None
 
 
 class TrainingSize(Record, frozen=True, kw_only=True):
@@ -305,6 +317,23 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
             return self.engine
         return EngineSettings(name=self.engine)
 
+    @property
+    def known_constraints(self) -> Constraints:
+        """The constraints, with the storage that platform and channels tell where no key does."""
+        if self.constraints.storage is not None:
+            return self.constraints
+        kinds: set[Storage] = {
+            _STORAGE_OF_CHANNEL.get(channel.uri.partition("://")[0], "unknown")
+            for channel in self.channels.values()
+        }
+        if self.platform_info.is_this_machine:
+            kinds = {"shared"}
+        # Of both kinds it cannot be told which of them the training waits for; nor where no channel
+        # is known to be the data: its script may read them from a disk of all hosts.
+        is_data = kinds != {"per_host"} or bool({"train", "training"} & self.channels.keys())
+        storage: Storage = kinds.pop() if len(kinds) == 1 and is_data else "unknown"
+        return msgspec.structs.replace(self.constraints, storage=storage)
+
     def run_name(self, run_id: str) -> str:
         """Names the job of a pipeline's run: the same on a retry, and no other run's.
 
@@ -339,6 +368,7 @@ __all__ = [
     "Gate",
     "PlatformName",
     "ProfileSettings",
+    "Storage",
     "TodaysGroup",
     "TrainingSize",
     "Workload",

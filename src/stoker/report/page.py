@@ -1,4 +1,7 @@
-"""The report is one HTML file that opens offline, without a script, in light and dark."""
+"""The report is one HTML file that opens offline, without a script, in light and dark.
+
+One more chart is a module with its drawing, a `picture_of_...` here, and its place in the template.
+"""
 
 import functools
 import shlex

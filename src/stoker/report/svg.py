@@ -1,4 +1,7 @@
-"""Drawings are SVG text: shapes by class, axes, and labels that find a free place."""
+"""Drawings are SVG text: shapes by class, axes, and labels that find a free place.
+
+The charts that are made of them are `step_times`, `plans`, `feed_picture` and `scaling`.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,9 +11,8 @@ import socket
 from collections.abc import Callable, Container, Sequence
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from stoker.feed.wire.crypto import Keys, secure_client
+from stoker.feed.wire.crypto import Keys, read_event, secure_client
 from stoker.feed.wire.protocol import PIECE_BYTES, Message, Piece, pack
 
 ZmqSocket = zmq.Socket[bytes]
@@ -154,7 +153,7 @@ class Connection:
         while self._monitor is not None:
             self.is_quiet = True
             try:
-                event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+                event, _ = read_event(self._monitor)
             except zmq.Again:
                 break
             if event & _UP:
@@ -177,7 +176,7 @@ class Connection:
         if self._socket is None:
             return
         # The descriptor tells of a message only once, and to send takes note of it as well: what
-        # came meanwhile would wait for the next message (tests/unit/test_connections.py).
+        # came meanwhile would wait for the next message (tests/contract/test_connections.py).
         self.is_drained = False
         packed = pack(message)
         # Not contextlib's `suppress`, which takes longer than the rest.

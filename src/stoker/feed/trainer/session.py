@@ -1,4 +1,4 @@
-"""A session is one loader of this process at the feed, one epoch at a time.
+"""A session is one loader of this process at the feed, one epoch at a time; it keeps the order.
 
 An epoch that is iterated over once more, as after load_state_dict, has its number again, and an id
 of its own. The thread that iterates and the I/O thread meet here, under one lock: the one supplies

@@ -168,7 +168,7 @@ class Slots:
             return
         self._free[slot] = memory
         # A dataset may keep a batch that it made (a cache, a running mean): written again, that
-        # memory would change in its hands (tests/unit/test_pipe_slots.py).
+        # memory would change in its hands (tests/contract/test_pipe_slots.py).
         if self._is_kept(slot):
             self._retire(slot)
         # The smallest goes: a larger one takes smaller batches, too.

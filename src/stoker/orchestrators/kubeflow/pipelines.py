@@ -233,27 +233,27 @@ def server_notes(kubeflow: Kubeflow, spec: CompiledSpec) -> tuple[str, ...]:
     Raises:
         UsageError: If a run of the pipeline would fail there.
     """
-    needs = [need for need in _NEEDS if need.has(spec)]
+    needs = [need for need in NEEDS if need.has(spec)]
     hard = [need for need in needs if not need.is_soft]
     version = kubeflow.version
     if version is None:
-        least = f": the pipeline needs {_dotted(hard[-1].version)} or later" if hard else ""
+        least = f": the pipeline needs {dotted(hard[-1].version)} or later" if hard else ""
         return (f"server: Kubeflow Pipelines, which does not tell its version{least}",)
-    said = f"server: Kubeflow Pipelines {_dotted(version)}"
+    said = f"server: Kubeflow Pipelines {dotted(version)}"
     unmet = [need for need in needs if version < need.version]
     for need in reversed(unmet):
         if not need.is_soft:
             raise UsageError(
-                f"this Kubeflow Pipelines is {_dotted(version)}; the pipeline needs "
-                f"{_dotted(need.version)}: {need.why}",
+                f"this Kubeflow Pipelines is {dotted(version)}; the pipeline needs "
+                f"{dotted(need.version)}: {need.why}",
                 where=kubeflow.connection.place,
                 fix="ask for a newer one; or edit pipelines/kubeflow.py so that it does without",
             )
-    return (said, *(f"note: before {_dotted(need.version)} {need.why}" for need in unmet))
+    return (said, *(f"note: before {dotted(need.version)} {need.why}" for need in unmet))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Need:
+class ServerNeed:
     """A part of pipelines that servers know from a version on; soft: older ones ignore it."""
 
     version: tuple[int, int]
@@ -281,14 +281,16 @@ def _has_security_context(spec: CompiledSpec) -> bool:
     return any("securityContext" in mapping(pod) for pod in pods.values())
 
 
-_NEEDS = (
-    _Need(version=(2, 4), has=_has_image_parameters, why="a run names the images of its steps"),
-    _Need(
+NEEDS = (
+    ServerNeed(
+        version=(2, 4), has=_has_image_parameters, why="a run names the images of its steps"
+    ),
+    ServerNeed(
         version=(2, 14),
         has=_has_final_status,
         why="its last step is told how the run ended (PipelineTaskFinalStatus)",
     ),
-    _Need(
+    ServerNeed(
         version=(2, 16),
         has=_has_security_context,
         why="steps run as the user of their image, whatever kubernetes.run_as says",
@@ -297,7 +299,8 @@ _NEEDS = (
 )
 
 
-def _dotted(version: Sequence[int]) -> str:
+def dotted(version: Sequence[int]) -> str:
+    """Returns a version as people write it."""
     return ".".join(map(str, version))
 
 

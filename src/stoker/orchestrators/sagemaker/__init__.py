@@ -20,6 +20,7 @@ from stoker.orchestrators.sagemaker.pipelines import plan_upload, send_upload
 from stoker.orchestrators.sagemaker.runs import (
     find_run,
     lines_of,
+    retry_run,
     runs_of,
     start_run,
     state_of,
@@ -124,6 +125,10 @@ class SageMakerOrchestrator:
     def stop(self, run: str) -> RunState:
         """Asks the run or job to stop and waits until it has."""
         return stop_run(self._aws, find_run(self._aws, run))
+
+    def retry(self, run: str) -> RunState:
+        """Runs the failed steps of the run again; what succeeded stays as it is."""
+        return retry_run(self._aws, find_run(self._aws, run))
 
     def _known(self) -> SageMakerSettings:
         if self._settings is None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -25,6 +25,13 @@ from stoker.records import Decision, Group, Json, ProfileSettings, Workload, nea
 
 TrainStep = Literal["launched", "native", "handover"]
 
+# The project's file of each, in pipelines/.
+_FILES = {
+    "launched": "sagemaker",
+    "native": "sagemaker_native",
+    "handover": "sagemaker_handover",
+}
+
 # Limits of the service's model: a definition, a description, a parameter's value, and an argument
 # of a processing job, which is how the steps get the parameters.
 MAX_DEFINITION_BYTES = 1 << 20
@@ -40,25 +47,29 @@ _OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRequest:
-    """All that pipelines/sagemaker.py builds a definition from.
+    """All that a file in pipelines/ builds a definition from.
 
     Attributes:
         workload: As the steps read it.
         inputs_uri: Folder with workload.json.
         parameters: Of the pipeline.
         passed: Names of those that every step passes to stoker as `--param`.
+        hyperparameters: Those that set a hyperparameter: of profile and training alone.
         profile: CreateTrainingJob of the profile on today's cluster, with the workload's defaults.
         train: The same of a native training step; None: a launched one.
         alone: The same without the data group, of a pipeline whose runs hand over to a second one.
+        uploads: Address to content of what the steps read.
     """
 
     workload: Workload
     inputs_uri: str
     parameters: tuple[Parameter, ...]
     passed: tuple[str, ...]
+    hyperparameters: tuple[Parameter, ...]
     profile: Mapping[str, Json]
     train: Mapping[str, Json] | None
     alone: Mapping[str, Json] | None = None
+    uploads: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +97,6 @@ def compile_pipeline(
     train_step: str = "launched",
     decision: Decision | None = None,
     folder: Path | None = None,
-    components: Path | None = None,
 ) -> Compiled:
     """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
 
@@ -97,16 +107,44 @@ def compile_pipeline(
             `handover`: the same in a second run, which the first starts with what it decided.
         decision: Whose plan gives a native step its groups and their defaults.
         folder: Project folder, which also has `sagemaker.source`; absent: the current one.
-        components: Folder with components in place of the project's.
 
     Raises:
         UsageError: If the workload lacks what the pipeline needs, the service would refuse a
             request of it, or the project's files cannot be used.
     """
     here = folder or Path.cwd()
+    request = pipeline_request(workload, train_step=train_step, decision=decision, folder=here)
+    file = _FILES[train_step]
+    # The SDK is imported by the module that hides the account from it, before the project does it.
+    with project_pipeline(file, folder=here, library="stoker.sagemaker") as module:
+        definition = str(module.build(request))
+    if len(definition.encode()) > MAX_DEFINITION_BYTES:
+        raise UsageError(
+            f"the definition has {len(definition.encode())} bytes, at most {MAX_DEFINITION_BYTES}",
+            where=f"pipelines/{file}.py",
+            fix="use fewer steps, or shorter texts in them",
+        )
+    return Compiled(
+        name=request.workload.name,
+        description=describe(request.workload, request.parameters),
+        definition=definition,
+        parameters=request.parameters,
+        uploads=request.uploads,
+    )
+
+
+def pipeline_request(
+    workload: Workload, *, train_step: str, decision: Decision | None, folder: Path | None
+) -> PipelineRequest:
+    """Returns all that a pipeline of `workload` is built from; arguments as of `compile_pipeline`.
+
+    Raises:
+        UsageError: If the workload lacks what the pipeline needs, or the service would refuse a
+            request of it.
+    """
     _check(workload, train_step=train_step, decision=decision)
     # Whatever platform the file names: the pipeline's steps submit to this one.
-    inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=here)
+    inputs = pack_inputs(msgspec.structs.replace(workload, platform="sagemaker"), folder=folder)
     placed = inputs.workload
     cluster = placed.cluster
     assert cluster
@@ -128,27 +166,19 @@ def compile_pipeline(
         inputs_uri=inputs.uri,
         parameters=parameters,
         # A native pipeline may lack one of the workload's own, such as epochs: see `_parameters`.
-        passed=tuple(p.name for p in known if p.name in has and p.name not in _OF_THE_PIPELINE),
+        passed=tuple(
+            p.name
+            for p in known
+            if p.name in has and p.name not in _OF_THE_PIPELINE and not p.hyperparameter
+        ),
+        hyperparameters=tuple(p for p in known if p.hyperparameter),
         profile=_body(placed, [today], profile=placed.profile),
         train=_body(placed, groups) if groups else None,
         alone=_body(placed, groups[:1]) if train_step == "handover" else None,
-    )
-    _check_defaults(request)
-    with project_pipeline("sagemaker", folder=here, components=components) as module:
-        definition = str(module.build(request))
-    if len(definition.encode()) > MAX_DEFINITION_BYTES:
-        raise UsageError(
-            f"the definition has {len(definition.encode())} bytes, at most {MAX_DEFINITION_BYTES}",
-            where="pipelines/sagemaker.py",
-            fix="use fewer steps, or shorter texts in them",
-        )
-    return Compiled(
-        name=placed.name,
-        description=describe(placed, request.parameters),
-        definition=definition,
-        parameters=request.parameters,
         uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
     )
+    _check_defaults(request)
+    return request
 
 
 def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
@@ -333,11 +363,18 @@ def _workers(groups: Sequence[Group]) -> Iterator[Parameter]:
         yield fixed(f"{role}_workers", "integer", f"Data workers of a {role} host.", workers)
 
 
+def argument_of(parameter: Parameter, value: str | int | float) -> str:
+    """Returns the word in which a step hands a parameter's value on to stoker."""
+    # There may be many hyperparameters, and a step takes 100 words: theirs is one word, not two.
+    return f"{'--param=' if parameter.hyperparameter else ''}{parameter.name}={value}"
+
+
 def _check_defaults(request: PipelineRequest) -> None:
     for parameter in request.parameters:
-        argument = f"{parameter.name}={parameter.default(request.workload)}"
+        argument = argument_of(parameter, parameter.default(request.workload))
         # Told here: the service would find it when a run starts its first step.
-        if len(argument) > MAX_ARGUMENT and parameter.name in request.passed:
+        is_passed = parameter.name in request.passed or parameter.hyperparameter
+        if len(argument) > MAX_ARGUMENT and is_passed:
             raise UsageError(
                 f"parameter {parameter.name} has {len(argument)} characters with its name, "
                 f"at most {MAX_ARGUMENT}",
@@ -352,4 +389,6 @@ __all__ = [
     "TrainStep",
     "compile_pipeline",
     "describe",
+    "no_profile",
+    "pipeline_request",
 ]

@@ -23,7 +23,7 @@ from stoker.orchestrators.base import (
     StepState,
     pack_inputs,
 )
-from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, decided_parameters
+from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, argument_of, decided_parameters
 from stoker.orchestrators.sagemaker.pipelines import (
     SageMakerPipeline,
     find_pipeline,
@@ -35,7 +35,14 @@ from stoker.orchestrators.sagemaker.pipelines import (
     tree_of,
     uploaded_pipeline,
 )
-from stoker.parameters import Parameter, parameters_of, parse
+from stoker.parameters import (
+    Parameter,
+    camel,
+    is_number,
+    parameters_of,
+    parse,
+    whole_number,
+)
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, JobLogs, Labels
@@ -265,7 +272,7 @@ def checked_parameters(
         typed, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
-        name = _camel(typed.strip())
+        name = camel(typed.strip())
         # The service itself does not refuse unknown names.
         if name not in there:
             raise _unknown(typed.strip(), deployed, there, known)
@@ -277,9 +284,9 @@ def checked_parameters(
                 # The steps read FOLDER/profile.json, one object: two slashes would be another one.
                 values[name] = values[name].rstrip("/")
         else:
-            values[name] = _checked(name, value.strip(), there[name])
-        # The steps get the workload's own parameters as arguments: NAME=VALUE.
-        limit = MAX_ARGUMENT - len(known[name].name) - 1 if name in known else MAX_VALUE
+            values[name] = _checked(name, value, there[name])
+        # The steps get the workload's own parameters as arguments.
+        limit = MAX_ARGUMENT - len(argument_of(known[name], "")) if name in known else MAX_VALUE
         if len(values[name]) > limit:
             raise UsageError(
                 f"--param {typed}: its value has {len(values[name])} characters, at most {limit}",
@@ -294,7 +301,7 @@ def _unknown(
     there: Mapping[str, Mapping[str, Json]],
     known: Mapping[str, Parameter],
 ) -> UsageError:
-    if _camel(typed) in known:
+    if camel(typed) in known:
         return UsageError(
             f"the uploaded pipeline {deployed.name} has no parameter {typed}, the workload has",
             fix="it was uploaded by an older stoker or workload: stoker upload sagemaker WORKLOAD",
@@ -302,26 +309,32 @@ def _unknown(
     names = {(known[name].name if name in known else name): name for name in there}
     hint = nearest(typed, sorted(names))
     if hint.startswith("known"):
-        hint = nearest(_camel(typed), sorted(there))
+        hint = nearest(camel(typed), sorted(there))
     return UsageError(f"a run of {deployed.name} has no parameter {typed}", fix=hint)
 
 
 def _checked(name: str, value: str, parameter: Mapping[str, Json]) -> str:
     """Checks a parameter that only the pipeline knows, such as a group of the native step."""
-    if parameter.get("Type") == "Integer" and not (value.isascii() and value.isdigit()):
-        raise UsageError(f"{name}={value}: expected a whole number")
-    choices = parameter.get("EnumValues")
+    kind, choices = parameter.get("Type"), parameter.get("EnumValues")
+    if kind != "String" or choices:
+        value = value.strip()
+    if kind == "Integer":
+        whole = whole_number(value)
+        is_count = name.endswith(("InstanceCount", "Workers"))
+        if whole is None or (is_count and whole.startswith("-")):
+            raise UsageError(f"{name}={value}: expected a whole number", fix=f"as {name}=3")
+        value = whole
+    if kind == "Float" and not is_number(value):
+        raise UsageError(f"{name}={value}: expected a number", fix=f"as {name}=0.5")
+    if kind == "Boolean":
+        # A step that hands a run over may get it as Python spells it.
+        value = value.lower()
+        if value not in ("true", "false"):
+            raise UsageError(f"{name}={value} is not possible", fix="use true, false")
     if isinstance(choices, list) and value not in choices:
         words = ", ".join(str(choice) for choice in choices)
         raise UsageError(f"{name}={value} is not possible", fix=f"use {words}")
     return value
-
-
-def _camel(name: str) -> str:
-    """Returns a parameter's name as the service has it, from either spelling."""
-    if name[:1].isupper():
-        return name
-    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
 
 
 _EXIT_CODE = re.compile(r"exit code:? (\d+)", re.IGNORECASE)
@@ -398,12 +411,33 @@ def _steps(aws: Aws, arn: str, known: Mapping[str, str], *, has_ended: bool) -> 
         yield state
         # A launched training is a job of its own: the service does not know that it is the step's.
         job = started_job(step, known) if state.status not in ("waiting", "not run") else ""
-        described = find_job(aws, job) if job else None
-        if described:
-            yield _launched(job_state(described), depth=depth + 1)
+        for launched in _tries(aws, job) if job else ():
+            described = find_job(aws, launched)
+            if described:
+                yield _launched(job_state(described), depth=depth + 1)
     # Steps that the definition does not name, such as those of a loop.
     for name, item in told.items():
         yield _told(StepState(name=name, kind="", status="running"), item)
+
+
+def _tries(aws: Aws, job: str) -> Sequence[str]:
+    """Returns the names of a training's jobs: a further attempt, or plan, has one of its own."""
+    listed = aws.pages(
+        "sagemaker",
+        "ListTrainingJobs",
+        items="TrainingJobSummaries",
+        NameContains=job,
+        SortBy="CreationTime",
+        SortOrder="Ascending",
+    )
+    try:
+        found = [str(item.get("TrainingJobName")) for item in listed]
+    except AwsError as err:
+        # Whoever may not list still sees the first one.
+        if not err.is_denied:
+            raise
+        found = []
+    return [name for name in found if name == job or name.startswith(f"{job}-")] or [job]
 
 
 def _definition(aws: Aws, arn: str) -> Json:
@@ -644,3 +678,29 @@ def stop_run(aws: Aws, found: FoundExecution) -> RunState:
                 fix=f"it was asked to stop; see later: stoker status sagemaker {state.run}",
             )
         aws.sleep(POLL_SECONDS)
+
+
+def retry_run(aws: Aws, found: FoundExecution) -> RunState:
+    """Runs the steps that failed again, and those after them; what succeeded stays as it is.
+
+    A launched train step then adopts a job that still runs, and replaces one that has failed.
+
+    Raises:
+        UsageError: If it is a job, or a run that neither failed nor was stopped.
+        PlatformError: If the service refuses.
+    """
+    state = state_of(aws, found)
+    if found.kind != "run" or state.status not in ("failed", "stopped"):
+        what = f"a run that is {state.status}" if found.kind == "run" else "a training job"
+        raise UsageError(
+            f"{state.run} is {what}: only a run that failed or was stopped can be tried again",
+            where=state.url,
+            fix="stoker start sagemaker WORKLOAD     starts a new one",
+        )
+    aws.call(
+        "sagemaker",
+        "RetryPipelineExecution",
+        PipelineExecutionArn=found.id,
+        ClientRequestToken=secrets.token_hex(16),
+    )
+    return state_of(aws, found)

@@ -47,7 +47,7 @@ def add_schedule(
         raise UsageError(
             "no role with which the scheduler may start the pipeline",
             where=f"workload {workload.name}, key sagemaker.schedule_role",
-            fix="make one from configs/sagemaker/ and set its ARN there",
+            fix="name one there, and make it: stoker render cloudformation WORKLOAD",
         )
     deployed = uploaded_pipeline(aws, workload.name)
     full_name = _full_name(workload, name)

@@ -1,16 +1,19 @@
 """Kubernetes runs a job as a JobSet, or as a TrainJob with its TrainingRuntime."""
 
+from collections.abc import Sequence
+
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, ClusterApi, mapping
+from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, ClusterApi, name_of
 from stoker.platforms.kubernetes.follower import follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
-from stoker.platforms.kubernetes.objects import RUN_ANNOTATION, object_name
 from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
 from stoker.platforms.kubernetes.submit import (
     check_rights,
     explained_denial,
+    is_going_on,
     job_state,
+    jobs_of_run,
     start,
 )
 from stoker.records import Json, KubernetesSettings, PlatformSettings
@@ -77,8 +80,24 @@ class KubernetesPlatform:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return KubernetesRun(cluster, request=request, started=started, follower=follower)
 
+    def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
+        """Returns which of a run's requests an earlier attempt has come to; else 0.
+
+        Raises:
+            PlatformError: If the cluster cannot be asked.
+        """
+        settings = requests[0].layout.settings
+        cluster = self._cluster_of(settings)
+        try:
+            for index, request in reversed([*enumerate(requests)][1:]):
+                if is_going_on(cluster, request):
+                    return index
+        except ApiError as err:
+            raise explained_denial(err, settings, namespace=cluster.namespace) from err
+        return 0
+
     def clean_up(self, name: str, settings: PlatformSettings) -> str:
-        """Deletes the job of a run if it has not ended; returns in words what it ended.
+        """Deletes the jobs of a run that have not ended; returns in words what it ended.
 
         A TrainJob is deleted when it has ended, too: it has no TTL. Does not wait for its pods.
 
@@ -92,22 +111,20 @@ class KubernetesPlatform:
         known = settings.kubernetes or KubernetesSettings()
         cluster = self._cluster_of(known)
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
-        job = object_name(name)
+        deleted = []
         try:
-            found = cluster.find(resource, job)
-            state = job_state(found) if found else None
-            if found is None or state is None or state.is_deleted:
-                return ""
-            if state.has_ended and resource != TRAINJOBS:
-                return ""
-            # Somebody else's job, which happens to have the name.
-            if RUN_ANNOTATION not in mapping(found, "metadata", "annotations"):
-                return ""
-            cluster.delete(resource, job, uid=state.uid)
+            for found in jobs_of_run(cluster, resource, name):
+                state, job = job_state(found), name_of(found)
+                if state.is_deleted or (state.has_ended and resource != TRAINJOBS):
+                    continue
+                cluster.delete(resource, job, uid=state.uid)
+                how = "had ended" if state.has_ended else "was still there"
+                # Items of a list do not say it.
+                kind = "TrainJob" if resource == TRAINJOBS else "JobSet"
+                deleted.append(f"{kind} {job} in namespace {cluster.namespace} {how}: deleted")
         except ApiError as err:
             raise explained_denial(err, known, namespace=cluster.namespace) from err
-        place = f"{found.get('kind')} {job} in namespace {cluster.namespace}"
-        return f"{place} {'had ended' if state.has_ended else 'was still there'}: deleted"
+        return "; ".join(deleted)
 
     def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:
         return self._cluster or ClusterApi(context=settings.context, namespace=settings.namespace)

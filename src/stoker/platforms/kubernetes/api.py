@@ -59,12 +59,12 @@ def name_of(document: Document) -> str:
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
 # 0: there was no answer.
 _PASSING = frozenset((0, 408, 429, 500, 502, 503, 504))
-_OLDER = {
+OLDER = {
     "jobset.x-k8s.io": "update JobSet: stoker is checked against v0.13",
     "trainer.kubeflow.org": "update Kubeflow Trainer to 2.2 or newer, or set kubernetes.api to "
     "jobset",
 }
-_INSTALL = {
+INSTALL = {
     "jobset.x-k8s.io": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
     "trainer.kubeflow.org": "install Kubeflow Trainer, or set kubernetes.api to jobset",
 }
@@ -124,6 +124,11 @@ class ApiError(PlatformError):
         return self.code in _PASSING and not self.is_final
 
     @property
+    def may_return(self) -> bool:
+        """Tells whether who follows a job waits: it passes, or a login has run out meanwhile."""
+        return self.is_passing or self.code == 401
+
+    @property
     def is_missing(self) -> bool:
         """Tells whether what was asked for does not exist."""
         return self.code == 404
@@ -174,7 +179,7 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
         what, fix = _nothing_there(message, action)
     elif code == 400 and "strict decoding error" in message:
         what = f"the cluster does not know a field: {message}"
-        fix = _OLDER.get(action.group, "")
+        fix = OLDER.get(action.group, "")
     elif code in _PASSING:
         what = f"the cluster cannot answer now: {message or f'HTTP status {code}'}"
         fix = "try again in a minute"
@@ -220,7 +225,7 @@ def _nothing_there(message: str, action: Action) -> tuple[str, str]:
         )
     return (
         f"the cluster has no API for {action.resource}.{action.group}".rstrip("."),
-        _INSTALL.get(action.group, ""),
+        INSTALL.get(action.group, ""),
     )
 
 
@@ -426,11 +431,14 @@ ALL_PODS = Resource("", "v1", "pods", is_everywhere=True)
 EVENTS = Resource("", "v1", "events")
 NODES = Resource("", "v1", "nodes")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
+CLAIMS = Resource("", "v1", "persistentvolumeclaims")
+STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses")
+DEPLOYMENTS = Resource("apps", "v1", "deployments")
 # Argo's, which run the pipelines of Kubeflow.
 WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 # Those that belong to no namespace, or are meant in all of them.
-OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS)
+OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS, STORAGE_CLASSES)
 
 OF_KIND: Mapping[str, Resource] = {
     "JobSet": JOBSETS,
@@ -523,12 +531,37 @@ class ClusterApi:
                 # All pages of one listing have the same version.
                 return found, text(described, "resourceVersion")
 
-    def create(self, resource: Resource, body: Document) -> Document:
+    def create(self, resource: Resource, body: Document, *, is_dry_run: bool = False) -> Document:
         """Makes an object; where an answer was lost, a second attempt says AlreadyExists.
 
         A field that the cluster does not know is refused: else it is dropped without a word.
+
+        Args:
+            resource: Its kind.
+            body: The object.
+            is_dry_run: Has the cluster check it, webhooks and quotas included, and make nothing.
         """
-        return self._call("create", resource, query={"fieldValidation": "Strict"}, body=body)
+        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
+        return self._call("create", resource, query=query, body=body)
+
+    def discover(self, path: str) -> Document | None:
+        """Returns what the server tells everybody who is logged in, or None if there is no such.
+
+        Args:
+            path: `/version`, or of an API, `/apis/jobset.x-k8s.io/v1alpha2` for one.
+        """
+        action = Action(verb="get", group="", resource=path, namespace=self.namespace, name=path)
+        try:
+            response = self._send(
+                "GET", path, action, query={}, body=None, read_seconds=READ_SECONDS
+            )
+            with explained(action):
+                document = json.loads(response.data)
+        except ApiError as err:
+            if err.is_missing:
+                return None
+            raise
+        return document if isinstance(document, Mapping) else {}
 
     def patch(self, resource: Resource, name: str, body: Document) -> Document:
         """Changes the fields that `body` has (a merge patch)."""

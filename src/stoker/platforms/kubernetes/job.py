@@ -2,14 +2,21 @@
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from stoker.errors import PlatformError, StokerError
+from stoker.errors import (
+    FeedError,
+    FeedLostError,
+    NoCapacityError,
+    PlatformError,
+    StokerError,
+)
 from stoker.logs import Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
-from stoker.platforms.follow import FollowedRun
+from stoker.platforms.follow import FollowedRun, job_left
 from stoker.platforms.kubernetes.api import (
     EVENTS,
     OF_KIND,
@@ -30,6 +37,8 @@ from stoker.platforms.kubernetes.pods import (
     Trouble,
     TroubleLog,
     by_job,
+    is_of_quota,
+    lacks_claim,
     pod_state,
     refused_pods,
     seconds_between,
@@ -161,7 +170,7 @@ def _failure(
     """Says why it failed: a dnn host's pod is asked before its controllers."""
     dnn = [pod for (group, _), pod in sorted(latest.items()) if group == layout.dnn.group.name]
     # First: what pods say that were killed for it is a consequence.
-    if "DeadlineExceeded" in state.reason + state.message:
+    if _ran_too_long(state):
         limit = layout.settings.max_run_seconds
         return f"it ran longer than kubernetes.max_run_seconds, {limit} s: {state.message}"
     if training and training.failure:
@@ -185,11 +194,15 @@ def _failure(
     return state.message or state.reason or "the cluster gives no reason"
 
 
+def _ran_too_long(state: ObjectState) -> bool:
+    return "DeadlineExceeded" in state.reason + state.message
+
+
 def _model_uri(layout: Layout) -> str | None:
     """Returns the place of the dnn group's model; None without output: it goes with its pods."""
     if not layout.settings.output:
         return None
-    return f"{layout.settings.output.rstrip('/')}/{layout.name}/model"
+    return f"{layout.settings.output.rstrip('/')}/{layout.run_name}/model"
 
 
 # Host name of lines that no host wrote.
@@ -242,6 +255,18 @@ class RunPicture:
         """Returns all pods as they were last seen, including deleted ones."""
         return (*self._gone_pods.values(), *self._pods.values())
 
+    @property
+    def had_dnn_hosts(self) -> bool:
+        """Tells whether each dnn host has, or had, a process: the training could begin."""
+        dnn = self._layout.dnn.group
+        started = {pod.index for pod in self.all_pods if pod.is_started and pod.group == dnn.name}
+        return len(started) >= dnn.count
+
+    def quota_refusals(self) -> dict[str, str]:
+        """Returns the groups whose pods a quota refuses, with the job controller's words."""
+        refused = self._refused.items()
+        return {self._groups[job].group.name: said for job, said in refused if is_of_quota(said)}
+
     def uids_of(self, role: str) -> frozenset[str]:
         """Returns the uids of the pods of a role that there are, or were."""
         return frozenset(pod.uid for pod in self.all_pods if pod.role == role)
@@ -260,6 +285,7 @@ class RunPicture:
                 layout.groups,
                 image=layout.image,
                 next_best=layout.job.next_best,
+                wait_minutes=layout.job.platform_settings.on_no_capacity.wait_minutes,
             )
         )
         for job, message in self._refused.items():
@@ -284,7 +310,9 @@ class RunPicture:
         for event in item.items if isinstance(item, Listed) else (item.item,):
             for happening in self._happenings.take(event):
                 if happening.job:
-                    self._refused[happening.job] = happening.message
+                    # Of a job that a queue has suspended since, it is over.
+                    if not self._is_suspended:
+                        self._refused[happening.job] = happening.message
                 else:
                     yield happening.text
 
@@ -300,9 +328,15 @@ class RunPicture:
         else:
             document = item.item
         before, self.state = self.state, job_state(document)
+        if self._is_suspended:
+            self._refused.clear()
         yield from self._words_of_job(before, self.state)
         if isinstance(item, Gone):
             yield from self._lose_job()
+
+    @property
+    def _is_suspended(self) -> bool:
+        return self.state is not None and self.state.phase == "suspended"
 
     def _is_it(self, document: Document) -> bool:
         # Not by its name: once this one is gone, another may have that.
@@ -356,6 +390,7 @@ class RunPicture:
         others = [p for p in self.all_pods if p.host == pod.host and p.uid != pod.uid]
         self._pods[pod.uid] = pod
         self._changed.append(pod)
+        self._forget_refusals()
         if pod.is_running and not (before and before.is_running):
             again = ""
             if before and before.is_started:
@@ -368,6 +403,14 @@ class RunPicture:
         if pod.ended and not (before and before.ended):
             reason = "" if pod.ended.reason in ("Error", "Completed") else f", {pod.ended.reason}"
             yield self._note(f"it has ended with exit code {pod.ended.exit_code}{reason}", pod.host)
+
+    def _forget_refusals(self) -> None:
+        """Drops refusals of groups that have all their pods: later ones are other troubles."""
+        there = Counter(pod.group for pod in self._pods.values())
+        for job in [*self._refused]:
+            group = self._groups[job].group
+            if there[group.name] >= group.count:
+                del self._refused[job]
 
     def _lose_pod(self, pod: PodState) -> Iterator[str]:
         self._pods.pop(pod.uid, None)
@@ -441,8 +484,9 @@ class KubernetesRun(FollowedRun):
             containers={group.group.name: group.job for group in layout.groups},
         )
         self._disturbed: set[str] = set()
+        # Why the job is still there after `stop`.
+        self._remains = ""
         self._is_stopped = threading.Event()
-        self._is_left = False
         # Set when nothing more comes than what has been read.
         self._is_let_go = threading.Event()
         self._looked_at = float("-inf")
@@ -476,8 +520,10 @@ class KubernetesRun(FollowedRun):
                 self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
             )
             self._log.event("job_deleted" if is_gone else "job_still_stopping", job=self.name)
+            self._remains = "" if is_gone else f"it is not gone after {seconds:g} s"
         except StokerError as err:
             self._log.event("job_not_deleted", job=self.name, why=err.what)
+            self._remains = err.what
         self._following.await_logs(LAST_LINES_SECONDS)
         # For `lines` in the other thread: the watches are closed before they could tell it.
         self._picture.is_gone = True
@@ -508,6 +554,18 @@ class KubernetesRun(FollowedRun):
         abandoned = f"; without one it ends itself after {minutes} minutes" if minutes else ""
         return f"the job {self.name} goes on, and the next attempt adopts it{abandoned}"
 
+    def remaining(self) -> PlatformError | None:
+        """Returns the error for a job that `stop` could not delete; None where it is gone."""
+        if not self._remains:
+            return None
+        namespace = self._cluster.namespace
+        return PlatformError(
+            f"the job {self.name} has no hosts, and could not be deleted: {self._remains}",
+            where=f"{self._resource.plural} {self.name} in namespace {namespace}",
+            fix=f"kubectl delete {self._resource.plural} {self.name} -n {namespace}, then the same "
+            f"command with --name {self._layout.job.run_name}",
+        )
+
     def clean_up(self) -> None:
         """Deletes a TrainJob that has ended, with its runtime, configuration and token.
 
@@ -537,7 +595,7 @@ class KubernetesRun(FollowedRun):
 
     def _conclude(self) -> JobEnd:
         state = self._picture.state
-        return conclude(
+        end = conclude(
             state if state and state.has_ended else None,
             is_stopped=self._is_stopped.is_set(),
             layout=self._layout,
@@ -545,6 +603,75 @@ class KubernetesRun(FollowedRun):
             output=self._output,
             events=self.events,
             log=self._log,
+        )
+        if state and state.phase == "failed":
+            if _ran_too_long(state):
+                self._refuse_to_wait_for_the_deadline()
+            else:
+                self._refuse_to_train_without_data_hosts(end.failure or "")
+        return end
+
+    def _without_hosts(self, role: str) -> dict[str, str]:
+        """Returns the groups of a role that lacked nodes or quota, with the cluster's words."""
+        found = self._picture.quota_refusals()
+        for pod in self._picture.all_pods:
+            if pod.unschedulable and not lacks_claim(pod.unschedulable):
+                found[pod.group] = " ".join(pod.unschedulable.split())
+        names = [group.name for group in self._layout.job.groups if group.role == role]
+        return {name: found[name] for name in names if name in found}
+
+    def _lacked(self, without: dict[str, str], *, what: str, fix: str = "") -> NoCapacityError:
+        """Returns the error for groups without hosts: another plan has its turn at once."""
+        job = self._layout.job
+        advice = (fix, f"the next best plan: {job.next_best}" if job.next_best else "")
+        error = NoCapacityError(
+            f"{what}: {next(iter(without.values()))}",
+            where=f"{self._resource.plural} {self.name}",
+            fix="; ".join(words for words in advice if words),
+        )
+        error.types = frozenset(g.instance_type for g in job.groups if g.name in without)
+        error.may_pass = False
+        return error
+
+    def _refuse_to_wait_for_the_deadline(self) -> None:
+        """Raises NoCapacityError where the job's deadline came before hosts of the dnn group."""
+        without = self._without_hosts("dnn")
+        pods = self._picture.all_pods
+        if not without or any(pod.is_started for pod in pods if pod.role == "dnn"):
+            return
+        limit = self._layout.settings.max_run_seconds
+        minutes = self._layout.job.platform_settings.on_no_capacity.wait_minutes
+        raise self._lacked(
+            without,
+            what=f"no dnn host began within kubernetes.max_run_seconds, {limit} s",
+            fix=f"let max_run_seconds be more than the wait for nodes, {60 * minutes} s "
+            "(on_no_capacity.wait_minutes)",
+        )
+
+    def _refuse_to_train_without_data_hosts(self, failure: str) -> None:
+        """Raises NoCapacityError where the trainers waited for data hosts that got no nodes."""
+        job = self._layout.job
+        without = self._without_hosts("data")
+        pods = self._picture.all_pods
+        loads_itself = job.groups[0].workers_per_host != 0
+        if loads_itself or not without or any(p.is_started for p in pods if p.role == "data"):
+            return
+        ends = [pod.ended for pod in pods if pod.role == "dnn" and pod.ended]
+        limit = job.settings.feed.start_deadline_seconds
+        # Another failure is the script's own, which may end with that code, too.
+        if not any(
+            end.exit_code == FeedError.exit_code
+            and (
+                FeedLostError.__name__ in failure + end.message
+                or (seconds_between(end.began_at, end.at) or 0.0) >= limit
+            )
+            for end in ends
+        ):
+            return
+        # It has waited for feed.start_deadline_seconds, on hosts that are billed.
+        raise self._lacked(
+            without,
+            what="the training failed without data hosts, and no node was there for one of them",
         )
 
     def _look(self) -> None:
@@ -563,10 +690,13 @@ class KubernetesRun(FollowedRun):
             case Lost(resource, error):
                 # Without events a run can be followed: pods tell most of it.
                 if resource != EVENTS:
-                    if self._follower.pod:
-                        # A step is tried again, and adopts the job when the cluster is back.
+                    # Of a cluster that is away nothing can be deleted either. A step is tried
+                    # again, and adopts the job when the cluster is back.
+                    if error.may_return or self._follower.pod:
                         self._is_left = True
                         self._log.event("job_left", job=self.name)
+                    if error.may_return:
+                        raise job_left(error, run=self._layout.job.run_name)
                     raise explained_denial(
                         error, self._layout.settings, namespace=self._cluster.namespace
                     )
@@ -590,13 +720,32 @@ class KubernetesRun(FollowedRun):
             return
         now = self._cluster.clock()
         troubles = self._picture.troubles()
-        for _, words in self._troubles.news(troubles, now=now):
+        for _, words in self._troubles.news(troubles, now=now, utc=now_utc()):
             self._say(words)
         over = self._troubles.over(troubles, now=now)
-        if over:
-            raise PlatformError(
-                over.what, where=f"{self._resource.plural} {self.name}", fix=over.fix
-            )
+        if over is None:
+            return
+        where = f"{self._resource.plural} {self.name}"
+        if not over.is_capacity:
+            raise PlatformError(over.what, where=where, fix=over.fix)
+        raise self._no_capacity(over, where=where)
+
+    def _no_capacity(self, trouble: Trouble, *, where: str) -> NoCapacityError:
+        """Returns the error for hosts that did not come; only a quota is to be asked again."""
+        job = self._layout.job
+        fix, types = trouble.fix, frozenset[str]()
+        waited = trouble.what
+        if not trouble.key.startswith("refused"):
+            minutes = job.platform_settings.on_no_capacity.wait_minutes
+            waited += f" (for {minutes} min, on_no_capacity.wait_minutes)"
+            types = frozenset(g.instance_type for g in job.groups if g.name == trouble.group)
+            fix = f"give the cluster nodes of {', '.join(types)} (kubernetes.pools names their "
+            fix += "labels), or let it wait longer"
+            fix += f"; the next best plan: {job.next_best}" if job.next_best else ""
+        error = NoCapacityError(waited, where=where, fix=fix)
+        error.types, error.may_pass = types, not types
+        error.had_hosts = self._picture.had_dnn_hosts
+        return error
 
     def _look_for_end(self) -> None:
         """Notes the end once the job has ended, and its hosts' logs have been read."""

@@ -46,6 +46,7 @@ MAX_LABEL = 63
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+RESTARTS_ANNOTATION = "jobset.sigs.k8s.io/restart-attempt"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
@@ -147,7 +148,7 @@ class Layout:
     Attributes:
         name: Of all objects.
         groups: The dnn group first.
-        image: Of all pods.
+        image: Of all pods whose role names none of its own.
     """
 
     job: JobSpec
@@ -155,6 +156,11 @@ class Layout:
     settings: KubernetesSettings
     groups: tuple[PodGroup, ...]
     image: str
+
+    @property
+    def run_name(self) -> str:
+        """Returns the name of the run's folder, which all its tries have in common."""
+        return object_name(self.job.run_name)
 
     @property
     def dnn(self) -> PodGroup:
@@ -202,6 +208,12 @@ def settings_of(job: JobSpec) -> KubernetesSettings:
             "the data group has no GPUs: it makes batches for those that have",
             where="key kubernetes.data",
             fix="remove them there",
+        )
+    if settings.dnn.image:
+        raise UsageError(
+            "the dnn group runs the workload's own image",
+            where="key kubernetes.dnn.image",
+            fix="name it in the workload's key image, and another one in kubernetes.data.image",
         )
     if 0 < (settings.follower_lease_minutes or 0) < MIN_LEASE_MINUTES:
         raise UsageError(
@@ -431,8 +443,10 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
     output = layout.settings.output
     if output and group.is_dnn:
         claim, folder = claim_of(output, where="key kubernetes.output")
-        # The kubelet fills it in, so that a TrainingRuntime is the same for all runs.
-        parent = posixpath.join(folder.replace("$", "$$"), "$(STOKER_RUN_ID)")
+        # The kubelet fills it in, so that a TrainingRuntime is the same for all runs. A further try
+        # of a run goes on in its folder.
+        own = "$(STOKER_RUN_ID)" if layout.job.run is None else layout.run_name
+        parent = posixpath.join(folder.replace("$", "$$"), own)
         # Every host has an output folder of its own; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
@@ -559,10 +573,19 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
             where=f"key kubernetes.{group.group.role}.environment",
             fix="leave it out; the workload has keys for what it says",
         )
-    label = f"metadata.labels['{JOBSET_LABEL}']"
     # Of JobSet's own label, and not as a text: a TrainingRuntime is the same for all runs.
-    run_id: Json = {"name": "STOKER_RUN_ID", "valueFrom": {"fieldRef": {"fieldPath": label}}}
-    return [run_id, *variables({**ours, **theirs})]
+    of_pod = {"STOKER_RUN_ID": f"metadata.labels['{JOBSET_LABEL}']"}
+    settings = layout.settings
+    if group.is_dnn and settings.output:
+        # All restarts are counted there, those that do not count as failures among them.
+        most = settings.max_restarts + settings.max_fresh_starts
+        ours |= RunEnvironment(max_fresh_starts=most).to_environ("max_fresh_starts")
+        of_pod["STOKER_RESTARTS"] = f"metadata.annotations['{RESTARTS_ANNOTATION}']"
+    found: list[Json] = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in of_pod.items()
+    ]
+    return [*found, *variables({**ours, **theirs})]
 
 
 def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
@@ -629,7 +652,7 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
         environment += environment_of_run(layout, group)
     container: dict[str, Json] = {
         "name": group.job,
-        "image": layout.image,
+        "image": pods.image or layout.image,
         "command": [verbatim(word) for word in settings.entrypoint],
         "args": [verbatim(word) for word in layout.job.command],
         "env": environment,

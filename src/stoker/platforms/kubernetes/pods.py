@@ -15,12 +15,16 @@ _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEnd:
-    """Tells how a container ended; `at` is ISO 8601, empty where it is not known."""
+    """Tells how a container ended, and when it had begun.
+
+    Both times are ISO 8601, and empty where they are not known.
+    """
 
     exit_code: int
     reason: str
     message: str
     at: str
+    began_at: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class PodState:
         waits_for: Why its container does not run, in one word: ImagePullBackOff.
         waits_because: The same in words.
         unschedulable: Why no node can run it; empty where one does.
+        unschedulable_since: When that began, ISO 8601; empty where it is not known.
         lost: Why it was taken away: evicted, preempted, its node lost.
         is_final: Whether nothing of it runs any more.
         is_deleted: Whether it is about to go.
@@ -61,6 +66,7 @@ class PodState:
     waits_for: str
     waits_because: str
     unschedulable: str
+    unschedulable_since: str
     lost: str
     is_final: bool
     is_deleted: bool
@@ -87,6 +93,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
     waiting = mapping(state, "waiting")
     attempt = text(labels, _ATTEMPT)
     phase = text(status, "phase")
+    unschedulable, since = _unschedulable(status)
     return PodState(
         name=text(described, "name"),
         uid=text(described, "uid"),
@@ -104,7 +111,8 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         ended=_ended(state),
         waits_for=text(waiting, "reason"),
         waits_because=text(waiting, "message"),
-        unschedulable=_unschedulable(status),
+        unschedulable=unschedulable,
+        unschedulable_since=since,
         lost=_lost(status),
         is_final=phase in ("Succeeded", "Failed"),
         is_deleted="deletionTimestamp" in described,
@@ -134,18 +142,21 @@ def _ended(state: Document) -> PodEnd | None:
         reason=text(terminated, "reason"),
         message=text(terminated, "message"),
         at=text(terminated, "finishedAt"),
+        began_at=text(terminated, "startedAt"),
     )
 
 
-def _unschedulable(status: Document) -> str:
+def _unschedulable(status: Document) -> tuple[str, str]:
+    """Returns why no node can run the pod, and since when; empty where one does."""
     for condition in mappings(status, "conditions"):
         if (
             text(condition, "type") == "PodScheduled"
             and condition.get("status") == "False"
             and text(condition, "reason") == "Unschedulable"
         ):
-            return text(condition, "message") or "no node can run it"
-    return ""
+            words = text(condition, "message") or "no node can run it"
+            return words, text(condition, "lastTransitionTime")
+    return "", ""
 
 
 def _lost(status: Document) -> str:
@@ -164,6 +175,8 @@ IMAGE_SECONDS = 120.0
 CONTAINER_SECONDS = 120.0
 # Another run may end and free its quota; this is not waited for long.
 QUOTA_SECONDS = 120.0
+# Provisioners of file servers take some minutes until a claim is bound.
+CLAIM_SECONDS = 600.0
 # Until the next best plan is named to those who wait for nodes.
 CAPACITY_SECONDS = 600.0
 
@@ -186,6 +199,8 @@ class Trouble:
         fix: What to do; empty where there is nothing but to wait.
         fix_after: Seconds after which that is worth telling.
         fatal_after: Seconds after which waiting is over; None: never.
+        since: When it began, ISO 8601; empty: when it is first seen.
+        is_capacity: Other types, or another time, may help (on_no_capacity).
     """
 
     key: str
@@ -194,10 +209,17 @@ class Trouble:
     fix: str = ""
     fix_after: float = 0.0
     fatal_after: float | None = None
+    since: str = ""
+    is_capacity: bool = False
 
 
 def troubles_of(
-    pods: Iterable[PodState], groups: Sequence[PodGroup], *, image: str, next_best: str
+    pods: Iterable[PodState],
+    groups: Sequence[PodGroup],
+    *,
+    image: str,
+    next_best: str,
+    wait_minutes: int,
 ) -> Iterator[Trouble]:
     """Yields what is wrong with the pods now: for each group at most one trouble of a kind.
 
@@ -206,6 +228,7 @@ def troubles_of(
         groups: Of the run.
         image: That all pods run.
         next_best: The plan to take instead.
+        wait_minutes: So long the dnn group's pods may wait for nodes.
     """
     by_group: dict[str, list[PodState]] = {}
     for pod in pods:
@@ -213,7 +236,7 @@ def troubles_of(
             by_group.setdefault(pod.group, []).append(pod)
     for group in groups:
         waiting = by_group.get(group.group.name, [])
-        yield from _unschedulable_troubles(waiting, group, next_best)
+        yield from _unschedulable_troubles(waiting, group, next_best, wait_minutes)
         yield from _not_pulled(waiting, group, image)
         yield from _not_made(waiting, group)
 
@@ -226,7 +249,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
         message: The job controller's.
     """
     what, fix = f"pods of {group.group.name} are refused: {message}", "ask who runs the cluster"
-    if "exceeded quota" in message:
+    if is_of_quota(message):
         fix = (
             "free some of the namespace's quota, or ask for more (kubectl describe quota); "
             "or plan fewer or smaller hosts"
@@ -242,7 +265,20 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
         fix=fix,
         # A training goes on without data hosts: only trouble of the dnn group ends the waiting.
         fatal_after=QUOTA_SECONDS if group.is_dnn else None,
+        is_capacity=is_of_quota(message),
     )
+
+
+def is_of_quota(message: str) -> bool:
+    """Tells whether a quota refuses pods: it may be free later, or other hosts be in it."""
+    return "exceeded quota" in message
+
+
+def lacks_claim(unschedulable: str) -> bool:
+    """Tells whether a pod waits for a claim of volumes: no other node would help."""
+    # The scheduler's words: `pod has unbound immediate PersistentVolumeClaims`,
+    # `persistentvolumeclaim "datasets" not found`.
+    return not short_of(unschedulable) and "persistentvolumeclaim" in unschedulable.lower()
 
 
 def short_of(message: str) -> list[str]:
@@ -251,33 +287,51 @@ def short_of(message: str) -> list[str]:
 
 
 def _unschedulable_troubles(
-    pods: Sequence[PodState], group: PodGroup, next_best: str
+    pods: Sequence[PodState], group: PodGroup, next_best: str, wait_minutes: int
 ) -> Iterator[Trouble]:
     without = [pod for pod in pods if pod.unschedulable]
     if not without:
         return
     # The scheduler's second half says why no other pod could make room, node by node.
     said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
+    if lacks_claim(said):
+        yield _unbound(without, group, said)
+        return
     missing = short_of(said)
     pool = bare_type(group.group.instance_type)
     words = f"{_hosts(without, group)} for a node of {pool}"
     words += f", short of {', '.join(missing)}" if missing else ""
-    fix, fix_after = f"it keeps waiting; or take the next best plan: {next_best}", CAPACITY_SECONDS
+    # A training goes on without data hosts: they may come later.
+    fix = f"it waits {wait_minutes} min in all (on_no_capacity)" if group.is_dnn else ""
+    fix_after = CAPACITY_SECONDS
+    if next_best:
+        fix += f"{'; ' if fix else ''}the next best plan: {next_best}"
     # The scheduler's words where no node has the labels that are asked for.
     if not missing and "didn't match" in said:
         fix_after = 0.0
         labels = ", ".join(f"{key}={value}" for key, value in group.node_selector.items())
         fix = f"is there a node with {labels}? kubernetes.pools.{pool} names the labels"
-    elif not missing and "persistentvolumeclaim" in said:
-        fix, fix_after = "make the claim that channels or kubernetes.output name", 0.0
-    elif not next_best:
-        fix = ""
     yield Trouble(
         key=f"unschedulable {group.group.name}",
         group=group.group.name,
         what=f"{words}: {said}",
         fix=fix,
         fix_after=fix_after,
+        fatal_after=60.0 * wait_minutes if group.is_dnn else None,
+        # The first pod's: an attempt that adopts the job does not wait anew.
+        since=min(pod.unschedulable_since for pod in without),
+        is_capacity=True,
+    )
+
+
+def _unbound(pods: Sequence[PodState], group: PodGroup, said: str) -> Trouble:
+    return Trouble(
+        key=f"claim {group.group.name}",
+        group=group.group.name,
+        what=f"{_hosts(pods, group)} for a claim of volumes: {said}",
+        fix="make the claim that channels, volumes or kubernetes.output name, or see why it is not "
+        "bound: kubectl describe pvc",
+        fatal_after=CLAIM_SECONDS if group.is_dnn else None,
     )
 
 
@@ -334,18 +388,24 @@ class TroubleLog:
         self._repeat_seconds = repeat_seconds
         self._seen: dict[str, _SeenEvent] = {}
 
-    def news(self, troubles: Iterable[Trouble], *, now: float) -> Iterator[tuple[Trouble, str]]:
+    def news(
+        self, troubles: Iterable[Trouble], *, now: float, utc: str = ""
+    ) -> Iterator[tuple[Trouble, str]]:
         """Yields the troubles to tell now, in words; what is not among them is over.
 
         Args:
             troubles: All there are.
             now: Monotonic seconds.
+            utc: The same moment, ISO 8601, for those that began before they were seen.
         """
         current = {trouble.key: trouble for trouble in troubles}
         for key in [key for key in self._seen if key not in current]:
             del self._seen[key]
         for key, trouble in current.items():
-            seen = self._seen.setdefault(key, _SeenEvent(since=now))
+            if key not in self._seen:
+                before = seconds_between(trouble.since, utc) or 0.0
+                self._seen[key] = _SeenEvent(since=now - max(0.0, before))
+            seen = self._seen[key]
             waited = now - seen.since
             has_fix = bool(trouble.fix) and waited >= trouble.fix_after
             is_due = seen.said_at is None or now >= seen.said_at + self._repeat_seconds
@@ -422,7 +482,7 @@ class Happenings:
         self._names = (run, *self._jobs)
         # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
-        self._told: set[tuple[str, str, str]] = set()
+        self._told: set[tuple[str, str, str, str]] = set()
 
     def take(self, event: Document) -> Iterator[Happening]:
         """Yields what an event tells; nothing if it is not of this run, known, or unimportant."""
@@ -435,12 +495,13 @@ class Happenings:
         if not is_warning and reason not in _TELLING:
             return
         message = " ".join(text(event, "message").split())
-        key = (name, reason, message)
+        # The job controller says so where quota, pod security or a webhook refuses its pods.
+        is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
+        # Of refusals each counts: one that was over may begin again.
+        key = (name, reason, message, _time_of(event) if is_refusal else "")
         if key in self._told:
             return
         self._told.add(key)
-        # The job controller says so where quota, pod security or a webhook refuses its pods.
-        is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
         yield Happening(
             about=f"{kind} {name}",
             reason=reason,
@@ -461,8 +522,11 @@ class Happenings:
         return False
 
     def _is_new(self, event: Document) -> bool:
-        # Which of them is set depends on who wrote the event.
-        times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
-        when = next((time for time in times if time), "")
-        age = seconds_between(self._since, when)
+        age = seconds_between(self._since, _time_of(event))
         return age is None or age >= 0
+
+
+def _time_of(event: Document) -> str:
+    # Which of them is set depends on who wrote the event.
+    times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
+    return next((time for time in times if time), "")

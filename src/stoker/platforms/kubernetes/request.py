@@ -1,5 +1,7 @@
 """Kubernetes runs a job from its objects, a pure value: they are made, checked and written as YAML.
 
+The objects come from `objects`, a pod's spec from `objects.pod_template`.
+
 Nothing here needs an alpha feature of JobSet. A TrainingRuntime is the same for all runs of a
 workload on one plan, and may be there already, applied by those who run the cluster (`stoker render
 runtime`); what is a run's alone is patched in by its TrainJob.
@@ -127,7 +129,7 @@ def metadata(layout: Layout, *, name: str | None = None, queued: bool = False) -
     if settings.namespace:
         described["namespace"] = settings.namespace
     described["labels"] = labels
-    described["annotations"] = {RUN_ANNOTATION: layout.job.name}
+    described["annotations"] = {RUN_ANNOTATION: layout.job.run_name}
     return described
 
 
@@ -637,6 +639,12 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         UsageError: If the cluster would refuse them, with the rule, the reason and a fix.
     """
     layout = lay_out(job)
+    if layout.settings.runtime and job.run is not None:
+        raise UsageError(
+            f"the TrainingRuntime {layout.settings.runtime} is of the run's first plan",
+            where="key kubernetes.runtime",
+            fix="leave it out, so that one is made for each plan",
+        )
     config = _config(layout)
     runtime: Document | None = None
     if layout.settings.api == "jobset":

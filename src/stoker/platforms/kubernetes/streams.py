@@ -226,7 +226,7 @@ class ObjectWatch(threading.Thread):
             except ApiError as err:
                 if err.is_too_old:
                     version = ""
-                elif not err.is_passing or self._is_lost(reached_at):
+                elif not err.may_return or self._is_lost(reached_at):
                     if not self._is_closed.is_set():
                         self._tell(Lost(self._resource, err))
                     return
@@ -373,7 +373,7 @@ class PodLog(threading.Thread):
                 if err.is_missing or self._is_closed.is_set():
                     return
                 # 400: the container that is started again has not started yet.
-                if not err.is_passing and err.code != 400:
+                if not err.may_return and err.code != 400:
                     self._tell(LogLost(pod, err))
                     return
                 now = self._cluster.clock()

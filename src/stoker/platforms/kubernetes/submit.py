@@ -59,6 +59,8 @@ from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]
 
+# The jobs of all runs.
+_OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
 # Of a JobSet, and of a TrainJob.
 _SUCCEEDED = ("Completed", "Complete")
 
@@ -341,6 +343,30 @@ def delete_and_wait(
     return True
 
 
+def is_going_on(cluster: ClusterApi, request: KubernetesRequest) -> bool:
+    """Tells whether a job of this request runs, waits or has succeeded."""
+    found = cluster.find(_resource(request.main), request.name)
+    annotations = mapping(found, "metadata", "annotations")
+    if found is None or annotations.get(REQUEST_ANNOTATION) != request.request_sha256:
+        return False
+    state = job_state(found)
+    return state.phase != "failed" and not state.is_deleted
+
+
+def jobs_of_run(cluster: ClusterApi, resource: Resource, run: str) -> Iterator[Document]:
+    """Yields the jobs of a run: one for each of its tries that is still there."""
+    try:
+        found, _ = cluster.list(resource, query=_OURS)
+    except ApiError as err:
+        # A cluster that does not know the kind has no job of it.
+        if not err.is_missing:
+            raise
+        return
+    for job in found:
+        if text(mapping(job, "metadata", "annotations"), RUN_ANNOTATION) == run:
+            yield job
+
+
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
     """Deletes the jobs of a pipeline's run that have not ended; returns what it deleted, in words.
 
@@ -355,9 +381,8 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
     """
     deleted, refusals = [], []
     for resource in (JOBSETS, TRAINJOBS):
-        query = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
         try:
-            found, _ = cluster.list(resource, query=query)
+            found, _ = cluster.list(resource, query=_OURS)
         except ApiError as err:
             # A cluster need not have both, nor a Role rights on both.
             if not (err.is_missing or err.is_denied):
@@ -656,19 +681,18 @@ def check_rights(
     Raises:
         PlatformError: With all rights that are missing, and the Role that has them.
     """
-    missing = []
-    for action in _needed(settings, cluster.namespace):
-        if action.resource == WORKFLOWS.plural and not is_pod:
-            continue
-        try:
-            if not _is_allowed(cluster, action):
-                missing.append(action)
-        except ApiError as err:
-            # Not reached, or not known: the calls themselves would fare the same.
-            if err.code in (0, 401):
-                raise
-            return
-    vital = [action for action in missing if not _is_useful(action)]
+    try:
+        missing = [
+            action
+            for action in needed_rights(settings, cluster.namespace)
+            if (is_pod or action.resource != WORKFLOWS.plural) and not is_allowed(cluster, action)
+        ]
+    except ApiError as err:
+        # Not reached, or not known: the calls themselves would fare the same.
+        if err.code in (0, 401):
+            raise
+        return
+    vital = [action for action in missing if not is_useful(action)]
     if vital:
         raise denied(vital, settings, namespace=cluster.namespace)
     for action in missing:
@@ -703,8 +727,8 @@ def denied(
     )
 
 
-def _needed(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
-    # Of the same rules that the Role consists of: what is asked is what an administrator applies.
+def needed_rights(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
+    """Yields the rights of the Role: what is asked is what an administrator applies."""
     for rule in mappings({"rules": rules(settings)}, "rules"):
         for group in texts(rule, "apiGroups"):
             for resource in texts(rule, "resources"):
@@ -712,7 +736,8 @@ def _needed(settings: KubernetesSettings, namespace: str) -> Iterator[Action]:
                     yield Action(verb=verb, group=group, resource=resource, namespace=namespace)
 
 
-def _is_allowed(cluster: ClusterApi, action: Action) -> bool:
+def is_allowed(cluster: ClusterApi, action: Action) -> bool:
+    """Returns whether the caller may do it, as the cluster says."""
     resource, _, part = action.resource.partition("/")
     asked = {
         "namespace": action.namespace,
@@ -729,5 +754,6 @@ def _is_allowed(cluster: ClusterApi, action: Action) -> bool:
     return mapping(cluster.create(ACCESS_REVIEWS, review), "status").get("allowed") is True
 
 
-def _is_useful(action: Action) -> bool:
+def is_useful(action: Action) -> bool:
+    """Returns whether a run does without the right, and loses something."""
     return action.resource in _USEFUL or f"{action.verb} {action.resource}" in _USEFUL

@@ -13,7 +13,7 @@ from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.aws import Aws, AwsError, split_uri
 from stoker.platforms.base import JobEnd, LogLine, leader_record
-from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun
+from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun, job_left
 from stoker.platforms.sagemaker.cloudwatch import (
     GroupLoad,
     JobLogs,
@@ -230,6 +230,10 @@ class SageMakerRun(FollowedRun):
 
         May be called twice, and never raises: errors are logged.
         """
+        # With its token, which the next one to follow it needs.
+        if self._is_left:
+            self._close_files()
+            return
         try:
             if self._state is None or not self._state.is_final:
                 stop_job(self._aws, self.name)
@@ -342,10 +346,16 @@ class SageMakerRun(FollowedRun):
         try:
             answer = await_found(self._aws, self.name)
         except AwsError as err:
-            is_lost = self._aws.clock() >= self._reached_at + UNREACHABLE_SECONDS
-            if not err.is_unreachable or is_lost:
+            if not err.is_passing:
                 raise
-            self._say(f"{err.what}; asking again")
+            if self._aws.clock() >= self._reached_at + UNREACHABLE_SECONDS:
+                self._is_left = True
+                raise job_left(err, run=self._job.run_name) from err
+            if err.has_stale_login:
+                self._aws.renew_login()
+                self._say(f"{err.what}; the job goes on; {err.fix}")
+            else:
+                self._say(f"{err.what}; asking again")
             return False
         self._reached_at = self._aws.clock()
         return self._take(job_state(answer))
@@ -373,7 +383,7 @@ class SageMakerRun(FollowedRun):
         try:
             entries = self._logs.read()
         except AwsError as err:
-            if not err.is_unreachable:
+            if not err.is_passing:
                 # A training is worth more than its log: it goes on, and the user is told.
                 self._logs = None
                 self._log.event("logs_not_readable", why=err.what)

@@ -1,0 +1,750 @@
+"""stoker's steps for pipelines of your own on SageMaker, and a pipeline's definition of them.
+
+    from sagemaker.mlops.workflow.pipeline import Pipeline
+    from stoker.sagemaker import PipelineRun, decide_step, profile_step, upload_inputs
+    from stoker.settings import read_workload
+
+    run = PipelineRun.of(read_workload("configs/mnist-sagemaker.yaml"))
+    measured = profile_step(run)
+    decided = decide_step(run, profile=measured)
+    role = run.settings.pipeline_role or run.settings.role
+    Pipeline(name="mine", steps=[measured, decided]).upsert(role_arn=role)
+    upload_inputs(run)
+
+Needs `pip install stoker[sagemaker]`. A step is one of the SDK's: it has `properties`, waits for
+others by `depends_on`, and stands in lists of steps next to those of the SDK's own classes. What it
+leaves is in `outputs`: name to address.
+
+Each function returns a step of the run that it is given. `run.given(...)` is the same run with
+other values of parameters (an image, the address of data that an earlier step made);
+`run.branch(...)` is the same run for steps of another branch, whose names end differently.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from stoker.errors import UsageError
+from stoker.orchestrators.sagemaker.compile import PipelineRequest, no_profile
+from stoker.parameters import camel, main_channel
+from stoker.platforms.sagemaker.request import PROFILE_FOLDER
+from stoker.sagemaker.steps import (
+    EXECUTION_ARN,
+    EXECUTION_ID,
+    INPUT,
+    OUTPUT,
+    WORKLOAD,
+    ConditionEquals,
+    ConditionIn,
+    ConditionStep,
+    FailStep,
+    PipelineVariable,
+    Request,
+    RequestStep,
+    Step,
+    StepDependency,
+    Text,
+    TriggerCondition,
+    control_step,
+    pipeline,
+    text,
+    upload_inputs,
+    value_in,
+)
+
+# Called as in stoker.kubeflow; in here no class name is there twice.
+from stoker.sagemaker.steps import SageMakerPipelineRun as PipelineRun
+
+Waits = Sequence[Step | StepDependency | str]
+
+_TOKEN = "stoker_token"
+# Characters of an address, and bytes of a key in S3.
+_MAX_URI = 1024
+# Variables that are true of one job only.
+_OF_ONE_PROFILE = ("STOKER_TOKEN_FILE", "STOKER_WORKLOAD_SHA256")
+_OF_ONE_TRAINING = ("STOKER_WORKLOAD_SHA256",)
+
+
+def profile_step(
+    run: PipelineRun,
+    *,
+    image: Text | None = None,
+    depends_on: Waits = (),
+    name: str = "Profile",
+) -> RequestStep:
+    """Makes a training step on today's cluster that measures what a training step waits for.
+
+    A training job, for the large GPU types cannot run processing jobs. The profile leaves the job
+    as checkpoints do: it is copied while the job runs, and is not packed. Its folder is another
+    than that of the script's checkpoints, which are neither kept nor found again.
+
+    Args:
+        run: Its parameters name cluster, image and input data.
+        image: Image of the hosts; absent: the run's.
+        depends_on: Steps to wait for.
+        name: Of the step; the run's branch is added.
+
+    Returns:
+        The step, with the output `profile`: the folder of profile.json.
+    """
+    request, cache_days = run.request.profile, run.settings.cache_days
+    instance_type, instance_count = run.value("instance_type"), run.value("instance_count")
+    folder = _profile_uri(run, image=image or run.image)
+    variables = {
+        **_without(request["Environment"], _OF_ONE_PROFILE),
+        "STOKER_PROFILE_FILE": f"{PROFILE_FOLDER}/profile.json",
+    }
+    if cache_days:
+        # Only tells one cluster's profile from another's when the service looks for an earlier run:
+        # it does not compare instance types.
+        variables["STOKER_PROFILED_CLUSTER"] = text(instance_count, " x ", instance_type)
+    return RequestStep(
+        f"{name}{run.suffix}",
+        "Training",
+        {
+            **_job_request(run, request, image=image),
+            "ResourceConfig": {
+                **_mapping(request["ResourceConfig"]),
+                "InstanceType": instance_type,
+                "InstanceCount": instance_count,
+            },
+            "CheckpointConfig": {"S3Uri": folder, "LocalPath": PROFILE_FOLDER},
+            "HyperParameters": _hyperparameters(run, request) or None,
+            # No token: there is no data group. It would also differ from run to run.
+            "InputDataConfig": _channels(run, request) or None,
+            "Environment": variables,
+            "OutputDataConfig": {
+                **_mapping(request["OutputDataConfig"]),
+                "S3OutputPath": f"{run.output_uri}/stoker/jobs/{run.workload.name}",
+            },
+        },
+        display_name=name,
+        description="What a training step waits for, measured on today's cluster.",
+        outputs={"profile": folder},
+        depends_on=depends_on,
+        cache_days=cache_days,
+        capacity_minutes=run.workload.on_no_capacity.wait_minutes,
+    )
+
+
+def profile_or_reuse(
+    run: PipelineRun,
+    after: Callable[[PipelineRun, RequestStep | Text], Sequence[Step]],
+    *,
+    depends_on: Waits = (),
+) -> list[Step]:
+    """Makes a profile, unless the parameter `reuse_profile` names one, and what follows on it.
+
+    Branches cannot meet again: a step cannot wait for a condition, and to wait for a step of each
+    branch is to wait for both, of which one never runs. So `after` is called twice; of the second
+    branch, without a profile, the names of the steps end in `Again`.
+
+    With `sagemaker.overlap: refuse` a step comes first that fails while another run is under way.
+
+    Args:
+        run: Of the pipeline.
+        after: Makes the steps that follow, of a run and of the profile: a step, or an address.
+        depends_on: Steps to wait for.
+    """
+    guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []
+    reuse = run.reused_profile
+    today = profile_step(run)
+    needs_profile = ConditionStep(
+        name=f"NeedsProfile{run.suffix}",
+        depends_on=[*guard, *depends_on],
+        display_name="Is there no profile to re-use?",
+        conditions=[ConditionIn(value=reuse, in_values=["", no_profile(run.workload)])],
+        if_steps=[today, *after(run, today)],
+        else_steps=[*after(run.branch("Again"), reuse)],
+    )
+    return [*guard, needs_profile]
+
+
+def only_run_step(
+    run: PipelineRun, *, depends_on: Waits = (), name: str = "OnlyRun"
+) -> RequestStep:
+    """Makes a step that fails while another run of the pipeline is under way."""
+    return control_step(
+        run,
+        name=name,
+        command=["stoker", "status", "sagemaker", run.workload.name, "--besides", EXECUTION_ID],
+        depends_on=depends_on,
+        display_name="Only run",
+        description="Fails while another run of this pipeline is under way.",
+    )
+
+
+def decide_step(
+    run: PipelineRun,
+    *,
+    profile: RequestStep | Text,
+    image: Text | None = None,
+    depends_on: Waits = (),
+    name: str = "Decide",
+) -> RequestStep:
+    """Makes a step that ranks the clusters that could train, and writes decision.json of the run.
+
+    It is never taken from the cache: it is the cheapest step, prices grow old, and the run's own
+    folder is to hold its decision.
+
+    Args:
+        run: Its parameters name budget, objective and types.
+        profile: The step that measures, or a folder with profile.json.
+        image: Image of the step; absent: that of the control steps.
+        depends_on: Steps to wait for, besides.
+        name: Of the step; the run's branch is added.
+
+    Returns:
+        The step, with the output `decision`; `value_in(step, "action")` reads decision.json.
+    """
+    return control_step(
+        run,
+        name=name,
+        command=[
+            *("stoker", "decide", f"{INPUT}/profile/profile.json"),
+            *("--workload", WORKLOAD),
+            *("--out", f"{OUTPUT}/decision/decision.json"),
+            *run.words(),
+        ],
+        image=image,
+        inputs={"profile": _profile_in(profile)},
+        outputs={"decision": run.uri("decision")},
+        property_files={"Decision": "decision/decision.json"},
+        depends_on=[*_waits_for(profile), *depends_on],
+        description="Which cluster pays, in time and money.",
+        is_isolated=True,
+    )
+
+
+def hand_over_step(
+    run: PipelineRun,
+    *,
+    profile: RequestStep | Text,
+    decision: RequestStep,
+    name: str = "HandOver",
+) -> RequestStep:
+    """Makes a step that starts one more run of the pipeline: it trains on what was decided.
+
+    The groups of the decision are parameters of that run, as are this run's id, whose folder it
+    writes to, and the profile's; all other parameters are handed on, the arguments of the
+    pipeline's function among them. A second attempt of the step starts no second run. The pipeline
+    is one of `stoker upload sagemaker --train-step handover`.
+
+    Args:
+        run: Of the pipeline.
+        profile: The step that measured, or a folder with profile.json.
+        decision: The step that decides.
+        name: Of the step; the run's branch is added.
+    """
+    return control_step(
+        run,
+        name=name,
+        command=[
+            *("stoker", "start", "sagemaker", WORKLOAD),
+            *("--decision", f"{INPUT}/decision/decision.json"),
+            *("--parent-run", EXECUTION_ID),
+            "--yes",
+            *("--param", text("reuse_profile=", _profile_folder(profile))),
+            *run.words("model_group", "approval", has_hyperparameters=True),
+            *(text(f"--param={camel(name)}=", value) for name, value in run.own.items()),
+        ],
+        inputs={"decision": run.uri("decision/decision.json")},
+        depends_on=[decision],
+        display_name="Hand over",
+        description="Starts the run that trains on what was decided.",
+    )
+
+
+def train_step(
+    run: PipelineRun,
+    *,
+    decision: RequestStep,
+    image: Text | None = None,
+    depends_on: Waits = (),
+    name: str = "Train",
+) -> RequestStep:
+    """Makes a small step that starts the decision's training job, follows and adopts it.
+
+    The job's groups are what decide wrote in this very run, its number of groups included, which
+    no training step of the service's own can take from an earlier one.
+
+    Args:
+        run: Its parameters name image and input data.
+        decision: The step that decides.
+        image: Image of the hosts that train; absent: the run's.
+        depends_on: Steps to wait for, besides.
+        name: Of the step; the run's branch is added.
+
+    Returns:
+        The step, with the outputs `training`, the folder of training.json, and `model`, the address
+        of model.tar.gz.
+    """
+    of = run if image is None else run.given(image=image)
+    step = control_step(
+        run,
+        name=name,
+        command=[
+            *("stoker", "train", WORKLOAD),
+            *("--decision", f"{INPUT}/decision/decision.json"),
+            *("--name", run.job_name),
+            *("--out", f"{OUTPUT}/training/training.json"),
+            "--yes",
+            *of.words(has_hyperparameters=True),
+        ],
+        inputs={"decision": run.uri("decision")},
+        outputs={"training": run.uri("training")},
+        depends_on=[decision, *depends_on],
+        description="Trains on the cluster that was decided on, and waits for it.",
+        max_run_seconds=run.settings.control.max_run_seconds,
+    )
+    # Known before, for the job's name is.
+    step.outputs["model"] = text(f"{run.output_uri}/", run.job_name, "/output/model.tar.gz")
+    return step
+
+
+def token_step(run: PipelineRun, *, depends_on: Waits = (), name: str = "MakeToken") -> RequestStep:
+    """Makes a step that writes the random token of a native training step.
+
+    Returns:
+        The step, with the output `token`: the folder of the object of that name.
+    """
+    return control_step(
+        run,
+        name=name,
+        command=["stoker", "train", "--make-token", f"{OUTPUT}/token/token"],
+        outputs={"token": run.uri("token")},
+        depends_on=depends_on,
+        display_name="Make the feed's token",
+        description="A random token that only the hosts of this run's job get.",
+        is_isolated=True,
+    )
+
+
+def native_train_step(
+    run: PipelineRun,
+    *,
+    token: RequestStep,
+    has_data_group: bool = True,
+    image: Text | None = None,
+    depends_on: Waits = (),
+    name: str = "Train",
+) -> RequestStep:
+    """Makes a training step of the service's own, its instance groups set by parameters.
+
+    How many groups there are is fixed when the pipeline is compiled; types, counts and workers of
+    each are parameters (`DnnInstanceType`, `DataInstanceCount`, `DataWorkers`, ...).
+
+    Args:
+        run: Of a pipeline with a decision (`--train-step native`), or of one that hands over.
+        token: The step that makes the token, which waits for what comes before.
+        has_data_group: In a pipeline that hands over: false for a run that has none.
+        image: Image of the hosts; absent: the run's.
+        depends_on: Steps to wait for, besides.
+        name: Of the step; the run's branch is added.
+
+    Returns:
+        The step, with the outputs `model` (an address that is known once it has ended), `jobs`, the
+        folder of JOB/output, and `token`, the object.
+
+    Raises:
+        UsageError: If the pipeline has no decision, and does not hand over.
+    """
+    request = run.request.train if has_data_group else run.request.alone
+    if request is None:
+        raise UsageError(
+            "a native training step needs a decision: how many groups it has is fixed here",
+            where=f"step {name}",
+            fix="--train-step native --decision decision.json, or PipelineRun.of(..., decision=D)",
+        )
+    hyperparameters = _hyperparameters(run, request)
+    checkpoints = request.get("CheckpointConfig")
+    if any(parameter.name == "epochs" for parameter in run.request.parameters):
+        # The API wants a text.
+        hyperparameters["epochs"] = text("", run.value("epochs"))
+    # Not in the run's own folder: that is evaluate's input, and a model can be large.
+    jobs = text(f"{run.output_uri}/stoker/jobs/{run.workload.name}/", run.execution_id)
+    step = RequestStep(
+        f"{name}{run.suffix}",
+        "Training",
+        {
+            **_job_request(run, request, image=image),
+            "ResourceConfig": _resources(run, _mapping(request["ResourceConfig"])),
+            "InputDataConfig": [*_channels(run, request), *_token_channel(run, request)],
+            "HyperParameters": hyperparameters or None,
+            "CheckpointConfig": {**_mapping(checkpoints), "S3Uri": _checkpoints(run)}
+            if checkpoints
+            else None,
+            "Environment": {
+                **_without(request["Environment"], _OF_ONE_TRAINING),
+                "STOKER_WORKERS": _workers(run),
+            },
+            "OutputDataConfig": {**_mapping(request["OutputDataConfig"]), "S3OutputPath": jobs},
+        },
+        display_name=name,
+        description="Trains on the instance groups that the parameters name.",
+        outputs={"jobs": jobs, "token": run.uri("token/token")},
+        depends_on=[token, *depends_on],
+        capacity_minutes=run.workload.on_no_capacity.wait_minutes,
+    )
+    step.outputs["model"] = step.properties.ModelArtifacts.S3ModelArtifacts
+    return step
+
+
+def evaluate_step(
+    run: PipelineRun,
+    *,
+    profile: RequestStep | Text,
+    training: RequestStep,
+    image: Text | None = None,
+    depends_on: Waits = (),
+    name: str = "Evaluate",
+) -> RequestStep:
+    """Makes a step that judges the run, and writes evaluation.json and report.html.
+
+    It runs whatever became of the training, so that a failed one has its report, too. Its input is
+    the run's whole folder: what the training left may be missing, and the service refuses an input
+    that is not there; the decision always is. Only the small steps write to that folder, records of
+    some kilobytes.
+
+    Args:
+        run: Its parameters name the gate.
+        profile: The step that measured, or a folder with profile.json.
+        training: A train step, of any outcome. The token of a native one is deleted here, and its
+            training.json is taken out of the job's outputs.
+        image: Image of the step; absent: that of the control steps.
+        depends_on: Steps to wait for, besides.
+        name: Of the step; the run's branch is added.
+
+    Returns:
+        The step, with the outputs `evaluation` (a folder), `report` and `model_quality`;
+        `value_in(step, "passed")` reads evaluation.json.
+    """
+    jobs, token = training.outputs.get("jobs"), training.outputs.get("token")
+    step = control_step(
+        run,
+        name=name,
+        command=[
+            *("stoker", "evaluate", WORKLOAD),
+            *("--profile", f"{INPUT}/profile/profile.json"),
+            *("--decision", f"{INPUT}/run/decision/decision.json"),
+            *("--training", f"{INPUT}/run/training/training.json"),
+            *("--out", f"{OUTPUT}/evaluation/evaluation.json"),
+            *("--report", f"{OUTPUT}/evaluation/report.html"),
+            *("--champion", text("registry:", run.value("model_group"))),
+            "--always",
+            *(("--outputs", jobs) if jobs else ()),
+            *(("--delete", token) if token else ()),
+            *run.words(),
+        ],
+        image=image,
+        inputs={"profile": _profile_in(profile), "run": run.uri("")},
+        outputs={"evaluation": run.uri("evaluation")},
+        property_files={"Evaluation": "evaluation/evaluation.json"},
+        depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
+        # Never isolated: a run's own gate may ask the registry for the champion.
+        description="Did quality hold, did the promise hold; the report.",
+    )
+    folder = step.outputs["evaluation"]
+    step.outputs["report"] = text(folder, "/report.html")
+    step.outputs["model_quality"] = text(folder, "/model-quality.json")
+    return step
+
+
+def gate_step(
+    run: PipelineRun,
+    *,
+    evaluation: RequestStep,
+    passed: Sequence[Step] = (),
+    name: str = "Gate",
+) -> Step:
+    """Makes a condition: the steps of a model that passed, else the run fails in the gate's words.
+
+    `passed` of the evaluation is a JSON boolean and is compared with one, as the SDK's local mode
+    does it; the service's own documentation shows numbers and texts only.
+
+    Args:
+        run: Of the pipeline.
+        evaluation: A step whose first property file has `passed` and `reason`: stoker's or yours.
+        passed: Steps of a model that passed, such as its registration.
+        name: Of the step; the run's branch is added.
+    """
+    report = evaluation.outputs.get("report")
+    return ConditionStep(
+        name=f"{name}{run.suffix}",
+        display_name=name,
+        description="Did the evaluation pass?",
+        depends_on=[evaluation],
+        conditions=[ConditionEquals(left=value_in(evaluation, "passed"), right=True)],
+        if_steps=list(passed),
+        else_steps=[
+            FailStep(
+                name=f"Refuse{name.removeprefix('Gate')}{run.suffix}",
+                display_name="Refuse",
+                description="Ends the run as failed, with the gate's words.",
+                error_message=text(
+                    f"{run.workload.name}: ",
+                    value_in(evaluation, "reason"),
+                    *(("; report: ", report) if report else ()),
+                ),
+            )
+        ],
+    )
+
+
+def register_step(
+    run: PipelineRun,
+    *,
+    training: RequestStep,
+    evaluation: RequestStep,
+    depends_on: Waits = (),
+    name: str = "Register",
+) -> RequestStep:
+    """Makes a step that registers the model in the group that the parameters name.
+
+    Args:
+        run: Its parameters name group and approval.
+        training: A train step, or one of yours with an output `model`, the address of an archive.
+        evaluation: The step that judged; of stoker's the model has metrics and report, too.
+        depends_on: Steps to wait for.
+        name: Of the step; the run's branch is added.
+    """
+    model, left = run.settings.model, evaluation.outputs
+    judged = (
+        {
+            "stoker-decision": run.uri("decision/decision.json"),
+            "stoker-evaluation": text(left["evaluation"], "/evaluation.json"),
+            "stoker-report": left["report"],
+        }
+        if "report" in left
+        else None
+    )
+    return RequestStep(
+        f"{name}{run.suffix}",
+        "RegisterModel",
+        {
+            "ModelPackageGroupName": run.value("model_group"),
+            "ModelPackageDescription": f"Trained by the pipeline {run.workload.name} of stoker."
+            + ("" if model.image else " It names no image to serve it."),
+            "ModelApprovalStatus": run.value("approval"),
+            "InferenceSpecification": {
+                # Without an image of the user's own there is none: the training's cannot serve.
+                "Containers": [
+                    {
+                        "Image": model.image,
+                        "ModelDataUrl": training.outputs["model"],
+                        "Environment": model.environment_of() or None,
+                    }
+                ],
+                "SupportedContentTypes": list(model.content_types),
+                "SupportedResponseMIMETypes": list(model.response_types),
+            },
+            "ModelMetrics": {
+                "ModelQuality": {
+                    "Statistics": {
+                        "ContentType": "application/json",
+                        "S3Uri": left["model_quality"],
+                    }
+                }
+            }
+            if "model_quality" in left
+            else None,
+            # Links the model to the run that made it.
+            "MetadataProperties": {"GeneratedBy": EXECUTION_ARN},
+            "CustomerMetadataProperties": judged,
+        },
+        display_name=name,
+        description="Adds the model to its group in the model registry.",
+        depends_on=depends_on,
+    )
+
+
+def _profile_uri(run: PipelineRun, *, image: Text) -> Text:
+    """Returns the folder of profile.json: no other job's, and fresh in each run.
+
+    With caching it is named by what is profiled instead of by the run: the folder is one of the
+    things that the service compares when it looks for an earlier run of the same request. All that
+    it compares and a run can change is in the name: a run with another batch size would else
+    overwrite the profile that the cache still has for this one. Not in the run's own folder: the
+    hosts, where the training's code runs, may write to it.
+
+    Raises:
+        UsageError: If the name is too long with the workload's values.
+    """
+    folder = f"{run.output_uri}/stoker/profiles/{run.workload.name}/"
+    if not run.settings.cache_days:
+        return text(folder, run.execution_id)
+    key = run.request.inputs_uri.rpartition("/")[2]
+    usual = PipelineRun(request=run.request)
+    length = len(str(_profile_in(text(f"{folder}{key}/", *_profiled(usual, image=usual.image)))))
+    if length > _MAX_URI:
+        raise UsageError(
+            f"the address of a cached profile has {length} characters, at most {_MAX_URI}: image, "
+            "input data and hyperparameters are in it",
+            where="key sagemaker.cache_days",
+            fix="sagemaker.cache_days: 0, or shorten hyperparameters",
+        )
+    return text(f"{folder}{key}/", *_profiled(run, image=image))
+
+
+def _profiled(run: PipelineRun, *, image: Text) -> Iterator[Text | int | float]:
+    """Yields, for a folder's name, what a run can change of its profile."""
+    yield from (run.value("instance_type"), "-", run.value("instance_count"), ",image=", image)
+    if _has_address(run):
+        yield from (",input_data=", run.value("input_data"))
+    for parameter in run.request.hyperparameters:
+        yield from (f",{parameter.name}=", run.value(parameter.name))
+
+
+def _profile_folder(profile: RequestStep | Text) -> Text:
+    return profile.outputs["profile"] if isinstance(profile, RequestStep) else profile
+
+
+def _profile_in(profile: RequestStep | Text) -> Text:
+    return text(_profile_folder(profile), "/profile.json")
+
+
+def _waits_for(profile: RequestStep | Text) -> list[Step]:
+    return [profile] if isinstance(profile, RequestStep) else []
+
+
+def _job_request(run: PipelineRun, request: Mapping[str, object], *, image: Text | None) -> Request:
+    """Returns the request with the image by its parameter, and without what is one job's only.
+
+    That is its name, and the digests among its tags, by which a launched job is adopted.
+    """
+    tags = [tag for tag in _items(request.get("Tags")) if not str(tag["Key"]).startswith("stoker:")]
+    return {
+        **_without(request, ("TrainingJobName",)),
+        "AlgorithmSpecification": {
+            **_mapping(request["AlgorithmSpecification"]),
+            "TrainingImage": image or run.image,
+        },
+        "Tags": tags or None,
+    }
+
+
+def _channels(run: PipelineRun, request: Mapping[str, object]) -> list[Request]:
+    """Returns the channels: input data by its parameter, and no token of a single job's.
+
+    A file system stays as it is: it has no address that a parameter could replace.
+    """
+    main, has_address = main_channel(run.workload), _has_address(run)
+    return [
+        _placed(channel, text(run.value("input_data")))
+        if channel["ChannelName"] == main and has_address
+        else dict(channel)
+        for channel in _items(request.get("InputDataConfig"))
+        if channel["ChannelName"] != _TOKEN
+    ]
+
+
+def _has_address(run: PipelineRun) -> bool:
+    return any(parameter.name == "input_data" for parameter in run.request.parameters)
+
+
+def _token_channel(run: PipelineRun, request: Mapping[str, object]) -> list[Request]:
+    return [
+        _placed(channel, run.uri("token/"))
+        for channel in _items(request.get("InputDataConfig"))
+        if channel["ChannelName"] == _TOKEN
+    ]
+
+
+def _hyperparameters(run: PipelineRun, request: Mapping[str, object]) -> Request:
+    """Returns the request's hyperparameters, those by their parameters that a run can change."""
+    known = {p.hyperparameter: text("", run.value(p.name)) for p in run.request.hyperparameters}
+    return {**_mapping(request.get("HyperParameters") or {}), **known}
+
+
+def _placed(channel: Mapping[str, object], uri: Text) -> Request:
+    source = _mapping(_mapping(channel["DataSource"])["S3DataSource"])
+    return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": uri}}}
+
+
+def _checkpoints(run: PipelineRun) -> Text:
+    """Returns the run's own folder of checkpoints, or that from which the workload goes on."""
+    settings = run.settings
+    if settings.resume_from or not settings.checkpoint_uri:
+        return settings.resume_from or ""
+    return text(f"{settings.checkpoint_uri.rstrip('/')}/", run.job_name)
+
+
+def _resources(run: PipelineRun, resources: Mapping[str, object]) -> Request:
+    groups = _items(resources.get("InstanceGroups"))
+    if not groups:
+        return {
+            **resources,
+            "InstanceType": run.value("dnn_instance_type"),
+            "InstanceCount": run.value("dnn_instance_count"),
+        }
+    return {
+        **resources,
+        "InstanceGroups": [
+            {
+                "InstanceGroupName": name,
+                "InstanceType": run.value(f"{name.replace('-', '_')}_instance_type"),
+                "InstanceCount": run.value(f"{name.replace('-', '_')}_instance_count"),
+            }
+            for name in (str(group["InstanceGroupName"]) for group in groups)
+        ],
+    }
+
+
+def _workers(run: PipelineRun) -> Text:
+    """Returns data workers by group, as JSON: a parameter, or made of one for each group."""
+    known = [parameter.name for parameter in run.request.parameters]
+    if "workers" in known:
+        return text(run.value("workers"))
+    parts: list[Text | int | float] = []
+    for role in ("dnn", "data"):
+        if f"{role}_workers" in known:
+            parts += [f'{", " if parts else ""}"{role}": ', run.value(f"{role}_workers")]
+    return text("{", *parts, "}")
+
+
+def _without(request: object, keys: Collection[str]) -> Request:
+    return {key: value for key, value in _mapping(request).items() if key not in keys}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    assert isinstance(value, Mapping)
+    return value
+
+
+def _items(value: object) -> Sequence[Mapping[str, object]]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+__all__ = [
+    "EXECUTION_ARN",
+    "EXECUTION_ID",
+    "INPUT",
+    "OUTPUT",
+    "WORKLOAD",
+    "ConditionEquals",
+    "ConditionIn",
+    "ConditionStep",
+    "FailStep",
+    "PipelineRequest",
+    "PipelineRun",
+    "PipelineVariable",
+    "RequestStep",
+    "Step",
+    "StepDependency",
+    "Text",
+    "TriggerCondition",
+    "control_step",
+    "decide_step",
+    "evaluate_step",
+    "gate_step",
+    "hand_over_step",
+    "native_train_step",
+    "only_run_step",
+    "pipeline",
+    "profile_or_reuse",
+    "profile_step",
+    "register_step",
+    "text",
+    "token_step",
+    "train_step",
+    "upload_inputs",
+    "value_in",
+]

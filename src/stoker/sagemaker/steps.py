@@ -1,0 +1,674 @@
+"""A step of a SageMaker pipeline is a literal request, and a pipeline of steps is a definition.
+
+The SDK's own step classes want a session, look roles up and upload code while a pipeline is built.
+A `RequestStep` carries the literal API request instead, so a definition is the same text whenever
+and wherever it is made. The values that differ from run to run are pipeline variables. Steps of
+both kinds go into one pipeline: this one is the SDK's, too.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import inspect
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal, Protocol
+
+from stoker.errors import UsageError
+from stoker.orchestrators.sagemaker.compile import (
+    PipelineRequest,
+    argument_of,
+    pipeline_request,
+)
+from stoker.parameters import Parameter, camel
+from stoker.platforms.aws import Aws
+from stoker.records import Decision, SageMakerSettings, Workload, nearest
+
+# The SDK makes AWS clients while it is imported: without a region that is an error, without keys a
+# search for them over the network. These are for that moment only; no request is ever signed.
+_OFFLINE = {
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "offline",
+    "AWS_SECRET_ACCESS_KEY": "offline",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "SAGEMAKER_VALIDATE_ROLE": "false",
+    "SAGEMAKER_ADMIN_CONFIG_OVERRIDE": os.devnull,
+    "SAGEMAKER_USER_CONFIG_OVERRIDE": os.devnull,
+}
+_NOT_OFFLINE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN")
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Hides the account and the configuration from the SDK, which then asks nobody for them.
+
+    Afterwards the process is as before: whoever compiles and then uploads has the account back.
+    """
+    names = (*_OFFLINE, *_NOT_OFFLINE)
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    session = getattr(sys.modules.get("boto3"), "DEFAULT_SESSION", None)
+    handlers = list(logging.getLogger().handlers)
+    is_collecting = gc.isenabled()
+    # Classes by the thousand, of which none is garbage: 1.6 CPU-seconds, with collections 2.3.
+    gc.disable()
+    os.environ.update(_OFFLINE)
+    try:
+        with warnings.catch_warnings():
+            # The SDK imports modules of its own that it calls deprecated.
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if is_collecting:
+            gc.enable()
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+        # The SDK leaves a session with the keys above behind, and a log handler of its own.
+        if "boto3" in sys.modules:
+            setattr(sys.modules["boto3"], "DEFAULT_SESSION", session)  # noqa: B010
+        logging.getLogger().handlers[:] = handlers
+
+
+with offline():
+    from sagemaker.core.workflow.conditions import ConditionEquals, ConditionIn
+    from sagemaker.core.workflow.execution_variables import ExecutionVariables
+    from sagemaker.core.workflow.functions import Join, JsonGet
+    from sagemaker.core.workflow.parameters import (
+        ParameterBoolean,
+        ParameterFloat,
+        ParameterInteger,
+        ParameterString,
+    )
+    from sagemaker.core.workflow.properties import Properties, PropertyFile
+    from sagemaker.mlops.workflow.condition_step import ConditionStep
+    from sagemaker.mlops.workflow.fail_step import FailStep
+    from sagemaker.mlops.workflow.pipeline import Pipeline
+    from sagemaker.mlops.workflow.retry import (
+        SageMakerJobExceptionTypeEnum,
+        SageMakerJobStepRetryPolicy,
+        StepExceptionTypeEnum,
+        StepRetryPolicy,
+    )
+    from sagemaker.mlops.workflow.step_dependency import StepDependency, TriggerCondition
+    from sagemaker.mlops.workflow.steps import (
+        CacheConfig,
+        ConfigurableRetryStep,
+        Step,
+        StepTypeEnum,
+    )
+
+
+class PipelineVariable(Protocol):
+    """A value that is known when a run starts, or when an earlier step has ended."""
+
+    @property
+    def expr(self) -> Mapping[str, object]:
+        """Returns it as the definition holds it."""
+        ...
+
+
+Text = str | PipelineVariable
+Request = dict[str, object]
+
+# Letters and digits, and the address that the service knows the run by.
+EXECUTION_ID: PipelineVariable = ExecutionVariables.PIPELINE_EXECUTION_ID
+EXECUTION_ARN: PipelineVariable = ExecutionVariables.PIPELINE_EXECUTION_ARN
+
+# Where the container of a control step finds its inputs, and leaves its outputs.
+INPUT = "/opt/ml/processing/input"
+OUTPUT = "/opt/ml/processing/output"
+WORKLOAD = f"{INPUT}/workload/workload.json"
+
+# A small step's job has read and written a few files by then, image pull included.
+_SMALL_STEP_SECONDS = 3600
+# Small hosts are of a type that is rarely short; what waits for a GPU is another job.
+_CONTROL_CAPACITY_MINUTES = 30
+
+_PARAMETERS = {
+    str: ParameterString,
+    int: ParameterInteger,
+    float: ParameterFloat,
+    bool: ParameterBoolean,
+}
+_SHAPES = {
+    "Processing": "DescribeProcessingJobResponse",
+    "Training": "DescribeTrainingJobResponse",
+    "RegisterModel": "DescribeModelPackageOutput",
+}
+
+
+class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
+    """A step that is the literal request of a job, or of a model's registration.
+
+    Args:
+        name: Unique in the pipeline: letters, digits and dashes.
+        kind: What the request is for; a job's request comes without the job's name.
+        request: As in the API; any value may be a pipeline variable.
+        outputs: Name to address of what it leaves, for later steps.
+        depends_on: Steps, or `StepDependency` for another outcome than success.
+        property_files: JSON outputs that conditions and other steps may read.
+        cache_days: A run of the same request within so many days is re-used; 0: never.
+        capacity_minutes: So long a job is tried again for which there are no hosts; 0: it is not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: Literal["Processing", "Training", "RegisterModel"],
+        request: Mapping[str, object],
+        *,
+        display_name: str,
+        description: str = "",
+        outputs: Mapping[str, Text] | None = None,
+        depends_on: Sequence[Step | StepDependency | str] = (),
+        property_files: Sequence[PropertyFile] = (),
+        cache_days: int = 0,
+        capacity_minutes: int = 0,
+    ) -> None:
+        super().__init__(
+            name,
+            StepTypeEnum(kind),
+            display_name,
+            description,
+            list(depends_on),
+            _policies(capacity_minutes) if kind != "RegisterModel" else [_STEP_POLICY],
+        )
+        self.outputs: dict[str, Text] = dict(outputs or {})
+        self._request = _without_absent(request)
+        self._cache_days = cache_days
+        self.property_files = list(property_files)
+        self._properties = Properties(step_name=name, step=self, shape_name=_SHAPES[kind])
+
+    @property
+    def arguments(self) -> Request:
+        """Returns the request."""
+        return self._request
+
+    @property
+    def properties(self) -> Properties:
+        """Returns what its Describe call will tell of the job or model package: for later steps."""
+        return self._properties
+
+    def to_request(self) -> Request:
+        """Returns the step as the definition holds it."""
+        step: Request = super().to_request()
+        if self.property_files:
+            step["PropertyFiles"] = [file.expr for file in self.property_files]
+        if self._cache_days:
+            step.update(CacheConfig(True, f"P{self._cache_days}D").config)
+        return step
+
+
+# Retries. A kind of error may stand in one policy only.
+#   Throttled, or the service had a fault: soon again; the service's own default is about this.
+#   A quota is in use by another run: jobs end, so it is asked for during an hour and a half.
+#   The job broke inside the service: minutes apart; each attempt may be billed.
+#   No capacity: for as long as the workload's on_no_capacity says.
+_STEP_POLICY = StepRetryPolicy(
+    [StepExceptionTypeEnum.SERVICE_FAULT, StepExceptionTypeEnum.THROTTLING],
+    interval_seconds=5,
+    backoff_rate=2.0,
+    max_attempts=5,
+)
+
+
+def _policies(
+    capacity_minutes: int,
+) -> list[StepRetryPolicy | SageMakerJobStepRetryPolicy]:
+    waiting = SageMakerJobStepRetryPolicy(
+        failure_reason_types=[SageMakerJobExceptionTypeEnum.CAPACITY_ERROR],
+        interval_seconds=300,
+        backoff_rate=1.0,
+        expire_after_mins=capacity_minutes,
+    )
+    return [
+        _STEP_POLICY,
+        SageMakerJobStepRetryPolicy(
+            exception_types=[SageMakerJobExceptionTypeEnum.RESOURCE_LIMIT],
+            interval_seconds=60,
+            backoff_rate=1.5,
+            expire_after_mins=90,
+        ),
+        SageMakerJobStepRetryPolicy(
+            failure_reason_types=[SageMakerJobExceptionTypeEnum.INTERNAL_ERROR],
+            interval_seconds=120,
+            backoff_rate=2.0,
+            max_attempts=3,
+        ),
+        *([waiting] if capacity_minutes else []),
+    ]
+
+
+def text(*parts: Text | int | float) -> Text:
+    """Joins texts and pipeline variables to one value."""
+    values: list[Text] = []
+    for part in parts:
+        # Flat: that the service takes a join inside a join is nowhere said.
+        for piece in part.values if isinstance(part, Join) else (_word(part),):
+            before = values[-1] if values else None
+            if isinstance(piece, str) and isinstance(before, str):
+                values[-1] = before + piece
+            else:
+                values.append(piece)
+    joined: Text = values[0] if len(values) == 1 else Join(on="", values=values)
+    return joined
+
+
+def value_in(step: RequestStep, path: str) -> PipelineVariable:
+    """Returns a value of the step's first property file, by JSON path, for conditions.
+
+    Raises:
+        ValueError: If the step has no property file.
+    """
+    if not step.property_files:
+        raise ValueError(f"step {step.name} has no property file that {path} could be in")
+    found: PipelineVariable = JsonGet(
+        step_name=step.name, property_file=step.property_files[0], json_path=path
+    )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SageMakerPipelineRun:
+    """A run, as its steps see it: the workload, and the values of the pipeline's parameters.
+
+    Attributes:
+        request: What the pipeline is compiled from.
+        parameters: Values by name; what is not there is as the workload says.
+        execution_id: Of the run whose folder the steps write to: letters and digits.
+        suffix: The end of each step's name, which tells branches apart.
+        own: Parameters of the pipeline that only its own function knows, by argument.
+    """
+
+    request: PipelineRequest
+    parameters: Mapping[str, Text | int | float] = field(default_factory=dict)
+    execution_id: Text = field(default_factory=lambda: EXECUTION_ID)
+    suffix: str = ""
+    own: Mapping[str, PipelineVariable] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        *,
+        folder: Path | None = None,
+        decision: Decision | None = None,
+        **parameters: Text | int | float,
+    ) -> "SageMakerPipelineRun":
+        """Returns a run for a pipeline of your own.
+
+        Args:
+            workload: With settings for SageMaker, an image and today's cluster, as of
+                `stoker.settings.read_workload`.
+            folder: Project folder, which has `sagemaker.source`; absent: the current one.
+            decision: Whose groups a native training step has.
+            parameters: Of your pipeline, in place of what the workload says: image=image.
+
+        Raises:
+            UsageError: If the workload lacks what the steps need, or has no such parameter.
+        """
+        kind = "native" if decision else "launched"
+        request = pipeline_request(workload, train_step=kind, decision=decision, folder=folder)
+        return cls(request=request).given(**parameters)
+
+    def given(self, **parameters: Text | int | float) -> "SageMakerPipelineRun":
+        """Returns the run with other values of parameters: input_data=prepared.outputs["data"].
+
+        Raises:
+            UsageError: If a run has no such parameter.
+        """
+        for name in parameters:
+            self._known(name)
+        return dataclasses.replace(self, parameters={**self.parameters, **parameters})
+
+    def branch(self, suffix: str) -> "SageMakerPipelineRun":
+        """Returns the run for the steps of another branch, whose names end in `suffix`."""
+        return dataclasses.replace(self, suffix=self.suffix + suffix)
+
+    @property
+    def parent(self) -> "SageMakerPipelineRun":
+        """Returns the run that has decided, and whose folder this one writes to."""
+        return dataclasses.replace(self, execution_id=text(self.value("parent_run")))
+
+    @property
+    def workload(self) -> Workload:
+        """Returns the workload, with its code's address in place of its folder."""
+        return self.request.workload
+
+    @property
+    def settings(self) -> SageMakerSettings:
+        """Returns the workload's settings for SageMaker."""
+        assert self.workload.sagemaker
+        return self.workload.sagemaker
+
+    @property
+    def output_uri(self) -> str:
+        """Returns the prefix of all outputs, with no slash at its end."""
+        return self.settings.output_uri.rstrip("/")
+
+    @property
+    def job_name(self) -> Text:
+        """Returns the name of the training job that a launched train step starts, or adopts."""
+        return text(f"{self.workload.name}-", self.execution_id)
+
+    @property
+    def reused_profile(self) -> Text:
+        """Returns the folder of a profile.json that a run may be given."""
+        return text(self.value("reuse_profile"))
+
+    @property
+    def image(self) -> Text:
+        """Returns the image that trains."""
+        return text(self.value("image"))
+
+    @property
+    def control_image(self) -> Text:
+        """Returns the image of the steps that train nothing."""
+        return self.settings.control.image or self.image
+
+    def uri(self, path: str) -> Text:
+        """Returns an address in the run's own folder, which its execution id names."""
+        head = f"{self.output_uri}/pipelines/{self.workload.name}/"
+        return text(head, self.execution_id, f"/{path}")
+
+    def value(self, name: str) -> Text | int | float:
+        """Returns the value of a parameter: of the run, or what the workload says."""
+        if name in self.parameters:
+            return self.parameters[name]
+        return self._known(name).default(self.workload)
+
+    def words(self, *more: str, has_hyperparameters: bool = False) -> list[Text]:
+        """Returns `--param NAME=VALUE` of all that the run's owner may change, and of `more`."""
+        names = (*self.request.passed, *more)
+        words = [w for n in names for w in ("--param", text(f"{n}=", self.value(n)))]
+        if has_hyperparameters:
+            known = self.request.hyperparameters
+            words += [text(argument_of(each, ""), self.value(each.name)) for each in known]
+        return words
+
+    def _known(self, name: str) -> Parameter:
+        known = {parameter.name: parameter for parameter in self.request.parameters}
+        if name not in known:
+            raise UsageError(
+                f"a run of {self.workload.name} has no parameter {name}",
+                fix=nearest(name, list(known)),
+            )
+        return known[name]
+
+
+def control_step(
+    run: SageMakerPipelineRun,
+    *,
+    name: str,
+    command: Sequence[Text],
+    image: Text | None = None,
+    inputs: Mapping[str, Text] | None = None,
+    outputs: Mapping[str, Text] | None = None,
+    property_files: Mapping[str, str] | None = None,
+    environment: Mapping[str, Text] | None = None,
+    instance_type: str | None = None,
+    role: str | None = None,
+    depends_on: Sequence[Step | StepDependency | str] = (),
+    display_name: str = "",
+    description: str = "",
+    max_run_seconds: int = _SMALL_STEP_SECONDS,
+    is_isolated: bool = False,
+) -> RequestStep:
+    """Makes a processing step on a small host, as `sagemaker.control` says, that trains nothing.
+
+    Args:
+        run: Gives it role, network, keys and tags.
+        name: Of the step; the run's branch is added.
+        command: Program and arguments; a value of 256 characters at most.
+        image: Image of the container; absent: that of the control steps.
+        inputs: Name to address; an input lies in `INPUT/NAME`. The workload is always there.
+        outputs: Name to address; what is in `OUTPUT/NAME` goes there while it is written, so that
+            it survives a step that fails. `run.uri` is for records: evaluate fetches all of it.
+        property_files: Name to OUTPUT/PATH of a JSON file that conditions may read (`value_in`).
+        environment: Variables of the container.
+        instance_type: Type of the host; absent: that of the control steps.
+        role: ARN of the step's role; absent: that of the control steps.
+        depends_on: Steps to wait for.
+        display_name: In the console; absent: the name without the branch.
+        description: In the console.
+        max_run_seconds: After it the service stops the step.
+        is_isolated: It needs no network, and has none where the workload's job has none.
+    """
+    settings = run.settings
+    control = settings.control
+    files = {"workload": f"{run.request.inputs_uri}/workload.json", **(inputs or {})}
+    # SageMaker tells a container its region, but not in the variable that boto3 reads.
+    region = {"AWS_DEFAULT_REGION": settings.region} if settings.region else {}
+    request: Request = {
+        "AppSpecification": {
+            "ImageUri": image or run.control_image,
+            "ContainerEntrypoint": [command[0]],
+            "ContainerArguments": list(command[1:]) or None,
+        },
+        "Environment": {**region, **(environment or {})} or None,
+        "NetworkConfig": _network(settings, is_isolated=settings.network_isolation and is_isolated),
+        "ProcessingInputs": [
+            {
+                "InputName": input_name,
+                "S3Input": {
+                    "S3Uri": uri,
+                    "LocalPath": f"{INPUT}/{input_name}",
+                    "S3DataType": "S3Prefix",
+                    "S3InputMode": "File",
+                },
+            }
+            for input_name, uri in files.items()
+        ],
+        "ProcessingOutputConfig": {
+            "KmsKeyId": settings.output_kms_key,
+            "Outputs": [
+                {
+                    "OutputName": output_name,
+                    "S3Output": {
+                        "S3Uri": uri,
+                        "LocalPath": f"{OUTPUT}/{output_name}",
+                        "S3UploadMode": "Continuous",
+                    },
+                }
+                for output_name, uri in (outputs or {}).items()
+            ],
+        },
+        "ProcessingResources": {
+            "ClusterConfig": {
+                "InstanceCount": 1,
+                "InstanceType": instance_type or control.instance_type,
+                "VolumeSizeInGB": control.volume_gb,
+                "VolumeKmsKeyId": settings.volume_kms_key,
+            }
+        },
+        "RoleArn": role or control.role or settings.role,
+        "StoppingCondition": {"MaxRuntimeInSeconds": max_run_seconds},
+        "Tags": [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())]
+        or None,
+    }
+    return RequestStep(
+        f"{name}{run.suffix}",
+        "Processing",
+        request,
+        display_name=display_name or name,
+        description=description,
+        outputs=outputs,
+        depends_on=depends_on,
+        property_files=[
+            _property_file(file_name, path) for file_name, path in (property_files or {}).items()
+        ],
+        capacity_minutes=_CONTROL_CAPACITY_MINUTES,
+    )
+
+
+def pipeline(
+    request: PipelineRequest, body: Callable[[SageMakerPipelineRun], Sequence[Step]]
+) -> str:
+    """Returns the pipeline's definition: JSON with sorted keys, the same text for the same request.
+
+    Args:
+        request: Gives it a name and parameters.
+        body: Makes the steps. Its first argument is the run; further ones, with annotations (str,
+            int, float, bool) and defaults, are parameters of the pipeline, too: `least_accuracy`
+            is LeastAccuracy.
+
+    Raises:
+        UsageError: If a further argument has another type, or the name of another parameter.
+    """
+    arguments = list(inspect.signature(body).parameters.values())[1:]
+    taken = {each.camel_name: f"the workload's {each.name}" for each in request.parameters}
+    for argument in arguments:
+        name = camel(argument.name)
+        if name in taken:
+            raise UsageError(
+                f"argument {argument.name} of the steps is the parameter {name}, and so is "
+                f"{taken[name]}",
+                where="pipelines/, the function that makes the steps",
+                fix="name the argument otherwise; run.value gives the workload's parameters",
+            )
+        taken[name] = f"the argument {argument.name}"
+    own = {argument.name: _variable_of(argument) for argument in arguments}
+    named: dict[str, PipelineVariable] = {
+        each.name: _variable(each, default=each.default(request.workload))
+        for each in request.parameters
+    }
+    run = SageMakerPipelineRun(request=request, parameters=named, own=own)
+    bound = inspect.signature(body).bind(run, **own)
+    # All that Pipeline does with a session here is to keep clients for calls that we never make.
+    clients = SimpleNamespace(client=lambda service: None)
+    session = SimpleNamespace(boto_session=clients, local_mode=False)
+    made = Pipeline(
+        name=request.workload.name,
+        parameters=[*named.values(), *own.values()],
+        steps=list(body(*bound.args, **bound.kwargs)),
+        sagemaker_session=session,
+        pipeline_experiment_config=None,
+    )
+    with offline():
+        document = json.loads(made.definition())
+    # The SDK writes nulls for what is not used: MLflow, experiments.
+    return json.dumps(_without_absent(document), indent=1, sort_keys=True) + "\n"
+
+
+def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple[str, ...]:
+    """Sends to S3 what the steps read, the workload and its code, and returns what was missing.
+
+    For pipelines that `stoker upload` does not know. An address names its content: what the runs
+    of an earlier pipeline read stays as it is.
+
+    Args:
+        run: Its workload says where to.
+        aws: The account; absent: as boto3 finds it.
+
+    Raises:
+        PlatformError: If S3 refuses.
+    """
+    account = aws or Aws(region=run.settings.region)
+    uploads = run.request.uploads
+    missing = tuple(uri for uri in sorted(uploads) if not account.has_object(uri))
+    for uri in missing:
+        account.write_object(uri, uploads[uri], kms_key=run.settings.output_kms_key)
+    return missing
+
+
+def _word(part: Text | int | float) -> Text:
+    if isinstance(part, bool):
+        return str(part).lower()
+    return str(part) if isinstance(part, int | float) else part
+
+
+def _variable(parameter: Parameter, *, default: str | int | float) -> PipelineVariable:
+    name = parameter.camel_name
+    made: PipelineVariable
+    if parameter.kind == "integer":
+        made = ParameterInteger(name=name, default_value=int(default))
+    elif parameter.kind == "number":
+        made = ParameterFloat(name=name, default_value=float(default))
+    else:
+        # A truth value is a text of two choices: how the service writes one in a text is not said.
+        made = ParameterString(
+            name=name,
+            default_value=str(_word(default)),
+            enum_values=list(parameter.choices) or None,
+        )
+    return made
+
+
+def _variable_of(argument: inspect.Parameter) -> PipelineVariable:
+    if argument.annotation not in _PARAMETERS:
+        raise UsageError(
+            f"argument {argument.name} of the steps is no parameter of a pipeline",
+            where="pipelines/, the function that makes the steps",
+            fix=f"{argument.name}: str, int, float or bool",
+        )
+    kind, default = argument.annotation, argument.default
+    made: PipelineVariable = _PARAMETERS[kind](
+        name=camel(argument.name),
+        default_value=None if default is inspect.Parameter.empty else kind(default),
+    )
+    return made
+
+
+def _property_file(name: str, path: str) -> PropertyFile:
+    output, _, file = path.partition("/")
+    return PropertyFile(name=name, output_name=output, path=file)
+
+
+def _network(settings: SageMakerSettings, *, is_isolated: bool) -> Request | None:
+    vpc = settings.vpc
+    if vpc is None and not is_isolated:
+        return None
+    return {
+        "EnableNetworkIsolation": is_isolated,
+        "VpcConfig": {"SecurityGroupIds": list(vpc.security_groups), "Subnets": list(vpc.subnets)}
+        if vpc
+        else None,
+    }
+
+
+def _without_absent(request: Mapping[str, object]) -> Request:
+    """Returns the request without the keys whose value is None, at any depth."""
+    return {key: _plain(value) for key, value in request.items() if value is not None}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return _without_absent(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+__all__ = [
+    "EXECUTION_ARN",
+    "EXECUTION_ID",
+    "INPUT",
+    "OUTPUT",
+    "WORKLOAD",
+    "ConditionEquals",
+    "ConditionIn",
+    "ConditionStep",
+    "FailStep",
+    "PipelineVariable",
+    "Request",
+    "RequestStep",
+    "SageMakerPipelineRun",
+    "Step",
+    "StepDependency",
+    "Text",
+    "TriggerCondition",
+    "control_step",
+    "pipeline",
+    "text",
+    "upload_inputs",
+    "value_in",
+]

@@ -1,0 +1,240 @@
+"""What the controllers of a cluster do to stoker's jobs, on the double and on a real control plane.
+
+The same scenarios run on both, so that the double can be held against the real thing: `make
+test-cluster` runs them on whatever KUBECONFIG names. That has JobSet's controller, and need not
+have a node. STOKER_TEST_RESTART may hold a shell command that starts its API server again, and
+ends when it answers.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.errors import PlatformError
+from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.job import KubernetesRun
+from stoker.platforms.kubernetes.submit import rbac
+from stoker.records import KubernetesSettings
+from support.control_planes import DoublePlane, Plane, RealPlane, argo_crd
+from support.kubernetes_api import kubernetes_api
+from support.kubernetes_jobs import job as described_job
+from support.kubernetes_rules import security_problems
+from support.local_job import until
+from support.platform_jobs import Followed, follower
+
+NAME = "mnist-1"
+EXIT_CODE = 7
+SECONDS = 60.0
+PARTS = ("jobsets", "secrets", "configmaps", "poddisruptionbudgets")
+# Time in which a controller would have done what it must not do.
+SETTLED_SECONDS = 2.0
+
+Follow = Callable[[KubernetesRun], Followed]
+
+
+@pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.cluster)])
+def plane(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Plane]:
+    if request.param == "double":
+        with kubernetes_api() as api:
+            yield DoublePlane(api, tmp_path, monkeypatch)
+        return
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("KUBECONFIG names no cluster")
+    # Nobody reads logs where there is no kubelet: they are not waited for.
+    monkeypatch.setattr("stoker.platforms.kubernetes.job.DRAIN_SECONDS", 1.0)
+    monkeypatch.setattr("stoker.platforms.kubernetes.job.DATA_DRAIN_SECONDS", 0.0)
+    request.getfixturevalue("workflows_are_known")
+    found = RealPlane(tmp_path, restart=os.environ.get("STOKER_TEST_RESTART", ""))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def workflows_are_known() -> Iterator[None]:
+    with argo_crd():
+        yield
+
+
+@pytest.fixture
+def follow() -> Iterator[Follow]:
+    yield from follower()
+
+
+def described(plane: Plane, folder: Path, **settings: Any) -> JobSpec:
+    """One dnn host and two data hosts, which ask for no node of a certain kind."""
+    pools = {
+        "gpu": {"cpu": "100m", "memory": "64Mi", "gpus": 0},
+        "cpu": {"cpu": "100m", "memory": "64Mi"},
+    }
+    groups = [
+        msgspec.structs.replace(group, instance_type=kind)
+        for group, kind in zip(described_job().groups, ("gpu", "cpu"), strict=True)
+    ]
+    spec = described_job(
+        *groups,
+        name=NAME,
+        channels={},
+        settings={"namespace": plane.namespace, "pools": pools, **settings},
+    )
+    return dataclasses.replace(spec, run_dir=folder / "run")
+
+
+def submit(plane: Plane, spec: JobSpec) -> KubernetesRun:
+    return plane.platform.submit(plane.platform.plan(spec))
+
+
+def be_step(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
+    for key, value in variables.items():
+        monkeypatch.setenv(key, value)
+
+
+def nothing_is_left(plane: Plane) -> bool:
+    # A namespace may have objects of its own.
+    found = [name for plural in PARTS for name in plane.names(plural)]
+    return not any(name.startswith(NAME) for name in found)
+
+
+def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(
+    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.make_workflow("w")
+    be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
+    run = submit(plane, described(plane, tmp_path))
+    assert "goes on" in run.leave()
+    run.stop()
+    # No disruption budget holds it, and it goes.
+    assert plane.evict("step-1")
+    until(lambda: "step-1" not in plane.names("pods"), what="it is gone", seconds=SECONDS)
+    time.sleep(SETTLED_SECONDS)
+    assert plane.names("jobsets") == [NAME]
+    be_step(monkeypatch, plane.make_step("step-2", workflow="w"))
+    adopted = submit(plane, described(plane, tmp_path))
+    assert adopted.is_adopted
+    assert "goes on" in adopted.leave()
+    adopted.stop()
+    plane.delete("workflows", "w")
+    until(lambda: nothing_is_left(plane), what="all is collected", seconds=SECONDS)
+
+
+def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(
+    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.make_workflow("w")
+    be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
+    run = submit(plane, described(plane, tmp_path))
+    plane.run_pods(NAME)
+    plane.terminate("w")
+    assert run.leave() == ""
+    run.stop()
+    until(lambda: nothing_is_left(plane), what="all is gone", seconds=SECONDS)
+    assert not plane.pods(NAME, "dnn")
+    assert not plane.pods(NAME, "data")
+
+
+def test_a_job_that_has_ended_goes_by_its_ttl(plane: Plane, tmp_path: Path, follow: Follow) -> None:
+    followed = follow(submit(plane, described(plane, tmp_path, keep_seconds=3)))
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+    assert plane.names("jobsets") == [NAME]
+    plane.pass_seconds_after_end(3)
+    until(lambda: nothing_is_left(plane), what="all is gone", seconds=SECONDS)
+
+
+def test_the_rendered_role_is_enough(plane: Plane, tmp_path: Path, follow: Follow) -> None:
+    settings = KubernetesSettings(namespace=plane.namespace)
+    plane.platform = plane.as_account(rbac(settings, service_account="runner"))
+    followed = follow(submit(plane, described(plane, tmp_path)))
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+    followed.run.stop()
+    again = submit(plane, described(plane, tmp_path))
+    assert again.is_adopted
+    assert plane.platform.clean_up(NAME, described(plane, tmp_path).platform_settings) == ""
+
+
+def test_pods_pass_the_restricted_profile(plane: Plane, tmp_path: Path) -> None:
+    spec = described(plane, tmp_path)
+    run = submit(plane, spec)
+    # A real namespace enforces it: pods that do not pass are never made.
+    plane.run_pods(NAME)
+    jobs = plane.platform.plan(spec).main["spec"]["replicatedJobs"]
+    for pods in [each["template"]["spec"]["template"]["spec"] for each in jobs]:
+        assert list(security_problems(pods)) == []
+    run.stop()
+
+
+def test_a_quota_that_is_used_up_is_named_and_nothing_is_left(plane: Plane, tmp_path: Path) -> None:
+    plane.allow_no_jobs()
+    with pytest.raises(PlatformError, match="quota does not allow it"):
+        submit(plane, described(plane, tmp_path))
+    until(lambda: nothing_is_left(plane), what="nothing is left", seconds=SECONDS)
+
+
+def test_a_follower_outlasts_an_api_server_that_is_started_again(
+    plane: Plane, tmp_path: Path, follow: Follow
+) -> None:
+    followed = follow(submit(plane, described(plane, tmp_path)))
+    plane.run_pods(NAME)
+    until(lambda: f"{NAME}-dnn-0-0: it runs" in followed.status, what="it runs", seconds=SECONDS)
+    plane.restart()
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_data_pod_that_is_evicted_is_replaced_and_the_job_goes_on(
+    plane: Plane, tmp_path: Path, follow: Follow
+) -> None:
+    followed = follow(submit(plane, described(plane, tmp_path)))
+    plane.run_pods(NAME)
+    first, second = plane.pods(NAME, "data")
+    assert plane.evict(first)
+    until(
+        lambda: len(plane.pods(NAME, "data")) == 2 and first not in plane.pods(NAME, "data"),
+        what="another one is there",
+        seconds=SECONDS,
+    )
+    assert second in plane.pods(NAME, "data")
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(
+    plane: Plane, tmp_path: Path, follow: Follow
+) -> None:
+    followed = follow(submit(plane, described(plane, tmp_path, output="pvc://runs/stoker")))
+    plane.run_pods(NAME)
+    (leader,) = plane.pods(NAME, "dnn")
+    assert not plane.evict(leader)
+    plane.take_away(leader)
+    until(
+        lambda: plane.pods(NAME, "dnn") not in ([], [leader]),
+        what="the job is started again",
+        seconds=SECONDS,
+    )
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(
+    plane: Plane, tmp_path: Path, follow: Follow
+) -> None:
+    followed = follow(submit(plane, described(plane, tmp_path)))
+    plane.run_pods(NAME)
+    until(lambda: f"{NAME}-dnn-0-0: it runs" in followed.status, what="it runs", seconds=SECONDS)
+    plane.end(NAME, EXIT_CODE)
+    end = followed.ended()
+    assert (end.status, end.exit_code) == ("failed", EXIT_CODE)

@@ -1,0 +1,109 @@
+"""What a script packs of its dataset, classes and environment, as another process unpacks it."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ShippingError
+from stoker.feed.wire.dataset import DatasetSpec, environment_at_start, pack_spec, unpack_spec
+
+
+def run(code: str, **environ: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": os.environ["PATH"], **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+LOOK = (
+    "import os, sys; os.environ['SET'] = 'here'; del os.environ['GONE']\n"
+    "from stoker.feed.wire.dataset import ScriptEnvironment\n"
+    "print(ScriptEnvironment.of_this_process().changes)\n"
+)
+
+
+def test_the_difference_is_to_what_the_script_was_started_with() -> None:
+    found = run(LOOK, GONE="1", STOKER_RUN_ID="r")
+    assert found == "(('GONE', None), ('SET', 'here'))\n"
+
+
+def test_where_it_is_not_known_what_was_there_nothing_travels() -> None:
+    # As after setproctitle, which writes over what the kernel shows.
+    assert run(LOOK, GONE="1") == "()\n"
+    assert environment_at_start("0") is None
+
+
+def test_a_spawned_rank_was_started_with_what_its_parent_was() -> None:
+    code = (
+        "import multiprocessing, os\n"
+        "from stoker.feed.wire import dataset as s\n"
+        "os.environ['SET'] = 'by the parent'\n"
+        "context = multiprocessing.get_context('spawn')\n"
+        "with context.Pool(1) as pool:\n"
+        "    print(pool.apply(s.ScriptEnvironment.of_this_process).changes)\n"
+    )
+    assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the parent'),)\n"
+
+
+class Numbers:
+    def __init__(self, **attributes: object) -> None:
+        self.__dict__.update(attributes)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent("""
+        import sys
+        from stoker.feed.wire.dataset import DatasetSpec, pack_spec
+        scale = 10
+        class Squares:
+            def __getitem__(self, i):
+                return scale * i * i
+        with open(sys.argv[1], "wb") as file:
+            file.write(pack_spec(DatasetSpec(dataset=Squares(), collate_fn=lambda b: sum(b)),
+                max_bytes=1 << 20).data)
+        """)
+    )
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
+    back = unpack_spec((tmp_path / "spec").read_bytes())
+    assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130  # type: ignore[index]
+
+
+def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "beside_me.py").write_text(
+        "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import sys, beside_me\nfrom stoker.feed.wire.dataset import DatasetSpec, pack_spec\n"
+        "spec = DatasetSpec(dataset=beside_me.Ten(), collate_fn=len)\n"
+        "data = pack_spec(spec, max_bytes=1 << 20).data\n"
+        "open(sys.argv[1], 'wb').write(data)\n"
+    )
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "spec"], check=True)
+    before = list(sys.path)
+    try:
+        assert unpack_spec((tmp_path / "spec").read_bytes()).dataset[0] == 10  # type: ignore[index]
+    finally:
+        sys.path[:] = before
+        sys.modules.pop("beside_me", None)
+
+
+def test_a_proxy_of_a_manager_is_named() -> None:
+    """It would be looked for on the data host, or found there in another program's place."""
+    with multiprocessing.Manager() as manager:
+        shared = DatasetSpec(dataset=Numbers(seen=manager.dict()), collate_fn=len)
+        with pytest.raises(ShippingError, match=r"dataset\.seen \(multiprocessing\.managers\.Dict"):
+            pack_spec(shared, max_bytes=1 << 20)

@@ -1,0 +1,236 @@
+"""The ten steps of the guides, typed as they stand there, as far as that goes without a cloud."""
+
+import contextlib
+import io
+import json
+import os
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import msgspec
+import pytest
+from botocore.awsrequest import AWSResponse
+
+from stoker.logs import Log
+from stoker.platforms.pod_outputs import log_files
+from stoker.profile.rank_results import (
+    AcceleratorOnly,
+    AsIs,
+    BatchFacts,
+    Drain,
+    LoaderFacts,
+    Quartiles,
+    RankResult,
+    quartiles,
+)
+from stoker.records import Group, write_json
+from support import sample_records
+from support.guide import GuideShell, steps
+from support.kfp_server import KfpServer
+from support.kubeflow_orchestrator import put_pod, step_pod
+from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
+from support.moto import ACCOUNT, REGION, AwsServer
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60.0
+
+
+def type_all(shell: GuideShell, guide: str) -> None:
+    """Types all steps; each line must end well."""
+    for title, lines in steps((ROOT / "docs" / guide).read_text()):
+        for line in lines:
+            done = shell.type(line)
+            assert done.returncode == 0, f"{title}: {line}\n{done.stdout}{done.stderr}"
+
+
+@contextlib.contextmanager
+def kubelet(api: KubernetesApi, folder: Path) -> Iterator[None]:
+    """Every job runs at once, and its leader leaves the records of `folder`."""
+    text = io.StringIO()
+    log_files(folder, under="stoker", log=Log(run="guide", host="leader", stream=text))
+    lines = text.getvalue().splitlines()
+    is_over = threading.Event()
+
+    def play() -> None:
+        done: set[str] = set()
+        while not is_over.wait(0.02):
+            for name in api.names("jobsets"):
+                if name not in done and api.has("configmaps", f"{name}-config"):
+                    done.add(name)
+                    api.run_pods(name)
+                    (leader,) = api.pods(name, "dnn")
+                    api.say(leader, *lines)
+                    api.end_pod(leader)
+                    api.end_job(name)
+
+    thread = threading.Thread(target=play, name="kubelet")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(SECONDS)
+
+
+def at(seconds: float) -> Quartiles:
+    return quartiles([seconds] * 60)
+
+
+def drained(workers: int) -> Drain:
+    return Drain(
+        workers=workers,
+        cpu_seconds=at(0.24),
+        wall_seconds=at(0.24),
+        batches_per_second=workers / 0.24,
+    )
+
+
+# Three cores that feed one GPU: it would take 30 ms a step, and waits for 53 more.
+STARVED = RankResult(
+    rank=0,
+    world_size=1,
+    host="algo-1",
+    vcpus=3,
+    ranks_on_host=1,
+    steps=200,
+    loaders=1,
+    as_is=AsIs(
+        step_seconds=at(0.083),
+        wait_seconds=at(0.053),
+        trainer_cpu_seconds=0.01,
+        children_cpu_seconds=0.24,
+        receive_seconds=0.0005,
+        epoch_batches=234,
+    ),
+    accelerator=AcceleratorOnly(
+        step_seconds=at(0.03), trainer_cpu_seconds=at(0.01), cached_batches=8
+    ),
+    drains=(drained(1), drained(3)),
+    batch=BatchFacts(samples=256, num_bytes=256 * 96 * 96),
+    loader=LoaderFacts(
+        num_workers=3, pin_memory=True, persistent_workers=True, dataset="__main__.Digits"
+    ),
+)
+
+
+def records(folder: Path, *, host: str, data: str) -> Path:
+    """What the leaders of a profile and of a training leave."""
+    folder.mkdir()
+    (folder / "profile-rank0.json").write_bytes(msgspec.json.encode(STARVED))
+    groups = (
+        Group(name="dnn", role="dnn", instance_type=host, count=1),
+        Group(name="data", role="data", instance_type=data, count=1),
+    )
+    training = msgspec.structs.replace(
+        sample_records.training(), groups=groups, metrics={"accuracy": 0.98}
+    )
+    write_json(folder / "training.json", training)
+    return folder
+
+
+def archive(folder: Path) -> bytes:
+    """What a SageMaker job leaves of its hosts' output."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as packed:
+        for file in sorted(folder.iterdir()):
+            packed.add(file, arcname=f"stoker/{file.name}")
+    return content.getvalue()
+
+
+@contextlib.contextmanager
+def jobs_leave(content: bytes) -> Iterator[None]:
+    """Every training job has left this output by the time that it was made."""
+    boto3.setup_default_session()
+    session = boto3.DEFAULT_SESSION
+
+    def made(params: Mapping[str, Any], **_: object) -> None:
+        body = json.loads(params["body"])
+        place = body["OutputDataConfig"]["S3OutputPath"].removeprefix("s3://")
+        bucket, _, prefix = place.partition("/")
+        key = f"{prefix}/{body['TrainingJobName']}/output/output.tar.gz"
+        boto3.Session().client("s3").put_object(Bucket=bucket, Key=key, Body=content)
+
+    def quotas(**_: object) -> tuple[AWSResponse, object]:
+        types = (
+            "ml.g5.xlarge",
+            "ml.g5.2xlarge",
+            "ml.g5.4xlarge",
+            "ml.c7i.2xlarge",
+            "ml.c7i.4xlarge",
+        )
+        names = [f"{kind} for training job usage" for kind in types]
+        names += ["ml.t3.medium for processing job usage"]
+        listed = [{"QuotaName": name, "Value": 10.0} for name in names]
+        return AWSResponse("", 200, {}, None), {"Quotas": listed}
+
+    def no_steps(**_: object) -> tuple[AWSResponse, object]:
+        return AWSResponse("", 200, {}, None), {"PipelineExecutionSteps": []}
+
+    events = session.events
+    events.register("before-call.sagemaker.CreateTrainingJob", made)
+    # Which moto does not have.
+    events.register("before-call.service-quotas", quotas)
+    events.register("before-call.sagemaker.ListPipelineExecutionSteps", no_steps)
+    try:
+        yield
+    finally:
+        boto3.setup_default_session()
+
+
+def claim(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": "kubeflow"},
+        "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "shared"},
+        "status": {"phase": "Bound"},
+    }
+
+
+def test_the_sagemaker_guide(
+    tmp_path: Path, aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing is claimed of how long a log is waited for.
+    monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.platforms.sagemaker.job.MIN_INTERVAL_SECONDS", 0.01)
+    env = {**aws_server.environ(), "HOME": str(tmp_path), "STOKER": str(ROOT)}
+    names = {"AWS_REGION": REGION, "ACCOUNT": ACCOUNT, "BUCKET": "stoker-guide"}
+    shell = GuideShell(tmp_path, env={**env, **names})
+    left = records(tmp_path / "records", host="ml.g5.xlarge", data="ml.c7i.4xlarge")
+    with jobs_leave(archive(left)):
+        type_all(shell, "sagemaker.md")
+
+
+def test_the_kubeflow_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kubernetes_api() as api, KfpServer() as pipelines:
+        api.namespaces.add("kubeflow")
+        # Step 5 has no commands: claims and data are the reader's.
+        for name in ("datasets", "runs"):
+            api.put("persistentvolumeclaims", claim(name))
+        config = kube_config(tmp_path, api.url, namespace="kubeflow")
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "KUBECONFIG": str(config),
+            "KF_PIPELINES_ENDPOINT": pipelines.url,
+            "STOKER": str(ROOT),
+            "REGISTRY": "registry.test:5000",
+        }
+        monkeypatch.setattr(
+            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)
+        )
+
+        def ended() -> None:
+            pipelines.end("SUCCEEDED")
+            run = str(pipelines.run()["run_id"])
+            put_pod(api, step_pod(run, "root.profile.executor"), "as is: a step takes 83 ms")
+
+        pipelines.script = [ended]
+        shell = GuideShell(tmp_path, env=env)
+        with kubelet(api, records(tmp_path / "records", host="gpu", data="cpu")):
+            type_all(shell, "kubeflow.md")
+        assert pipelines.problems == []

@@ -1,0 +1,156 @@
+"""Who speaks to a socket of the run proves that he has its token."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from stoker.feed.wire import crypto
+from stoker.feed.wire.crypto import AllowList, Keys, StrangerLog
+
+OURS = Keys.from_token(b"\x01" * 32)
+FOREIGN = Keys.from_token(b"\x02" * 32)
+
+
+class Server:
+    """A ROUTER of the run with its allow-list; counts what it got."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.allow = AllowList(self.context, OURS)
+        self.socket = self.context.socket(zmq.ROUTER)
+        crypto.secure_server(self.socket, OURS, max_message_bytes=10_000)
+        self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.got: list[bytes] = []
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.allow.socket, zmq.POLLIN)
+        poller.register(self.socket, zmq.POLLIN)
+        while not self._end.is_set():
+            for socket, _ in poller.poll(50):
+                if socket is self.allow.socket:
+                    self.allow.handle()
+                else:
+                    identity, message = self.socket.recv_multipart()
+                    self.got.append(message)
+                    self.socket.send_multipart([identity, message])
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self.allow.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context.socket(zmq.DEALER)
+    context.destroy(linger=0)
+
+
+def test_a_client_of_the_run_is_let_in(server: Server, client: zmq.Socket[bytes]) -> None:
+    crypto.secure_client(client, OURS)
+    client.connect(f"tcp://127.0.0.1:{server.port}")
+    client.send(b"hello")
+    assert client.poll(5000)
+    assert server.allow.refused == 0
+
+
+def mixed() -> Keys:
+    """Knows the server's public key, but is not the run's client."""
+    return Keys(
+        server_public=OURS.server_public,
+        server_secret=FOREIGN.server_secret,
+        client_public=FOREIGN.client_public,
+        client_secret=FOREIGN.client_secret,
+        mac_key=FOREIGN.mac_key,
+    )
+
+
+@pytest.mark.parametrize("keys", [FOREIGN, mixed(), None], ids=["foreign", "stranger", "plain"])
+def test_nobody_else_is_parsed(
+    server: Server, client: zmq.Socket[bytes], keys: Keys | None
+) -> None:
+    if keys is None:
+        client.linger = 0
+    else:
+        crypto.secure_client(client, keys)
+    events = client.get_monitor_socket(zmq.EVENT_ALL)
+    client.connect(f"tcp://127.0.0.1:{server.port}")
+    client.send(b"hello")
+    seen = set()
+    while not seen & {zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_SUCCEEDED}:
+        assert events.poll(5000)
+        frames = events.recv_multipart()
+        seen.add(zmq.Event(int.from_bytes(frames[0][:2], "little")))
+        if seen & {zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL}:
+            break
+        if zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL in seen:
+            break
+    client.disable_monitor()
+    events.close()
+    assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in seen
+    assert server.got == []
+    assert server.allow.refused == (1 if keys is not None and keys != FOREIGN else 0)
+
+
+def test_a_message_above_the_bound_cuts_the_connection(
+    server: Server, client: zmq.Socket[bytes]
+) -> None:
+    crypto.secure_client(client, OURS)
+    events = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    client.connect(f"tcp://127.0.0.1:{server.port}")
+    client.send(b"x" * 20_000)
+    assert events.poll(5000)
+    client.disable_monitor()
+    events.close()
+    assert server.got == []
+
+
+class Cuts(StrangerLog):
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def cut(self, address: str, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_who_sends_in_the_turn_in_which_he_is_let_in_waits_for_no_handshake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = Keys.from_token(bytes(range(32)))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    allow_list, cuts = AllowList(context, keys), Cuts()
+    server, member = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    crypto.secure_server(server, keys)
+    port = server.bind_to_random_port("tcp://127.0.0.1")
+    guard = crypto.HandshakeGuard(server, cuts, port=port, allow_list=allow_list)
+    try:
+        crypto.secure_client(member, keys)
+        member.connect(f"tcp://127.0.0.1:{port}")
+        member.send(b"hello")
+        assert allow_list.socket.poll(10_000)
+        # As where both came after the poll, next to another one's handshake that it saw.
+        guard.handle({allow_list.socket}, 0.0)
+        assert server.poll(10_000)
+        guard.proved(server.recv_multipart(copy=False)[1])
+        monkeypatch.setattr(crypto, "MAX_WAITING", 0)
+        guard.handle({guard.monitor}, 0.0)
+        assert cuts.reasons == []
+    finally:
+        guard.close()
+        allow_list.close()
+        context.destroy(linger=0)

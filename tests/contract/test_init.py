@@ -1,0 +1,152 @@
+"""`stoker init`: what a project folder holds, and what it never writes over."""
+
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.init import (
+    FOLDERS,
+    INSTALL_EXAMPLE,
+    init_verb,
+    project_files,
+    project_source,
+    write_project,
+)
+from stoker.errors import UsageError
+from stoker.settings import read_workload
+from support.command import process
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A small checkout."""
+    for name in FOLDERS:
+        (tmp_path / "source" / name).mkdir(parents=True)
+        (tmp_path / "source" / name / "README.md").write_text(name)
+    script = tmp_path / "source" / "containers" / "build"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    return tmp_path / "source"
+
+
+def test_a_project_is_a_copy_of_the_parts_that_people_edit(source: Path, tmp_path: Path) -> None:
+    files = project_files(source)
+    write_project(tmp_path / "mine", files)
+    assert {str(name) for name in files} == {
+        "configs/README.md",
+        "containers/README.md",
+        "containers/build",
+        "examples/README.md",
+        "pipelines/README.md",
+    }
+    assert (tmp_path / "mine" / "pipelines" / "README.md").read_text() == "pipelines"
+    assert os.access(tmp_path / "mine" / "containers" / "build", os.X_OK)
+
+
+def test_what_work_leaves_behind_is_not_copied(source: Path) -> None:
+    for name in ("__pycache__", ".mypy_cache", "wheels"):
+        (source / "pipelines" / name).mkdir()
+        (source / "pipelines" / name / "x").write_text("x")
+    assert len(project_files(source)) == 5
+
+
+def test_another_file_in_the_way_is_named_and_nothing_is_written(
+    source: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    (mine / "configs").mkdir(parents=True)
+    (mine / "configs" / "README.md").write_text("my own")
+    with pytest.raises(UsageError, match=r"other files of these names: configs/README\.md"):
+        write_project(mine, project_files(source))
+    assert [p.name for p in mine.iterdir()] == ["configs"]
+    assert (mine / "configs" / "README.md").read_text() == "my own"
+
+
+def test_a_file_where_a_folder_is_needed_is_in_the_way(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "pipelines").write_text("")
+    with pytest.raises(UsageError, match=r"other files of these names: pipelines/README\.md"):
+        write_project(tmp_path / "mine", project_files(source))
+
+
+def test_many_files_in_the_way_are_counted(source: Path, tmp_path: Path) -> None:
+    (source / "examples" / "train.py").write_text("")
+    files = project_files(source)
+    write_project(tmp_path / "mine", files)
+    for name in files:
+        (tmp_path / "mine" / name).write_text("changed")
+    with pytest.raises(UsageError, match="and 1 more"):
+        write_project(tmp_path / "mine", files)
+
+
+def test_other_files_and_equal_ones_stay(source: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    write_project(mine, project_files(source))
+    (mine / "notes.txt").write_text("mine")
+    before = (mine / "configs" / "README.md").stat().st_mtime_ns
+    write_project(mine, {**project_files(source), Path("configs") / "new.yaml": "name: new\n"})
+    assert (mine / "configs" / "README.md").stat().st_mtime_ns == before
+    assert (mine / "configs" / "new.yaml").read_text() == "name: new\n"
+    assert (mine / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_is_no_folder(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        write_project(tmp_path / "mine", project_files(source))
+
+
+def test_an_editable_installation_takes_its_checkout() -> None:
+    assert project_source() == ROOT
+
+
+def test_the_checkouts_own_project_is_whole() -> None:
+    names = {str(name) for name in project_files(ROOT)}
+    assert {
+        "pipelines/sagemaker.py",
+        "pipelines/sagemaker_handover.py",
+        "pipelines/sagemaker_native.py",
+        "pipelines/kubeflow.py",
+        "containers/launcher/Dockerfile",
+        "configs/mnist.yaml",
+        "configs/mnist-sagemaker.yaml",
+        "examples/mnist/train.py",
+        "examples/lambda_start/handler.py",
+    } <= names
+
+
+def test_an_installed_wheel_makes_a_project(tmp_path: Path) -> None:
+    wheels = pytest.importorskip("hatchling.builders.wheel", reason="make setup installs hatchling")
+    (built,) = wheels.WheelBuilder(str(ROOT)).build(
+        directory=str(tmp_path / "dist"), versions=["standard"]
+    )
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(built) as wheel:
+        wheel.extractall(installed)
+    done = process("init", "mine", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)})
+    assert done.returncode == 0, done.stderr
+    assert INSTALL_EXAMPLE in done.stdout
+    assert INSTALL_EXAMPLE in (tmp_path / "mine" / "README.md").read_text()
+    made = {str(p.relative_to(tmp_path / "mine")) for p in (tmp_path / "mine").rglob("*.*")}
+    assert made >= {str(name) for name in project_files(ROOT) if name.suffix}
+    assert read_workload(tmp_path / "mine" / "configs" / "mnist.yaml").name == "mnist"
+
+
+def test_a_readme_of_ones_own_stays_and_is_not_in_the_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    init_verb(tmp_path, from_training_job=None, region=None)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    assert "made:" in capsys.readouterr().out
+
+
+def test_a_region_without_a_job_is_refused(tmp_path: Path) -> None:
+    done = process("init", "mine", "--region", "eu-central-1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--region is only for --from-training-job" in done.stderr
+    assert not (tmp_path / "mine").exists()

@@ -1,0 +1,304 @@
+"""stoker.DataLoader beside torch's own: see support/dropin_claims.py. Seeding, and replacement.
+
+With workers, under a data group and without, the same claims are asked in
+faults/test_loader_dropin_fed.py.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.strategies.start import SITE_DIR
+from support.cluster import run_script
+from support.dropin_claims import CLAIMS, VALUED, VALUES
+from support.warm_python import WarmProcess, run_warm
+
+TESTS = Path(__file__).parents[1]
+Samples = Callable[..., list[list[object]]]
+# Torch's own loader draws in this process there: see test_loader_dropin_fed.
+OURS_ALONE = {"own_random_state_of_the_trainer"}
+# They start workers of their own, however many the others have: test_loader_dropin_fed asks them.
+OF_WORKERS = {
+    "attributes_that_may_be_set",
+    "early_break_leaves_the_generator",
+    "errors_of_a_start",
+    "iterable_datasets",
+    "options_of_workers",
+    "pass_goes_on_after_a_timeout",
+    "pass_that_is_shut_down",
+    "persistent_workers_go_on_after_a_break",
+    "persistent_workers_go_on_after_an_error",
+    "persistent_workers_stay",
+    "samplers_that_draw_when_asked_for_an_iterator",
+    "seeds_of_workers",
+    "timeout_of_a_slow_sample",
+    "worker_init_fn_runs_once_a_worker_with_its_number",
+    "workers_have_one_thread",
+}
+ASKED = [name for name in (*CLAIMS, *VALUED) if name not in OURS_ALONE | OF_WORKERS]
+
+
+@functools.cache
+def found() -> dict[str, dict[str, object]]:
+    """What torch's loader and ours give; side by side, as both wait more than they work."""
+    given = {"workers": 0, "only": ASKED}
+    running = {
+        kind: run_script({"kind": kind, **given}, script="dropin_claims.py")
+        for kind in ("torch", "stoker")
+    }
+    return {
+        kind: {str(line["claim"]): line["found"] for line in trainer.finish()}
+        for kind, trainer in running.items()
+    }
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_torchs_loader_promises_holds(name: str) -> None:
+    expected = found()["torch"][name]
+    assert "Traceback (most recent call last):\n" not in str(expected)
+    assert found()["stoker"][name] == expected
+
+
+def test_each_kind_of_value_was_seen() -> None:
+    values = found()["torch"]["values"]
+    assert isinstance(values, dict)
+    assert set(values) == set(VALUES)
+    assert not [name for name, shown in values.items() if isinstance(shown, str)]
+
+
+# Seeding: what a batch or a sample is made of, and what it is not.
+
+SAMPLES = f"""
+import json, os, random, sys, warnings
+warnings.simplefilter("error")
+sys.path.insert(0, {str(TESTS)!r})
+import numpy as np, torch, stoker
+from support.dropin_claims import Each, content, draws, same
+
+def samples(given):
+    torch.manual_seed(11)
+    dataset = Each(lambda i: (i, draws(i)), 99)
+    if given.get("subset"):
+        dataset = torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(1, 99)), range(50))
+    loader = stoker.DataLoader(dataset, collate_fn=same, **given.get("loader", {{}}))
+    found = []
+    for epoch in range(given.get("epochs", 1)):
+        for number, batch in enumerate(loader):
+            found += [[epoch, *sample] for sample in batch]
+            if number == given.get("stop"):
+                torch.save(loader.state_dict(), given["file"])
+                break
+    if given.get("resume"):
+        again = stoker.DataLoader(
+            Each(lambda i: (i, draws(i)), 99), collate_fn=same, **given["resume"]
+        )
+        again.load_state_dict(torch.load(given["file"]))
+        found += [[0, *sample] for batch in again for sample in batch]
+    return found
+
+# A process for each that is asked for: all they share is the import of torch.
+for line in sys.stdin:
+    given = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ.update(given["env"])
+        print(json.dumps(samples(given)), flush=True)
+        sys.stderr.flush()
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit("it failed")
+"""
+
+
+@pytest.fixture(scope="module")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samples]:
+    """Epoch, index and draws of each sample, in order; each time from a process of its own."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
+    file = tmp_path_factory.mktemp("samples") / "script.py"
+    file.write_text(SAMPLES)
+    script = WarmProcess([str(file)], clean | {"OMP_NUM_THREADS": "1"})
+    assert script.stdin is not None
+    assert script.stdout is not None
+    assert script.stderr is not None
+
+    def ask(seeding: str, *, rank: int = 0, world: int = 1, **given: object) -> list[list[object]]:
+        env = {"STOKER_FEED": json.dumps({"seeding": seeding})}
+        env |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+        print(json.dumps({**given, "env": env}), file=script.stdin, flush=True)
+        found: list[list[object]] = json.loads(script.stdout.readline())
+        return found
+
+    with script.stdout, script.stderr:
+        with script.stdin:
+            yield ask
+        errors = script.stderr.read()
+        assert (script.wait(100), errors) == (0, "")
+
+
+REPEATED = [3, 1, 3, 3, 1, 3, 2]
+
+
+@pytest.fixture(scope="module")
+def repeated_alone(samples: Samples) -> str:
+    """Each sample in a batch of its own."""
+    return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 2}, {"batch_size": 7}, {"batch_size": 2, "num_workers": 2}], ids=str
+)
+def test_sample_seeding_survives_other_batches_and_workers(
+    options: dict[str, object], samples: Samples, repeated_alone: str
+) -> None:
+    found = samples("sample", loader={"sampler": REPEATED, **options}, epochs=2)
+    assert json.dumps(found) == repeated_alone
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sample_seeding_of_a_subset_survives_other_batches(
+    num_workers: int, samples: Samples
+) -> None:
+    """torch's Subset and random_split ask their dataset for many samples at once."""
+    options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
+    alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
+    assert len({str(draws) for _, _, draws in alone}) == len(REPEATED)
+    assert samples("sample", subset=True, loader=options | {"batch_size": 4}) == alone
+
+
+def test_sample_seeding_draws_anew_each_time_that_an_index_comes(repeated_alone: str) -> None:
+    draws = [str(sample[2]) for sample in json.loads(repeated_alone)]
+    assert len(set(draws)) == 2 * len(REPEATED)
+
+
+def test_sample_seeding_survives_another_world_size(samples: Samples) -> None:
+    whole = samples("sample", loader={"sampler": list(range(8)), "batch_size": 4})
+    halves = [
+        samples(
+            "sample",
+            rank=rank,
+            world=2,
+            loader={"sampler": list(range(rank, 8, 2)), "batch_size": 2},
+        )
+        for rank in range(2)
+    ]
+    assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
+
+
+def test_sample_seeding_survives_a_resume_with_repeated_indices(
+    tmp_path: Path, samples: Samples, repeated_alone: str
+) -> None:
+    options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
+    found = samples(
+        "sample",
+        loader=options,
+        stop=1,
+        file=str(tmp_path / "state"),
+        resume=options | {"num_workers": 1},
+    )
+    assert json.dumps(found) == json.dumps(json.loads(repeated_alone)[: len(REPEATED)])
+
+
+def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples: Samples) -> None:
+    options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
+    first = samples("batch", loader=options, epochs=2)
+    assert samples("batch", loader=options | {"num_workers": 2}, epochs=2) == first
+    other = samples("batch", rank=1, world=2, loader=options, epochs=2)
+    assert not {str(one[2]) for one in first} & {str(one[2]) for one in other}
+
+
+def test_torch_seeding_does_not_survive_other_workers(samples: Samples) -> None:
+    """Its price; what it gives is torch's own numbers, see test_loader."""
+    options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
+    first = samples("torch", loader=options | {"num_workers": 1})
+    assert samples("torch", loader=options | {"num_workers": 2}) != first
+
+
+# --replace-dataloader: scripts that never heard of stoker.
+
+# As its parent is forked with torch, stoker's sitecustomize has a say in the spawned child only; in
+# a process that is launched: see test_sitecustomize.
+LAUNCHED = """
+import os
+import torch.utils.data
+if os.environ.pop("TEST_IS_PARENT", None):
+    from stoker.feed.replace import install
+    install(torch.utils.data.DataLoader)
+"""
+UNAWARE = """
+import torch
+import torch.utils.data.dataloader as module
+from torch.utils.data import DataLoader
+
+class Mine(DataLoader):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        return torch.rand(())
+
+def kinds():
+    loaders = [DataLoader(Numbers()), module.DataLoader(Numbers()), torch.utils.data.DataLoader(
+        Numbers(), num_workers=1)]
+    return [type(loader._get_iterator()).__module__ for loader in loaders]
+
+def draws(workers):
+    torch.manual_seed(5)
+    return [batch.tolist() for batch in Mine(Numbers(), batch_size=2, num_workers=workers)]
+
+def child(queue):
+    queue.put([kinds(), draws(0)])
+
+if __name__ == "__main__":
+    context = torch.multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    found = queue.get(timeout=60)
+    process.join(60)
+    mine = kinds()
+    print(sorted({*mine, *found[0]}), DataLoader is torch.utils.data.DataLoader, flush=True)
+    assert found == [mine, draws(0)]
+    assert draws(0) == draws(2), "made the same wherever"
+"""
+
+
+VARIABLES = {
+    "PATH": os.environ["PATH"],
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(SITE_DIR),
+    "STOKER_LAUNCHER_PID": str(os.getpid()),
+}
+
+
+def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
+    script = tmp_path / "unaware.py"
+    script.write_text(f"import warnings; warnings.simplefilter('error')\n{text}")
+    return run_warm([str(script)], VARIABLES | env, timeout=100)
+
+
+def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processes_too(
+    tmp_path: Path,
+) -> None:
+    ended = unaware(
+        tmp_path,
+        LAUNCHED + UNAWARE,
+        STOKER_REPLACE_DATALOADER="1",
+        TEST_IS_PARENT="1",
+    )
+    assert ended == (0, "['stoker.feed.iterators'] True\n")
+
+
+def test_without_the_replacement_the_script_has_torchs(tmp_path: Path) -> None:
+    code, said = unaware(tmp_path, UNAWARE)
+    assert code == 1
+    # In the spawned process, too.
+    assert said.startswith("['torch.utils.data.dataloader'] True\n")
+    assert "made the same wherever" in said

@@ -1,0 +1,579 @@
+"""A loader's state: taken anywhere, loaded anywhere, the rest is the same bytes."""
+
+import copy
+import hashlib
+import io
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data as data
+
+import stoker
+from stoker.errors import UsageError
+from stoker.feed.process import this_process
+
+LENGTH = 24
+EPOCHS = 3
+
+State = dict[str, object]
+
+
+@pytest.fixture(autouse=True)
+def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each worker of a pass that was given up: 5 s by itself, which is seen often."""
+    monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
+class Drawing(data.Dataset[torch.Tensor]):
+    """Draws from all three random states."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor([float(index), *drawn], dtype=torch.float64)
+
+
+class Broken(Drawing):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 4:
+            raise LookupError("sample 4 is broken")
+        return super().__getitem__(index)
+
+
+class PythonShuffled(data.Sampler[int]):
+    """Shuffles when its iterator is made, by the global state of `random`."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(LENGTH))
+        random.shuffle(order)
+        return iter(order)
+
+
+class NumpyShuffled(PythonShuffled):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(4)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.rng.permutation(LENGTH)
+
+
+class OwnPython(PythonShuffled):
+    def __init__(self) -> None:
+        self.rng = random.Random(4)
+        self.old = np.random.RandomState(4)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(LENGTH):
+            yield self.rng.randrange(LENGTH // 2) + int(self.old.randint(LENGTH // 2))
+
+
+class Tutorial(data.Sampler[int]):
+    """As torchdata's tutorial has it: its state holds how far it is."""
+
+    def __init__(self) -> None:
+        self.i = 0
+        self.g = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        while self.i < LENGTH:
+            self.i += 1
+            yield int(torch.randint(high=LENGTH, size=(1,), generator=self.g))
+        self.i = 0
+
+    def state_dict(self) -> State:
+        return {"i": self.i, "g": self.g.get_state()}
+
+    def load_state_dict(self, state: State) -> None:
+        self.i = state["i"]  # type: ignore[assignment]
+        self.g.set_state(state["g"])  # type: ignore[arg-type]
+
+
+class Yielded(data.DistributedSampler[int]):
+    """As torchdata's StatefulDistributedSampler: stale at an epoch's start until it is asked."""
+
+    yielded = 0
+    next_yielded: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.yielded, self.next_yielded = self.next_yielded or 0, None
+        for index in list(super().__iter__())[self.yielded :]:
+            self.yielded += 1
+            yield index
+
+    def state_dict(self) -> State:
+        return {"yielded": self.yielded}
+
+    def load_state_dict(self, state: State) -> None:
+        self.next_yielded = state["yielded"]  # type: ignore[assignment]
+
+
+class Consumed(data.Sampler[int]):
+    """Counts its epochs by itself, and is stale at an epoch's start."""
+
+    def __init__(self) -> None:
+        self.state = {"epoch": -1, "consumed": LENGTH}
+        self.is_loaded = False
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.is_loaded:
+            self.state.update(epoch=self.state["epoch"] + 1, consumed=0)
+        self.is_loaded = False
+        order = random.Random(self.state["epoch"]).sample(range(LENGTH), LENGTH)
+        for index in order[self.state["consumed"] :]:
+            self.state["consumed"] += 1
+            yield index
+
+    def state_dict(self) -> State:
+        return self.state  # type: ignore[return-value]
+
+    def load_state_dict(self, state: State) -> None:
+        self.state.update(state)  # type: ignore[arg-type]
+        self.is_loaded = True
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+KEPT: dict[str, object] = {"num_workers": 1, "persistent_workers": True}
+WEIGHTS = [1.0 + n % 5 for n in range(LENGTH)]
+SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
+    "in order": dict,
+    "drop last": lambda: {"batch_size": 7, "drop_last": True},
+    "shuffled": lambda: {"shuffle": True},
+    "shuffled by a generator": lambda: {"shuffle": True, "generator": seeded(8)},
+    "one by one": lambda: {"shuffle": True, "batch_size": None},
+    "with replacement": lambda: {
+        "sampler": data.RandomSampler(range(LENGTH), replacement=True, num_samples=70)
+    },
+    "with replacement by a generator": lambda: {
+        "sampler": data.RandomSampler(range(LENGTH), True, num_samples=70, generator=seeded(2))
+    },
+    "weighted": lambda: {"sampler": data.WeightedRandomSampler(WEIGHTS, 30)},
+    "weighted by a generator": lambda: {
+        "sampler": data.WeightedRandomSampler(WEIGHTS, 30, generator=seeded(3)),
+        "generator": seeded(4),
+    },
+    "subset": lambda: {"sampler": data.SubsetRandomSampler(range(3, 19))},
+    "distributed": lambda: {"sampler": data.DistributedSampler(Drawing(), 2, 1, seed=9)},
+    "list": lambda: {"sampler": [5, 4, 3, 2, 9, 8, 7, 6, 20]},
+    "list of batches": lambda: {"batch_sampler": [[1, 2], [9], [4, 5, 6], [7]], "batch_size": 1},
+    "batch sampler": lambda: {
+        "batch_size": 1,
+        "batch_sampler": data.BatchSampler(data.RandomSampler(range(LENGTH)), 5, False),
+    },
+    "of numpy": lambda: {"sampler": NumpyShuffled()},
+    "of python's own": lambda: {"sampler": OwnPython()},
+    "tutorial": lambda: {"sampler": Tutorial()},
+    "stateful, distributed": lambda: {"sampler": Yielded(Drawing(), 2, 1, seed=9)},
+    "stateful, counting": lambda: {"sampler": Consumed()},
+}
+
+
+@dataclass
+class Script:
+    """A training script: it draws by itself after every batch, and saves a state at `save`.
+
+    Attributes:
+        save: Epoch and number of batches before it, or a word.
+        found: Epoch, batch, the script's draw.
+        state: What was saved; `after` is how much had been found.
+    """
+
+    options: dict[str, object]
+    save: tuple[int, int] | str = ""
+    state: State = field(default_factory=dict)
+    found: list[tuple[int, str, float]] = field(default_factory=list)
+    after: int = 0
+    epoch: int = 0
+
+    def start(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        self.loader = stoker.DataLoader(Drawing(), **({"batch_size": 3} | self.options))
+
+    def keep(self, place: tuple[int, int] | str) -> None:
+        if place != self.save:
+            return
+        buffer = io.BytesIO()
+        torch.save(self.loader.state_dict(), buffer)
+        buffer.seek(0)
+        self.state = torch.load(buffer, weights_only=True)
+        self.after = len(self.found)
+
+    def train(self, first_epoch: int = 0, batches_before: int = 0) -> None:
+        for epoch in range(first_epoch, EPOCHS):
+            self.epoch = epoch
+            if isinstance(self.loader.sampler, data.DistributedSampler):
+                self.loader.sampler.set_epoch(epoch)
+            count = batches_before if epoch == first_epoch else 0
+            self.keep(f"before {epoch}")
+            iterator = iter(self.loader)
+            self.keep(f"at {epoch}")
+            for batch in iterator:
+                digest = hashlib.sha256(batch.numpy().tobytes()).hexdigest()[:8]
+                self.found.append((epoch, digest, float(torch.rand(())) + random.random()))
+                count += 1
+                self.keep((epoch, count))
+
+
+def saved(save: tuple[int, int] | str, options: dict[str, object]) -> Script:
+    script = Script(options, save)
+    script.start(seed=3)
+    script.train()
+    assert script.state, "nothing was saved"
+    return script
+
+
+def resumed(whole: Script, options: dict[str, object], epoch: int) -> list[object]:
+    script = Script(options)
+    script.start(seed=77)
+    script.loader.load_state_dict(whole.state)
+    script.train(epoch)
+    return list(script.found)
+
+
+# One worker asks a sampler ahead as two do; two are for those that draw from one state.
+AHEAD = ["shuffled", "of python's own", "stateful, counting", "with replacement"]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        *((name, *workers) for name in SAMPLERS for workers in [(0, 0), (1, 0), (0, 1)]),
+        *((name, 2, 0) for name in AHEAD),
+    ],
+)
+def test_a_checkpoint_of_any_shuffle_gives_the_rest_of_the_epoch_and_all_that_follow(
+    name: str, before: int, after: int
+) -> None:
+    whole = saved((1, 2), SAMPLERS[name]() | {"num_workers": before})
+    found = resumed(whole, SAMPLERS[name]() | {"num_workers": after}, 1)
+    assert found == whole.found[whole.after :]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name: str) -> None:
+    """RandomSampler draws another permutation when there is nothing left to give."""
+    count = len(stoker.DataLoader(Drawing(), **({"batch_size": 3} | SAMPLERS[name]())))
+    whole = saved((1, count - 1), SAMPLERS[name]() | KEPT)
+    assert resumed(whole, SAMPLERS[name](), 1) == whole.found[whole.after :]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sampler_that_draws_when_its_iterator_is_made_is_gone_on_with(num_workers: int) -> None:
+    # With workers torch makes it twice an epoch: the state is for a loader that does so too.
+    options: dict[str, object] = {"batch_size": None, "num_workers": num_workers}
+    whole = saved((1, 2), options | {"sampler": PythonShuffled()})
+    assert resumed(whole, options | {"sampler": PythonShuffled()}, 1) == whole.found[whole.after :]
+
+
+LAST = LENGTH // 3
+PLACES: list[tuple[tuple[int, int] | str, int]] = [
+    ("before 0", 0),
+    ("at 0", 0),
+    ((0, 1), 0),
+    ((0, LAST), 0),
+    ("before 1", 1),
+    ("at 1", 1),
+    ((2, LAST - 1), 2),
+]
+ONE: dict[str, object] = {"num_workers": 1}
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, ONE), (KEPT, {}), ({}, KEPT), (KEPT, KEPT)], ids=str
+)
+def test_a_checkpoint_may_be_taken_at_any_place(
+    place: tuple[tuple[int, int] | str, int], before: dict[str, object], after: dict[str, object]
+) -> None:
+    save, epoch = place
+    whole = saved(save, before | {"shuffle": True})
+    assert resumed(whole, after | {"shuffle": True}, epoch) == whole.found[whole.after :]
+
+
+def test_a_resumed_loader_can_be_saved_and_resumed_again() -> None:
+    for name in ("shuffled", "tutorial", "stateful, counting", "with replacement"):
+        whole = saved((1, 2), SAMPLERS[name]() | {"num_workers": 1})
+        second = Script(SAMPLERS[name](), (1, 5))
+        second.start(seed=5)
+        second.loader.load_state_dict(whole.state)
+        second.train(1, batches_before=2)
+        assert second.found == whole.found[whole.after :], name
+        found = resumed(second, SAMPLERS[name]() | {"num_workers": 2}, 1)
+        assert found == second.found[second.after :], name
+
+
+def test_a_dataset_need_not_have_a_length() -> None:
+    class Endless(Drawing):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    loader = stoker.DataLoader(Endless(), sampler=range(5), batch_size=2)
+    first = next(iter(loader))
+    state = loader.state_dict()
+    again = stoker.DataLoader(Endless(), sampler=range(5), batch_size=2)
+    again.load_state_dict(state)
+    rest = torch.cat(list(again))
+    assert [*first[:, 0].tolist(), *rest[:, 0].tolist()] == [0, 1, 2, 3, 4]
+
+
+def test_a_checkpoint_may_be_loaded_in_the_middle_of_another_epoch() -> None:
+    whole = saved((1, 2), {"shuffle": True, **KEPT})
+    script = Script({"shuffle": True, **KEPT})
+    script.start(seed=12)
+    next(iter(script.loader))
+    script.loader.load_state_dict(whole.state)
+    script.train(1)
+    assert script.found == whole.found[whole.after :]
+
+
+def test_batches_that_were_only_prefetched_are_not_counted() -> None:
+    loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=2, prefetch_factor=3)
+    iterator = iter(loader)
+    assert loader.state_dict()["num_yielded"] == 0
+    next(iterator)
+    assert loader.state_dict()["num_yielded"] == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_failed_batch_has_no_retry(num_workers: int) -> None:
+    loader = stoker.DataLoader(Broken(), batch_size=2, num_workers=num_workers)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    with pytest.raises(LookupError):
+        next(iterator)
+    state = loader.state_dict()
+    assert state["num_yielded"] == 3
+    other = stoker.DataLoader(Broken(), batch_size=2)
+    other.load_state_dict(state)
+    assert next(iter(other))[:, 0].tolist() == [6.0, 7.0]
+
+
+def test_an_interrupted_batch_is_retried() -> None:
+    class Interrupted(Drawing):
+        is_on = True
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index == 4 and self.is_on:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    loader = stoker.DataLoader(Interrupted(), batch_size=2)
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    Interrupted.is_on = False
+    other = stoker.DataLoader(Interrupted(), batch_size=2)
+    other.load_state_dict(loader.state_dict())
+    assert next(iter(other))[:, 0].tolist() == [4.0, 5.0]
+
+
+def test_a_checkpoint_after_an_early_stop_goes_on_behind_it() -> None:
+    loader = stoker.DataLoader(Drawing(), batch_size=4)
+    for number, _ in enumerate(loader):
+        if number == 1:
+            break
+    other = stoker.DataLoader(Drawing(), batch_size=4)
+    other.load_state_dict(loader.state_dict())
+    assert next(iter(other))[0, 0] == 8.0
+
+
+def test_a_loaded_state_is_kept_until_a_batch_is_drawn() -> None:
+    whole = saved((1, 2), {"shuffle": True})
+    script = Script({"shuffle": True})
+    script.start(seed=5)
+    script.loader.load_state_dict(whole.state)
+    before = copy.deepcopy(script.loader.state_dict())
+    iter(script.loader)
+    assert script.loader.state_dict()["num_yielded"] == before["num_yielded"] == 2
+    script.train(1)
+    assert script.found == whole.found[whole.after :]
+
+
+def test_states_of_two_loaders_are_their_own() -> None:
+    one, two = (stoker.DataLoader(Drawing(), batch_size=4) for _ in range(2))
+    next(iter(one))
+    assert (one.state_dict()["num_yielded"], two.state_dict()["num_yielded"]) == (1, 0)
+    state = one.state_dict()
+    other_one, other_two = (stoker.DataLoader(Drawing(), batch_size=4) for _ in range(2))
+    other_one.load_state_dict(state)
+    assert next(iter(other_two))[0, 0] == 0.0
+    assert next(iter(other_one))[0, 0] == 4.0
+
+
+def test_a_state_is_not_changed_by_what_follows() -> None:
+    loader = stoker.DataLoader(Drawing(), sampler=Consumed(), batch_size=3)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    expected = repr(state)
+    list(iterator)
+    other = stoker.DataLoader(Drawing(), sampler=Consumed(), batch_size=3)
+    other.load_state_dict(state)
+    list(other)
+    assert repr(state) == expected
+
+
+def test_a_loader_without_epochs_opens_no_books_for_its_state() -> None:
+    loader = stoker.DataLoader(Drawing())
+    loader.state_dict()
+    assert this_process().known_books(loader) is None
+
+
+def test_an_empty_state_changes_nothing() -> None:
+    loader = stoker.DataLoader(Drawing(), batch_size=4)
+    loader.load_state_dict({})
+    assert len(list(loader)) == 6
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (Drawing(23), {}, "dataset length: 24 in the state, 23 here"),
+        (Drawing(), {"batch_size": 4}, "batch size: 3 in the state, 4 here"),
+        (Drawing(), {"drop_last": True}, "drop last: False in the state, True here"),
+        (Drawing(), {"shuffle": True}, "RandomSampler"),
+        (Drawing(), {"generator": seeded(1)}, r"generators: \[\] in the state, \['generator'\]"),
+        (Drawing(23), {"batch_size": 4}, "dataset length.*; batch size"),
+    ],
+    ids=["length", "batch-size", "drop-last", "shuffle", "generator", "two"],
+)
+def test_a_state_of_another_loader_is_refused_with_what_differs(
+    dataset: Drawing, options: dict[str, object], words: str
+) -> None:
+    state = stoker.DataLoader(Drawing(), batch_size=3).state_dict()
+    loader = stoker.DataLoader(dataset, **({"batch_size": 3} | options))
+    with pytest.raises(UsageError, match=words):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize("fact", ["world_size", "rank"])
+def test_a_state_of_another_rank_is_refused(fact: str) -> None:
+    state = stoker.DataLoader(Drawing(), batch_size=3).state_dict()
+    state["loader"] = dict(state["loader"]) | {fact: 7}  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=f"{fact.replace('_', ' ')}: 7 in the state"):
+        stoker.DataLoader(Drawing(), batch_size=3).load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [{"_num_yielded": 3}, {"version": 99, "loader": {}}])
+def test_what_is_no_state_is_refused(state: State) -> None:
+    with pytest.raises(UsageError, match="no state of stoker's DataLoader"):
+        stoker.DataLoader(Drawing()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sampler_that_gives_others_is_an_error_not_other_batches(num_workers: int) -> None:
+    class Order(data.Sampler[int]):
+        def __init__(self, step: int) -> None:
+            self.step = step
+
+        def __len__(self) -> int:
+            return LENGTH
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(0, LENGTH * self.step, self.step))
+
+    loader = stoker.DataLoader(Drawing(), sampler=Order(1), batch_size=3)
+    next(iter(loader))
+    other = stoker.DataLoader(Drawing(), sampler=Order(2), batch_size=3, num_workers=num_workers)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(UsageError, match=r"the sampler \(BatchSampler, Order\) did not give"):
+        next(iter(other))
+
+
+class Stream(data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+class Stateful(Stream):
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 10:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> State:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: State) -> None:
+        self.at = state["at"]  # type: ignore[assignment]
+
+
+def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch() -> None:
+    loader = stoker.DataLoader(Stream(), batch_size=2)
+    state = loader.state_dict()
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(UsageError, match=r"iterable dataset \(Stream\)"):
+        loader.state_dict()
+    list(iterator)
+    assert loader.state_dict()["epoch"] == 1
+    stoker.DataLoader(Stream(), batch_size=2).load_state_dict(state)
+
+
+def test_an_iterable_dataset_with_a_state_of_its_own_goes_on() -> None:
+    loader = stoker.DataLoader(Stateful(), batch_size=3)
+    next(iter(loader))
+    state = loader.state_dict()
+    other = stoker.DataLoader(Stateful(), batch_size=3)
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in other] == [[3, 4, 5], [6, 7, 8], [9]]
+    workers = stoker.DataLoader(Stateful(), batch_size=3, num_workers=1)
+    workers.load_state_dict(state)
+    with pytest.raises(UsageError, match=r"iterable dataset \(Stateful\)"):
+        iter(workers)
+
+
+def test_out_of_order_there_is_no_state_in_the_middle_of_an_epoch() -> None:
+    loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=1, in_order=False)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(UsageError, match="in_order=False"):
+        loader.state_dict()
+    list(iterator)
+    assert loader.state_dict()["epoch"] == 1
+
+
+def test_without_a_state_nobody_is_asked_for_one_between_batches() -> None:
+    asked = []
+
+    class Asked(Tutorial):
+        def state_dict(self) -> State:
+            asked.append(self.i)
+            return super().state_dict()
+
+    list(stoker.DataLoader(Drawing(), sampler=Asked(), batch_size=2, num_workers=1))
+    assert set(asked) <= {0}
+
+
+def test_a_sampler_that_cannot_tell_its_state_stops_no_training() -> None:
+    class Failing(Tutorial):
+        def state_dict(self) -> State:
+            raise RuntimeError("not now")
+
+    assert len(list(stoker.DataLoader(Drawing(), sampler=Failing(), batch_size=2))) == 12

@@ -1,0 +1,49 @@
+"""The processes below this one are found, and their CPU time counts."""
+
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from stoker.feed.resource_usage import LoaderUsage, _Span
+from stoker.host.counters import pids_below
+from support.cluster import wait_until
+
+
+def test_all_below_are_found_the_children_of_other_threads_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    started: list[subprocess.Popen[bytes]] = []
+    begin = threading.Thread(
+        target=lambda: started.append(
+            subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+        )
+    )
+    begin.start()
+    begin.join()
+    with started[0] as child:
+        below = psutil.Process(child.pid)
+        wait_until(lambda: bool(below.children()), "it has a child")
+        pids = {child.pid, below.children()[0].pid}
+        assert pids <= set(pids_below())
+        monkeypatch.setattr("stoker.host.counters.descendant_pids", lambda: None)
+        assert pids <= set(pids_below())
+        child.communicate(timeout=60)
+    assert not pids & set(pids_below())
+
+
+def test_the_cpu_of_all_processes_below_counts() -> None:
+    # Not one of multiprocessing's: a server that the script has started.
+    burn = "import sys, time\nprint(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            own = LoaderUsage(is_elsewhere=True)
+            assert _Span(own).num_children >= 1
+            assert _Span(LoaderUsage()).num_children == 0
+        finally:
+            child.kill()

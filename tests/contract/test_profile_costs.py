@@ -1,0 +1,310 @@
+"""What loading is made of: getitem, collate, and transforms found by their shape."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+
+from stoker.profile.combine import transforms_of
+from stoker.profile.costs import measure_costs, name_of, size_of, time_transforms
+from stoker.profile.explain import transform_table
+from stoker.profile.rank_results import Cost, RankResult
+from stoker.records import Place, Profile, ProfiledHost, StepTerms, convert, to_document
+
+Sample = torch.Tensor
+
+
+def burn(milliseconds: float) -> None:
+    until = time.thread_time() + milliseconds / 1000
+    while time.thread_time() < until:
+        pass
+
+
+class Blur:
+    def __init__(self, milliseconds: float = 4.0) -> None:
+        self.milliseconds = milliseconds
+
+    def __call__(self, sample: Sample) -> Sample:
+        burn(self.milliseconds)
+        return sample
+
+
+class Slotted:
+    """Its class cannot be exchanged for one with more attributes."""
+
+    __slots__ = ()
+
+    def __call__(self, sample: Sample) -> Sample:
+        return sample
+
+
+class Crop(torch.nn.Module):
+    def forward(self, sample: Sample) -> Sample:
+        return sample[:100]
+
+
+def to_float(sample: Sample) -> Sample:
+    return sample.float()
+
+
+class Compose:
+    def __init__(self, transforms: Sequence[Callable[[Sample], Sample]]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, sample: Sample) -> Sample:
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample
+
+
+class Pictures(Dataset[Sample]):
+    def __init__(self, transform: Callable[[Sample], Sample]) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.transform(torch.zeros(1000, dtype=torch.uint8))
+
+
+class Listed(Dataset[Sample]):
+    """Calls its transforms itself, on samples of its own or of another dataset."""
+
+    def __init__(
+        self,
+        transforms: Sequence[Callable[[Sample], Sample]],
+        dataset: Dataset[Sample] | None = None,
+    ) -> None:
+        self.transforms = transforms
+        self.dataset = dataset
+
+    def __getitem__(self, index: int) -> Sample:
+        zeros = torch.zeros(1000, dtype=torch.uint8)
+        return Compose(self.transforms)(zeros if self.dataset is None else self.dataset[index])
+
+
+def everything() -> Compose:
+    return Compose([Blur(), Slotted(), Crop(), to_float])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Pictures(everything()),
+        Subset(Pictures(everything()), [0, 1]),
+        ConcatDataset([Pictures(everything())]),
+        Subset(ConcatDataset([Pictures(everything())]), [0, 1]),
+        Pictures(Compose(tuple(everything().transforms))),
+        Listed(everything().transforms),
+        Subset(Listed(everything().transforms), [0, 1]),
+        Listed([to_float], Pictures(Compose([Blur(), Slotted(), Crop()]))),
+    ],
+    ids=["plain", "subset", "concat", "both", "tuple", "own", "own-subset", "own-and-wrapped"],
+)
+def test_transforms_are_found_timed_and_unchanged(dataset: Dataset[Sample]) -> None:
+    composed = time_transforms(dataset)
+    sample = dataset[0]
+    assert sample.shape == (100,)
+    assert sample.dtype == torch.float32
+    timed = {each.name: each for each in composed.timed}
+    assert [each.calls for each in composed.timed] == [1, 1, 1, 1]
+    assert {name: (each.bytes_in, each.bytes_out) for name, each in timed.items()} == {
+        "Blur": (1000, 1000),
+        "Slotted": (1000, 1000),
+        "Crop": (1000, 100),
+        "to_float": (100, 400),
+    }
+    assert timed["Blur"].cpu_seconds == pytest.approx(0.004, rel=0.5)
+
+
+def test_a_timed_transform_is_still_of_its_class() -> None:
+    blur = Blur()
+    time_transforms(Pictures(Compose([blur])))
+    assert isinstance(blur, Blur)
+    assert type(blur).__name__ == "Blur"
+
+
+def test_a_transform_of_two_lists_is_timed_once() -> None:
+    blur = Blur(0.0)
+    both = ConcatDataset([Pictures(Compose([blur])), Pictures(Compose([blur]))])
+    composed = time_transforms(both)
+    assert [each.name for each in composed.timed] == ["Blur"]
+    both[0], both[12]
+    assert composed.timed[0].calls == 2
+
+
+def test_a_compose_in_a_list_is_one_row() -> None:
+    composed = time_transforms(Listed([Compose([Blur(0.0)]), to_float]))
+    assert [each.name for each in composed.timed] == ["Compose", "to_float"]
+
+
+def test_a_sequential_of_modules_is_a_compose() -> None:
+    composed = time_transforms(Pictures(torch.nn.Sequential(Crop(), torch.nn.ReLU())))
+    assert [each.name for each in composed.timed] == ["Crop", "ReLU"]
+
+
+@pytest.mark.parametrize("transform", [lambda sample: sample, Blur(0.0)])
+def test_a_dataset_without_a_list_of_transforms_has_none(
+    transform: Callable[[Sample], Sample],
+) -> None:
+    assert time_transforms(Pictures(transform)).timed == []
+
+
+class Picture:
+    mode = "RGB"
+    size = (10, 20)
+
+    def getbands(self) -> tuple[str, ...]:
+        return ("R", "G", "B")
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        (torch.zeros(3, 4), 48),
+        (np.zeros(5, dtype=np.uint8), 5),
+        (Picture(), 600),
+        (b"abc", 3),
+        ({"image": torch.zeros(2), "label": 3}, 16),
+        ([np.zeros(2), (b"a",)], 17),
+        (object(), None),
+        ([object()], None),
+    ],
+)
+def test_sizes_of_what_transforms_are_given(value: object, size: int | None) -> None:
+    assert size_of(value) == size
+
+
+def measured(loader: "DataLoader[Sample]") -> dict[tuple[str | None, str], Cost]:
+    costs, notes = measure_costs(loader, seconds=0.4, iterate=DataLoader.__iter__)
+    assert notes == []
+    return {(cost.within, cost.name): cost for cost in costs}
+
+
+def slow_collate(samples: list[Sample]) -> Sample:
+    burn(8.0)
+    return torch.stack(samples)
+
+
+def test_a_compose_is_taken_apart_in_a_worker_and_the_trainer_keeps_its_own() -> None:
+    dataset = Pictures(everything())
+    loader = DataLoader(dataset, batch_size=4, collate_fn=slow_collate, num_workers=2)
+    costs = measured(loader)
+    blur = costs["getitem", "Blur"]
+    assert blur.cpu_seconds == pytest.approx(0.004, rel=0.3)
+    assert blur.bytes_in == blur.bytes_out == 1000
+    assert costs["getitem", "Crop"].bytes_out == 100
+    assert costs[None, "getitem"].cpu_seconds == pytest.approx(0.004, rel=0.3)
+    assert costs[None, "collate"].cpu_seconds == pytest.approx(0.002, rel=0.3)
+    assert costs[None, "collate"].bytes_out == 400
+    assert type(dataset.transform.transforms[0]) is Blur
+
+
+def decode() -> Sample:
+    burn(2.0)
+    return torch.zeros(100)
+
+
+def augment(sample: Sample) -> Sample:
+    burn(6.0)
+    return sample
+
+
+class Written(Dataset[Sample]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Sample:
+        return augment(decode())
+
+
+class Stream(IterableDataset[Sample]):
+    def __iter__(self) -> Iterator[Sample]:
+        for _ in range(8):
+            yield augment(decode())
+
+
+@pytest.mark.parametrize(
+    ("loader", "seconds"),
+    [
+        (DataLoader(Written(), batch_size=2), 0.008),
+        # Where the loader makes no batches, each item is one: here of 100 samples.
+        (DataLoader(Written(), batch_size=None), 0.00008),
+        (DataLoader(Stream(), batch_size=2), 0.008),
+        (DataLoader(Subset(Written(), [0, 1, 2, 3]), batch_size=2, shuffle=True), 0.008),
+    ],
+    ids=["map", "unbatched", "stream", "subset"],
+)
+def test_samples_of_any_loader_are_timed_without_a_compose(
+    loader: "DataLoader[Sample]", seconds: float
+) -> None:
+    costs = measured(loader)
+    assert set(costs) == {(None, "getitem"), (None, "collate")}
+    assert costs[None, "getitem"].samples > 0
+    assert costs[None, "getitem"].cpu_seconds == pytest.approx(seconds, rel=0.3)
+
+
+def result(*costs: Cost) -> RankResult:
+    return RankResult(rank=0, world_size=1, host="h", vcpus=1, ranks_on_host=1, costs=costs)
+
+
+ROWS = (
+    Cost(name="collate", cpu_seconds=0.002, samples=9),
+    Cost(name="getitem", cpu_seconds=0.006, samples=36),
+    Cost(name="Crop", within="getitem", cpu_seconds=0.001, bytes_in=9e5, bytes_out=100, samples=36),
+    Cost(name="Blur", within="getitem", cpu_seconds=0.005, samples=36),
+)
+
+
+def test_parts_stand_below_their_whole_and_the_dearest_first() -> None:
+    found = transforms_of([result(*ROWS)])
+    assert [row.name for row in found] == ["collate", "getitem", "Blur", "Crop"]
+    assert [row.share for row in found] == pytest.approx([0.25, 0.75, 0.625, 0.125])
+    assert transforms_of([result()]) == ()
+
+
+def test_the_table_is_short_and_fits_88_columns() -> None:
+    many = [
+        Cost(name=f"{'x' * 90}{number}", within="getitem", cpu_seconds=1.0, samples=1)
+        for number in range(30)
+    ]
+    lines = transform_table(transforms_of([result(*ROWS, *many)]))
+    assert len(lines) <= 11
+    assert max(map(len, lines)) <= 88
+    (crop,) = [line for line in transform_table(transforms_of([result(*ROWS)])) if "Crop" in line]
+    assert "900 kB -> 100 B" in crop
+    assert transform_table(()) == []
+
+
+def test_a_name_that_is_too_long_keeps_both_ends_and_the_record_can_be_read() -> None:
+    long = name_of(" > ".join(f"package.module{number}.Class.method" for number in range(30)))
+    assert len(long) == 200
+    assert long.startswith("package.module0.Class")
+    assert long.endswith("package.module29.Class.method")
+    assert "\u2026" in long
+    assert name_of("x" * 200) == "x" * 200
+
+
+def a_function_of_a_very_long_name(sample: Sample) -> Sample:
+    burn(0.012)
+    return sample
+
+
+a_function_of_a_very_long_name.__qualname__ = "f" * 300
+
+
+def test_a_transform_of_a_long_name_has_a_row_that_a_record_holds() -> None:
+    costs = measured(DataLoader(Pictures(Compose([a_function_of_a_very_long_name])), 2))
+    (name,) = {name for within, name in costs if within}
+    profile = Profile(
+        host=ProfiledHost(instance_type="local.c1"),
+        step=StepTerms(step_seconds=1.0),
+        transforms=transforms_of([result(*costs.values())]),
+    )
+    assert name in {
+        row.name for row in convert(to_document(profile), Profile, Place("p")).transforms
+    }

@@ -1,0 +1,358 @@
+"""stoker.sagemaker in pipelines of other people: the examples of the guide compile as written."""
+
+import inspect
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import msgspec
+import pytest
+from botocore.validate import ParamValidator
+
+pytest.importorskip("sagemaker")
+
+from moto import mock_aws
+
+from stoker import sagemaker
+from stoker.errors import UsageError
+from stoker.orchestrators.sagemaker.compile import compile_pipeline, pipeline_request
+from stoker.sagemaker import (
+    PipelineRun,
+    Step,
+    control_step,
+    decide_step,
+    gate_step,
+    hand_over_step,
+    native_train_step,
+    pipeline,
+    profile_step,
+    register_step,
+    token_step,
+    train_step,
+    upload_inputs,
+    value_in,
+)
+from stoker.sagemaker.steps import offline
+from support import sagemaker_pipeline as sample
+from support.sagemaker_execution import Execution
+from support.sagemaker_rules import MODEL, over_limits, rule_problems
+
+GUIDE = (sample.ROOT / "docs" / "sagemaker.md").read_text(encoding="utf-8")
+OPERATIONS = {
+    "Processing": ("CreateProcessingJob", {"ProcessingJobName": "job"}),
+    "Training": ("CreateTrainingJob", {"TrainingJobName": "job"}),
+    "RegisterModel": ("CreateModelPackage", {}),
+}
+
+
+def block(words: str) -> str:
+    """The guide's Python block that has these words."""
+    (found,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in b)
+    return str(found)
+
+
+def checked(definition: str) -> dict[str, dict[str, Any]]:
+    """The steps by name, after the rules of pipelines and the API's own model have been applied."""
+    document = json.loads(definition)
+    Execution(None, definition, name="own")  # type: ignore[arg-type]
+    found: dict[str, dict[str, Any]] = {str(s["Name"]): s for s in sample.steps(document)}
+    for name, step in found.items():
+        if step["Type"] not in OPERATIONS:
+            continue
+        operation, job = OPERATIONS[step["Type"]]
+        request = sample.resolved(step["Arguments"], document)
+        assert isinstance(request, dict)
+        shape = MODEL.operation_model(operation).input_shape
+        assert ParamValidator().validate({**request, **job}, shape).generate_report() == "", name
+        assert list(over_limits({**request, **job}, shape, name)) == []
+        if step["Type"] == "Training":
+            assert [str(problem) for problem in rule_problems({**request, **job})] == []
+    return found
+
+
+def waits(step: Mapping[str, Any]) -> list[str]:
+    named = [w if isinstance(w, str) else f"{w['Step']}:{w['Trigger']}" for w in step["DependsOn"]]
+    return sorted(named)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The guide's pipeline with steps before, between and after, compiled as users compile it."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "pipelines").mkdir()
+    (folder / "pipelines" / "sagemaker.py").write_text(block("def steps("))
+    return compile_pipeline(sample.WORKLOAD, folder=folder).definition
+
+
+def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
+    found = checked(own)
+    assert {name: waits(step) for name, step in found.items() if "DependsOn" in step} == {
+        "Profile": ["Prepare"],
+        "Decide": ["Profile"],
+        "Train": ["Decide"],
+        "Holdout": ["Train"],
+        "Evaluate": ["Train:Any"],
+        "GoodEnough": ["Holdout"],
+        "Gate": ["Evaluate"],
+    }
+    inside = found["Gate"]["Arguments"]["IfSteps"]
+    assert [step["Name"] for step in inside] == ["Register", "Deploy"]
+    # Known once the model is registered: the service waits for it by that.
+    package = {"Get": "Steps.Register.ModelPackageArn"}
+    specification = found["Deploy"]["Arguments"]["AppSpecification"]
+    assert specification["ContainerArguments"] == ["deploy.py", package]
+    assert specification["ImageUri"].endswith("/deploy:1")
+    assert found["Prepare"]["Arguments"]["RoleArn"].endswith(":role/our-data")
+
+
+def test_arguments_of_ones_own_are_parameters(own: str) -> None:
+    listed = {p["Name"]: p for p in json.loads(own)["Parameters"]}
+    assert listed["Day"] == {"Name": "Day", "Type": "String", "DefaultValue": "today"}
+    assert listed["Least"] == {"Name": "Least", "Type": "Float", "DefaultValue": 0.95}
+    assert "Epochs" in listed
+    assert checked(own)["GoodEnough"]["Arguments"]["Conditions"][0]["RightValue"] == {
+        "Get": "Parameters.Least"
+    }
+
+
+def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own: str) -> None:
+    found = checked(own)
+    made = found["Prepare"]["Arguments"]["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]
+    channels = found["Profile"]["Arguments"]["InputDataConfig"]
+    read = next(c for c in channels if c["ChannelName"] == "train")
+    assert read["DataSource"]["S3DataSource"]["S3Uri"] == made["S3Uri"]
+    words = sample.resolved(found["Train"]["Arguments"], json.loads(own))
+    assert isinstance(words, dict)
+    assert (
+        f"input_data=s3://BUCKET/mnist/{sample.EXECUTION_ID}"
+        in words["AppSpecification"]["ContainerArguments"]  # type: ignore[operator,index,call-overload]
+    )
+
+
+def test_a_notebook_needs_the_workloads_file_and_the_sdks_own_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "examples").symlink_to(sample.ROOT / "examples")
+    workload = (sample.ROOT / "configs" / "mnist-sagemaker.yaml").read_text()
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mnist-sagemaker.yaml").write_text(workload.replace("BUCKET", "bucket"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", "none")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    # moto cannot say what a role may do.
+    monkeypatch.setenv("SAGEMAKER_VALIDATE_ROLE", "false")
+    with mock_aws():
+        session = boto3.Session()
+        session.client("s3").create_bucket(Bucket="bucket")
+        exec(compile(block("what-would-pay"), "notebook.py", "exec"), {"__name__": "notebook"})
+        made = session.client("sagemaker").describe_pipeline(PipelineName="what-would-pay")
+        listed = session.client("s3").list_objects_v2(Bucket="bucket")["Contents"]
+    definition = json.loads(made["PipelineDefinition"])
+    assert [(p["Name"], p["Type"]) for p in definition["Parameters"]] == [("Image", "String")]
+    profile, decide = definition["Steps"]
+    assert decide["DependsOn"] == ["Profile"]
+    image = {"Get": "Parameters.Image"}
+    assert profile["Arguments"]["AlgorithmSpecification"]["TrainingImage"] == image
+    # What the steps read is there.
+    inputs = decide["Arguments"]["ProcessingInputs"]
+    (uri,) = (i["S3Input"]["S3Uri"] for i in inputs if i["InputName"] == "workload")
+    assert uri in {f"s3://bucket/{each['Key']}" for each in listed}
+
+
+def run_of(**settings: object) -> PipelineRun:
+    changed = msgspec.structs.replace(sample.WORKLOAD.sagemaker, **settings)
+    workload = msgspec.structs.replace(sample.WORKLOAD, sagemaker=changed)
+    return PipelineRun.of(workload, folder=sample.ROOT)
+
+
+def defined(run: PipelineRun, *steps: Step) -> dict[str, dict[str, Any]]:
+    return checked(pipeline(run.request, lambda _: steps))
+
+
+def test_an_evaluation_of_ones_own_takes_the_place_of_stokers() -> None:
+    run = run_of()
+    decided = decide_step(run, profile="s3://bucket/profile", image="decide:1")
+    trained = train_step(run, decision=decided, image="ours:2")
+    theirs = control_step(
+        run,
+        name="Judge",
+        command=["/judge"],
+        image="judge:1",
+        inputs={"model": trained.outputs["model"]},
+        outputs={"evaluation": run.uri("judged")},
+        property_files={"Judged": "evaluation/judged.json"},
+        depends_on=[trained],
+    )
+    registered = register_step(run, training=trained, evaluation=theirs)
+    gate = gate_step(run, evaluation=theirs, passed=[registered])
+    found = defined(run, decided, trained, theirs, gate)
+    condition = found["Gate"]["Arguments"]["Conditions"][0]["LeftValue"]["Std:JsonGet"]
+    assert condition["Path"] == "passed"
+    assert condition["PropertyFile"] == {"Get": "Steps.Judge.PropertyFiles.Judged"}
+    # What stoker's evaluation would have written is not promised.
+    assert "ModelMetrics" not in found["Register"]["Arguments"]
+    assert "CustomerMetadataProperties" not in found["Register"]["Arguments"]
+    assert "evaluation.json" not in json.dumps(found)
+    assert found["Decide"]["Arguments"]["AppSpecification"]["ImageUri"] == "decide:1"
+    assert "image=ours:2" in found["Train"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+    assert found["Judge"]["Arguments"]["AppSpecification"]["ContainerEntrypoint"] == ["/judge"]
+
+
+def test_without_parameters_a_step_has_what_the_workload_says() -> None:
+    run = run_of()
+    measured = profile_step(run.given(instance_type="ml.g5.4xlarge"), image="ours:2")
+    found = defined(run, measured)["Profile"]["Arguments"]
+    assert found["ResourceConfig"]["InstanceType"] == "ml.g5.4xlarge"
+    assert found["ResourceConfig"]["InstanceCount"] == 1
+    assert found["AlgorithmSpecification"]["TrainingImage"] == "ours:2"
+
+
+def test_hyperparameters_of_every_kind_fit_into_the_steps() -> None:
+    """The service takes 100 of them, and 100 arguments of a step."""
+    many = {f"knob-{number:02}": 0.5 for number in range(97)}
+    declared = {"amp": True, "depth": 18, "model": "resnet", **many}
+    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=declared)
+    run = PipelineRun.of(workload, folder=sample.ROOT, model="vit", amp=False)
+    decided = decide_step(run, profile="s3://b/p")
+    found = defined(
+        run,
+        profile_step(run),
+        decided,
+        train_step(run, decision=decided),
+        hand_over_step(run, profile="s3://b/p", decision=decided),
+    )
+    given = found["Profile"]["Arguments"]["HyperParameters"]
+    named = ("amp", "depth", "model", "knob-96")
+    assert {name: sample.resolved(given[name], {"Parameters": []}) for name in named} == {
+        "amp": "false",
+        "depth": "18",
+        "model": "vit",
+        "knob-96": "0.5",
+    }
+    words = found["Train"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+    assert all(w in words for w in ("--param=model=vit", "--param=amp=false"))
+    assert "--param=knob_00=0.5" in words
+
+
+def test_branches_tell_their_steps_apart() -> None:
+    run = run_of()
+    found = defined(
+        run,
+        *(decide_step(r, profile="s3://b/p") for r in (run, run.branch("Big").given(epochs=9))),
+    )
+    assert set(found) == {"Decide", "DecideBig"}
+    assert "epochs=9" in found["DecideBig"]["Arguments"]["AppSpecification"]["ContainerArguments"]
+
+
+def test_a_native_step_has_the_groups_of_a_decision_or_says_that_it_needs_one() -> None:
+    run = PipelineRun.of(
+        sample.WORKLOAD, folder=sample.ROOT, decision=sample.decision(data=sample.DATA)
+    )
+    token = token_step(run)
+    trained = native_train_step(run, token=token)
+    found = defined(run, token, trained)["Train"]["Arguments"]
+    groups = found["ResourceConfig"]["InstanceGroups"]
+    assert [(g["InstanceGroupName"], g["InstanceCount"]) for g in groups] == [
+        ("dnn", 1),
+        ("data", 2),
+    ]
+    with pytest.raises(UsageError, match="needs a decision"):
+        native_train_step(run_of(), token=token)
+
+
+def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="no parameter epoch") as caught:
+        PipelineRun.of(sample.WORKLOAD, folder=sample.ROOT, epoch=3)
+    assert caught.value.fix == "did you mean epochs?"
+
+
+def test_an_argument_of_another_type_is_no_parameter() -> None:
+    def steps(run: PipelineRun, days: list[str]) -> list[Step]:
+        return []
+
+    with pytest.raises(UsageError, match="argument days"):
+        pipeline(request(), steps)  # type: ignore[arg-type]
+
+
+def test_the_sdk_is_imported_without_the_users_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        monkeypatch.setenv(name, "one-that-is-not-there")
+    with offline():
+        assert not {"AWS_PROFILE", "AWS_DEFAULT_PROFILE"} & set(os.environ)
+    assert os.environ["AWS_DEFAULT_PROFILE"] == "one-that-is-not-there"
+
+
+def test_an_argument_of_the_name_of_another_parameter_is_refused() -> None:
+    def known(run: PipelineRun, maxDataHosts: int = 1) -> list[Step]:
+        return []
+
+    def twice(run: PipelineRun, beta1: float = 0.1, beta_1: float = 0.2) -> list[Step]:
+        return []
+
+    with pytest.raises(UsageError, match="MaxDataHosts, and so is the workload's max_data_hosts"):
+        pipeline(request(), known)
+    with pytest.raises(UsageError, match=r"argument beta_1 .* Beta1, and so is the argument beta1"):
+        pipeline(request(), twice)
+
+
+def test_a_hand_over_hands_on_the_arguments_of_the_pipelines_function() -> None:
+    def steps(run: PipelineRun, least_accuracy: float = 0.9, day: str = "today") -> list[Step]:
+        decided = decide_step(run, profile=run.reused_profile)
+        return [decided, hand_over_step(run, profile=run.reused_profile, decision=decided)]
+
+    document = json.loads(pipeline(request("handover"), steps))
+    over = next(step for step in sample.steps(document) if step["Name"] == "HandOver")
+    words = sample.resolved(over["Arguments"], document)["AppSpecification"]["ContainerArguments"]  # type: ignore[index,call-overload]
+    assert words[-2:] == ["--param=LeastAccuracy=0.9", "--param=Day=today"]  # type: ignore[index,call-overload]
+
+
+def request(train_step: str = "launched") -> Any:
+    return pipeline_request(
+        sample.WORKLOAD, train_step=train_step, decision=None, folder=sample.ROOT
+    )
+
+
+def test_a_value_of_a_step_without_a_property_file_is_refused() -> None:
+    with pytest.raises(ValueError, match="Quiet has no property file"):
+        value_in(control_step(run_of(), name="Quiet", command=["true"]), "passed")
+
+
+def test_inputs_are_sent_once() -> None:
+    run = run_of()
+
+    class Bucket:
+        """What is used of an account."""
+
+        def __init__(self) -> None:
+            self.there: dict[str, tuple[bytes, str | None]] = {}
+
+        def has_object(self, uri: str) -> bool:
+            return uri in self.there
+
+        def write_object(self, uri: str, content: bytes, *, kms_key: str | None) -> None:
+            self.there[uri] = content, kms_key
+
+    bucket = Bucket()
+    first = upload_inputs(run, aws=bucket)  # type: ignore[arg-type]
+    assert first == (f"{run.request.inputs_uri}/workload.json",)
+    assert json.loads(bucket.there[first[0]][0])["name"] == "mnist"
+    assert upload_inputs(run, aws=bucket) == ()  # type: ignore[arg-type]
+
+
+def test_a_notebook_shows_what_each_function_takes_and_says() -> None:
+    for name in sagemaker.__all__:
+        function = getattr(sagemaker, name)
+        if not inspect.isfunction(function):
+            continue
+        said = inspect.getdoc(function) or ""
+        assert said, name
+        hints = inspect.signature(function)
+        assert all(p.annotation is not inspect.Parameter.empty for p in hints.parameters.values())
+        if "Args:" in said:
+            missing = [p for p in hints.parameters if f"{p}: " not in said and p != "parts"]
+            assert missing == [], name

@@ -1,0 +1,151 @@
+"""What strategies start: smddp's try of its library, mpirun's agent and ranks, as processes."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UsageError
+from stoker.launch.strategies import mpi, mpi_programs, smddp
+from stoker.logs import Log
+from stoker.records import StrategySettings
+
+# SageMaker's library registers a backend as it is imported; so does the one that torch itself is
+# given in tests/e2e/test_strategies.py.
+FAKE = """
+import torch.distributed as dist
+dist.Backend.register_backend("smddp")
+"""
+FAKE_TORCH = """
+class Backend:
+    @staticmethod
+    def register_backend(name):
+        pass
+"""
+
+
+@pytest.fixture
+def fake_library(tmp_path: Path) -> Path:
+    package = tmp_path / "lib" / "smdistributed" / "dataparallel" / "torch"
+    package.mkdir(parents=True)
+    (package / "torch_smddp.py").write_text(FAKE)
+    torch = tmp_path / "lib" / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("")
+    (torch / "distributed.py").write_text(FAKE_TORCH)
+    return tmp_path / "lib"
+
+
+def backend(
+    environ: Mapping[str, str], *, instance_type: str = "ml.p4d.24xlarge", fallback: bool = False
+) -> smddp.Backend:
+    strategy = StrategySettings(name="smddp", fallback="gloo" if fallback else None)
+    return smddp.backend_of(strategy, instance_type=instance_type, host="algo-3", environ=environ)
+
+
+def test_smddp_is_used_where_its_library_can_be_imported(fake_library: Path) -> None:
+    assert backend({"PYTHONPATH": str(fake_library)}) == smddp.Backend(name="smddp")
+
+
+def test_without_its_library_smddp_is_refused_or_falls_back() -> None:
+    with pytest.raises(UsageError, match=r"(?s)No module named 'smdistributed'.*algo-3"):
+        backend({})
+    found = backend({}, fallback=True)
+    assert found.name == "gloo"
+    assert "No module named 'smdistributed'" in found.reason
+
+
+def test_on_a_type_that_it_is_not_for_smddp_is_refused_or_falls_back(fake_library: Path) -> None:
+    environ = {"PYTHONPATH": str(fake_library)}
+    with pytest.raises(UsageError, match=r"does not support ml\.p5\.48xlarge"):
+        backend(environ, instance_type="ml.p5.48xlarge")
+    assert backend(environ, instance_type="ml.p5.48xlarge", fallback=True).name == "gloo"
+
+
+@pytest.fixture
+def asked() -> list[tuple[str, Sequence[str]]]:
+    return []
+
+
+@pytest.fixture
+def session(asked: list[tuple[str, Sequence[str]]]) -> Iterator[mpi.MpiSession]:
+    def start(host: str, arguments: Sequence[str]) -> str:
+        asked.append((host, arguments))
+        return "" if host == "algo-2" else "no such host"
+
+    session = mpi.MpiSession(start, Log(run="r", host="algo-3", stream=StringIO()))
+    yield session
+    session.close()
+    assert not session.folder.exists()
+
+
+def ask(session: mpi.MpiSession, *words: str) -> "subprocess.CompletedProcess[str]":
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        mpi_programs.__file__,
+        "agent",
+        str(session.socket),
+        *words,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_agent_hands_mpiruns_words_to_the_launcher(
+    session: mpi.MpiSession, asked: list[tuple[str, Sequence[str]]]
+) -> None:
+    assert ask(session, "algo-2", " orted", "-mca", "a", '"b c;d"').returncode == 0
+    assert asked == [("algo-2", ("-mca", "a", "b c;d"))]
+
+
+def test_the_agent_fails_with_the_launchers_reason(session: mpi.MpiSession) -> None:
+    refused = ask(session, "algo-9", "orted", "-mca", "a", "b")
+    assert refused.returncode == 1
+    assert "not started on algo-9: no such host" in refused.stderr
+    assert "expected orted" in ask(session, "algo-2", "sh -c 'reboot'").stderr
+    session.close()
+    assert "cannot be reached" in ask(session, "algo-2", "orted").stderr
+
+
+def test_only_this_user_reaches_the_socket(session: mpi.MpiSession) -> None:
+    assert session.folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path: Path) -> None:
+    told = {"master_addr": "10.0.0.3", "master_port": 7602, "folder": str(tmp_path), "tmpdir": ""}
+    theirs = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    }
+    show = "import json, os; print(json.dumps([os.getcwd(), dict(os.environ)]))"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", mpi_programs.__file__, "rank", sys.executable, "-c", show],
+        env={
+            **theirs,
+            "STOKER_MPI": json.dumps(told),
+            "TMPDIR": "/gone",
+            "PATH": os.environ["PATH"],
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder, environ = json.loads(done.stdout)
+    assert folder == str(tmp_path)
+    assert {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.3",
+        "MASTER_PORT": "7602",
+    }.items() <= environ.items()
+    assert not {"TMPDIR", "STOKER_MPI"} & set(environ)

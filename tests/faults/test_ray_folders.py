@@ -1,0 +1,35 @@
+"""A node of Ray that was killed leaves a folder, which the next one removes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.engines.ray_node import session_folder
+
+pytestmark = pytest.mark.fault
+
+
+def test_folders_of_killed_nodes_go_and_those_of_others_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with session_folder() as mine:
+        script = (
+            "import time\nfrom stoker.launch.engines.ray_node import session_folder\n"
+            "with session_folder() as folder:\n    print(folder, flush=True)\n    time.sleep(60)\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout
+            theirs = Path(process.stdout.readline().strip())
+            with session_folder():
+                assert mine.exists()
+                assert theirs.exists()
+            process.kill()
+            process.wait()
+        assert theirs.exists()
+        with session_folder():
+            assert mine.exists()
+            assert not theirs.exists()

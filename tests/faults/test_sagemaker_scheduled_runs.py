@@ -1,0 +1,131 @@
+"""Two scheduled runs of an uploaded SageMaker pipeline; each meets troubles on its way."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from stoker.records import Decision, Training
+from support.moto import AwsServer, emptied
+from support.sagemaker_execution import Execution, account
+from support.sagemaker_project import BATCH_SIZE, NUM_SAMPLES, OUT, TRAIN, Project, statuses
+
+pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Two runs, one after the other.
+
+    Attributes:
+        first: Its decision is throttled; the host of its train step is lost while the job trains.
+        second: There are no hosts for what was decided, and then it loses the same host.
+    """
+
+    project: Project
+    first: Execution
+    second: Execution
+
+    def training(self, run: Execution) -> Training:
+        return self.project.record(run, "training/training.json", Training)
+
+    def jobs(self, run: Execution) -> list[str]:
+        return [name for name in self.project.account.jobs if run.id in name]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, moto_process: AwsServer) -> Iterator[Runs]:
+    folder = tmp_path_factory.mktemp("scheduled")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        account(folder / "jobs", emptied(moto_process, patch)) as service,
+    ):
+        project = Project(folder / "project", service)
+        project.upload(
+            script=TRAIN,
+            checkpoint_uri=f"{OUT}/checkpoints",
+            on_no_capacity={"wait_minutes": 0},
+        )
+        reuse = f"ReuseProfile={project.profile()}"
+        project.stoker(
+            *("schedule", "sagemaker", "workload.yaml", "--cron", "0 3 ? * MON *"),
+            *("--param", "Epochs=2", "--param", reuse),
+        )
+        first = project.scheduled()
+        service.faults["DecideAgain"] = ["Step.THROTTLING", "Step.SERVICE_FAULT"]
+        project.lose_host_while_training(first)
+        first.run()
+        second = project.scheduled()
+        service.lacks = {"ml.c7i.xlarge"}
+        project.lose_host_while_training(second)
+        second.run()
+        yield Runs(project, first, second)
+
+
+def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains(
+    runs: Runs,
+) -> None:
+    project, run = runs.project, runs.first
+    assert statuses(run) == dict.fromkeys(
+        (
+            "NeedsProfile",
+            "DecideAgain",
+            "TrainAgain",
+            "EvaluateAgain",
+            "GateAgain",
+            "RegisterAgain",
+        ),
+        "Succeeded",
+    ), project.told(run)
+    assert {host.group for host in runs.training(run).hosts} == {"dnn", "data"}
+    job = project.account.jobs[f"mnist-{run.id}"]
+    assert job["TrainingJobStatus"] == "Completed"
+    # The token was read by the hosts, and is gone.
+    assert "stoker_token" in project.account.containers.files[f"mnist-{run.id}"].read
+    assert not project.aws.has_object(f"{OUT}/mnist-{run.id}/stoker_token/token")
+
+
+def test_a_step_that_the_service_fails_is_tried_again_after_its_waits(runs: Runs) -> None:
+    assert runs.first.steps["DecideAgain"].waits == [5, 10]
+    assert runs.first.steps["TrainAgain"].waits == [120]
+
+
+def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs: Runs) -> None:
+    project, run = runs.project, runs.first
+    assert run.status == "Succeeded", project.told(run)
+    assert runs.jobs(run) == [f"mnist-{run.id}"]
+    # None was asked for twice, in neither run.
+    assert project.account.calls.count("CreateTrainingJob") == len(project.account.jobs)
+    assert "job_adopted" in project.log(run, "TrainAgain")
+    measured = runs.training(run).measured
+    assert measured
+    assert measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
+
+
+def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_adopts(
+    runs: Runs,
+) -> None:
+    project, run = runs.project, runs.second
+    assert run.status == "Succeeded", project.told(run)
+    assert run.steps["TrainAgain"].waits == [120]
+    first, second = runs.jobs(run)
+    assert first == f"mnist-{run.id}"
+    assert second.startswith(f"{first}-plan")
+    jobs = project.account.jobs
+    assert [jobs[name]["TrainingJobStatus"] for name in (first, second)] == ["Failed", "Completed"]
+    training = runs.training(run)
+    decision = project.record(run, "decision/decision.json", Decision)
+    assert training.groups != decision.plan.groups
+    assert training.groups in [plan.groups for plan in decision.plans]
+    assert "ml.c7i.xlarge" not in {group.instance_type for group in training.groups}
+    # Where the pipeline registers it: under the name that it knew beforehand.
+    assert project.aws.has_object(f"{OUT}/{first}/output/model.tar.gz")
+
+
+def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(runs: Runs) -> None:
+    for run in (runs.first, runs.second):
+        assert run.status == "Succeeded", runs.project.told(run)
+        measured = runs.training(run).measured
+        assert measured
+        assert measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
+    assert len(runs.project.packages()) == 2

@@ -1,0 +1,74 @@
+"""What the launcher does with a command that is to end, with real processes."""
+
+import io
+import queue
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from stoker.launch import supervise
+from stoker.launch.supervise import Decided, Happening, Inbox, SignalReceived
+from stoker.logs import Log
+
+pytestmark = pytest.mark.fault
+
+# A second SIGTERM would kill it: it is the default that comes after the first one.
+SAVING = """
+import signal, sys, time
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(1.5)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "happenings",
+    [
+        (SignalReceived(signal.SIGTERM), Decided("the training stopped")),
+        (Decided("the training stopped"), SignalReceived(signal.SIGTERM)),
+    ],
+    ids=["signal first", "decision first"],
+)
+def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(
+    happenings: tuple[Happening, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "VERDICT_GRACE_SECONDS", 0.3)
+    inbox: Inbox = queue.SimpleQueue()
+    others = [child.pid for child in psutil.Process().children()]
+    with subprocess.Popen([sys.executable, "-c", SAVING], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        threading.Thread(target=supervise._wait_for, args=(process, inbox)).start()
+        for happening in happenings:
+            inbox.put(happening)
+        log = Log(run="test", host="algo-2", stream=io.StringIO())
+        signals, decided = supervise._follow(
+            process, inbox, log, None, others, spared=others, asks_children=False
+        )
+    assert process.returncode == 0
+    assert (signals, decided) == ((signal.SIGTERM,), "the training stopped")
+
+
+def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
+        leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+        ending = supervise.supervise(
+            [sys.executable, "-c", leaves],
+            environ={},
+            inbox=queue.SimpleQueue(),
+            log=Log(run="test", host="algo-1", stream=io.StringIO()),
+        )
+        assert ending.exit_code == 0
+        assert earlier.poll() is None
+        left = [child.name() for child in psutil.Process().children()]
+        assert "sleep" not in left
+        earlier.communicate(b"\n", timeout=10)
+    assert earlier.returncode == 0

@@ -1,0 +1,511 @@
+"""A control plane with JobSet's controller: the double, and a real one that KUBECONFIG names.
+
+Both do the same for a test. Of a real one only the API is used. No kubelet is needed: where there
+is none, `RealPlane` is one for the pods of its own namespace; it says how they end, and takes away
+what was deleted. It makes a namespace for each test, and deletes it.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import yaml
+
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.api import JOBSETS, ClusterApi
+from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config
+from support.local_job import until
+from support.platform_jobs import use_kube_config
+
+SECONDS = 60.0
+GROUPS = {
+    "jobsets": "apis/jobset.x-k8s.io/v1alpha2",
+    "poddisruptionbudgets": "apis/policy/v1",
+    "workflows": "apis/argoproj.io/v1alpha1",
+    "roles": "apis/rbac.authorization.k8s.io/v1",
+    "rolebindings": "apis/rbac.authorization.k8s.io/v1",
+}
+_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
+_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+class Plane(Protocol):
+    """What a test does with a control plane.
+
+    Attributes:
+        namespace: Of the test's own.
+        platform: Submits there.
+    """
+
+    namespace: str
+    platform: KubernetesPlatform
+
+    def names(self, plural: str) -> list[str]:
+        """Names of the namespace's objects of a kind, without those that are being deleted."""
+        ...
+
+    def run_pods(self, run: str) -> None:
+        """All pods of the job's present attempt run."""
+        ...
+
+    def pods(self, run: str, group: str) -> list[str]:
+        """Pods of a group that have not ended, by their index."""
+        ...
+
+    def end(self, run: str, code: int) -> None:
+        """The dnn group's container ends, and the controllers judge that."""
+        ...
+
+    def evict(self, pod: str) -> bool:
+        """A drain asks for the pod; whether a disruption budget lets it go."""
+        ...
+
+    def take_away(self, pod: str) -> None:
+        """Its node is gone, whatever a budget says, and the controllers judge that."""
+        ...
+
+    def make_workflow(self, name: str) -> None:
+        """A run of a pipeline."""
+        ...
+
+    def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
+        """The pod of a step of it; what its container finds in its environment."""
+        ...
+
+    def terminate(self, workflow: str) -> None:
+        """Somebody presses Terminate."""
+        ...
+
+    def delete(self, plural: str, name: str) -> None:
+        """Somebody deletes an object."""
+        ...
+
+    def pass_seconds_after_end(self, seconds: float) -> None:
+        """So long after its end."""
+        ...
+
+    def allow_no_jobs(self) -> None:
+        """The namespace's quota is used up."""
+        ...
+
+    def restart(self) -> None:
+        """The API server is started again, and old versions of objects are forgotten."""
+        ...
+
+    def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
+        """A platform whose caller has the rights of a rendered Role and no others."""
+        ...
+
+
+class DoublePlane:
+    """The double of the tests."""
+
+    namespace = NAMESPACE
+
+    def __init__(self, api: KubernetesApi, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._api = api
+        self._done: dict[str, int] = {}
+        use_kube_config(monkeypatch, kube_config(folder, api.url))
+        self._cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
+        self.platform = KubernetesPlatform(cluster=self._cluster)
+
+    def names(self, plural: str) -> list[str]:
+        return self._api.names(plural)
+
+    def run_pods(self, run: str) -> None:
+        if not self._api.pods(run, "dnn"):
+            self._api.run_pods(run)
+
+    def pods(self, run: str, group: str) -> list[str]:
+        return self._api.pods(run, group)
+
+    def end(self, run: str, code: int) -> None:
+        (leader,) = self.pods(run, "dnn")
+        if code:
+            self._api.fail_pod(leader, code)
+        else:
+            self._api.end_pod(leader)
+            self._api.end_job(run)
+
+    def evict(self, pod: str) -> bool:
+        if not self._api.may_evict(pod):
+            return False
+        is_of_job = _LABEL in self._api.get("pods", pod)["metadata"]["labels"]
+        another = self._api.evict_pod(pod, is_replaced=is_of_job)
+        if another:
+            self._api.start_pod(another)
+        else:
+            self._api.remove("pods", pod)
+        return True
+
+    def take_away(self, pod: str) -> None:
+        self._api.disrupt_pod(pod)
+
+    def make_workflow(self, name: str) -> None:
+        self._api.make_workflow(name)
+
+    def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
+        return self._api.make_step(name, workflow=workflow)
+
+    def terminate(self, workflow: str) -> None:
+        self._api.terminate_workflow(workflow)
+
+    def delete(self, plural: str, name: str) -> None:
+        self._api.remove(plural, name)
+
+    def pass_seconds_after_end(self, seconds: float) -> None:
+        self._api.pass_seconds_after_end(seconds)
+
+    def allow_no_jobs(self) -> None:
+        words = 'jobsets "x" is forbidden: exceeded quota: none, requested: count/jobsets=1'
+        self._api.faults.append(
+            Fault("POST", "jobsets", code=403, message=words, reason="Forbidden", times=99)
+        )
+
+    def restart(self) -> None:
+        self._api.forget_history()
+        self._api.drop_streams()
+
+    def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
+        (role,) = (each for each in objects if each["kind"] == "Role")
+        self._api.role = role["rules"]
+        return self.platform
+
+
+class RealPlane:
+    """A control plane that KUBECONFIG names, through its API alone.
+
+    Args:
+        folder: For kube configs of accounts.
+        restart: Shell command that starts its API server again; empty: none is known.
+    """
+
+    def __init__(self, folder: Path, *, restart: str = "") -> None:
+        from kubernetes import client, config
+
+        config.load_kube_config(config_file=os.environ["KUBECONFIG"])
+        self._client = client.ApiClient()
+        self._folder = folder
+        self._restart = restart
+        self.namespace = f"stoker-test-{uuid.uuid4().hex[:6]}"
+        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        self._call("POST", "api/v1/namespaces", _object("Namespace", self.namespace, labels))
+        self._node = f"{self.namespace}-node"
+        self._call("POST", "api/v1/nodes", _object("Node", self._node))
+        self._is_over = threading.Event()
+        self._kubelet = threading.Thread(target=self._run_kubelet, name="kubelet")
+        self._kubelet.start()
+        self._cluster = ClusterApi(namespace=self.namespace)
+        self.platform = KubernetesPlatform(cluster=self._cluster)
+
+    def close(self) -> None:
+        """Deletes what was made."""
+        for plural in ("jobsets", "workflows", "pods"):
+            with contextlib.suppress(Exception):
+                self._call("DELETE", self._path(plural))
+        self._call("DELETE", f"api/v1/namespaces/{self.namespace}")
+        until(lambda: not self.names("pods"), what="pods are gone", seconds=SECONDS)
+        self._is_over.set()
+        self._kubelet.join(SECONDS)
+        self._call("DELETE", f"api/v1/nodes/{self._node}")
+
+    def names(self, plural: str) -> list[str]:
+        items = self._call("GET", self._path(plural))["items"]
+        return sorted(
+            item["metadata"]["name"]
+            for item in items
+            if "deletionTimestamp" not in item["metadata"]
+        )
+
+    def run_pods(self, run: str) -> None:
+        def all_run() -> bool:
+            jobset = self._call("GET", self._path("jobsets", run))
+            wanted = sum(
+                job["replicas"] * job["template"]["spec"]["completions"]
+                for job in jobset["spec"]["replicatedJobs"]
+            )
+            return wanted == sum(
+                pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+                for pod in self._pods(run)
+            )
+
+        until(all_run, what="all pods run", seconds=SECONDS)
+
+    def pods(self, run: str, group: str) -> list[str]:
+        found = [
+            (int(pod["metadata"]["labels"][_INDEX]), pod["metadata"]["name"])
+            for pod in self._pods(run)
+            if pod["metadata"]["labels"][_LABEL] == group
+            and pod["status"]["phase"] in ("Pending", "Running")
+            and "deletionTimestamp" not in pod["metadata"]
+        ]
+        return [name for _, name in sorted(found)]
+
+    def end(self, run: str, code: int) -> None:
+        for pod in self.pods(run, "dnn"):
+            self._end_pod(pod, code)
+
+    def evict(self, pod: str) -> bool:
+        from kubernetes.client.exceptions import ApiException
+
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod, "namespace": self.namespace},
+        }
+        try:
+            self._call("POST", f"{self._path('pods', pod)}/eviction", eviction)
+        except ApiException as err:
+            if err.status != 429:
+                raise
+            return False
+        return True
+
+    def take_away(self, pod: str) -> None:
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "DeletionByTaintManager",
+            "message": "its node is gone",
+        }
+        self._end_pod(pod, 137, conditions=[condition])
+
+    def make_workflow(self, name: str) -> None:
+        body = {**_object("Workflow", name), "apiVersion": "argoproj.io/v1alpha1", "spec": {}}
+        self._call("POST", self._path("workflows"), body)
+
+    def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
+        owner = self._call("GET", self._path("workflows", workflow))
+        pod = _object("Pod", name)
+        pod["metadata"]["ownerReferences"] = [
+            {
+                "apiVersion": owner["apiVersion"],
+                "kind": "Workflow",
+                "name": workflow,
+                "uid": owner["metadata"]["uid"],
+                "controller": True,
+            }
+        ]
+        pod["spec"] = _restricted_spec()
+        uid = self._call("POST", self._path("pods"), pod)["metadata"]["uid"]
+        return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
+
+    def terminate(self, workflow: str) -> None:
+        self._patch(self._path("workflows", workflow), {"spec": {"activeDeadlineSeconds": 0}})
+
+    def delete(self, plural: str, name: str) -> None:
+        self._call("DELETE", self._path(plural, name), {"propagationPolicy": "Background"})
+
+    def pass_seconds_after_end(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def allow_no_jobs(self) -> None:
+        quota = _object("ResourceQuota", "none")
+        quota["spec"] = {"hard": {"count/jobsets.jobset.x-k8s.io": "0"}}
+        self._call("POST", self._path("resourcequotas"), quota)
+
+        def is_known() -> bool:
+            found = self._call("GET", self._path("resourcequotas", "none"))
+            return bool(found.get("status", {}).get("hard"))
+
+        until(is_known, what="the quota counts", seconds=SECONDS)
+
+    def restart(self) -> None:
+        if not self._restart:
+            pytest.skip("STOKER_TEST_RESTART names no command that starts the API server again")
+        assert os.system(self._restart) == 0
+        until(self._answers, what="it answers again", seconds=SECONDS)
+
+    def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
+        self._call("POST", self._path("serviceaccounts"), _object("ServiceAccount", "runner"))
+        for each in objects:
+            body = {**each, "metadata": {**each["metadata"], "namespace": self.namespace}}
+            self._call("POST", self._path(f"{each['kind'].lower()}s"), body)
+        path = f"{self._path('serviceaccounts', 'runner')}/token"
+        token = self._call(
+            "POST",
+            path,
+            {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}},
+        )
+        config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
+        config["users"] = [{"name": "me", "user": {"token": token["status"]["token"]}}]
+        for context in config["contexts"]:
+            context["context"]["user"] = "me"
+        file = self._folder / "runner"
+        file.write_text(yaml.safe_dump(config))
+        with pytest.MonkeyPatch.context() as patch:
+            use_kube_config(patch, file)
+            cluster = ClusterApi(namespace=self.namespace)
+            # The client reads the file with the first call.
+            cluster.find(JOBSETS, "none")
+            return KubernetesPlatform(cluster=cluster)
+
+    # --- the kubelet
+
+    def _run_kubelet(self) -> None:
+        while not self._is_over.wait(0.05):
+            with contextlib.suppress(Exception):
+                for pod in self._call("GET", self._path("pods"))["items"]:
+                    self._tend(pod)
+
+    def _tend(self, pod: Mapping[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        path = self._path("pods", name)
+        if "deletionTimestamp" in pod["metadata"]:
+            self._call("DELETE", path, {"gracePeriodSeconds": 0})
+        elif "nodeName" not in pod["spec"]:
+            target = {"apiVersion": "v1", "kind": "Node", "name": self._node}
+            binding = {**_object("Binding", name), "target": target}
+            self._call("POST", f"{path}/binding", binding)
+        elif pod["status"].get("phase") == "Pending":
+            self._say(name, "Running", {"running": {"startedAt": _now()}})
+
+    def _end_pod(self, name: str, code: int, conditions: Sequence[Mapping[str, str]] = ()) -> None:
+        ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": _now()}
+        phase = "Failed" if code else "Succeeded"
+        self._say(name, phase, {"terminated": ended}, conditions=conditions)
+
+    def _say(
+        self,
+        name: str,
+        phase: str,
+        state: Mapping[str, Any],
+        *,
+        conditions: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        pod = self._call("GET", self._path("pods", name))
+        containers = [
+            {
+                "name": each["name"],
+                "image": each["image"],
+                "imageID": "",
+                "ready": phase == "Running",
+                "restartCount": 0,
+                "state": state,
+            }
+            for each in pod["spec"]["containers"]
+        ]
+        ready = {"type": "Ready", "status": "True" if phase == "Running" else "False"}
+        status = {
+            "phase": phase,
+            "containerStatuses": containers,
+            "conditions": [ready, *conditions],
+        }
+        self._patch(f"{self._path('pods', name)}/status", {"status": status})
+
+    # --- calls
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(Exception):
+            return bool(self._call("GET", self._path("pods")))
+        return False
+
+    def _pods(self, run: str) -> list[dict[str, Any]]:
+        selector = f"?labelSelector=jobset.sigs.k8s.io/jobset-name={run}"
+        found: list[dict[str, Any]] = self._call("GET", self._path("pods") + selector)["items"]
+        return found
+
+    def _path(self, plural: str, name: str = "") -> str:
+        place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}"
+        return f"{place}/{name}" if name else place
+
+    def _patch(self, path: str, body: Mapping[str, Any]) -> None:
+        self._call("PATCH", path, body, kind="application/merge-patch+json")
+
+    def _call(
+        self, method: str, path: str, body: object = None, *, kind: str = "application/json"
+    ) -> dict[str, Any]:
+        answer = self._client.call_api(
+            f"/{path}",
+            method,
+            header_params={"Accept": "application/json", "Content-Type": kind},
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+        )
+        found: dict[str, Any] = json.loads(answer.data)
+        return found
+
+
+def _object(kind: str, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": labels or {}}}
+
+
+def _restricted_spec() -> dict[str, Any]:
+    container = {
+        "name": "main",
+        "image": "none",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    context = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    return {"containers": [container], "securityContext": context}
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+@contextlib.contextmanager
+def argo_crd() -> Iterator[None]:
+    """The cluster knows Workflows while the block runs; it need not have Argo."""
+    from kubernetes import client, config
+    from kubernetes.client.exceptions import ApiException
+
+    config.load_kube_config(config_file=os.environ["KUBECONFIG"])
+    api = client.ApiextensionsV1Api()
+    name = "workflows.argoproj.io"
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name},
+        "spec": {
+            "group": "argoproj.io",
+            "scope": "Namespaced",
+            "names": {"kind": "Workflow", "plural": "workflows", "singular": "workflow"},
+            "versions": [
+                {
+                    "name": "v1alpha1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                }
+            ],
+        },
+    }
+    try:
+        api.create_custom_resource_definition(definition)
+    except ApiException as err:
+        if err.status != 409:
+            raise
+        yield
+        return
+
+    def is_served() -> bool:
+        with contextlib.suppress(ApiException):
+            client.CustomObjectsApi().list_cluster_custom_object(
+                "argoproj.io", "v1alpha1", "workflows"
+            )
+            return True
+        return False
+
+    until(is_served, what="Workflows are known", seconds=SECONDS)
+    try:
+        yield
+    finally:
+        api.delete_custom_resource_definition(name)

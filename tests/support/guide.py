@@ -1,0 +1,98 @@
+"""The shell blocks of a guide, typed line by line; programs that this machine lacks are played.
+
+`stoker` is the real one. tests/support/guide_programs.py plays `make`, `pip`, `docker`, `kubectl`
+and `aws`: it checks what they are given as far as that goes without registry, cluster or account.
+"""
+
+import os
+import re
+import shlex
+import string
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from support.command import Done, stoker
+
+_PROGRAMS = Path(__file__).with_name("guide_programs.py")
+PLAYED = ("make", "pip", "docker", "kubectl", "aws")
+# What only a shell can do with a line.
+_SHELL = re.compile(r"[|<>&;`]|\$\(")
+
+
+def steps(text: str) -> Iterator[tuple[str, list[str]]]:
+    """The steps of a guide: their titles, and the lines of their shell blocks."""
+    part = text.partition("\n## Ten steps\n")[2].partition("\n## ")[0]
+    for step in re.split(r"\n(?=\*\*\d+\. )", part)[1:]:
+        title = step.partition("**")[2].partition("**")[0]
+        lines = [line[4:] for line in step.splitlines() if line.startswith("    ")]
+        yield title, "\n".join(lines).replace("\\\n", " ").splitlines()
+
+
+class GuideShell:
+    """A shell in which a guide is typed.
+
+    Args:
+        folder: Where it begins.
+        env: The environment.
+
+    Attributes:
+        told: What the played programs were asked to do.
+    """
+
+    def __init__(self, folder: Path, *, env: Mapping[str, str]) -> None:
+        programs = folder / "programs"
+        programs.mkdir()
+        for name in PLAYED:
+            (programs / name).write_text(
+                f'#!/bin/sh\nexec {sys.executable} {_PROGRAMS} {name} "$@"\n'
+            )
+            (programs / name).chmod(0o755)
+        own = Path(sys.executable).parent
+        self._told = folder / "told"
+        self._folder = folder
+        self._env = {
+            **env,
+            "PATH": f"{programs}:{own}:{env['PATH']}",
+            "GUIDE_TOLD": str(self._told),
+        }
+
+    @property
+    def told(self) -> list[str]:
+        return self._told.read_text().splitlines() if self._told.exists() else []
+
+    def type(self, line: str) -> Done:
+        """Runs a line; what it sets, and the folder that it goes to, stay."""
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["export"]:
+            for word in words[1:]:
+                name, _, value = word.partition("=")
+                self._env[name] = self._filled(value)
+            return Done(0, "", "")
+        if words[:1] == ["cd"]:
+            self._folder /= words[1]
+            return Done(0, "", "")
+        if words[:1] == ["stoker"] and not _SHELL.search(line):
+            before = dict(os.environ)
+            try:
+                os.environ.update(self._env)
+                return stoker(*map(self._filled, words[1:]), cwd=self._folder)
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=self._folder,
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def _filled(self, word: str) -> str:
+        # As `bash -u` does: a variable that was never set is an error.
+        return string.Template(word).substitute(self._env)

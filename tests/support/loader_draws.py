@@ -1,0 +1,70 @@
+"""Datasets and samplers that draw: for scripts, and for processes that are spawned.
+
+In a file without tests, which is imported without what tests need.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+import torch.utils.data as data
+
+
+class Drawing(data.Dataset[torch.Tensor]):
+    """Draws from all three random states."""
+
+    def __init__(self, length: int = 20) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
+        return torch.tensor([float(index), *drawn], dtype=torch.float64)
+
+
+class Plain(data.Dataset[int]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def hashes(loader: data.DataLoader[torch.Tensor], epochs: int = 2) -> list[str]:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    return [
+        hashlib.sha256(batch.numpy().tobytes()).hexdigest()
+        for _ in range(epochs)
+        for batch in loader
+    ]
+
+
+class AtOnce:
+    """Draws its order when its iterator is made."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(10, generator=self.generator).tolist()
+        return iter([order[:5], order[5:]])
+
+
+def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
+    """The batches of three epochs."""
+    generator = torch.Generator().manual_seed(3)
+    loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)  # type: ignore[arg-type]
+    return [batch.tolist() for _ in range(3) for batch in loader]  # type: ignore[attr-defined]
+
+
+DRAWN: list[dict[str, object]] = [
+    {},
+    {"num_workers": 1},
+    {"num_workers": 1, "persistent_workers": True},
+]

@@ -1,0 +1,242 @@
+"""A project folder whose pipeline is uploaded to SageMaker, and runs of that pipeline."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.platforms.aws import Aws
+from stoker.platforms.sagemaker.job import fetch_training
+from stoker.records import Json, Training, Workload, read_json
+from support import sample_records
+from support.command import stoker
+from support.moto import ACCOUNT, REGION, ROLE
+from support.sagemaker_containers import GO
+from support.sagemaker_execution import Account, Execution
+
+RecordT = TypeVar("RecordT")
+
+BUCKET = "stoker-runs"
+OUT = f"s3://{BUCKET}/out"
+NUM_SAMPLES = 192
+BATCH_SIZE = 16
+# Samples cost something where that is measured: in a profile.
+TRAIN = f"""
+import json, os, sys, time
+from pathlib import Path
+import torch
+from torch.utils.data import Dataset
+from stoker import DataLoader
+
+class Numbers(Dataset):
+    def __len__(self):
+        return {NUM_SAMPLES}
+    def __getitem__(self, index):
+        end = time.process_time() + 0.004
+        while "STOKER_PROFILE" in os.environ and time.process_time() < end:
+            pass
+        return torch.full((8,), float(index))
+
+epochs = int(sys.argv[sys.argv.index("--epochs") + 1])
+kept = Path("/opt/ml/checkpoints/epoch")
+first = int(kept.read_text()) if kept.exists() else 0
+print(f"begins at epoch {{first}}", flush=True)
+while not Path("{GO}").exists():
+    time.sleep(0.02)
+model = torch.nn.Linear(8, 1)
+loader = DataLoader(Numbers(), batch_size={BATCH_SIZE}, num_workers=1)
+for epoch in range(first, epochs):
+    for batch in loader:
+        model(batch).sum().backward()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(str(epoch + 1))
+Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
+(Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text(f"{{first}} to {{epochs}}")
+"""
+# For tests of the steps around a training: its script leaves what they need, and reads no batch.
+LIGHT = """
+import json, os
+from pathlib import Path
+if (Path(os.environ["SM_CHANNEL_TRAINING"]) / "broken").exists():
+    raise ValueError("sample 7 is broken")
+Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({"accuracy": 0.95}))
+(Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text("trained")
+"""
+WORKLOAD = {
+    "name": "mnist",
+    "command": ["python", "train.py"],
+    "image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/stoker:1",
+    "platform": "sagemaker",
+    "cluster": {"dnn": {"instance_type": "ml.c5.xlarge", "count": 1}},
+    "channels": {"training": {"uri": f"s3://{BUCKET}/data/"}},
+    # Of the profile, which ends itself; runs say how long they train.
+    "hyperparameters": {"epochs": 500, "lr": 0.1},
+    "training": {"epochs": 2, "samples_per_epoch": NUM_SAMPLES, "global_batch_size": BATCH_SIZE},
+    "constraints": {
+        "objective": "time",
+        "max_data_hosts": 1,
+        "allowed_instance_types": ["ml.c5.xlarge", "ml.c7i.xlarge"],
+    },
+    "gate": [{"metric": "accuracy", "min": 0.9}],
+    "profile": {"budget_seconds": 6, "max_unexplained": 0.9},
+    "feed": {"lease_seconds": 3},
+    "sagemaker": {
+        "role": ROLE,
+        "schedule_role": ROLE,
+        "output_uri": OUT,
+        "region": REGION,
+        "source": "code",
+    },
+}
+
+
+class Project:
+    """A project folder, its account, and the runs of its uploaded pipeline."""
+
+    def __init__(self, folder: Path, account: Account) -> None:
+        self.folder = folder
+        self.account = account
+        self.aws = Aws(region=REGION)
+        (folder / "code").mkdir(parents=True)
+        account.server.make_bucket(BUCKET)
+        self.aws.write_object(f"s3://{BUCKET}/data/numbers", b"1 2 3")
+
+    def upload(self, *words: str, script: str = LIGHT, **changes: Json) -> None:
+        """`stoker upload sagemaker`, of the workload with other keys, or settings of SageMaker."""
+        (self.folder / "code" / "train.py").write_text(script)
+        self.write(**changes)
+        self.stoker("upload", "sagemaker", "workload.yaml", *words, "--yes")
+
+    def write(self, **changes: Json) -> None:
+        """Writes the workload."""
+        settings = WORKLOAD["sagemaker"]
+        assert isinstance(settings, dict)
+        own = {key: changes.pop(key) for key in [*changes] if key in Workload.__struct_fields__}
+        document = {**WORKLOAD, **own, "sagemaker": {**settings, **changes}}
+        (self.folder / "workload.yaml").write_text(json.dumps(document))
+
+    def stoker(self, *words: str) -> str:
+        """A command in the folder, in this process; the pipeline's steps are processes."""
+        done = stoker(*words, cwd=self.folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def execution(self, **parameters: str) -> Execution:
+        """A run of what is uploaded, started by `stoker start`."""
+        given = [
+            word for name, value in parameters.items() for word in ("--param", f"{name}={value}")
+        ]
+        started = json.loads(self.stoker("start", "sagemaker", "workload.yaml", *given, "--json"))
+        return self._run(str(started["id"]), started["parameters"])
+
+    def handed_over(self) -> Execution:
+        """The one run that a step of another one has started."""
+        ((arn, parameters),) = self.account.started.values()
+        return self._run(arn, parameters)
+
+    def scheduled(self) -> Execution:
+        """A run as EventBridge's scheduler starts it: by the only schedule's target."""
+        (listed,) = self._listed("scheduler", "ListSchedules", "Schedules")
+        schedule = self.aws.call("scheduler", "GetSchedule", Name=listed["Name"])
+        target = schedule["Target"]
+        assert isinstance(target, Mapping)
+        given = target.get("SageMakerPipelineParameters") or {"PipelineParameterList": []}
+        parameters = given["PipelineParameterList"]  # type: ignore[index,call-overload]
+        assert str(target["Arn"]).endswith(":pipeline/mnist")
+        assert isinstance(parameters, list)
+        started = self.aws.call(
+            "sagemaker",
+            "StartPipelineExecution",
+            PipelineName="mnist",
+            PipelineParameters=parameters,
+            ClientRequestToken=secrets.token_hex(16),
+        )
+        values = {str(p["Name"]): str(p["Value"]) for p in parameters if isinstance(p, Mapping)}
+        return self._run(str(started["PipelineExecutionArn"]), values)
+
+    def _run(self, arn: str, parameters: Mapping[str, str]) -> Execution:
+        found = self.aws.call("sagemaker", "DescribePipeline", PipelineName="mnist")
+        return Execution(
+            self.account,
+            str(found["PipelineDefinition"]),
+            name="mnist",
+            parameters=parameters,
+            execution_id=arn.rpartition("/")[2],
+        )
+
+    def profile(self) -> str:
+        """A profile to re-use, by which a data host pays: its folder."""
+        profile = msgspec.to_builtins(sample_records.profile())
+        profile["host"] = {"instance_type": "ml.c5.xlarge", "count": 1, "vcpus": 4}
+        # The CPU is the limit, by far.
+        profile["step"] |= {
+            "step_seconds": 0.3,
+            "wait_seconds": 0.25,
+            "accelerator_step_seconds": 0.05,
+            "loader_cpu_seconds": 1.2,
+            "loader_wall_seconds": 1.25,
+            "trainer_cpu_seconds": 0.05,
+            "num_workers": 4,
+            "batch_bytes": 512,
+        }
+        profile |= {"spread": {}, "fixes": [], "check": None}
+        folder = f"s3://{BUCKET}/earlier"
+        self.aws.write_object(f"{folder}/profile.json", json.dumps(profile).encode())
+        return folder
+
+    def record(self, run: Execution, path: str, kind: type[RecordT]) -> RecordT:
+        content = self.aws.read_object(f"{OUT}/pipelines/mnist/{run.id}/{path}")
+        return msgspec.json.decode(content, type=kind)
+
+    def native_record(self, run: Execution) -> Training:
+        """training.json out of the outputs of a run's native training."""
+        file = fetch_training(
+            f"{OUT}/stoker/jobs/mnist/{run.id}", folder=self.folder / run.id, aws=self.aws
+        )
+        assert file
+        return read_json(file, Training)
+
+    def packages(self) -> list[Mapping[str, Json]]:
+        """What is registered, newest last."""
+        operation, key = "ListModelPackages", "ModelPackageSummaryList"
+        return self._listed("sagemaker", operation, key, ModelPackageGroupName="mnist")
+
+    def _listed(
+        self, service: str, operation: str, key: str, **parameters: str
+    ) -> list[Mapping[str, Json]]:
+        listed = self.aws.call(service, operation, **parameters)[key]
+        assert isinstance(listed, list)
+        return [item for item in listed if isinstance(item, Mapping)]
+
+    def log(self, run: Execution, step: str) -> str:
+        """What the last attempt of a step wrote."""
+        return self.account.containers.log(run.steps[step].job)
+
+    def told(self, run: Execution) -> dict[str, tuple[str, str]]:
+        """What the steps say of themselves, for a test that fails."""
+        return {
+            name: (step.reason, self.log(run, name)[-3000:] if step.job else "")
+            for name, step in run.steps.items()
+            if step.status != "Not run"
+        }
+
+    def lose_host_while_training(self, run: Execution) -> None:
+        """Loses the host of the run's TrainAgain once a job trains, which goes on when adopted."""
+        log = self.account.containers.log
+
+        def num_begun() -> int:
+            return log(f"mnist-{run.id}*").count("begins at epoch")
+
+        self.account.lose_host_of["TrainAgain"] = lambda: num_begun() > 0
+        # Also when a second job began in place of the adoption, so that the test fails at once.
+        self.account.containers.lets_go = lambda: (
+            num_begun() > 1 or "job_adopted" in log(f"pipelines-{run.id}-TrainAgain-*")
+        )
+
+
+def statuses(run: Execution) -> dict[str, str]:
+    """What became of the steps that were reached."""
+    return {name: step.status for name, step in run.steps.items() if step.status != "Not run"}

@@ -1,0 +1,244 @@
+"""`stoker doctor --cluster WORKLOAD`: what a cluster lacks, and what may not be asked."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.doctor import Finding
+from stoker.doctor.cluster import CAPTURE, examine_cluster
+from stoker.platforms.kubernetes.submit import rules
+from stoker.records import Json, KubernetesSettings
+from stoker.settings import workload_from
+from support.kfp_server import KfpServer
+from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_jobs import GPU, POOLS
+from support.platform_jobs import use_kube_config
+
+WORKLOAD: Mapping[str, Json] = {
+    "name": "mnist",
+    "command": ["python", "train.py"],
+    "image": "registry.example/mnist:1",
+    "cluster": {"dnn": {"instance_type": GPU}},
+    "channels": {"training": {"uri": "pvc://datasets/mnist"}},
+    "kubernetes": {"namespace": NAMESPACE, "pools": POOLS, "output": "pvc://runs/stoker"},
+}
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+    """A cluster with all that the workload needs."""
+    with kubernetes_api() as found:
+        use_kube_config(monkeypatch, kube_config(tmp_path, found.url))
+        found.role = rules(KubernetesSettings())
+        # Of the namespace's own roles: stoker needs neither.
+        for group, plural in (("", "persistentvolumeclaims"), ("apps", "deployments")):
+            found.role.append({"apiGroups": [group], "resources": [plural], "verbs": ["get"]})
+        found.put("persistentvolumeclaims", claim("datasets", "ReadOnlyMany"))
+        found.put("persistentvolumeclaims", claim("runs", "ReadWriteOnce"))
+        found.put("deployments", controller(**{CAPTURE: "true"}))
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def kubeflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[KfpServer]:
+    with KfpServer() as server:
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.url)
+        yield server
+
+
+def claim(name: str, *modes: str, phase: str = "Bound", storage: str = "shared") -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"accessModes": [*modes], "storageClassName": storage},
+        "status": {"phase": phase},
+    }
+
+
+def controller(**environment: str) -> dict[str, Any]:
+    env = [{"name": name, "value": value} for name, value in environment.items()]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "workflow-controller", "namespace": "kubeflow"},
+        "spec": {"template": {"spec": {"containers": [{"name": "controller", "env": env}]}}},
+    }
+
+
+def found(*overrides: str) -> list[Finding]:
+    return list(examine_cluster(workload_from(WORKLOAD, overrides=overrides)))
+
+
+def one(findings: list[Finding], name: str) -> Finding:
+    (finding,) = (each for each in findings if each.name == name)
+    return finding
+
+
+def test_a_cluster_that_has_what_a_workload_needs_is_told_line_by_line(
+    api: KubernetesApi, kubeflow: KfpServer
+) -> None:
+    findings = found()
+    assert [(each.state, each.name) for each in findings] == [
+        *(("ok", "cluster"), ("ok", "api"), ("ok", "rights"), ("ok", "job")),
+        *(("ok", "claim"), ("ok", "claim"), ("ok", "kubeflow"), ("ok", "argo")),
+    ]
+    assert one(findings, "cluster").text == f"Kubernetes v1.34.1, namespace {NAMESPACE}"
+    assert one(findings, "api").text == "jobsets.jobset.x-k8s.io, v1alpha2"
+    assert one(findings, "kubeflow").text == "Kubeflow Pipelines 2.17.0"
+    # It asked, and made nothing.
+    assert not api.names("jobsets")
+    assert not api.has("configmaps", "mnist-doctor-follower")
+    assert all(" /apis/authorization" in call or "dryRun=All" in call for call in posts(api))
+
+
+def posts(api: KubernetesApi) -> list[str]:
+    return [call for call in api.calls if not call.startswith("GET")]
+
+
+def test_rights_are_asked_as_the_role_gives_them(api: KubernetesApi) -> None:
+    api.denied = {("create", "secrets"), ("list", "events")}
+    rights = one(found(), "rights")
+    assert rights.state == "fail"
+    assert rights.text.endswith(f"in namespace {NAMESPACE}: create secrets, list events")
+    assert rights.fix.startswith("stoker render rbac WORKLOAD")
+    # A run does without it.
+    api.denied = {("list", "events")}
+    assert one(found(), "rights").state == "warn"
+    api.reviews_work = False
+    unasked = one(found(), "rights")
+    assert unasked.state == "warn"
+    assert "may not be looked at" in unasked.text
+
+
+@pytest.mark.parametrize(
+    ("api_name", "group"), [("jobset", "jobset.x-k8s.io"), ("trainer", "trainer.kubeflow.org")]
+)
+def test_an_api_that_is_not_there_or_speaks_another_version_fails(
+    api: KubernetesApi, api_name: str, group: str
+) -> None:
+    api.other_versions[group] = "v9"
+    findings = [each for each in found(f"kubernetes.api={api_name}") if each.name == "api"]
+    assert {each.state for each in findings} == {"fail"}
+    assert all("is there in v9, and stoker speaks" in each.text for each in findings)
+    api.other_versions.clear()
+    api.installed.remove(group)
+    findings = [each for each in found(f"kubernetes.api={api_name}") if each.name == "api"]
+    assert all("the cluster has no" in each.text and "install" in each.fix for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ('admission webhook "v" denied the request: no', "denied the request"),
+        ("exceeded quota: gpus, requested: 1, limited: 0", "the namespace's quota"),
+    ],
+)
+def test_a_job_that_the_cluster_would_refuse_fails_with_its_words(
+    api: KubernetesApi, message: str, words: str
+) -> None:
+    api.faults.append(Fault("POST", "jobsets", 403, message=message, reason="Forbidden"))
+    job = one(found(), "job")
+    assert job.state == "fail"
+    assert words in job.text
+
+
+def test_a_trainers_runtime_stands_for_its_job(api: KubernetesApi) -> None:
+    api.role = None
+    findings = found("kubernetes.api=trainer")
+    assert one(findings, "job").text == "the cluster would take its TrainingRuntime (dry run)"
+    assert not api.names("trainingruntimes")
+    runtime = one(found("kubernetes.api=trainer", "kubernetes.runtime=theirs"), "job")
+    assert (runtime.state, runtime.text) == ("fail", "TrainingRuntime theirs is not there")
+
+
+def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api: KubernetesApi) -> None:
+    def claims(*overrides: str) -> list[tuple[str, str]]:
+        of_claims = [each for each in found(*overrides) if each.name == "claim"]
+        return [(each.state, each.text.partition(" ")[0]) for each in of_claims]
+
+    assert claims() == [("ok", "datasets"), ("ok", "runs")]
+    assert claims("cluster.dnn.count=2") == [("ok", "datasets"), ("fail", "runs")]
+    api.put("persistentvolumeclaims", claim("datasets", "ReadWriteOnce"))
+    assert claims() == [("warn", "datasets"), ("ok", "runs")]
+    assert claims("constraints.max_data_hosts=0") == [("ok", "datasets"), ("ok", "runs")]
+    api.remove("persistentvolumeclaims", "runs")
+    assert claims()[1] == ("fail", "there")
+
+
+def test_a_claim_that_waits_for_a_class_that_is_not_there_fails(api: KubernetesApi) -> None:
+    api.role = None
+
+    def runs() -> Finding:
+        return next(each for each in found() if "kubernetes.output" in each.text)
+
+    api.put("persistentvolumeclaims", claim("runs", "ReadWriteMany", phase="Pending"))
+    assert runs().text.endswith("the cluster has no storage class shared")
+    described = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass"}
+    late = {"metadata": {"name": "shared"}, "volumeBindingMode": "WaitForFirstConsumer"}
+    api.put("storageclasses", {**described, **late})
+    assert runs().state == "ok"
+    api.put("storageclasses", {**described, "metadata": {"name": "shared"}})
+    assert runs().state == "warn"
+
+
+def test_argo_that_forgets_how_drained_steps_ended_is_warned_of(api: KubernetesApi) -> None:
+    api.put("deployments", controller())
+    argo = one(found(), "argo")
+    assert argo.state == "warn"
+    assert argo.fix.endswith(f"set env deployment/workflow-controller {CAPTURE}=true")
+    api.remove("deployments", "workflow-controller")
+    assert "no deployment workflow-controller" in one(found(), "argo").text
+    api.installed.remove("argoproj.io")
+    assert one(found(), "argo").state == "ok"
+
+
+def test_what_may_not_be_looked_at_is_no_failure_and_names_the_right(api: KubernetesApi) -> None:
+    api.role = rules(KubernetesSettings())
+    api.denied = {("get", "/version")}
+    findings = found()
+    assert one(findings, "cluster").text.startswith("Kubernetes of a version that may not be asked")
+    unasked = [each for each in findings if "may not be looked at" in each.text]
+    assert [(each.state, each.name) for each in unasked] == [
+        *(("warn", "claim"), ("warn", "claim"), ("warn", "argo"))
+    ]
+    assert "the right get persistentvolumeclaims is missing" in unasked[0].text
+    assert "the right get deployments.apps is missing" in unasked[2].text
+
+
+def test_a_cluster_that_does_not_answer_is_the_only_finding(
+    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url, token="another"))
+    (finding,) = found()
+    assert (finding.state, finding.name) == ("fail", "cluster")
+    assert "log in again" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "words"),
+    [
+        ("2.3.0", "fail", "pipelines need 2.14 or later"),
+        ("2.15.2", "warn", "before 2.16 steps run as the user of their image"),
+        ("2.16.0", "warn", "before 2.17 a schedule keeps to one version"),
+        ("unknown", "warn", "does not tell its version"),
+    ],
+)
+def test_an_older_kubeflow_pipelines_is_told_with_what_it_cannot_do(
+    api: KubernetesApi, kubeflow: KfpServer, version: str, state: str, words: str
+) -> None:
+    kubeflow.version = version
+    finding = one(found(), "kubeflow")
+    assert finding.state == state
+    assert words in f"{finding.text}; {finding.fix}"
+
+
+def test_no_kubeflow_is_a_failure_only_where_the_workload_names_one(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://127.0.0.1:9")
+    assert one(found(), "kubeflow").state == "warn"
+    named = "kubernetes.kubeflow.host=http://127.0.0.1:9"
+    assert one(found(named), "kubeflow").state == "fail"

@@ -1,0 +1,173 @@
+"""What is made of the times of steps, and when a phase knows enough."""
+
+import pytest
+
+from stoker.profile.rank_results import block_means, quartiles
+from stoker.profile.step_watch import (
+    AS_IS_ENOUGH,
+    WARM_UP_REPLAYS,
+    WARM_UP_STEPS,
+    AsIsSteps,
+    ReplaySteps,
+)
+
+
+def as_is(
+    *,
+    workers: int = 1,
+    children: float = 0.0,
+    machine: float = 0.0,
+    warm_up_seconds: float = float("inf"),
+    clock_batches: int = 1,
+) -> AsIsSteps:
+    clock = {"children": 0.0, "machine": 0.0}
+
+    def children_cpu() -> float:
+        clock["children"] += children
+        return clock["children"]
+
+    def machine_cpu() -> float:
+        clock["machine"] += machine
+        return clock["machine"]
+
+    return AsIsSteps(
+        workers=workers,
+        children_cpu=children_cpu,
+        machine_cpu=machine_cpu,
+        warm_up_seconds=warm_up_seconds,
+        clock_batches=clock_batches,
+    )
+
+
+def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> float:
+    now = start
+    for _ in range(count):
+        now += every
+        steps.got(now=now, cpu=now / 2, wait=every / 4, receive=0.001)
+    return now
+
+
+def test_quartiles_of_one_value_are_that_value() -> None:
+    only = quartiles([3.0])
+    assert (only.mean, only.median, only.low, only.high, only.samples) == (3.0, 3.0, 3.0, 3.0, 1)
+
+
+def test_block_means_see_the_wait_that_ends_a_burst() -> None:
+    # Four workers deliver together: three short steps, then a long one. The median step is short.
+    steps = [0.02, 0.02, 0.02, 0.14] * 10
+    assert quartiles(steps).median == pytest.approx(0.02)
+    assert quartiles(block_means(steps, workers=4)).median == pytest.approx(0.05)
+
+
+def test_few_steps_are_one_block() -> None:
+    assert block_means([1.0, 2.0, 6.0], workers=2) == [3.0]
+
+
+def test_warm_up_is_not_counted() -> None:
+    steps = as_is()
+    take(steps, count=WARM_UP_STEPS + 1, every=1.0)
+    assert steps.count == 0
+    take(steps, count=5, every=1.0, start=WARM_UP_STEPS + 1.0)
+    assert steps.count == 5
+
+
+def test_a_step_never_spans_the_end_of_an_epoch() -> None:
+    steps = as_is()
+    now = take(steps, count=WARM_UP_STEPS + 6, every=1.0)
+    steps.epoch_ended()
+    take(steps, count=6, every=1.0, start=now + 500.0)
+    result = steps.result()
+    assert result.step_seconds.high == pytest.approx(1.0)
+    assert result.step_seconds.samples == 10
+
+
+def test_cpu_of_workers_and_of_others_is_told_apart() -> None:
+    steps = as_is(children=4.0, machine=20.0)
+    take(steps, count=WARM_UP_STEPS + 11, every=1.0)
+    steps.epoch_ended()
+    result = steps.result()
+    assert result.children_cpu_seconds == pytest.approx(0.4)
+    assert result.trainer_cpu_seconds == pytest.approx(0.5)
+    # 20 CPU-seconds of the machine in 10 s, of which 4 the workers' and 5 the trainer's.
+    assert result.others_vcpus == pytest.approx(1.1)
+
+
+def test_what_is_looked_at_between_steps_is_none_of_them() -> None:
+    steps = as_is(machine=26.5)
+    for index in range(WARM_UP_STEPS + 6):
+        now = 3.0 * index
+        steps.got(now=now, cpu=2.0 * index, wait=0.5, receive=0.0)
+        steps.goes_on(now=now + 1.0, cpu=2.0 * index + 0.5)
+    steps.epoch_ended()
+    result = steps.result()
+    assert result.step_seconds.mean == pytest.approx(2.0)
+    assert result.trainer_cpu_seconds == pytest.approx(1.5)
+    # 26.5 CPU-seconds of the machine in 16 s, of which 10.5 the trainer's, looks included.
+    assert result.others_vcpus == pytest.approx(1.0)
+
+
+def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any() -> None:
+    def holds(steps: int, elapsed: float) -> bool:
+        return AS_IS_ENOUGH.holds(steps=steps, elapsed_seconds=elapsed, budget_seconds=100.0)
+
+    assert holds(120, 10.0)
+    assert not holds(120, 9.0)
+    assert holds(20, 30.0)
+    assert not holds(19, 30.0)
+    assert holds(5, 50.0)
+    assert not holds(4, 49.0)
+    # A step of a large part of the budget: two are better than none, one is none.
+    assert holds(2, 50.0)
+    assert not holds(1, 1000.0)
+
+
+def test_the_warm_up_of_slow_steps_ends_by_the_clock() -> None:
+    steps = as_is(warm_up_seconds=10.0)
+    take(steps, count=4, every=6.0)
+    # The first batch begins the clock; 12 s later steps count.
+    assert steps.count == 1
+
+
+def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on() -> None:
+    counts = []
+    for first in (0.0, 5.0):
+        steps = as_is(warm_up_seconds=2.0, clock_batches=2)
+        # The first batch when its own workers are there; then all-reduce holds the ranks together.
+        for now in (first, 6.0, 7.0, 8.0, 9.0):
+            steps.got(now=now, cpu=0.0, wait=0.0, receive=0.0)
+        counts.append(steps.count)
+    assert counts == [1, 1]
+
+
+def test_fewer_replays_of_slow_steps_are_left_out() -> None:
+    replay = ReplaySteps(warm_up=1)
+    for index in range(3):
+        replay.asked(now=float(index), cpu=float(index))
+        replay.gave(now=float(index), cpu=float(index))
+    assert replay.count == 1
+
+
+@pytest.mark.parametrize("block", [1, 5])
+def test_a_replayed_step_leaves_out_what_the_cache_costs(block: int) -> None:
+    replay = ReplaySteps(block=block)
+    now = 0.0
+    for _ in range(WARM_UP_REPLAYS + 20):
+        replay.asked(now=now, cpu=now)
+        now += 0.5 if block == 1 else 0.0  # cloning; hidden behind the accelerator in blocks
+        replay.gave(now=now, cpu=now)
+        now += 2.0
+    replay.asked(now=now, cpu=now)
+    result = replay.result(cached_batches=8)
+    assert result.step_seconds.median == pytest.approx(2.0)
+    assert result.trainer_cpu_seconds.median == pytest.approx(2.0)
+    assert replay.count == 20
+
+
+def test_the_accelerator_is_waited_for_at_block_ends_only() -> None:
+    replay = ReplaySteps(block=5)
+    ends = []
+    for _ in range(WARM_UP_REPLAYS + 11):
+        ends.append(replay.is_block_end())
+        replay.asked(now=0.0, cpu=0.0)
+        replay.gave(now=0.0, cpu=0.0)
+    assert [index for index, is_end in enumerate(ends) if is_end] == [3, 8, 13]
