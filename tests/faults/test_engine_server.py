@@ -1,6 +1,7 @@
 """One command of an engine, alone: nothing that it started is left, and nobody waits for ever."""
 
 import os
+import subprocess
 import sys
 import threading
 from io import StringIO
@@ -35,6 +36,7 @@ os._exit(5)
 def test_what_a_dead_server_left_is_ended_and_its_words_are_kept(
     tmp_path: Path, where: str
 ) -> None:
+    before = set(psutil.Process().children())
     words: list[str] = []
     order = ServerOrder(
         part="data",
@@ -58,4 +60,23 @@ def test_what_a_dead_server_left_is_ended_and_its_words_are_kept(
         stop_servers([server], seconds=5, is_urgent=lambda: False)
     assert not is_running(child)
     assert not [t for t in threading.enumerate() if t.name == "engine data"]
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= before
+
+
+def test_a_process_that_was_there_before_the_server_stays_when_it_is_stopped() -> None:
+    order = ServerOrder(
+        part="data",
+        command=(sys.executable, "-c", "import time; time.sleep(300)"),
+        environ=dict(os.environ),
+        probe=None,
+    )
+    log = Log(run="run", host="host", stream=StringIO())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
+        before = set(psutil.Process().children())
+        server = Server(order, folder=None, log=log, on_failure=lambda words: None)
+        server.start()
+        stop_servers([server], seconds=5, is_urgent=lambda: False)
+        assert set(psutil.Process().children()) <= before
+        assert earlier.poll() is None
+        earlier.communicate(b"\n", timeout=10)
+    assert earlier.returncode == 0

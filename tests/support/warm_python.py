@@ -204,8 +204,8 @@ def check_alive() -> None:
     if _forker.cache_info().currsize and (code := _forker().process.poll()) is not None:
         _forker.cache_clear()
         raise AssertionError(
-            f"the Python that other tests fork from has ended with exit code {code}: this test ended"
-            " more processes than its own"
+            f"the Python that other tests fork from has ended with exit code {code}: this test"
+            " ended more processes than its own"
         )
 
 

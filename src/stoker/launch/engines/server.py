@@ -332,6 +332,8 @@ class Server:
         self._is_ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
+        self.earlier_children: frozenset[int] | None = None
+        """Children of this process as it was started; None before."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -359,6 +361,7 @@ class Server:
             return
         # This process must be able to end what outlives its first process.
         spawn.adopt_orphans()
+        self.earlier_children = frozenset(child.pid for child in psutil.Process().children())
         self._process = subprocess.Popen(
             # PR_SET_PDEATHSIG counts from the end of the starting thread, not of its process.
             spawn.wrapped(command, signal_number=signal.SIGKILL),
@@ -502,8 +505,11 @@ def stop_servers(
             is_asked = True
             _signal(alive, signal.SIGTERM)
         time.sleep(_POLL_SECONDS)
-    # Orphans that the servers left are descendants of this process only.
-    end_descendants()
+    # Orphans that the servers left are descendants of this process only. Children that were there
+    # before the servers are not theirs: they end when whoever started them says so.
+    earlier = [s.earlier_children for s in servers if s.earlier_children is not None]
+    if earlier:
+        end_descendants(spared=frozenset.intersection(*earlier))
     for server in servers:
         server.close()
 
