@@ -87,9 +87,9 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
-    (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, 2, "of an attempt before")))
+    (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=2)  # type: ignore[arg-type]
+    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)  # type: ignore[arg-type]
     ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
     for _ in range(ENOUGH_STEPS):
         ranks[0].step()
@@ -111,7 +111,7 @@ def test_a_rank_that_asks_after_all_takes_its_word_back(
 ) -> None:
     monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=2)  # type: ignore[arg-type]
+    release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)  # type: ignore[arg-type]
     ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
     for rank in ranks:
         for _ in range(ENOUGH_STEPS):
@@ -122,13 +122,15 @@ def test_a_rank_that_asks_after_all_takes_its_word_back(
     assert not (tmp_path / RELEASED_FILE).exists()
 
 
+# With strategy none the process of each host may be a world of its own.
+@pytest.mark.parametrize("world", [1, 2])
 def test_the_data_hosts_of_a_run_on_several_hosts_wait_for_the_word_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
 ) -> None:
     monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     coordinator = Released()
-    release = Release(tmp_path, coordinator, ranks=1)  # type: ignore[arg-type]
-    rank = watch_of(tmp_path, rank=0, world=2)[0]
+    release = Release(tmp_path, coordinator, ranks=1, all_ranks=2)  # type: ignore[arg-type]
+    rank = watch_of(tmp_path, rank=0, world=world)[0]
     for _ in range(ENOUGH_STEPS):
         rank.step()
     release.tick()

@@ -265,12 +265,10 @@ class Unfed(msgspec.Struct, frozen=True):
     """The word of a rank that takes none.
 
     Attributes:
-        world_size: Of the training: data hosts are given back when all ranks say the same.
         text: Why, and what helps.
     """
 
     rank: int
-    world_size: int
     text: str
 
 

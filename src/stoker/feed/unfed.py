@@ -98,7 +98,7 @@ class UnfedWatch:
         if settings.output is None:
             return
         self.process().said_unfed = True
-        word = Unfed(rank=settings.rank, world_size=settings.world_size, text=self.words(owns))
+        word = Unfed(rank=settings.rank, text=self.words(owns))
         path = settings.output / unfed_file(settings.rank)
         path.with_suffix(".new").write_bytes(msgspec.json.encode(word))
         path.with_suffix(".new").replace(path)

@@ -57,12 +57,17 @@ class Release:
         output: STOKER_OUTPUT of the ranks.
         run: The coordinator on the leader, the membership on another dnn host.
         ranks: Of this host.
+        all_ranks: Of all dnn hosts, as they were started: each counts, also where commands on
+            several hosts know nothing of each other.
     """
 
-    def __init__(self, output: Path, run: Coordinator | Membership, *, ranks: int) -> None:
+    def __init__(
+        self, output: Path, run: Coordinator | Membership, *, ranks: int, all_ranks: int
+    ) -> None:
         self._output = output
         self._run = run
         self._ranks = ranks
+        self._all_ranks = all_ranks
         self._look_at = 0.0
         self._word: Unfed | None = None
         self._is_done = False
@@ -82,7 +87,7 @@ class Release:
         if isinstance(self._run, Membership):
             self._run.tell_unfed(self._ranks)
             self._is_done = True
-        elif self._ranks + self._run.unfed_ranks >= self._word.world_size:
+        elif self._ranks + self._run.unfed_ranks >= self._all_ranks:
             self._run.release_agents(self._word.text)
             self._is_done = True
 
@@ -346,7 +351,10 @@ def _train(
     release = None
     in_run = coordinator or membership
     if in_run:
-        release = Release(run.output, in_run, ranks=trainer.processes_per_host)
+        ranks = trainer.processes_per_host
+        release = Release(
+            run.output, in_run, ranks=ranks, all_ranks=ranks * len(run.topology.dnn_hosts)
+        )
 
     def tick() -> None:
         progress.tick()
