@@ -172,6 +172,17 @@ def test_one_run_has_one_step_and_one_wait_on_the_whole_page(
     assert set(re.findall(r"median (\d+) ms", text)) == {"62", "36"}
 
 
+def test_a_gain_that_is_less_than_promised_is_no_plain_good_news(report: Report) -> None:
+    performance = sample_records.evaluation().performance
+    assert performance is not None
+    measured = replace(performance.measured, step_seconds=0.041)
+    less = replace(performance, measured=measured, speedup=62 / 41, prediction_error=41 / 34 - 1)
+    page = report(evaluation=replace(sample_records.evaluation(), performance=less))
+    assert "faster, by less than predicted" in page.text
+    assert "21 % longer than predicted, outside the band" in plain(page.text)
+    assert 'class="badge mixed"' in page.source
+
+
 def test_loading_by_the_trainer_itself_is_said_to_be_in_its_wait(report: Report) -> None:
     profile = sample_records.profile()
     assert profile.step is not None

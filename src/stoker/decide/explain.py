@@ -69,8 +69,13 @@ def _limits(decision: Decision) -> list[str]:
             f"({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)}), "
             f"{cost_words(outcome, is_billed=is_billed)}"
         )
-        busy = f"ccelerators are busy {percentage(outcome.accelerator_utilization)} of a step"
-        lines.append(f"Break-even: {pays(outcome)}; a{busy}" if is_billed else f"A{busy}")
+        busy = f"{percentage(outcome.accelerator_utilization)} of a step"
+        if is_billed:
+            lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
+        elif outcome.accelerator_seconds:
+            lines.append(f"Accelerators are busy {busy}")
+        else:
+            lines.append(f"The training computes for {busy}")
     found = decision.calibration
     if found is not None and not found.runs:
         lines.append(f"Not calibrated: fewer than {LEAST_RUNS} earlier runs fit this one")

@@ -389,9 +389,12 @@ def judge(
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
+    # Faster than today, and still less than was promised: nobody should read past that.
+    high, step = figures.predicted_high, figures.measured
+    is_less = high is not None and step is not None and step > high
     return Verdict(
-        "good",
-        f"faster{passed}",
+        "mixed" if is_less else "good",
+        f"faster, by less than predicted{passed}" if is_less else f"faster{passed}",
         _step_words(figures, unit, decision),
         " ".join([*_wait(figures), *lead]),
         hero=_factor(figures.speedup),
