@@ -9,6 +9,7 @@ change that, and run this again; tests/contract/test_reference.py compares the t
 """
 
 import ast
+import dataclasses
 import functools
 import inspect
 import json
@@ -95,7 +96,7 @@ _SECTION_OF_PLATFORM = {
 def workload_page() -> str:
     """Returns the page of all keys of a workload."""
     schema = schema_of(RECORDS["workload"])
-    sections = list(_sections(schema))
+    sections = _sections(schema)
     lines = [
         "# Keys of a workload",
         "",
@@ -121,12 +122,12 @@ def workload_page() -> str:
         "| --- | --- | --- |",
     ]
     lines += [
-        f"| [{path or 'top level'}](#{_slug(_title(path, others))}) | {len(kind['properties'])} "
-        f"| {_cell(_sentence(kind['description']))} |"
-        for path, others, kind in sections
+        f"| [{part.paths[0] or 'top level'}](#{_slug(_title(part.paths[0], part.paths[1:]))}) "
+        f"| {len(part.kind['properties'])} | {_cell(_sentence(part.kind['description']))} |"
+        for part in sections
     ]
-    for path, others, kind in sections:
-        lines += _section(schema, path, others, kind)
+    for part in sections:
+        lines += _section(schema, part)
     return "\n".join(lines) + "\n"
 
 
@@ -134,42 +135,65 @@ def _title(path: str, others: Sequence[str]) -> str:
     return ", ".join((path, *others)) if path else "Top level"
 
 
-def _section(schema: Schema, path: str, others: Sequence[str], kind: Schema) -> Iterator[str]:
-    yield from ("", f"## {_title(path, others)}", "", *kind["description"].splitlines())
-    for prefix, words in _SECTION_OF_PLATFORM.items():
-        if path == prefix:
-            yield from ("", words)
-    required = kind.get("required", ())
-    for key, described in kind["properties"].items():
-        whole = f"{path}.{key}" if path else key
+def _section(schema: Schema, part: "Section") -> Iterator[str]:
+    others = part.paths[1:]
+    yield from ("", f"## {_title(part.paths[0], others)}", "")
+    # The key that holds the section is described here, and not once more among its neighbours.
+    for path, described, is_required in part.keys:
+        name = f"`{path}`: " if len(part.keys) > 1 else ""
+        yield from (name + _facts(schema, path, described, is_required=is_required), "")
+        yield from (_linked(described["description"]), "")
+    yield from part.kind["description"].splitlines()
+    if part.paths[0] in _SECTION_OF_PLATFORM:
+        yield from ("", _SECTION_OF_PLATFORM[part.paths[0]])
+    required = part.kind.get("required", ())
+    for key, described in part.kind["properties"].items():
+        if [*_references(described)]:
+            continue
+        whole = f"{part.paths[0]}.{key}" if part.paths[0] else key
         yield from ("", f"### {whole}", "")
-        facts = [f"*{_type_words(schema, described)}*"]
-        unit = _unit(key, described)
-        if unit:
-            facts.append(unit)
-        default = _default_words(described, is_required=key in required)
-        facts.append(default)
-        yield " · ".join(facts)
+        yield _facts(schema, key, described, is_required=key in required)
         yield from ("", _linked(described["description"]))
         if others:
             yield from ("", "Also " + ", ".join(f"`{other}.{key}`" for other in others) + ".")
 
 
-def _sections(schema: Schema) -> Iterator[tuple[str, tuple[str, ...], Schema]]:
-    """Yields each mapping of a workload once: its path, further ones, and its schema."""
-    paths: dict[str, list[str]] = {}
+def _facts(schema: Schema, key: str, described: Schema, *, is_required: bool) -> str:
+    unit = _unit(key, described)
+    kind = f"*{_type_words(schema, described)}*"
+    return " · ".join(
+        each for each in (kind, unit, _default_words(described, is_required=is_required)) if each
+    )
 
-    def visit(name: str, path: str) -> None:
-        paths.setdefault(name, []).append(path)
-        if len(paths[name]) > 1:
+
+@dataclasses.dataclass(kw_only=True)
+class Section:
+    """A mapping of a workload: where it is, and the keys that hold it."""
+
+    kind: Schema
+    paths: list[str]
+    keys: list[tuple[str, Schema, bool]]
+
+
+def _sections(schema: Schema) -> list[Section]:
+    """Returns each mapping of a workload once."""
+    found: dict[str, Section] = {}
+
+    def visit(name: str, path: str, key: tuple[str, Schema, bool] | None) -> None:
+        kind = schema["$defs"][name]
+        part = found.setdefault(name, Section(kind=kind, paths=[], keys=[]))
+        part.paths.append(path)
+        part.keys += [key] if key else []
+        if len(part.paths) > 1:
             return
-        for key, described in schema["$defs"][name]["properties"].items():
+        for name_of_key, described in kind["properties"].items():
+            whole = f"{path}.{name_of_key}" if path else name_of_key
+            is_required = name_of_key in kind.get("required", ())
             for reference, suffix in _references(described):
-                visit(reference, f"{path}.{key}{suffix}" if path else f"{key}{suffix}")
+                visit(reference, f"{whole}{suffix}", (whole, described, is_required))
 
-    visit("Workload", "")
-    for name, found in paths.items():
-        yield found[0], tuple(found[1:]), schema["$defs"][name]
+    visit("Workload", "", None)
+    return [*found.values()]
 
 
 def _references(described: Schema, suffix: str = "") -> Iterator[tuple[str, str]]:
@@ -476,7 +500,7 @@ def python_page() -> str:
         "| --- | --- |",
     ]
     for module in MODULES:
-        links = [f"[{name}](#{_slug(f'{module}.{name}')})" for name in public(module)]
+        links = [f"[{name}](#{_slug(_heading(module, name))})" for name in public(module)]
         lines.append(f"| [{module}](#{_slug(module)}) | {' · '.join(links)} |")
     for module in MODULES:
         lines += _module(module)
@@ -490,6 +514,12 @@ def public(module: str) -> list[str]:
         (name for name in names if name != "__version__"),
         key=lambda name: (not name[0].islower(), name.lower()),
     )
+
+
+def _heading(module: str, name: str) -> str:
+    # An anchor has no capitals: `text` and `Text` would share one.
+    is_shared = name != name.lower() and name.lower() in public(module)
+    return f"{module}.{name}" + (" (type)" if is_shared else "")
 
 
 @functools.cache
@@ -529,7 +559,7 @@ def _module(module: str) -> Iterator[str]:
         for name in names.split(", ")
     }
     for name in public(module):
-        yield from ("", f"### {module}.{name}", "")
+        yield from ("", f"### {_heading(module, name)}", "")
         node, home = _definition(module, name)
         if f"{module}.{name}" in CONSTANTS:
             yield CONSTANTS[f"{module}.{name}"]

@@ -77,7 +77,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Shows a bar in the code of a table as a forge does: its escape is the table's, not the code's."""
+    """Shows a bar in the code of a table as a forge does: the escape is the table's alone."""
     return re.sub(r"<td[ >].*?</td>", lambda found: found[0].replace("\\|", "|"), html)
 
 

@@ -52,9 +52,11 @@ def test_each_link_of_a_page_leads_to_a_heading(
 ) -> None:
     pages = {path.name: text for path, text in made.items() if path.suffix == ".md"}
     anchors = {
-        name: {reference._slug(title) for title in re.findall(r"(?m)^#+ (.*)$", text)}
+        name: [reference._slug(title) for title in re.findall(r"(?m)^#+ (.*)$", text)]
         for name, text in pages.items()
     }
+    twice = [f"{n}: {a}" for n, each in anchors.items() for a in set(each) if each.count(a) > 1]
+    assert twice == []
     wrong = [
         f"{name}: {file}#{anchor}"
         for name, text in pages.items()
