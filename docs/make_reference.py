@@ -16,7 +16,7 @@ import json
 import re
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -212,6 +212,8 @@ def _type_words(schema: Schema, described: Schema) -> str:
         return "any single value"
     if "anyOf" in described:
         parts = [_type_words(schema, each) for each in described["anyOf"]]
+        if len(parts) > len(_SCALAR):
+            return "any value"
         return " or ".join(dict.fromkeys(part for part in parts if part != "null"))
     if "enum" in described:
         names = [str(each) for each in described["enum"] if each is not None]
@@ -568,7 +570,7 @@ def _module(module: str) -> Iterator[str]:
         else:
             if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
                 yield from ("```text", *_signature(name, node), "```", "")
-            yield from _docstring(ast.get_docstring(node) or "")
+            yield from _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
             if isinstance(node, ast.ClassDef):
                 yield from _members(node)
         first, code = homes.get(name, ("", ""))
@@ -621,6 +623,13 @@ def _arguments(node: ast.FunctionDef) -> list[str]:
     return found
 
 
+def _outputs(node: Definition) -> set[str]:
+    """Returns the arguments of a component of Kubeflow that are its outputs."""
+    if isinstance(node, ast.ClassDef):
+        return set()
+    return {each.split(":")[0] for each in _arguments(node) if "Output" in each}
+
+
 def _argument(each: ast.arg, default: ast.expr | None) -> str:
     kind = f": {ast.unparse(each.annotation)}" if each.annotation else ""
     equals = " = " if kind else "="
@@ -643,13 +652,14 @@ def _members(node: ast.ClassDef) -> Iterator[str]:
         yield f"| `{each.name}{call}` | {_cell(first)} |"
 
 
-def _docstring(text: str) -> Iterator[str]:
+def _docstring(text: str, *, outputs: Collection[str] = ()) -> Iterator[str]:
     """Yields a docstring of Google's style as Markdown."""
     section, block = "", list[str]()
 
     def ended() -> Iterator[str]:
         if block:
-            yield from _section_lines(section, textwrap.dedent("\n".join(block)).strip("\n"))
+            text = textwrap.dedent("\n".join(block)).strip("\n")
+            yield from _section_lines(section, text, outputs=outputs)
             block.clear()
 
     for line in text.splitlines():
@@ -666,14 +676,14 @@ def _docstring(text: str) -> Iterator[str]:
     yield from ended()
 
 
-def _section_lines(section: str, text: str) -> Iterator[str]:
+def _section_lines(section: str, text: str, *, outputs: Collection[str]) -> Iterator[str]:
     if section in ("Returns", "Yields"):
         yield from ("", f"{section}: {_flat(text)}")
     elif section:
-        yield from ("", f"{'Arguments' if section == 'Args' else section}:", "")
-        for entry in re.split(r"\n(?=\S)", text):
-            name, colon, words = entry.partition(":")
-            yield f"- `{name}`: {_flat(words)}" if colon else f"- {_flat(entry)}"
+        parts = [entry.partition(":") for entry in re.split(r"\n(?=\S)", text)]
+        made = [part for part in parts if part[0] in outputs]
+        yield from _entries("Arguments" if section == "Args" else section, parts, without=made)
+        yield from _entries("Outputs", made)
     else:
         # An indented paragraph is code; those that follow on each other are one.
         paragraphs = re.findall(r"(?:    .*(?:\n|\Z)|\n(?=    ))+|(?:\S.*(?:\n|\Z))+", text)
@@ -683,7 +693,18 @@ def _section_lines(section: str, text: str) -> Iterator[str]:
             if paragraph.startswith("    "):
                 yield from ("```python", *textwrap.dedent(paragraph).splitlines(), "```")
             else:
-                yield from paragraph.splitlines()
+                yield from _linked(paragraph).splitlines()
+
+
+Entry = tuple[str, str, str]
+
+
+def _entries(title: str, parts: Sequence[Entry], *, without: Sequence[Entry] = ()) -> Iterator[str]:
+    kept = [part for part in parts if part not in without]
+    if kept:
+        yield from ("", f"{title}:", "")
+    for name, colon, words in kept:
+        yield f"- `{name}`: {_flat(words)}" if colon else f"- {_flat(name)}"
 
 
 # Examples.
@@ -1007,7 +1028,7 @@ def _sentence(text: str) -> str:
 
 def _linked(text: str) -> str:
     """Returns the text with the pages that it names as links."""
-    return re.sub(r"\bdocs/([\w-]+\.md)", r"[\1](../\1)", text)
+    return re.sub(r"(?<!`)\bdocs/([\w-]+\.md)", r"[\1](../\1)", text)
 
 
 def _slug(title: str) -> str:
