@@ -26,6 +26,7 @@ RAY := .venv-ray/.installed
 MPI := .venv-mpi/.installed
 LIBRARIES := .venv-libraries/.installed
 PEERS := .venv-peers/.installed
+DOCS := .venv-docs/.installed
 # An environment that sees what .venv has, behind what it has itself.
 define VENV_OVER_OURS
 @$(PYTHON) -m venv $(@D)
@@ -34,7 +35,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt faults bench soak image image-control lock clean
+.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt docs faults bench soak image image-control lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -83,6 +84,11 @@ check-layers:
 
 fmt: $(DEV)  ## format, and mend what the linter can mend
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
+
+docs: $(RUN) $(DOCS)  ## the reference from the code, and the site in .cache/site; no network once it is set up
+	@$(BIN)/python docs/make_reference.py
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "the site: .cache/site/index.html; to look at it: .venv-docs/bin/mkdocs serve"
 
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes
 	@$(BIN)/pytest -q tests -m 'fault and not soak'
@@ -134,6 +140,12 @@ $(LIBRARIES): tests/libraries/requirements.txt | $(DEV)
 	@echo "set-up: libraries in .venv-libraries (0.1 GB)"
 	$(VENV_OVER_OURS)
 	@$(OWN_PIP) --no-deps -r $<
+	@touch $@
+
+$(DOCS): requirements/docs.txt
+	@echo "set-up: mkdocs in .venv-docs (0.2 GB)"
+	@$(PYTHON) -m venv .venv-docs
+	@$(OWN_PIP) --require-hashes --no-deps -r $<
 	@touch $@
 
 $(MPI): tests/engines/requirements-mpi.txt | $(DEV)

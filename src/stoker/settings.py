@@ -155,24 +155,26 @@ class RunEnvironment:
     Attributes:
         run_id: Run id, in every log line.
         host: Name of this host; a platform where hosts do not know it themselves says so.
-        group: Its group.
+        group: Name of this host's instance group.
         base_dir: Replaces /opt/ml.
         token_file: File with the run's token: 32 bytes as hexadecimal digits.
-        workers: Workers a host by role, where decided.
+        workers: Data workers of one host by role, as JSON, such as {"dnn": 2, "data": 15}; absent:
+            as feed.local_workers and the hosts' vCPUs say.
         engine: What makes data on the data group, where it is not the feed.
         engine_hosts: Hosts that are reached otherwise than under their names and fixed ports.
         processes_per_host: Trainer processes of a dnn host, where decided.
-        roles: Roles of groups by name; a group whose name begins with `data` needs none.
+        roles: Roles of groups by name, as JSON; a group whose name begins with `data` needs none.
         advertise: Address under which others reach this host; else its own name.
         port: Port of this host's coordinator or agent; absent: FeedSettings.port.
-        coordinator: `host:port`; else the leader's name and port.
-        profile: The run is a profile.
+        coordinator: `host:port` of the coordinator; else the leader's name and port.
+        profile: Settings of the profile, where the run is one.
         profile_file: File to which the leader of a profile writes profile.json.
         workload_sha256: Digest of the workload, for the training record.
         code_file: Package (.tar.gz) of the training's code: the command runs in it.
-        command: Set in an image, where the launcher is given just `train`.
-        replace_dataloader: torch's DataLoader is replaced, too.
-        comes_back: Data hosts that end badly are started again (Kubernetes).
+        command: The training command, as a JSON list, for an image whose launcher is given just
+            `train`.
+        replace_dataloader: 1: torch's own DataLoader is replaced by stoker's, too.
+        comes_back: Kubernetes: data hosts that end badly are started again.
         pod_groups: Kubernetes: all groups of the run.
         follower_lease: Kubernetes: folder with the lease of whoever follows the run.
         restarts: Kubernetes: how often all hosts were started again.
@@ -266,10 +268,10 @@ class ProcessSettings(RunEnvironment):
     """The settings that a process of a run finds: those of the run, and those of its launcher.
 
     Attributes:
-        has_data_group: Loaders use the feed.
+        has_data_group: Loaders take batches from the feed.
         output: Folder of this host for timelines, failures, profile results.
-        metrics: File for the metrics that the script reports.
-        launcher_pid: The launcher's, in its own children.
+        metrics: File for the metrics that the script reports: a JSON object of names and numbers.
+        launcher_pid: Process id of the launcher, in its own children.
         backend: smddp only: the process group backend to use.
         rank: Global rank of this trainer process (torchrun's RANK), 0 without one.
         world_size: Trainer processes of the run.

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # `make lock` writes them; torch has no hash, for its builds (CPU, CUDA) have one version.
-LOCKED = ("run", "dev", "image-control", "image-torch")
+LOCKED = ("run", "dev", "docs", "image-control", "image-torch")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 WANTED = {
@@ -17,6 +17,7 @@ WANTED = {
         PROJECT["dependencies"],
         *(EXTRAS[extra] for extra in EXTRAS if extra not in ("aws", "gpu")),
     ),
+    "docs": (["mkdocs-material"],),
     "image-control": (PROJECT["dependencies"], EXTRAS["aws"], EXTRAS["kubernetes"]),
     "image-torch": (EXTRAS["torch"],),
 }

@@ -19,7 +19,8 @@ from support.warm_python import run_warm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "mnist"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "mnist"
 TIMEOUT_SECONDS = 240
 
 WORKLOAD = """\
@@ -72,6 +73,8 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path: Pat
     assert [verb for verb in verbs if verb in wanted] == wanted
     assert "next:" in verbs
     run = only_run(folder)
+    listed = (ROOT / "docs" / "reference" / "files.md").read_text()
+    assert [each.name for each in run.iterdir() if f"`{each.name}" not in listed] == []
     profile = read_json(run / "profile.json", Profile)
     decision = read_json(run / "decision.json", Decision)
     training = read_json(run / "training.json", Training)

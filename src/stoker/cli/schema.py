@@ -29,12 +29,10 @@ def json_schema(name: str) -> "dict[str, Json]":
     Raises:
         UsageError: If there is no record of that name.
     """
-    import msgspec
-
     from stoker.errors import UsageError
     from stoker.records import RECORDS, nearest
+    from stoker.records.schema import schema_of
 
     if name not in RECORDS:
         raise UsageError(f"no record is called {name}", fix=nearest(name, list(RECORDS)))
-    schema: dict[str, Json] = msgspec.json.schema(RECORDS[name])
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return schema_of(RECORDS[name])

@@ -150,7 +150,7 @@ def to_document(record: msgspec.Struct) -> dict[str, Json]:
     """Returns the record as plain dicts, lists and scalars; leaves out fields not known."""
     return {
         name: _plain(value)
-        for attribute, name in _names_of(type(record))
+        for attribute, name in names_of(type(record))
         # None is "not known": a field that is not known is left out, and read as None again.
         if (value := getattr(record, attribute)) is not None
     }
@@ -158,8 +158,8 @@ def to_document(record: msgspec.Struct) -> dict[str, Json]:
 
 # msgspec looks at all annotations each time that it is asked.
 @functools.cache
-def _names_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Returns each field's name in Python and in documents."""
+def names_of(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Returns each field's name in Python and in documents, in the order of documents."""
     # The keys that a record inherits come after its own: a workload begins with its name.
     own = kind.__annotations__
     fields = sorted(msgspec.structs.fields(kind), key=lambda field: field.name not in own)

@@ -30,6 +30,12 @@ class Group(Record, frozen=True, kw_only=True):
     """Hosts of one type with one role.
 
     Attributes:
+        name: Name of the group, in logs and in the platform's job.
+        role: dnn: its hosts train; data: they only make batches.
+        instance_type: Type of its hosts, as the catalog calls it.
+        count: Number of hosts.
+        processes_per_host: Trainer processes of one host; absent: one per accelerator, at least
+            one.
         workers_per_host: Data workers of one host; 0: it loads nothing; absent: not decided here
             (the script's num_workers on a dnn host, the host's vCPUs on a data host).
     """
@@ -62,11 +68,20 @@ class Predicted(Record, frozen=True, kw_only=True):
     """The prediction of a plan: its step, its limits and its cost.
 
     Attributes:
-        second_limit_seconds: What the step would be if only the second limit held.
+        step_seconds: Predicted step, in seconds of wall clock.
+        step_seconds_low: Shortest step that the error band holds, in seconds.
+        step_seconds_high: Longest step that the error band holds, in seconds.
+        limit: What sets the pace of the step.
+        second_limit: What would set it next.
+        second_limit_seconds: What the step would be if only the second limit held, in seconds.
         accelerator_utilization: Accelerator-only time over the step.
+        usd_per_hour: Price of all hosts, in dollars per hour.
+        usd_per_1000_steps: Cost of 1000 steps, in dollars.
         speedup: Today's measured step over this step.
         cost_change: This usd_per_1000_steps over today's, minus 1; negative is cheaper.
-        break_even_speedup: From this speedup on the plan costs no more a step than today's
+        total_hours: Hours of the whole training; absent: its number of steps is not known.
+        total_usd: Dollars of the whole training; absent: its number of steps is not known.
+        break_even_speedup: From this speedup on the plan costs no more per step than today's
             cluster: its usd_per_hour over today's.
         own_storage_speedup: The speedup if each host has a storage of its own, where that is not
             known and makes a difference: `speedup` is that of hosts that share one, and
@@ -99,9 +114,13 @@ class Plan(Record, frozen=True, kw_only=True):
     """A cluster that could run the workload.
 
     Attributes:
-        groups: dnn first.
+        action: What is done to today's cluster: nothing (keep), other settings (tune), a larger
+            type (scale_up), data hosts (heterogeneous), more replicas (scale_out), or less work of
+            the CPUs (offload_gpu).
+        groups: Instance groups, dnn first.
         remote_share: Fraction of batches made on the data group.
         predicted: Absent where the plan cannot be priced or predicted.
+        feasible: Whether it can be run within the constraints and the platform's rules.
         reason: For an infeasible plan, which constraint or rule; for the chosen one, why.
         global_batch_size: Samples of all replicas together, where their number changes and each
             keeps its own batch; absent: today's.
@@ -117,7 +136,13 @@ class Plan(Record, frozen=True, kw_only=True):
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """One question of the flow chart as walked."""
+    """One question of the flow chart as walked.
+
+    Attributes:
+        question: The question, in words.
+        answer: Its answer; unknown where the profile does not say.
+        because: The figures that the answer rests on.
+    """
 
     question: str
     answer: Literal["yes", "no", "unknown"]
@@ -125,7 +150,13 @@ class Answer(Record, frozen=True, kw_only=True):
 
 
 class Advice(Record, frozen=True, kw_only=True):
-    """Something worth doing that is not a plan to run."""
+    """Something worth doing that is not a plan to run.
+
+    Attributes:
+        id: Name of the advice, for programs.
+        text: What to do, in words.
+        when: When it holds, in words; absent: always.
+    """
 
     id: Name
     text: str
@@ -133,7 +164,15 @@ class Advice(Record, frozen=True, kw_only=True):
 
 
 class Prices(Record, frozen=True, kw_only=True):
-    """The origin of the prices; stale: older than 90 days."""
+    """The origin of the prices.
+
+    Attributes:
+        date: Day of the oldest price, ISO 8601; absent: not known.
+        region: AWS region of the prices; absent: none, or not known.
+        purchase: How hosts are bought, such as on-demand.
+        source: The list that the prices are from.
+        stale: Whether they are older than 90 days.
+    """
 
     date: str | None = None
     region: str | None = None
@@ -167,9 +206,22 @@ class Decision(Record, frozen=True, kw_only=True):
     """The ranked plans, the chosen one, and why.
 
     Attributes:
+        schema: Version of this file's form.
+        workload_sha256: Digest of the workload; records of another workload are refused. Absent:
+            the profile was made without a workload.
         bottleneck: What sets today's pace. `workers`: too few loader workers; `latency`: each of
             them waits for its data, and more of them wait at the same time; `storage`: they share
             what they wait for.
+        action: Action of the chosen plan.
+        plan: The chosen plan.
+        plans: All plans, the best first; those that cannot be run come last.
+        path: The questions that led to the choice, with their answers.
+        advice: What else is worth doing.
+        warnings: What makes the prediction doubtful, in words.
+        prices: Where the prices are from.
+        objective: What ranked the plans: the cost of a step, or its time.
+        constraints: Bounds that the plans had to respect.
+        calibration: Correction of the cost model by earlier runs; absent: none was asked for.
         others_vcpus: vCPUs of the profiled hosts that other programs kept busy meanwhile; the
             bands are wider by that. Absent: not known.
     """

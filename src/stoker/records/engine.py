@@ -44,12 +44,14 @@ class StrategySettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: `auto`: torchrun where more than one process trains, else none; `torchrun`: one
-            process a rank; `smddp`: torchrun with SageMaker's data-parallel backend; `mpi`: mpirun
-            on the leader, over all dnn hosts; `none`: the command itself, one process a host.
+            process per rank; `smddp`: torchrun with SageMaker's data-parallel backend; `mpi`:
+            mpirun on the first dnn host, over all dnn hosts; `none`: the command itself, one
+            process per host.
         max_restarts: How often torchrun starts all ranks again after one has failed; torchrun and
-            smddp only.
-        fallback: Process group backend where SageMaker's is not there; absent: refused.
-        mpi_arguments: More arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`.
+            smddp only. 0, as a script that saves no checkpoint would begin anew.
+        fallback: Process group backend where SageMaker's is not there; smddp only. Absent: the run
+            is refused then.
+        mpi_arguments: More arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`; mpi only.
     """
 
     name: StrategyName = "auto"
@@ -100,9 +102,10 @@ class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         port: Name of one of the engine's ports, on which it must listen.
-        path: Path of an HTTP request on that port that must get a code below 400; absent:
-            a connection is enough.
-        seconds: How long that may take, from the start of the command.
+        path: Path of an HTTP request on that port that must get a code below 400. Absent: a
+            connection is enough.
+        seconds: Upper limit on that time, in seconds from the start of the command. 120, as servers
+            that import TensorFlow or Ray take some ten seconds on a host that has read neither.
     """
 
     port: Name
@@ -118,12 +121,13 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         command: Program and arguments. `{PLACE}` in an argument stands for what the host knows: one
             of the engine's ports by its name, `{host}`, `{address}`, `{leader}`, `{data_hosts}`,
-            `{workers}`, `{output}`, ...; `stoker.records.engine` has the list.
-        ready: When it counts as started; absent: at once.
+            `{workers}`, `{output}`, ...; docs/engines.md has the list.
+        ready: When it counts as started. Absent: at once.
         environment: More variables for it, with the same places.
-        needs_workers: Runs only on hosts that have data workers, as `feed.local_workers` or the
-            plan say: of dnn hosts, those that help the data group.
-        followers_only: Does not run on the leading dnn host, which has a command of its own.
+        needs_workers: Whether it runs only on hosts that have data workers, as `feed.local_workers`
+            or the plan say: of dnn hosts, those that help the data group.
+        followers_only: Whether it leaves out the first dnn host, which has a command of its own
+            then.
     """
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -141,15 +145,19 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         name: `feed`: stoker's own; `command`: the commands below; `tf.data.service` and `ray`: the
             same with commands of their own, each of which may be replaced below.
-        leader: Runs next to the training on the first dnn host only: a dispatcher, a head.
-        dnn: Runs next to the training on every dnn host.
-        data: Runs on every data host.
-        ports: Ports by name, the same on every host; local hosts share an address: free ones.
+        leader: Command that runs next to the training on the first dnn host only: a dispatcher, a
+            head.
+        dnn: Command that runs next to the training on every dnn host.
+        data: Command that runs on every data host.
+        ports: Ports by name, the same on every host. On this machine all hosts share an address,
+            and get free ones.
         environment: More variables for the training command, with the places of EngineCommand.
-        stop_seconds: Time from the end of the training until what still runs is killed.
-        needs_all: The run fails when a data host or its command is lost before the training ends,
-            unless lost hosts are started again (Kubernetes); else the training goes on, or fails by
-            itself. Absent: as the preset says, else no.
+        stop_seconds: Seconds from the end of the training until what still runs is killed. 10, as
+            the data hosts are billed meanwhile.
+        needs_all: Whether the run fails when a data host or its command is lost before the training
+            ends, unless lost hosts are started again (Kubernetes); else the training goes on, or
+            fails on its own. Absent: yes for tf.data.service and ray, whose trainings would wait
+            for ever, else no.
     """
 
     name: EngineName = "feed"

@@ -78,21 +78,37 @@ Role = Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:iam::[0-9]{12}:role/
 
 
 class Vpc(Record, frozen=True, kw_only=True):
-    """The network that hosts join; its security groups must let them reach each other by TCP."""
+    """The network that hosts join; its security groups must let them reach each other by TCP.
+
+    Attributes:
+        subnets: IDs of subnets, such as subnet-0a1b2c3d. One zone is best: traffic between zones is
+            slower, and billed.
+        security_groups: IDs of security groups of the same VPC.
+    """
 
     subnets: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
     security_groups: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
 
 
 class MetricDefinition(Record, frozen=True, kw_only=True):
-    """A metric that the service reads from the log; `regex` has one group."""
+    """A metric that the service reads from the log.
+
+    Attributes:
+        name: Name of the metric in CloudWatch.
+        regex: Regular expression with one group, which is the value.
+    """
 
     name: Name
     regex: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
 
 class Framework(Record, frozen=True, kw_only=True):
-    """The framework of an image; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6."""
+    """The framework of an image; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6.
+
+    Attributes:
+        name: Framework of the image.
+        version: Its version in the image, such as "2.3".
+    """
 
     name: Literal["pytorch", "tensorflow"]
     version: Annotated[str, msgspec.Meta(pattern="^[0-9]+\\.[0-9]+([.+].*)?$")]
@@ -102,12 +118,15 @@ class ControlSettings(Record, frozen=True, kw_only=True):
     """The small steps of the pipeline: decide, evaluate, and train as it waits for its job.
 
     Attributes:
-        image: Absent: the workload's own.
-        role: ARN of the role with which they run, the one that may create the training job; absent:
+        image: Image of these steps. Absent: the workload's own.
+        role: ARN of the role with which they run, the one that may create the training job. Absent:
             the job's own, which then may create jobs, too.
-        instance_type: A processing type; CPU is enough.
-        max_run_seconds: Train waits for the whole training. The service allows 9 days; an account's
-            quota is 5 days until it is raised.
+        instance_type: Type of their host, one for processing jobs. They compute nothing, so the
+            smallest is enough.
+        volume_gb: Disk of their host, in GB; 30 is the default of SageMaker's SDK.
+        max_run_seconds: Upper limit on one step, in seconds. Train waits for the whole training.
+            The service allows 9 days; an account's quota is 5 days, the default, until it is
+            raised.
     """
 
     image: Name | None = None
@@ -121,12 +140,16 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     """The registration of a model that passed its gate.
 
     Attributes:
-        group: Group of the model registry; absent: the workload's name.
-        image: Image that serves the model; absent: the package names none, and cannot be deployed
+        group: Group of the model registry. Absent: the workload's name.
+        image: Image that serves the model. Absent: the package names none, and cannot be deployed
             as it is.
         entry_point: Program in the model's archive that serves it, where the image runs one, as
             AWS's do (SAGEMAKER_PROGRAM).
         environment: Variables of the container that serves it.
+        approval: State in which the model enters the registry. By default a person approves it
+            before it is deployed.
+        content_types: MIME types of the requests that the model takes.
+        response_types: MIME types of its answers.
     """
 
     group: Name | None = None
@@ -148,31 +171,50 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         role: ARN of the role that the job takes on.
-        output_uri: Prefix for outputs, models, tokens and packed code.
-        region: Absent: what boto3 finds (AWS_REGION, the profile).
+        output_uri: Prefix in S3 for outputs, models, tokens and packed code.
+        region: AWS region. Absent: what boto3 finds (AWS_REGION, the profile).
         source: Folder with the training's code, packed and handed to all hosts as one more
-            channel, or an s3:// address of such a package (.tar.gz); absent: it is in the image.
+            channel, or an s3:// address of such a package (.tar.gz). Absent: it is in the image.
         entrypoint: What the image runs; the command follows. The last word is `--`.
-        framework: Framework of the image, if stoker shall check it.
-        volume_gb: Disk of each host of all groups; types with NVMe disks of their own ignore it.
-        max_run_seconds: The service stops the job after this time.
-        encrypt_traffic: The service encrypts between the hosts; the feed then does not, too.
-        network_isolation: No network but the hosts' own; data comes by channels only.
+        framework: Framework of the image, if stoker is to check that it can be used.
+        volume_gb: Disk of each host of all groups, in GB; types with NVMe disks of their own ignore
+            it. 100 holds an image with CUDA and data of some tens of GB; raise it for more data in
+            `File` mode.
+        volume_kms_key: KMS key that encrypts these disks. Absent: the service's own.
+        output_kms_key: KMS key that encrypts outputs in S3. Absent: the bucket's rule.
+        max_run_seconds: Seconds after which the service stops the job. One day is the service's own
+            default.
+        max_retries: How often the service starts a job again after an error of its own; 0: never. 2
+            survives a host that breaks, and ends what always breaks.
+        vpc: Network that the hosts join. Absent: one of the service's.
+        encrypt_traffic: Whether the service encrypts between the hosts (all-reduce, too, which
+            becomes slower). The feed's batches are encrypted anyway.
+        network_isolation: Whether the hosts reach no network but their own; data comes by channels
+            only.
         checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is kept in step with
-            CHECKPOINT_URI/RUN, which the run's further attempts go on from.
+            CHECKPOINT_URI/RUN, which the run's further attempts go on from. Absent: none are kept.
         resume_from: Folder of an earlier run's checkpoints, in place of one of the run's own: the
             training goes on from what is there, and saves there.
-        keep_alive_seconds: Warm pool; homogeneous jobs only.
-        spot: Managed spot; homogeneous jobs only.
-        max_retries: The service starts a job again so often after an error of its own; 0: never.
-        max_wait_seconds: With spot: limit for the wait for capacity and the training together.
-        metric_definitions: Absent: those of the launcher's progress line (step and wait seconds).
-        pipeline_role: ARN of the role with which the pipeline starts its steps; absent: the job's.
-        schedule_role: ARN of the role with which the scheduler starts the pipeline.
+        keep_alive_seconds: Seconds that hosts stay warm for the next job, and are billed; 0: none.
+            Jobs with one instance group only.
+        spot: Whether hosts are managed spot instances, which may be taken away. Jobs with one
+            instance group only.
+        max_wait_seconds: With spot: upper limit on the wait for capacity and the training together,
+            in seconds.
+        environment: Variables of the job's containers.
+        tags: Tags of the job and of what belongs to it.
+        metric_definitions: Metrics that the service reads from the log. Absent: those of the
+            launcher's progress line (step and wait seconds).
+        control: Hosts of the pipeline's small steps.
+        model: How a model that passed its gate is registered.
+        pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
+        schedule_role: ARN of the role with which the scheduler starts the pipeline; `stoker
+            schedule` needs it.
         overlap: Whether a run of the pipeline may begin while another one is under way; refuse: it
             fails at once, in a small step of its own.
-        dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up.
-        cache_days: A step with the same request within so many days is not run again; 0: always.
+        dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
+            they are lost.
+        cache_days: Days for which a step with the same request is not run again; 0: it always runs.
     """
 
     role: Role
@@ -214,7 +256,14 @@ Claim = Annotated[str, msgspec.Meta(pattern="^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9]
 
 
 class Toleration(Record, frozen=True, kw_only=True):
-    """A taint that pods put up with; without an effect: with all of its effects."""
+    """A taint that pods tolerate.
+
+    Attributes:
+        key: Key of the taint. Absent: any, with the operator Exists.
+        operator: Exists: whatever the taint's value is; Equal: it is `value`.
+        value: Value of the taint, for Equal.
+        effect: Effect of the taint. Absent: all effects.
+    """
 
     key: Name | None = None
     operator: Literal["Exists", "Equal"] = "Exists"
@@ -223,7 +272,14 @@ class Toleration(Record, frozen=True, kw_only=True):
 
 
 class NodeRule(Record, frozen=True, kw_only=True):
-    """A rule on a node's label: a requirement; with a weight, 1 to 100, only a preference."""
+    """A rule on a node's label: a requirement; with a weight, 1 to 100, only a preference.
+
+    Attributes:
+        key: Key of the label.
+        operator: How the label's value is compared with `values`.
+        values: Values of the label; none for Exists and DoesNotExist, one for Gt and Lt.
+        weight: How much a node that fits is preferred, 1 to 100. Absent: other nodes are not used.
+    """
 
     key: Name
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
@@ -235,9 +291,11 @@ class NodePool(Record, frozen=True, kw_only=True):
     """Nodes of one kind: what a plan calls an instance type.
 
     Attributes:
-        node_selector: Labels of these nodes; absent: node.kubernetes.io/instance-type=NAME.
-        cpu: What one pod asks for: of a whole node, what daemons leave of it.
-        gpus: GPUs of one pod; 0: the nodes have none.
+        node_selector: Labels of these nodes. Absent: node.kubernetes.io/instance-type=NAME.
+        tolerations: Taints of these nodes that the pods tolerate.
+        cpu: CPUs that one pod asks for. Absent: of a whole node, what daemons leave of it.
+        memory: Memory that one pod asks for. Absent: of a whole node, what daemons leave of it.
+        gpus: GPUs of one pod; 0: the nodes have none. Absent: those of the type.
     """
 
     node_selector: dict[Name, str] | None = None
@@ -251,9 +309,15 @@ class PodVolume(Record, frozen=True, kw_only=True):
     """A volume of a group's pods, from exactly one of claim, secret, config_map and scratch.
 
     Attributes:
+        name: Name of the volume, unique in the pod.
+        mount_path: Folder in which the container sees it.
         claim: Name of a PersistentVolumeClaim.
+        secret: Name of a Secret, whose keys are files.
+        config_map: Name of a ConfigMap, whose keys are files.
         scratch: Size of an empty folder on the node, gone with the pod.
-        sub_path: Folder within it.
+        sub_path: Folder within it. Absent: all of it.
+        read_only: Whether the container may only read; a scratch folder is always writable. True,
+            as data should survive a script's mistake.
     """
 
     name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -270,17 +334,26 @@ class PodSettings(Record, frozen=True, kw_only=True):
     """The needs of one role's pods, next to their pool.
 
     Attributes:
-        cpu: Asked for; absent: the pool's.
-        cpu_limit: Absent: what is asked for. The launcher starts as many workers as it allows.
-        memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
-        gpus: GPUs of one pod; absent: the pool's. The data group has none.
-        image: Of the data group's pods, with the same stoker: a small one for CPUs starts sooner.
-            Absent: the workload's.
+        cpu: CPUs that a pod asks for. Absent: the pool's.
+        memory: Memory that a pod asks for. Absent: the pool's.
+        cpu_limit: Upper limit on a pod's CPUs; the launcher starts as many workers as it allows.
+            Absent: what is asked for.
+        memory_limit: Upper limit on a pod's memory; in a pod that takes more a process is killed.
+            Absent: what is asked for.
+        gpus: GPUs of one pod; the data group has none. Absent: the pool's.
+        image: Image of the data group's pods, with the same stoker: a small one for CPUs starts
+            sooner. Absent: the workload's.
         resources: Further requests and limits, for example vpc.amazonaws.com/efa.
+        node_selector: Labels that nodes must have, next to those of the pool.
+        tolerations: Taints that the pods tolerate, next to those of the pool.
         node_rules: Node affinity; all of those without a weight must hold.
-        service_account: Absent: that of the settings.
+        priority_class: PriorityClass of the pods. Absent: the cluster's default.
+        service_account: Account of the pods. Absent: that of the settings around it.
+        volumes: Volumes of the pods, next to those of channels and output.
+        environment: Variables of the container.
         env_from_secrets: Secrets whose keys become variables, for example of S3.
         labels: Labels of the pods.
+        annotations: Annotations of the pods.
     """
 
     cpu: Quantity | None = None
@@ -309,16 +382,17 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
         host: Address of its API; behind a login often the site's with /pipeline. Absent: the
             variable KF_PIPELINES_ENDPOINT, else the service of the cluster that the pod stoker runs
             in or the kube config names.
-        ui: Address of its pages, for links; absent: the variable KF_PIPELINES_UI_ENDPOINT, else
+        ui: Address of its pages, for links. Absent: the variable KF_PIPELINES_UI_ENDPOINT, else
             the host.
-        namespace: Namespace of the user, if it has many; absent: that of the settings around it.
-        experiment: Experiment of runs and schedules; absent: one named as the workload.
-        service_account: Account of the steps' pods; absent: Kubeflow's own for pipelines.
+        namespace: Namespace of the user, if it has many. Absent: that of the settings around it.
+        experiment: Experiment of runs and schedules. Absent: one named as the workload.
+        service_account: Account of the steps' pods. Absent: Kubeflow's own for pipelines.
         token_file: File with the token that it asks for.
         cookie_file: File with the cookie of a session, as NAME=VALUE, where it asks for one.
-        ca_file: Certificates that it is trusted by; absent: those of public authorities.
+        ca_file: Certificates that it is trusted by. Absent: those of public authorities.
         verify: Whether its certificate is checked.
-        cache_days: A profile of the same inputs is re-used for at most so many days; 0: never.
+        cache_days: Most days for which a profile of the same inputs is used again; 0: it never is.
+            30, as data and images change without their names changing.
     """
 
     host: Name | None = None
@@ -337,12 +411,14 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
     """The pods of a pipeline's steps that train nothing: decide, evaluate, gate, the follower ...
 
     Attributes:
-        image: Absent: the workload's own; one without torch starts sooner (make image-control).
-        cpu: Asked for.
-        memory: Asked for.
-        cpu_limit: Limit.
-        memory_limit: Limit: of a pod that takes more the step is killed.
-        max_run_seconds: Limit for such a step; 0: none. The one that follows a job has none.
+        image: Image of these pods. Absent: the workload's own; one without torch starts sooner
+            (make image-control).
+        cpu: CPUs that a pod asks for.
+        memory: Memory that a pod asks for.
+        cpu_limit: Upper limit on a pod's CPUs.
+        memory_limit: Upper limit on a pod's memory; the step of a pod that takes more is killed.
+        max_run_seconds: Upper limit on such a step, in seconds; 0: none. An hour ends what hangs.
+            The step that follows a job has no limit.
     """
 
     image: Name | None = None
@@ -358,13 +434,14 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         api: jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer, with its runtime.
-        runtime: With trainer: a TrainingRuntime that is there already (`stoker render runtime`);
-            absent: one is made for each run.
-        namespace: Absent: that of the pod stoker runs in, else of the kube config.
-        context: Context of the kube config; absent: its current one.
+        runtime: With trainer: a TrainingRuntime that is there already (`stoker render runtime`).
+            Absent: one is made for each run.
+        namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
+            config.
+        context: Context of the kube config. Absent: its current one.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
-            pvc://CLAIM/FOLDER, in a folder of the run's name; absent: they are gone with the pods.
+            pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are gone with the pods.
         pools: Node pools by the name that plans call their instance type.
         pools_file: CSV file of node pools with prices, in the catalog's columns, or its text: when
             the workload is read, the text takes the place of the file's name. Then plans are made
@@ -374,23 +451,29 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         gpu_resource: What GPUs are called, and the taint of their nodes that dnn pods tolerate.
         zone: Whether all pods of a run are to be in one zone: traffic between zones is slow, and
             billed.
-        queue: Kueue's LocalQueue.
-        image_pull_policy: Absent: the cluster's own rule.
-        run_as: User and group of the pods' processes; images whose user is root need it, too.
-        shm: Size of /dev/shm; absent: up to the memory limit.
-        scratch: Size of the job folder on the node, where there is no output; absent: no limit.
+        queue: Kueue's LocalQueue. Absent: the job is not queued.
+        service_account: Account of all pods. Absent: the namespace's default.
+        image_pull_secrets: Secrets with which images are pulled.
+        image_pull_policy: When images are pulled. Absent: the cluster's own rule.
+        run_as: User and group of the pods' processes, as a number that is not root's; images whose
+            user is root need it, too.
+        shm: Size of /dev/shm. Absent: up to the memory limit.
+        scratch: Size of the job folder on the node, where there is no output. Absent: no limit.
         max_restarts: How often all pods are started again when the dnn group has failed. A dnn
-            host that is drained or preempted does not count where `output` keeps checkpoints.
+            host that is drained or preempted does not count where `output` keeps checkpoints. 0, as
+            a script that fails once mostly fails again.
         max_fresh_starts: With `output`: how often all pods may be started again beyond
             max_restarts, because dnn hosts were taken away, while the run has saved nothing below
             checkpoints, model or output/data. Raise it for a script that saves elsewhere.
-        max_run_seconds: Limit for the dnn group, the wait for its nodes included; absent: none.
-            With trainer that of the TrainJob, all restarts included.
-        grace_seconds: Time from SIGTERM to SIGKILL; the launcher gives the command 90 s of it.
-        follower_lease_minutes: A run that nobody has followed for this time is ended by its dnn
-            leader; 0: never; absent: 60 where stoker follows from a pod, never from a terminal.
-        keep_seconds: A JobSet that has ended is deleted after this time, with its logs. A TrainJob
-            is deleted by whoever followed it to its end, in a pipeline by the last step.
+        max_run_seconds: Upper limit on the dnn group, the wait for its nodes included, in seconds.
+            Absent: none. With trainer that of the TrainJob, all restarts included.
+        grace_seconds: Seconds from SIGTERM to SIGKILL; the launcher gives the command 90 s of it,
+            to save a checkpoint.
+        follower_lease_minutes: Minutes after which a run that nobody follows is ended by its first
+            dnn host; 0: never. Absent: 60 where stoker follows from a pod, never from a terminal.
+        keep_seconds: Seconds after which a JobSet that has ended is deleted, with its logs. A day,
+            so that a night's failure can be read in the morning. A TrainJob is deleted by whoever
+            followed it to its end, in a pipeline by the last step.
         labels: Labels of all objects.
         control: Pods of a pipeline's steps that train nothing.
         kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
@@ -430,9 +513,10 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
     """Says what is done while the platform has no hosts for a job.
 
     Attributes:
-        wait_minutes: So long a plan is tried again, every few minutes; 0: it is tried once. On
-            Kubernetes so long pods of the dnn group may wait for nodes, which autoscalers bring in
-            some minutes.
+        wait_minutes: Minutes for which a plan is tried again, every few minutes; 0: it is tried
+            once. On Kubernetes so long pods of the dnn group may wait for nodes, which autoscalers
+            bring in some minutes. Two hours are a guess: how long a shortage lasts differs by type
+            and region.
         then: next_plan: the decision's next plan that has other types, and so on; fail: the run
             ends as failed. A job without a decision has no other plan.
     """
@@ -442,7 +526,13 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
 
 
 class PlatformSettings(Record, frozen=True, kw_only=True):
-    """The settings of each platform that has any: keys of a workload, which its job carries."""
+    """The settings of each platform that has any: keys of a workload, which its job carries.
+
+    Attributes:
+        on_no_capacity: What is done while the platform has no hosts.
+        sagemaker: What SageMaker needs; required on that platform.
+        kubernetes: What Kubernetes needs.
+    """
 
     on_no_capacity: OnNoCapacity = OnNoCapacity()
     sagemaker: SageMakerSettings | None = None

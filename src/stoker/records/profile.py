@@ -27,9 +27,11 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     """The hosts that were measured; vcpus and accelerators of one host, else the catalog's.
 
     Attributes:
+        instance_type: Type of these hosts, as the catalog calls it.
+        count: Number of hosts.
         vcpus: Whole vCPUs that the training may use, by affinity and the control group's quota.
         quota_vcpus: What the quota allows, where that is no whole number: 1.5.
-        accelerators: Accelerators that NVML or the driver counts.
+        accelerators: Accelerators of one host, as NVML or the driver counts them.
         accelerator_model: Their name, as the driver spells it.
         cpu_model: Model of the CPU, as the kernel spells it.
     """
@@ -49,7 +51,13 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
 
 
 class ProfiledData(Record, frozen=True, kw_only=True):
-    """Data hosts of one type that worked next to the hosts that were measured."""
+    """Data hosts of one type that worked next to the hosts that were measured.
+
+    Attributes:
+        instance_type: Type of these hosts, as the catalog calls it.
+        count: Number of hosts.
+        workers_per_host: Data workers of one host; absent: not known.
+    """
 
     instance_type: Name
     count: PositiveInt
@@ -60,24 +68,25 @@ class StepTerms(Record, frozen=True, kw_only=True):
     """The parts of one *global* step: all ranks together do one step.
 
     Attributes:
-        step_seconds: Wall clock, median, as is.
+        step_seconds: Seconds of wall clock, median, as is.
         wait_seconds: Part of step_seconds that the rank that waits longest waits for data.
-        accelerator_step_seconds: Replaying cached batches, all-reduce inside.
+        accelerator_step_seconds: Seconds of a step with cached batches, all-reduce inside.
         loader_cpu_seconds: CPU-seconds of loading and augmenting, all ranks, every vCPU busy.
-        receive_seconds: Time of a rank's own thread to receive with the feed, not overlapped.
+        receive_seconds: Seconds of a rank's own thread to receive with the feed, not overlapped.
         local_receive_seconds: The same with today's local workers.
-        handover_seconds: Wall clock of that thread to take a batch that is ready from a local
-            worker that makes the next one, a rank; not with CUDA, where the GPU works meanwhile.
-        receive_cpu_seconds: CPU-seconds of the feed's receive side off that thread, a rank.
-        loader_wall_seconds: Worker-seconds of the same work, uncontended.
+        handover_seconds: Seconds of wall clock of that thread to take a batch that is ready from a
+            local worker that makes the next one, per rank; not with CUDA, where the GPU works
+            meanwhile.
+        receive_cpu_seconds: CPU-seconds of the feed's receive side off that thread, per rank.
+        loader_wall_seconds: Worker-seconds of the same loading, uncontended.
         trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
         trainer_vcpus: Instead of it, where only that is known: vCPUs of one host that the trainer
             keeps busy.
         num_workers: Loader workers of one host, all ranks.
         global_batch_size: Samples, all ranks; absent where only a log told the step.
         batch_bytes: Bytes of a global batch.
-        read_bytes: Bytes read from storage a global step.
-        storage_bytes_per_second: Rate of one host.
+        read_bytes: Bytes read from storage per global step.
+        storage_bytes_per_second: Rate at which one host reads from storage, in bytes per second.
     """
 
     step_seconds: PositiveFloat
@@ -110,7 +119,7 @@ class LoaderRate(Record, frozen=True, kw_only=True):
 
     Attributes:
         workers: Loader workers of one host, all ranks.
-        steps_per_second: Global batches a second, of all hosts.
+        steps_per_second: Global batches per second, of all hosts.
     """
 
     workers: PositiveInt
@@ -121,6 +130,9 @@ class Observed(Record, frozen=True, kw_only=True):
     """Utilisation of the dnn hosts: fractions of all vCPUs and of all GPUs.
 
     Attributes:
+        cpu_utilization: Busy share of all vCPUs, 0 to 1.
+        gpu_utilization: Busy share of all GPUs, 0 to 1.
+        hosts: Hosts that were looked at.
         others_vcpus: vCPUs of all hosts that other programs kept busy during the steps as is.
         elsewhere_vcpus: vCPUs of the machine that its only host may not use, and that were busy: by
             other programs, where another host of the local platform would be.
@@ -160,7 +172,13 @@ class Observed(Record, frozen=True, kw_only=True):
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """Spread of one measured field: quartiles, and the number of samples behind it."""
+    """Spread of one measured field.
+
+    Attributes:
+        low: Lower quartile, in the field's unit.
+        high: Upper quartile, in the field's unit.
+        samples: Number of samples behind them.
+    """
 
     low: NonNegativeFloat
     high: NonNegativeFloat
@@ -171,7 +189,7 @@ class Check(Record, frozen=True, kw_only=True):
     """The self-check: do the parts explain the whole?
 
     Attributes:
-        predicted_step_seconds: The step that the parts give.
+        predicted_step_seconds: The step that the parts give, in seconds.
         error: predicted / measured - 1.
         explained: Whether the error is small enough to advise spending.
         state: Where it is not: the state that explains the step, which the parts do not show.
@@ -191,8 +209,8 @@ class TransformCost(Record, frozen=True, kw_only=True):
     Attributes:
         name: `getitem`, `collate`, or a transform's class or function.
         within: The row that holds this one; absent: none.
-        cpu_seconds: CPU-seconds a sample.
-        share: Share of getitem and collate together.
+        cpu_seconds: CPU-seconds per sample.
+        share: Share of getitem and collate together, 0 to 1.
         bytes_in: Mean bytes of what it is given, where that can be told.
         bytes_out: Mean bytes of what it gives.
         samples: Calls that were timed.
@@ -208,7 +226,14 @@ class TransformCost(Record, frozen=True, kw_only=True):
 
 
 class Fix(Record, frozen=True, kw_only=True):
-    """A change to the script or its settings that costs no host."""
+    """A change to the script or its settings that costs no host.
+
+    Attributes:
+        id: Name of the change, for programs.
+        text: What to change, in words.
+        saves_seconds: Seconds that it takes off a step; absent: not known.
+        cost: What it costs in work.
+    """
 
     id: Name
     text: str
@@ -222,7 +247,8 @@ class ProfileState(Record, frozen=True, kw_only=True):
     Attributes:
         id: cpu, accelerator, storage (or network), workers, gil, throttled, straggler or
             other-programs; other versions may know others.
-        share: Share of a step that it explains or costs.
+        text: The state and its figures, in words.
+        share: Share of a step that it explains or costs, 0 to 1.
     """
 
     id: Name
@@ -234,15 +260,24 @@ class Profile(Record, frozen=True, kw_only=True):
     """The measured parts of a global step of the workload.
 
     Attributes:
-        step: Absent where no step was timed: then only `observed` is known, and no plan can be
-            priced on it.
+        schema: Version of this file's form.
+        workload_sha256: Digest of the workload; absent: a command was profiled without one.
+        host: The hosts that were measured.
         data: Data hosts that made batches for this step; none where the dnn hosts loaded alone.
             The step is that of the whole cluster, `loader_cpu_seconds` those of the dnn hosts' CPU.
+        step: Parts of the step. Absent where no step was timed: then only `observed` is known, and
+            no plan can be priced on it.
+        observed: How busy the hosts were; absent: not measured.
+        spread: Spread of the fields of `step`, by name.
+        check: Whether the parts add up to the step; absent: parts are missing.
+        states: States that the training is in, the weightiest first.
+        fixes: Changes that cost no host.
         loader_rates: Throughput of the loader alone, by number of workers: no plan is promised
             more from workers than these say.
         transforms: What loading a sample is made of, the dearest first.
         unmeasured: Parts that cannot be measured where no DataLoader of torch makes the batches:
             `accelerator`, `loader`. No spending is advised then.
+        what: Facts about the profiled run, such as ranks and versions; which ones may change.
     """
 
     schema: Literal["stoker.profile/v1"] = "stoker.profile/v1"

@@ -34,7 +34,13 @@ _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(
 
 
 class Host(Record, frozen=True, kw_only=True):
-    """A host of the run; rank of its first trainer process, absent on data hosts."""
+    """A host of the run.
+
+    Attributes:
+        host: Name of the host.
+        group: Name of its group.
+        rank: Rank of its first trainer process; absent on data hosts.
+    """
 
     host: Name
     group: Name
@@ -48,9 +54,13 @@ class Measured(Record, frozen=True, kw_only=True):
     wait that ends a burst of batches. A spread's samples are blocks.
 
     Attributes:
-        compute_seconds: A step without its wait.
+        step_seconds: A step, in seconds of wall clock.
+        wait_seconds: Part of a step in which the script waits for its batch, in seconds.
+        compute_seconds: A step without its wait, in seconds.
         samples_per_second: Samples of all ranks over the time of all steps.
-        usd_per_1000_steps: Absent where a price is not known.
+        steps: Steps that were measured.
+        usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known.
+        spread: Spread of the fields above, by name.
         timeline_file: CSV of the leader's steps, relative to the record's own folder.
     """
 
@@ -70,7 +80,13 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """The platform's own name for the run."""
+    """The platform's own name for the run.
+
+    Attributes:
+        platform: Platform that ran it.
+        name: Name of the job there.
+        url: Its page in the platform's console; absent: it has none.
+    """
 
     platform: Name
     name: Name
@@ -78,7 +94,13 @@ class Job(Record, frozen=True, kw_only=True):
 
 
 class Event(Record, frozen=True, kw_only=True):
-    """Something that happened in the run: when is UTC, ISO 8601."""
+    """Something that happened in the run.
+
+    Attributes:
+        when: Time in UTC, ISO 8601.
+        what: The event, in words.
+        host: Host that it happened to; absent: to no host alone.
+    """
 
     when: str
     what: str
@@ -89,9 +111,23 @@ class Training(Record, frozen=True, kw_only=True):
     """The record of a run.
 
     Attributes:
-        exit_code: The training command's own.
+        schema: Version of this file's form.
+        workload_sha256: Digest of the workload; absent: it ran without one.
+        status: How the run ended; stopped: somebody ended it before it was done.
+        exit_code: The training command's own; absent: it is not known.
+        decision_id: First digits of the digest of the decision that it ran on; absent: none.
+        groups: Instance groups as they were asked for.
+        hosts: Hosts that took part.
+        strategy: How the trainer processes were started.
+        engine: What made data on the data group.
         hyperparameters: As the command got them, a run's own values among them.
-        data_group_release_seconds: Time from the end of the training to that of the last data host.
+        measured: Figures of the steps; absent: no step was timed.
+        metrics: Metrics that the script reported, the last value of each name.
+        model_uri: Where the model is; absent: the script saved none.
+        job: The platform's own name for the run.
+        data_group_release_seconds: Seconds from the end of the training to that of the last data
+            host.
+        events: What happened to the run, in order of time.
         failure: What failed, in the words of the failing part (a traceback, a lost host).
     """
 
@@ -141,7 +177,15 @@ def cause_of(failure: str) -> str:
 
 
 class GateResult(Record, frozen=True, kw_only=True):
-    """One gate; value absent: the run did not report that metric (and the gate fails)."""
+    """One gate, held against what the run reported.
+
+    Attributes:
+        metric: Name of the metric.
+        value: Value that was reported; absent: none was, and the gate fails.
+        min: Smallest value that passes; absent: no lower bound.
+        max: Largest value that passes; absent: no upper bound.
+        passed: Whether the value is within the bounds.
+    """
 
     metric: Name
     value: float | None = None
@@ -154,7 +198,9 @@ class StepCost(Record, frozen=True, kw_only=True):
     """Time and cost of a step.
 
     Attributes:
-        usd_per_1000_steps: Dollars; absent where a price is not known, and where nobody is billed.
+        step_seconds: A step, in seconds of wall clock.
+        usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known, and
+            where nobody is billed.
         cpu_seconds: vCPUs of all hosts times the step; absent where they are not known.
         accelerator_seconds: Accelerators of all hosts times the step; absent likewise.
     """
@@ -166,7 +212,12 @@ class StepCost(Record, frozen=True, kw_only=True):
 
 
 class Band(Record, frozen=True, kw_only=True):
-    """The steps that were promised, from the shortest to the longest."""
+    """The steps that were promised, from the shortest to the longest.
+
+    Attributes:
+        low_seconds: Shortest promised step, in seconds.
+        high_seconds: Longest promised step, in seconds.
+    """
 
     low_seconds: NonNegativeFloat
     high_seconds: NonNegativeFloat
@@ -180,6 +231,9 @@ class Performance(Record, frozen=True, kw_only=True):
     """The promise against the outcome.
 
     Attributes:
+        baseline: The profiled step, before.
+        predicted: The step that the decision promised; absent: the run had no decision.
+        measured: The step of the run.
         prediction_error: measured / predicted - 1.
         band: Error band of the predicted step.
         is_inside_band: Whether the measured step is one that was promised.
@@ -201,7 +255,13 @@ class Evaluation(Record, frozen=True, kw_only=True):
     """Did quality hold, did the promise hold.
 
     Attributes:
+        schema: Version of this file's form.
+        workload_sha256: Digest of the workload; absent: it ran without one.
+        passed: Whether the training succeeded, did a step, and passed all gates.
         reason: Why it did not pass, in a sentence; empty where it did.
+        gates: Each gate with the value that it was held against.
+        performance: The measured step against the profiled and the predicted one; absent: one of
+            them is missing.
     """
 
     schema: Literal["stoker.evaluation/v1"] = "stoker.evaluation/v1"

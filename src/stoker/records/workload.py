@@ -29,9 +29,11 @@ class TodaysGroup(Record, frozen=True, kw_only=True):
     """The hosts that train today.
 
     Attributes:
-        instance_type: A type of the catalog, with or without `ml.`.
-        count: Hosts.
-        processes_per_host: Trainer processes of one host; absent: one an accelerator, at least one.
+        instance_type: Type of these hosts, as the catalog calls it, with or without `ml.`: on this
+            machine `local.cN` is N of its cores, on Kubernetes it may be the name of a node pool.
+        count: Number of hosts.
+        processes_per_host: Trainer processes of one host. Absent: one per accelerator, at least
+            one.
     """
 
     instance_type: Name
@@ -40,7 +42,12 @@ class TodaysGroup(Record, frozen=True, kw_only=True):
 
 
 class Cluster(Record, frozen=True, kw_only=True):
-    """Today's cluster."""
+    """Today's cluster.
+
+    Attributes:
+        dnn: The hosts that train today. Profiles are measured on them, and every plan is compared
+            with them.
+    """
 
     dnn: TodaysGroup
 
@@ -51,10 +58,17 @@ class Channel(Record, frozen=True, kw_only=True):
     Attributes:
         uri: Where the data is: a folder (local), an s3:// address, efs://FILE_SYSTEM/FOLDER or
             fsx://FILE_SYSTEM/MOUNT/FOLDER (SageMaker), or pvc://CLAIM/FOLDER (Kubernetes).
-        groups: Instance groups that get it; absent: all.
+        groups: Names of the instance groups that get it. Absent: all.
+        data_type: What the address means, on SageMaker: all objects below a prefix, a list of
+            objects (manifest), or a manifest with labels (augmented).
+        distribution: On SageMaker, whether each host gets all of the data or a part of its own. The
+            default is what a random sampler over the whole dataset needs.
+        mode: How SageMaker brings the data: `File` copies it to each host's disk before the
+            training begins, `FastFile` reads each file from S3 when it is opened, `Pipe` streams
+            it. The default is the service's own.
         attribute_names: Keys of an augmented manifest that are streamed, in this order.
-        record_wrapper: RecordIO delimits what a pipe streams; absent: RecordIO for augmented
-            manifests, else None.
+        record_wrapper: Whether RecordIO delimits the records that a pipe streams. Absent: RecordIO
+            for augmented manifests, else None.
     """
 
     uri: Name
@@ -78,16 +92,22 @@ class Constraints(Record, frozen=True, kw_only=True):
     """The bounds that a plan must respect.
 
     Attributes:
-        objective: What ranks the plans.
-        max_usd_per_hour: Dollars an hour of the whole cluster.
-        deadline_hours: Hours for the whole training; needs its number of steps.
-        max_data_hosts: 0: no data group.
-        allowed_instance_types: Types for dnn and data hosts; today's type is always allowed.
-        regions: Regions whose prices may be used.
-        storage: per_host: each host brings a storage rate of its own (S3, local copies); shared:
-            all hosts read from one storage; unknown: a plan is taken to share it, and what it would
-            gain otherwise is said. Absent: as platform and channels tell (S3 is per_host; EFS, FSx
-            and this machine are shared; behind a claim may be either), else unknown.
+        objective: What ranks the plans: the cost of a step, or its time. A faster step that costs
+            more has to be asked for.
+        max_usd_per_hour: Upper limit on the price of the whole cluster, in dollars per hour.
+            Absent: no limit.
+        deadline_hours: Upper limit on the whole training, in hours; it needs its number of steps
+            (`training`). Absent: no limit.
+        max_data_hosts: Most data hosts that a plan may have; 0: no data group. 8
+            bounds what is tried; raise it where the plan with 8 is still limited by CPU.
+        allowed_instance_types: Types that dnn and data hosts may have; today's type is always
+            allowed. Absent: all types of the catalog.
+        regions: Regions whose prices may be used. Absent: any; the catalog's region is printed.
+        storage: Whether more hosts read faster. per_host: each host brings a storage rate of its
+            own (S3, local copies); shared: all hosts read from one storage; unknown: a plan is
+            taken to share it, and what it would gain otherwise is said. Absent: as platform and
+            channels tell (S3 is per_host; EFS, FSx and this machine are shared; behind a claim may
+            be either), else unknown.
     """
 
     objective: Literal["cost", "time"] = "cost"
@@ -100,7 +120,16 @@ class Constraints(Record, frozen=True, kw_only=True):
 
 
 class TrainingSize(Record, frozen=True, kw_only=True):
-    """The length of a training: steps, or epochs with samples_per_epoch and global_batch_size."""
+    """The length of a training: steps, or epochs with samples_per_epoch and global_batch_size.
+
+    It turns the seconds and dollars of a step into those of the whole training.
+
+    Attributes:
+        steps: Steps of the whole training; if given, the three keys below are not needed.
+        epochs: Passes over the data.
+        samples_per_epoch: Samples of one pass, of all ranks together.
+        global_batch_size: Samples of one step, of all ranks together.
+    """
 
     steps: PositiveInt | None = None
     epochs: PositiveInt | None = None
@@ -120,9 +149,15 @@ class TrainingSize(Record, frozen=True, kw_only=True):
 class Gate(Record, frozen=True, kw_only=True):
     """A bound on one metric that the training reports.
 
+    At least one of the four bounds is needed; of two lower (or upper) ones the stricter holds.
+
     Attributes:
+        metric: Name of the metric, as `stoker.log_metrics(NAME=VALUE)` reports it. A metric that
+            was not reported fails the gate.
+        min: Smallest value that passes, in the metric's own unit.
+        max: Largest value that passes, in the metric's own unit.
         min_champion: At least the champion's value plus this, such as -0.005; the champion is the
-            model that is in use. The first model has none to be held against, and passes.
+            model that is in use. The first model has none to compare with, and passes.
         max_champion: At most the champion's value plus this.
     """
 
@@ -155,41 +190,51 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     Attributes:
         local_workers: Data workers on a dnn host; auto: what the script's `num_workers` says;
             0: dnn hosts load nothing.
-        credits: Batches asked for ahead, a worker. 2: beyond it no gain, with 1 each batch waits
-            for a round trip (+3 % a step of 20 ms); adapts up to 8 to how much the cost of batches
-            varies.
+        credits: Batches asked for ahead, per worker. 2: beyond it no gain, with 1 each batch waits
+            for a round trip (+3 % on a step of 20 ms); it adapts up to 8 to how much the cost of
+            batches varies.
         max_bytes: Bytes of batches that may wait in one host, made or under way, of all its loaders
-            and ranks together; one batch a loader always may. Absent: a quarter of the host's
-            memory (of its cgroup's limit, where there is one).
+            and ranks together; each loader may always hold one batch. Absent: a quarter of the
+            host's memory (of its cgroup's limit, where there is one).
         receive_threads: Has no effect any more: each data host is received by a thread of its own.
-        encrypt_batches: Has no effect any more: batches are always sealed, which costs 0.1
+        encrypt_batches: Has no effect any more: batches are always encrypted, which costs 0.1
             CPU-seconds per GB on each side.
-        accept_pickles: Whether trainers take what data hosts can only send pickled (objects that
+        accept_pickles: Whether trainers accept what data hosts can only send pickled (objects that
             are no tensors, arrays, numbers, strings or containers of them, and exceptions). False:
-            who takes over a data host runs no code in the trainers by that; such a batch is an
-            error, and of an exception only its text comes.
+            whoever takes over a data host cannot run code in the trainers that way; such a batch is
+            an error, and of an exception only the text arrives. True by default, as custom batch
+            classes are common, and data hosts belong to the same run.
         seeding: What the random state of a sample is made from: `batch` (seed, replica, epoch,
-            batch number), `sample` (..., index, occurrence), `torch` (torch's own, not independent
-            of placement).
+            batch number), `sample` (..., index, occurrence), `torch` (torch's own, which depends on
+            which worker makes the batch). By default the same batch has the same bytes on any
+            worker and host.
         model_parallel_size: Ranks that one replica of the model is spread over: ranks 0 to N - 1
-            are the first replica, N to 2 N - 1 the second. Those of a replica that load get the
-            same batches, byte for byte, if their samplers and generators are the same.
+            are the first replica, N to 2 N - 1 the second. The ranks of a replica that load data
+            get the same batches, byte for byte, if their samplers and generators are the same. 1:
+            every rank is a replica, as in data parallel training.
         replicas: The same for any other layout: the ranks of each replica. A rank in none of them
-            is a replica alone.
-        lease_seconds: A launcher that is silent for longer is lost. One whose process has died is
-            noticed within 10 s; a data host that serves a trainer is never lost by silence alone.
-        start_deadline_seconds: How long hosts wait for the first sign of each other; on Kubernetes
-            trainers wait as long for a data pod to come back where all are gone.
-        max_dataset_bytes: A larger pickled dataset is refused: use `stoker.remote`.
+            is a replica alone. Absent: as model_parallel_size says.
+        lease_seconds: Seconds after which a launcher that sends nothing is given up. 60 survives
+            the holes of a minute that networks of a cloud have. A process that died is noticed
+            within 10 s, and a data host that serves a trainer is never given up for its silence
+            alone.
+        start_deadline_seconds: Seconds that hosts wait for the first message of each other; on
+            Kubernetes trainers wait as long for a data pod to come back where all are gone. 30
+            minutes, as clouds and autoscalers may bring the hosts of a job minutes apart.
+        max_dataset_bytes: Largest pickled dataset that is sent to data hosts, in bytes. For a
+            larger one use `stoker.remote`. 1 GiB, as every data host receives it before its first
+            batch.
         unshippable: What becomes of a loader whose dataset or collate function cannot travel:
             `error`, or `local` (it is made as torch makes it, without help of data hosts, and named
             on the terminal). Absent: local with `num_workers=0`, where torch pickles nothing
             either; else error.
-        port: Fixed port of coordinator and agents; port + 1 of agents carries batches.
-        metrics_port: Where the dnn leader serves Prometheus metrics of the feed, at /metrics; null:
-            nowhere. Needs `stoker[metrics]` in the image.
-        metrics_address: Interface of that port; null: 127.0.0.1, so that only the host itself sees
-            them. They are neither encrypted nor protected: `0.0.0.0` in a closed network only.
+        port: TCP port of coordinator and agents, the same on every host; agents send batches on
+            port + 1, and torchrun's store is on port + 2.
+        metrics_port: TCP port on which the first dnn host serves Prometheus metrics of the feed, at
+            /metrics. Absent: none. Needs `stoker[metrics]` in the image.
+        metrics_address: Interface of that port. Absent: 127.0.0.1, so that only the host itself can
+            read them. They are neither encrypted nor protected: use `0.0.0.0` in a closed network
+            only.
     """
 
     local_workers: Literal["auto"] | NonNegativeInt = "auto"
@@ -233,11 +278,13 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
     """Settings of the profile.
 
     Attributes:
-        budget_seconds: Seconds from the first batch to the verdict.
-        max_unexplained: The parts may miss the whole by this fraction before the profile says
-            *unexplained*.
+        budget_seconds: Seconds from the first batch to the verdict. 180 is enough for the medians
+            of steps below some seconds; slower steps need more.
+        max_unexplained: Fraction by which the sum of the measured parts may miss the measured step
+            before the profile says *unexplained*, and no spending is advised. 0.15 is about the
+            noise of a shared machine.
         instance_type: What the profiled hosts are called in a catalog, where the cluster does not
-            say it; `auto`: asks the cloud's metadata service. Absent: what the environment says,
+            say it; `auto` asks the cloud's metadata service. Absent: what the environment says,
             and on EC2 the metadata service.
     """
 
@@ -275,11 +322,27 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     Its keys for the platforms are those of `PlatformSettings`.
 
     Attributes:
+        schema: Version of this file's form; may be left out.
+        name: Name of the workload, in the names of its runs, jobs and pipelines: up to 40 lowercase
+            letters, digits and hyphens.
         command: Program and arguments; relative paths are relative to the folder stoker runs in.
         image: Image of all hosts, where the platform runs images.
-        hyperparameters: Put behind the command as `--name value`, on every platform.
+        platform: Where jobs run: this machine, SageMaker or a Kubernetes cluster. `--platform` on
+            the command line says otherwise for one run.
+        cluster: Today's cluster. Absent: this machine, on the platform local; other platforms need
+            it.
+        channels: Inputs of the job, by name. On every platform a script finds each in the folder
+            that the variable SM_CHANNEL_NAME names.
+        hyperparameters: Arguments put after the command as `--name value`, on every platform; each
+            is a parameter of a pipeline's run, too.
+        constraints: Bounds that plans must respect, and what ranks them.
+        training: Length of the whole training; without it plans have no total time and cost.
+        gate: Bounds on the metrics that the training reports; all must hold. Without any, every
+            training that succeeded passes.
+        feed: How batches get to the trainer.
         strategy: How the processes of the dnn group are started; a name, or settings with a name.
         engine: What makes data on the data group; a name, or settings with a name.
+        profile: How a profile is measured.
     """
 
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"

@@ -1,0 +1,1040 @@
+"""Writes docs/reference/ and configs/workload.schema.json out of the code: `make docs` runs it.
+
+What a page says comes from where the code says it: keys and fields from the records' types and
+docstrings, options from the parser, Python names from their signatures and docstrings, variables
+from `stoker.settings`, exit codes and ports from the classes that have them. To change a page,
+change that, and run this again; tests/contract/test_reference.py compares the two.
+
+    .venv/bin/python docs/make_reference.py
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import json
+import re
+import textwrap
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import typer.main
+
+import stoker
+from stoker import errors
+from stoker.cli.app import VERBS, app_for
+from stoker.records import RECORDS, FeedSettings
+from stoker.records.engine import PRESETS
+from stoker.records.schema import field_texts, purpose_of, schema_of
+from stoker.settings import ProcessSettings
+
+ROOT = Path(__file__).parents[1]
+HEAD = (
+    "<!-- Made by docs/make_reference.py: change the words of the code, then run make docs. -->\n"
+)
+
+
+def pages() -> dict[Path, str]:
+    """Returns the text of each generated file, by its path in the repository."""
+    made = {
+        "workload.md": workload_page(),
+        "records.md": records_page(),
+        "cli.md": cli_page(),
+        "python.md": python_page(),
+        "environment.md": environment_page(),
+        "files.md": files_page(),
+    }
+    found = {Path("docs/reference", name): HEAD + text for name, text in made.items()}
+    schema = json.dumps(schema_of(RECORDS["workload"]), indent=2) + "\n"
+    return {**found, Path("configs/workload.schema.json"): schema}
+
+
+def main() -> None:
+    """Writes all pages."""
+    for path, text in pages().items():
+        (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / path).write_text(text)
+
+
+# Records.
+
+Schema = Mapping[str, typing.Any]
+_UNITS = {
+    "_seconds": "seconds",
+    "_minutes": "minutes",
+    "_hours": "hours",
+    "_days": "days",
+    "_gb": "GB",
+    "_bytes": "bytes",
+    "_usd_per_hour": "dollars per hour",
+    "seconds": "seconds",
+    "_vcpus": "vCPUs",
+}
+# Patterns that are better said than shown.
+_PATTERNS = {
+    "^s3://[^/]+(/.*)?$": "an s3:// address",
+    "^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$": "the ARN of a role",
+    "^arn:aws[a-z-]*:sqs:": "the ARN of a queue",
+    "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$": "pvc://CLAIM/FOLDER",
+    "^/[^:]*$": "an absolute path",
+    "^[0-9]+\\.[0-9]+([.+].*)?$": "a version",
+    "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 63",
+    "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 40",
+    r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$": "a quantity, such as 500m or 16Gi",
+}
+_SCALAR = [{"type": kind} for kind in ("boolean", "integer", "number", "string", "null")]
+_SECTION_OF_PLATFORM = {
+    "sagemaker": "Read on SageMaker only.",
+    "kubernetes": "Read on Kubernetes only, by jobs and by Kubeflow's pipelines.",
+    "kubernetes.kubeflow": "Read by `stoker upload`, `start`, `schedule`, `status`, `logs`, "
+    "`retry` and `stop` with the target kubeflow.",
+}
+
+
+def workload_page() -> str:
+    """Returns the page of all keys of a workload."""
+    schema = schema_of(RECORDS["workload"])
+    sections = _sections(schema)
+    lines = [
+        "# Keys of a workload",
+        "",
+        _sentence(schema["$defs"]["Workload"]["description"]),
+        "A workload is a YAML file; [configs/mnist.yaml](../../configs/mnist.yaml) is one. Only "
+        "`name` and `command` are required. An unknown key is an error that names the nearest "
+        "known one. `--set KEY=VALUE` changes any key for one run, such as "
+        "`--set feed.credits=4`.",
+        "",
+        "Editors that know YAML's language server show these words and complete keys, with this "
+        "first line in the file:",
+        "",
+        "```yaml",
+        "# yaml-language-server: $schema=workload.schema.json",
+        "```",
+        "",
+        "`stoker schema workload > workload.schema.json` writes the schema of the version that is "
+        "installed; projects of `stoker init` have it next to their workloads.",
+        "",
+        "Keys without another note are read on all platforms.",
+        "",
+        "| section | keys | what it is |",
+        "| --- | --- | --- |",
+    ]
+    lines += [
+        f"| [{part.paths[0] or 'top level'}](#{_slug(_title(part.paths[0], part.paths[1:]))}) "
+        f"| {len(part.kind['properties'])} | {_cell(_sentence(part.kind['description']))} |"
+        for part in sections
+    ]
+    for part in sections:
+        lines += _section(schema, part)
+    return "\n".join(lines) + "\n"
+
+
+def _title(path: str, others: Sequence[str]) -> str:
+    return ", ".join((path, *others)) if path else "Top level"
+
+
+def _section(schema: Schema, part: "Section") -> Iterator[str]:
+    others = part.paths[1:]
+    yield from ("", f"## {_title(part.paths[0], others)}", "")
+    # The key that holds the section is described here, and not once more among its neighbours.
+    for path, described, is_required in part.keys:
+        name = f"`{path}`: " if len(part.keys) > 1 else ""
+        yield from (name + _facts(schema, path, described, is_required=is_required), "")
+        yield from (_linked(described["description"]), "")
+    yield from part.kind["description"].splitlines()
+    if part.paths[0] in _SECTION_OF_PLATFORM:
+        yield from ("", _SECTION_OF_PLATFORM[part.paths[0]])
+    required = part.kind.get("required", ())
+    for key, described in part.kind["properties"].items():
+        if [*_references(described)]:
+            continue
+        whole = f"{part.paths[0]}.{key}" if part.paths[0] else key
+        yield from ("", f"### {whole}", "")
+        yield _facts(schema, key, described, is_required=key in required)
+        yield from ("", _linked(described["description"]))
+        if others:
+            yield from ("", "Also " + ", ".join(f"`{other}.{key}`" for other in others) + ".")
+
+
+def _facts(schema: Schema, key: str, described: Schema, *, is_required: bool) -> str:
+    unit = _unit(key, described)
+    kind = f"*{_type_words(schema, described)}*"
+    return " · ".join(
+        each for each in (kind, unit, _default_words(described, is_required=is_required)) if each
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class Section:
+    """A mapping of a workload: where it is, and the keys that hold it."""
+
+    kind: Schema
+    paths: list[str]
+    keys: list[tuple[str, Schema, bool]]
+
+
+def _sections(schema: Schema) -> list[Section]:
+    """Returns each mapping of a workload once."""
+    found: dict[str, Section] = {}
+
+    def visit(name: str, path: str, key: tuple[str, Schema, bool] | None) -> None:
+        kind = schema["$defs"][name]
+        part = found.setdefault(name, Section(kind=kind, paths=[], keys=[]))
+        part.paths.append(path)
+        part.keys += [key] if key else []
+        if len(part.paths) > 1:
+            return
+        for name_of_key, described in kind["properties"].items():
+            whole = f"{path}.{name_of_key}" if path else name_of_key
+            is_required = name_of_key in kind.get("required", ())
+            for reference, suffix in _references(described):
+                visit(reference, f"{whole}{suffix}", (whole, described, is_required))
+
+    visit("Workload", "", None)
+    return [*found.values()]
+
+
+def _references(described: Schema, suffix: str = "") -> Iterator[tuple[str, str]]:
+    if "$ref" in described:
+        yield described["$ref"].rpartition("/")[2], suffix
+    for each in described.get("anyOf", ()):
+        yield from _references(each, suffix)
+    if isinstance(described.get("items"), Mapping):
+        yield from _references(described["items"], suffix + "[]")
+    if isinstance(described.get("additionalProperties"), Mapping):
+        yield from _references(described["additionalProperties"], suffix + ".NAME")
+
+
+def _type_words(schema: Schema, described: Schema) -> str:
+    if described.get("anyOf") == _SCALAR:
+        return "any single value"
+    if "anyOf" in described:
+        parts = [_type_words(schema, each) for each in described["anyOf"]]
+        if len(parts) > len(_SCALAR):
+            return "any value"
+        return " or ".join(dict.fromkeys(part for part in parts if part != "null"))
+    if "enum" in described:
+        names = [str(each) for each in described["enum"] if each is not None]
+        return ("one of " if len(names) > 1 else "") + ", ".join(names)
+    if "const" in described:
+        return str(described["const"])
+    if "$ref" in described:
+        return "a mapping"
+    kind = described.get("type", "any value")
+    if isinstance(kind, list):
+        kind = next(each for each in kind if each != "null")
+    match kind:
+        case "boolean":
+            return "true or false"
+        case "integer" | "number":
+            return ("whole number" if kind == "integer" else "number") + _bounds(described)
+        case "string":
+            return "text" + _text_bounds(described)
+        case "array":
+            items = described.get("items")
+            if not isinstance(items, Mapping):
+                return "list"
+            inner = _type_words(schema, items)
+            return "list of " + {"a mapping": "mappings", "text": "texts"}.get(inner, inner)
+        case "object":
+            values = described.get("additionalProperties")
+            inner = _type_words(schema, values) if isinstance(values, Mapping) else "any value"
+            return f"mapping of names to {inner}".replace("to a mapping", "to mappings")
+    return str(kind)
+
+
+def _bounds(described: Schema) -> str:
+    low, high = described.get("minimum"), described.get("maximum")
+    above = described.get("exclusiveMinimum")
+    words = f" above {above:g}" if above is not None else ""
+    if low is not None and high is not None:
+        return f"{words} from {low:,} to {high:,}"
+    if low is not None:
+        return f"{words}, at least {low:,}"
+    return f"{words}, at most {high:,}" if high is not None else words
+
+
+def _text_bounds(described: Schema) -> str:
+    pattern = described.get("pattern")
+    return "" if pattern is None else f": {_PATTERNS[pattern]}"
+
+
+def _unit(key: str, described: Schema) -> str:
+    found = [unit for suffix, unit in _UNITS.items() if key.endswith(suffix)]
+    return found[0] if found and "boolean" not in str(described.get("type")) else ""
+
+
+def _default_words(described: Schema, *, is_required: bool) -> str:
+    if is_required:
+        return "required"
+    default = described.get("default")
+    if default is None:
+        return "no default"
+    if default in ({}, [], ()):
+        # A mapping of known keys has its own defaults, which are shown with these.
+        return "default: as its keys say" if [*_references(described)] else "default: none"
+    if isinstance(default, Mapping):
+        return "default: as its keys say"
+    shown = str(default).lower() if isinstance(default, bool) else default
+    if isinstance(shown, list | tuple):
+        return f"default: `{json.dumps(shown)}`"
+    if isinstance(shown, float) and shown.is_integer():
+        shown = int(shown)
+    return f"default: `{shown}`"
+
+
+def records_page() -> str:
+    """Returns the page of all fields of the records that stoker writes."""
+    lines = [
+        "# Fields of the records",
+        "",
+        "What the steps pass to each other: JSON files, each with its version in `schema`. A field "
+        "that is not known is left out. `stoker schema RECORD` prints the JSON Schema with the "
+        "same words. A field is never given another meaning within a version; fields may be "
+        "added, so readers ignore those that they do not know.",
+        "",
+        "The workload, which you write, has [a page of its own](workload.md).",
+    ]
+    seen: set[str] = set()
+    for name, kind in RECORDS.items():
+        if name == "workload":
+            continue
+        schema = schema_of(kind)
+        lines += ["", f"## {name}.json"]
+        names = [kind.__name__, *(each for each in _below(schema, kind.__name__))]
+        for each in names:
+            if each in seen or each not in schema["$defs"]:
+                continue
+            seen.add(each)
+            lines += _record_table(schema, each, of=name)
+    return "\n".join(lines) + "\n"
+
+
+# Types of a record that a workload has as well: its page says what they hold.
+_OF_WORKLOAD = ("Constraints",)
+
+
+def _below(schema: Schema, name: str, seen: list[str] | None = None) -> list[str]:
+    seen = [] if seen is None else seen
+    for described in schema["$defs"][name]["properties"].values():
+        for reference, _ in _references(described):
+            if reference not in seen:
+                seen.append(reference)
+                _below(schema, reference, seen)
+    return seen
+
+
+def _record_table(schema: Schema, name: str, *, of: str) -> Iterator[str]:
+    if name in _OF_WORKLOAD:
+        return
+    kind = schema["$defs"][name]
+    if name.lower() != of:
+        yield from ("", f"### {name}")
+    yield from ("", *kind["description"].splitlines(), "")
+    yield "| field | type | what it says |"
+    yield "| --- | --- | --- |"
+    required = kind.get("required", ())
+    for key, described in kind["properties"].items():
+        shown = _type_words(schema, described)
+        links = [
+            f"[{each}](workload.md#{each.lower()})"
+            if each in _OF_WORKLOAD
+            else f"[{each}](#{each.lower()})"
+            for each, _ in _references(described)
+        ]
+        if links:
+            shown = shown.replace("a mapping", links[0]).replace("mappings", links[0])
+        optional = "" if key in required or key == "schema" else ", optional"
+        yield f"| `{key}` | {_cell(shown)}{optional} | {_cell(described['description'])} |"
+
+
+# The command line.
+
+
+def cli_page() -> str:
+    """Returns the page of all commands and their options."""
+    app = typer.main.get_command(app_for(*VERBS))
+    commands: Mapping[str, typing.Any] = vars(app)["commands"]
+    by_panel: dict[str, list[str]] = {}
+    for name, command in commands.items():
+        if not command.hidden:
+            by_panel.setdefault(_panel(command), []).append(name)
+    lines = [
+        "# Commands and options",
+        "",
+        "`stoker --help` lists the commands, `stoker COMMAND --help` the options of one. What the "
+        "commands are for, and how they follow on each other, is in "
+        "[commands.md](../commands.md); their exit codes are in [files.md](files.md#exit-codes).",
+        "",
+    ]
+    for panel, names in by_panel.items():
+        lines += [*([f"**{panel}**", ""] if panel else []), "| command | |", "| --- | --- |"]
+        lines += [
+            f"| [stoker {name}](#stoker-{name}) | {_cell(VERBS.get(name, ''))} |" for name in names
+        ]
+        lines.append("")
+    common = [param for param in app.params if not vars(param).get("hidden")]
+    lines += ["## Without a command", "", *_options(common)]
+    for names in by_panel.values():
+        for name in names:
+            lines += _command(name, commands[name])
+    return "\n".join(lines) + "\n"
+
+
+def _panel(described: object) -> str:
+    panel = vars(described).get("rich_help_panel")
+    return panel if isinstance(panel, str) else ""
+
+
+def _command(name: str, command: typing.Any) -> Iterator[str]:
+    arguments = [param for param in command.params if not _is_option(param)]
+    options = [param for param in command.params if _is_option(param)]
+    words = [_argument_words(param) for param in arguments if not vars(param).get("hidden")]
+    usage = " ".join(["stoker", name, *(["[OPTIONS]"] if options else []), *words])
+    yield from ("", f"## stoker {name}", "", "```text", usage, "```", "")
+    yield from _help_lines(command.help or VERBS.get(name, ""))
+    shown = [param for param in arguments if not vars(param).get("hidden") and param.help]
+    if shown:
+        yield from ("", "| argument | |", "| --- | --- |")
+        for param in shown:
+            yield f"| `{_cell(_argument_words(param))}` | {_cell(_flat(param.help))} |"
+    plain = [param for param in options if not vars(param).get("hidden")]
+    panels = dict.fromkeys(_panel(param) for param in plain)
+    for panel in panels:
+        yield ""
+        if panel:
+            yield from (f"**{panel}**", "")
+        yield from _options([param for param in plain if _panel(param) == panel])
+    hidden = [param for param in options if vars(param).get("hidden")]
+    if hidden:
+        yield from ("", "Set by steps of pipelines, not by people:", "")
+        yield from _options(hidden)
+    if getattr(command, "epilog", None):
+        yield ""
+        yield from _help_lines(command.epilog)
+
+
+def _is_option(param: object) -> bool:
+    return any(flag.startswith("-") for flag in vars(param)["opts"])
+
+
+def _argument_words(param: typing.Any) -> str:
+    words = param.metavar or param.name.upper()
+    return words if param.required or words.startswith("[") or "|" in words else f"[{words}]"
+
+
+def _options(params: Sequence[typing.Any]) -> Iterator[str]:
+    yield "| option | what it does | default |"
+    yield "| --- | --- | --- |"
+    for param in params:
+        flags = ", ".join((*param.opts, *param.secondary_opts))
+        value = "" if param.is_flag else f" {param.metavar or param.name.upper()}"
+        text = _flat(param.help or "")
+        if param.multiple and "repeat" not in text:
+            text += " May be repeated."
+        # Where the parser has no default, the text may say one in words.
+        said = re.search(r" ?\(default: ([^()]+|[^()]*\([^()]*\)[^()]*)\)", text)
+        default = said[1] if said else _option_default(param)
+        if said:
+            text = text.replace(said[0], "")
+        yield f"| `{_cell(flags + value)}` | {_cell(text)} | {_cell(default)} |"
+
+
+def _option_default(param: typing.Any) -> str:
+    default = param.default
+    if param.required:
+        return "required"
+    if default is None or default == () or callable(default) or param.is_flag:
+        return ""
+    return f"`{default}`"
+
+
+def _help_lines(text: str) -> Iterator[str]:
+    """Yields a help text: what is indented, or not to be wrapped (`\\b`), as a code block."""
+    for index, paragraph in enumerate(re.split(r"\n\s*\n", inspect.cleandoc(text))):
+        if index:
+            yield ""
+        is_code = "\b" in paragraph or paragraph.startswith("  ")
+        kept = textwrap.dedent(paragraph.replace("\b\n", "").replace("\b", "")).splitlines()
+        yield from (("```text", *kept, "```") if is_code else (" ".join(kept),))
+
+
+# Python. Its source is parsed, not imported: a page needs neither torch nor kfp nor an SDK.
+
+MODULES = ("stoker", "stoker.keras", "stoker.kubeflow", "stoker.sagemaker")
+# stoker.keras has no list: it is one function.
+_NAMES = {"stoker.keras": ("timed",)}
+_SECTIONS = re.compile(r"(Args|Attributes|Returns|Raises|Yields|Example):")
+# What stands for an output of a step, or what Kubeflow itself hands over: no input of a component.
+_NO_INPUT = re.compile(r"Output\[|OutputText|PipelineTaskFinalStatus")
+CONSTANTS = MappingProxyType(
+    {
+        "stoker.kubeflow.RUN_ID": "The run's own id, as the whole value of an input: Kubeflow "
+        "puts it in its place when the run starts.",
+        "stoker.sagemaker.EXECUTION_ID": "The run's own id, a pipeline variable: letters and "
+        "digits, and the same in all steps of a run.",
+        "stoker.sagemaker.EXECUTION_ARN": "The address that the service knows the run by, a "
+        "pipeline variable.",
+        "stoker.sagemaker.INPUT": "The folder in which a control step finds its inputs, each in a "
+        "folder of its name: `/opt/ml/processing/input`.",
+        "stoker.sagemaker.OUTPUT": "The folder in which a control step leaves its outputs, each "
+        "in a folder of its name: `/opt/ml/processing/output`.",
+        "stoker.sagemaker.WORKLOAD": "The workload's file in a control step.",
+        "stoker.sagemaker.Text": "The type of a text, or of a pipeline variable that is known "
+        "when a run starts or an earlier step has ended.",
+    }
+)
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+def python_page() -> str:
+    """Returns the page of the public names of each public module."""
+    lines = [
+        "# Python",
+        "",
+        "The public names: these, and no others, keep their meaning within a version of stoker. "
+        "All are typed (`py.typed`). The examples of a module belong together, from first to "
+        "last, and a test runs them.",
+        "",
+        "| module | names |",
+        "| --- | --- |",
+    ]
+    for module in MODULES:
+        links = [f"[{name}](#{_slug(_heading(module, name))})" for name in public(module)]
+        lines.append(f"| [{module}](#{_slug(module)}) | {' · '.join(links)} |")
+    for module in MODULES:
+        lines += _module(module)
+    return "\n".join(lines) + "\n"
+
+
+def public(module: str) -> list[str]:
+    """Returns a module's public names: functions before classes and constants, each by name."""
+    names = _NAMES.get(module) or _list_named("__all__", _parsed(module))
+    return sorted(
+        (name for name in names if name != "__version__"),
+        key=lambda name: (not name[0].islower(), name.lower()),
+    )
+
+
+def _heading(module: str, name: str) -> str:
+    # An anchor has no capitals: `text` and `Text` would share one.
+    is_shared = name != name.lower() and name.lower() in public(module)
+    return f"{module}.{name}" + (" (type)" if is_shared else "")
+
+
+@functools.cache
+def _parsed(module: str) -> ast.Module:
+    path = ROOT / "src" / Path(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(file.read_text())
+
+
+def _list_named(name: str, tree: ast.Module) -> list[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return [str(each) for each in ast.literal_eval(node.value)]
+    raise KeyError(name)
+
+
+def _definition(module: str, name: str) -> tuple[Definition | None, str]:
+    """Returns where a name is defined: in the source, or None with the name that a library has."""
+    for node in ast.walk(_parsed(module)):
+        if isinstance(node, Definition) and node.name == name:
+            return node, name
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    if str(node.module).startswith("stoker."):
+                        return _definition(str(node.module), alias.name)
+                    return None, f"{node.module}.{alias.name}"
+    return None, ""
+
+
+def _module(module: str) -> Iterator[str]:
+    yield from ("", f"## {module}", "")
+    yield from _docstring(ast.get_docstring(_parsed(module)) or "")
+    homes = {
+        name: (names.partition(", ")[0], code)
+        for names, code in examples(module).items()
+        for name in names.split(", ")
+    }
+    for name in public(module):
+        yield from ("", f"### {_heading(module, name)}", "")
+        node, home = _definition(module, name)
+        if f"{module}.{name}" in CONSTANTS:
+            yield CONSTANTS[f"{module}.{name}"]
+        elif node is None:
+            yield f"A class of SageMaker's SDK, `{home}`, for pipelines of your own."
+        else:
+            if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
+                yield from ("```text", *_signature(name, node), "```", "")
+            yield from _docstring(ast.get_docstring(node) or "", outputs=_outputs(node))
+            if isinstance(node, ast.ClassDef):
+                yield from _members(node)
+        first, code = homes.get(name, ("", ""))
+        if first == name:
+            yield from ("", "```python", *code.splitlines(), "```")
+        elif first:
+            yield from ("", f"Example: [{module}.{first}](#{_slug(f'{module}.{first}')}).")
+
+
+def _signature(name: str, node: Definition) -> list[str]:
+    """Returns the signature; in a long one each argument has a line."""
+    if isinstance(node, ast.ClassDef):
+        made = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+        init = next((each for each in made if each.name == "__init__"), None)
+        if init is None:
+            return [f"class {name}({', '.join(map(ast.unparse, node.bases))})".replace("()", "")]
+        arguments, end = _arguments(init)[1:], ""
+    else:
+        arguments, end = (
+            _arguments(node),
+            f" -> {ast.unparse(node.returns).strip(chr(39))}" if node.returns else "",
+        )
+        if any(ast.unparse(each).endswith("_component") for each in node.decorator_list):
+            # What kfp makes of it is called with its inputs, by name, and makes a step.
+            kept = [each for each in arguments if not _NO_INPUT.search(each)]
+            more = ["hyperparameters: Mapping[str, object] | None = None"]
+            is_training = any("training" in ast.unparse(each) for each in node.decorator_list)
+            arguments, end = ["*", *kept, *(more if is_training else [])], " -> Task"
+    whole = f"{name}({', '.join(arguments)}){end}"
+    if len(whole) <= 88:
+        return [whole]
+    return [f"{name}(", *(f"    {each}," for each in arguments), f"){end}"]
+
+
+def _arguments(node: ast.FunctionDef) -> list[str]:
+    """Returns the arguments as the source has them, the marks * and / among them."""
+    every = node.args
+    shown = [*every.posonlyargs, *every.args]
+    defaults = [None] * (len(shown) - len(every.defaults)) + list(every.defaults)
+    found = [_argument(each, value) for each, value in zip(shown, defaults, strict=True)]
+    if every.posonlyargs:
+        found.insert(len(every.posonlyargs), "/")
+    if every.vararg:
+        found.append(f"*{_argument(every.vararg, None)}")
+    elif every.kwonlyargs:
+        found.append("*")
+    found += map(_argument, every.kwonlyargs, every.kw_defaults)
+    if every.kwarg:
+        found.append(f"**{_argument(every.kwarg, None)}")
+    return found
+
+
+def _outputs(node: Definition) -> set[str]:
+    """Returns the arguments of a component of Kubeflow that are its outputs."""
+    if isinstance(node, ast.ClassDef):
+        return set()
+    return {each.split(":")[0] for each in _arguments(node) if "Output" in each}
+
+
+def _argument(each: ast.arg, default: ast.expr | None) -> str:
+    kind = f": {ast.unparse(each.annotation)}" if each.annotation else ""
+    equals = " = " if kind else "="
+    return f"{each.arg}{kind}" + (f"{equals}{ast.unparse(default)}" if default else "")
+
+
+def _members(node: ast.ClassDef) -> Iterator[str]:
+    found = [
+        each
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and not each.name.startswith("_")
+    ]
+    if found:
+        yield from ("", "| member | |", "| --- | --- |")
+    for each in found:
+        first = (ast.get_docstring(each) or "").split("\n\n")[0]
+        names = [argument.split(":")[0].split("=")[0] for argument in _arguments(each)[1:]]
+        is_property = any(ast.unparse(mark) == "property" for mark in each.decorator_list)
+        call = "" if is_property else f"({', '.join(name for name in names if name != '*')})"
+        yield f"| `{each.name}{call}` | {_cell(first)} |"
+
+
+def _docstring(text: str, *, outputs: Collection[str] = ()) -> Iterator[str]:
+    """Yields a docstring of Google's style as Markdown."""
+    section, block = "", list[str]()
+
+    def ended() -> Iterator[str]:
+        if block:
+            text = textwrap.dedent("\n".join(block)).strip("\n")
+            yield from _section_lines(section, text, outputs=outputs)
+            block.clear()
+
+    for line in text.splitlines():
+        found = _SECTIONS.fullmatch(line)
+        if found:
+            yield from ended()
+            section = found[1]
+        elif section and line and not line.startswith(" "):
+            yield from ended()
+            section = ""
+            block.append(line)
+        else:
+            block.append(line)
+    yield from ended()
+
+
+def _section_lines(section: str, text: str, *, outputs: Collection[str]) -> Iterator[str]:
+    if section in ("Returns", "Yields"):
+        yield from ("", f"{section}: {_flat(text)}")
+    elif section:
+        parts = [entry.partition(":") for entry in re.split(r"\n(?=\S)", text)]
+        made = [part for part in parts if part[0] in outputs]
+        yield from _entries("Arguments" if section == "Args" else section, parts, without=made)
+        yield from _entries("Outputs", made)
+    else:
+        # An indented paragraph is code; those that follow on each other are one.
+        paragraphs = re.findall(r"(?:    .*(?:\n|\Z)|\n(?=    ))+|(?:\S.*(?:\n|\Z))+", text)
+        for index, paragraph in enumerate(each.strip("\n") for each in paragraphs):
+            if index:
+                yield ""
+            if paragraph.startswith("    "):
+                yield from ("```python", *textwrap.dedent(paragraph).splitlines(), "```")
+            else:
+                yield from _linked(paragraph).splitlines()
+
+
+Entry = tuple[str, str, str]
+
+
+def _entries(title: str, parts: Sequence[Entry], *, without: Sequence[Entry] = ()) -> Iterator[str]:
+    kept = [part for part in parts if part not in without]
+    if kept:
+        yield from ("", f"{title}:", "")
+    for name, colon, words in kept:
+        yield f"- `{name}`: {_flat(words)}" if colon else f"- {_flat(name)}"
+
+
+# Examples.
+
+SNIPPETS = Path(__file__).parent / "snippets"
+
+
+def examples(module: str) -> dict[str, str]:
+    """Returns the examples by what they are of: what is below `# %% NAME, ...` in its file."""
+    text = (SNIPPETS / f"{module.rpartition('.')[2]}.py").read_text()
+    cells = re.split(r"(?m)^# %% ([\w, ]+)\n", text)[1:]
+    return {names: code.strip("\n") for names, code in zip(cells[::2], cells[1::2], strict=True)}
+
+
+# Variables.
+
+# Which of stoker's own variables people set or read: what for.
+PUBLIC = MappingProxyType(
+    {
+        "STOKER_BACKEND": "your script reads it, with strategy smddp",
+        "STOKER_COMMAND": "you set it for an image whose command line is fixed",
+        "STOKER_INSTANCE_TYPE": "you set it",
+        "STOKER_KUBEFLOW_COOKIE": "you set it",
+        "STOKER_KUBEFLOW_NAMESPACE": "you set it",
+        "STOKER_KUBEFLOW_TOKEN": "you set it",
+        "STOKER_METRICS": "a script without stoker in its environment writes to it",
+        "STOKER_OUTPUT": "your script may write to it",
+        "STOKER_ROLES": "you set it, for a job that stoker does not submit",
+        "STOKER_RUN_ID": "your script may read it",
+        "STOKER_TOKEN_FILE": "you set it, for a job that stoker does not submit",
+        "STOKER_WORKERS": "you set it, for a job that stoker does not submit",
+    }
+)
+# Variables that no record of `stoker.settings` declares, with their meaning.
+MEANINGS = MappingProxyType(
+    {
+        "AWS_DEFAULT_REGION": "AWS region, where AWS_REGION is not set.",
+        "AWS_REGION": "AWS region, where neither the workload nor --region names one.",
+        "CUDA_VISIBLE_DEVICES": "GPUs that the training may use; the others are not counted.",
+        "JOB_COMPLETION_INDEX": "Number of this pod in its group, by Kubernetes.",
+        "KFP_POD_NAME": "Name of the pod of a Kubeflow step, where POD_NAME is not set.",
+        "KFP_POD_UID": "UID of the pod of a Kubeflow step, where POD_UID is not set.",
+        "KF_PIPELINES_ENDPOINT": "Address of Kubeflow Pipelines' API: `kubernetes.kubeflow.host`.",
+        "KF_PIPELINES_UI_ENDPOINT": "Address of its pages: `kubernetes.kubeflow.ui`.",
+        "OMPI_COMM_WORLD_RANK": "Global rank, by Open MPI, with strategy mpi.",
+        "PATH": "Where programs are looked for.",
+        "POD_NAME": "Name of this pod, by Kubernetes' downward API.",
+        "POD_NAMESPACE": "Namespace of this pod, by Kubernetes' downward API.",
+        "POD_UID": "UID of this pod, by Kubernetes' downward API.",
+        "PYTHONPATH": "Folders of modules; the training's own is put in front.",
+        "SAGEMAKER_PROGRAM": "Training script of an estimator of SageMaker's SDK.",
+        "SAGEMAKER_TRAINING_MODULE": "Set by images with SageMaker's training toolkit.",
+        "SM_CURRENT_HOST": "Name of this host, by SageMaker.",
+        "SM_CURRENT_INSTANCE_TYPE": "Instance type, where STOKER_INSTANCE_TYPE is not set.",
+        "SM_NETWORK_INTERFACE_NAME": "Network interface between the hosts, by SageMaker.",
+        "SM_RESOURCE_CONFIG": "Hosts and groups, where resourceconfig.json is not there.",
+        "STOKER_INSTANCE_TYPE": "What this host is called in a catalog; a profile names it so.",
+        "STOKER_KUBEFLOW_COOKIE": "Cookie of a session, as NAME=VALUE. A secret.",
+        "STOKER_KUBEFLOW_NAMESPACE": "Namespace of the user in Kubeflow Pipelines.",
+        "STOKER_KUBEFLOW_TOKEN": "Token that Kubeflow Pipelines asks for. A secret.",
+        "STOKER_MPI": "What mpirun's programs are told of the run.",
+        "TMPDIR": "Folder for temporary files.",
+        "TORCHELASTIC_RESTART_COUNT": "How often torchrun has started the ranks again.",
+        "TRAINING_JOB_NAME": "Name of the job, by SageMaker, where STOKER_RUN_ID is not set.",
+        "SAGEMAKER_BASE_DIR": "As STOKER_BASE_DIR, where that is not set.",
+    }
+)
+# Text that is read as a variable of this process: `environ.get("X")`, `env["X"]`, `"X" in environ`.
+_ENVIRONMENTS = ("environ", "env", "os.environ")
+
+
+def environment_page() -> str:
+    """Returns the page of all environment variables that stoker reads."""
+    declared = dict(_declared())
+    own = {
+        name: texts
+        for name, texts in {**{n: MEANINGS[n] for n in _read_anywhere() if n in MEANINGS}}.items()
+        if name.startswith("STOKER_")
+    }
+    stokers = {name: text for name, text in {**declared, **own}.items() if "STOKER_" in name}
+    places = _read_anywhere()
+    others = {
+        name: declared.get(name) or MEANINGS[name]
+        for name in sorted({*places, *declared})
+        if not name.startswith("STOKER_")
+    }
+    lines = [
+        "# Environment variables",
+        "",
+        "Public variables keep their meaning within a version of stoker. Internal ones carry "
+        "settings from the process that submits a run to its hosts: set the key of the "
+        "workload instead, they change without notice. For what users can set there is almost "
+        "always a key or an option; a variable is for what a file should not hold, and for jobs "
+        "that stoker does not submit.",
+        "",
+        "## Public",
+        "",
+        "| variable | | meaning |",
+        "| --- | --- | --- |",
+        *(
+            f"| `{name}` | {PUBLIC[name]} | {_cell(stokers[name])} |"
+            for name in sorted(stokers)
+            if name in PUBLIC
+        ),
+        "",
+        "## Of the platform, of torchrun and of other tools",
+        "",
+        "stoker reads these, as whoever starts a process sets them.",
+        "",
+        "| variable | meaning | read in |",
+        "| --- | --- | --- |",
+        *(
+            f"| `{name}` | {_cell(text)} | {_places(places.get(name, ()))} |"
+            for name, text in others.items()
+        ),
+        "",
+        "The libraries that stoker calls read variables of their own: boto3 `AWS_PROFILE` and "
+        "the keys, the Kubernetes client `KUBECONFIG`, rich `NO_COLOR`, and pip, torch and NCCL "
+        "theirs.",
+        "",
+        "## Internal",
+        "",
+        "| variable | meaning | read in |",
+        "| --- | --- | --- |",
+        *(
+            f"| `{name}` | {_cell(stokers[name])} | {_places(places.get(name, ()))} |"
+            for name in sorted(stokers)
+            if name not in PUBLIC
+        ),
+        "",
+        "On every platform the training's command gets the variables of SageMaker's training "
+        "toolkit: `SM_CHANNEL_NAME`, `SM_MODEL_DIR`, `SM_OUTPUT_DATA_DIR` and others.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _declared() -> Iterator[tuple[str, str]]:
+    texts = field_texts(ProcessSettings)
+    for name, hint in typing.get_type_hints(ProcessSettings, include_extras=True).items():
+        kind, variable = typing.get_args(hint)
+        text = texts.get(name) or _flat(purpose_of(_plain_type(kind)))
+        yield variable.name, text
+
+
+def _plain_type(kind: object) -> type:
+    found = [each for each in typing.get_args(kind) if each is not type(None)] or [kind]
+    (plain,) = found
+    assert isinstance(plain, type)
+    return plain
+
+
+@functools.cache
+def _read_anywhere() -> dict[str, list[str]]:
+    """Returns each variable that the source reads, with the modules that do."""
+    found: dict[str, list[str]] = {}
+    package = Path(stoker.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+        text = path.read_text()
+        # Most modules read none; a tree costs a hundred times what a look at the text does.
+        if not re.search(r"\benv(iron)?\b", text):
+            continue
+        for name in sorted(set(_variables_in(ast.parse(text)))):
+            found.setdefault(name, []).append(module.removesuffix(".__init__"))
+    return found
+
+
+def _variables_in(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=of, attr="get"), args=[ast.Constant(str(n)), *_]
+            ):
+                name, source = n, of
+            case ast.Subscript(value=of, slice=ast.Constant(str(n)), ctx=ast.Load()):
+                name, source = n, of
+            case ast.Compare(left=ast.Constant(str(n)), comparators=[of]):
+                name, source = n, of
+            case ast.Call(func=ast.Name("Variable"), args=[ast.Constant(str(first)), *rest]):
+                yield first
+                yield from (each.value for each in rest if isinstance(each, ast.Constant))
+                continue
+            case _:
+                continue
+        if ast.unparse(source) in _ENVIRONMENTS and name.isupper():
+            yield name
+
+
+def _places(modules: Sequence[str]) -> str:
+    return "<br>".join(f"`{each.removeprefix('stoker.')}`" for each in modules)
+
+
+# Files, ports, exit codes.
+
+RUN_FILES = MappingProxyType(
+    {
+        "workload.json": "The workload as it was run, `--set` and `--param` included. The records "
+        "name its digest, which is in `workload.sha256`.",
+        "profile.json": "The [profile](records.md#profilejson): what a step waits for.",
+        "decision.json": "The [decision](records.md#decisionjson): plans, and the chosen one.",
+        "training.json": "The [training](records.md#trainingjson): what ran, and its figures.",
+        "evaluation.json": "The [evaluation](records.md#evaluationjson): gates, and the promise.",
+        "report.html": "The report: one file, without scripts, that opens offline.",
+        "passive-profile.json": "A profile that the training measured as it ran; `stoker decide` "
+        "takes it.",
+        "timeline.csv": "A row for each step of the first rank: waiting, computing, samples.",
+        "feed.csv": "With data hosts: a row each second, with batches, bytes, waits, busy workers "
+        "([columns](../feed.md)).",
+        "logs/": "The log of each host, with the output of the training's command.",
+        "profile/": "The same of the profile's own run; `baseline-timeline.csv` has its steps as "
+        "they were.",
+        "hosts/": "On this machine: /opt/ml of each host, with `model` and `checkpoints`.",
+        "output/": "On SageMaker and Kubernetes: what the job left, unpacked.",
+        "token": "On this machine, while the run goes on: its token. A secret.",
+    }
+)
+
+
+def files_page() -> str:
+    """Returns the page of the files of a run, the ports and the exit codes."""
+    ports = FeedSettings().ports
+    names = {
+        0: "coordinator on the first dnn host; agent on each data host",
+        1: "agents send batches; parses nothing",
+        2: "torchrun's store, on the first dnn host",
+    }
+    lines = [
+        "# Files, ports, exit codes",
+        "",
+        "## Files of a run",
+        "",
+        "`stoker run` and `stoker train` write to `runs/NAME-DATE-TIME/` in the folder that they "
+        "are started in. Nothing else refers to a run's folder: move it, or delete it.",
+        "",
+        "| file | what it is |",
+        "| --- | --- |",
+        *(f"| `{name}` | {_cell(text)} |" for name, text in RUN_FILES.items()),
+        "",
+        "A command that is told where to write (`--out`, `--report`, `--summary`) writes there, "
+        "too. The verbs of one step without `--out` write `profile.json`, `decision.json` or "
+        "`evaluation.json` to the current folder. Files are written whole, under another name, and "
+        "renamed: a reader never sees half a record.",
+        "",
+        "## Ports",
+        "",
+        "All are TCP, and the same on every host. On this machine all hosts share an address, and "
+        "get free ports.",
+        "",
+        "| port | what listens | key |",
+        "| --- | --- | --- |",
+        *(
+            f"| {port} | {names[index]} | [`{key}`](workload.md#feedport)"
+            f"{f' + {index}' if index else ''} |"
+            for index, (port, key) in enumerate(ports.items())
+        ),
+        "| none | Prometheus metrics, on the first dnn host, where it is asked for | "
+        "[`feed.metrics_port`](workload.md#feedmetrics_port) |",
+        *(
+            f"| {number} | engine {engine}: {name} | "
+            f"[`engine.ports.{name}`](workload.md#engineports) |"
+            for engine, preset in PRESETS.items()
+            for name, number in preset.ports.items()
+        ),
+        "",
+        "Who may reach which port: [threat-model.md](../threat-model.md); "
+        "`stoker render network-policy` holds it on Kubernetes.",
+        "",
+        "## Exit codes",
+        "",
+        "| code | meaning | error |",
+        "| --- | --- | --- |",
+        "| 0 | Done. | |",
+        *_exit_codes(),
+        f"| {errors.EXIT_INTERRUPTED} | Ctrl-C. | |",
+        f"| {errors.EXIT_TERMINATED} | SIGTERM: somebody asked it to end. | |",
+        "",
+        "`stoker launch`, the entry point of the image, ends with the training command's own code. "
+        "Otherwise that code is `exit_code` in `training.json`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_CODES = {
+    1: "A bug of stoker; `--debug` shows where.",
+    2: "Wrong usage, settings or records.",
+    3: "The model is not as good as the gate asks.",
+    4: "The platform refused, or lost a host, or has none; nobody followed the run any more.",
+    5: "The feed was lost: no data worker is left, or none came in time.",
+    6: "Your training failed.",
+}
+
+
+def _exit_codes() -> Iterator[str]:
+    kinds: dict[int, list[str]] = {}
+
+    def visit(kind: type[errors.StokerError]) -> None:
+        kinds.setdefault(kind.exit_code, []).append(kind.__name__)
+        for each in kind.__subclasses__():
+            if each.__module__ == errors.__name__:
+                visit(each)
+
+    visit(errors.StokerError)
+    for code, names in sorted(kinds.items()):
+        yield f"| {code} | {_CODES[code]} | {', '.join(f'`{name}`' for name in names)} |"
+
+
+# Words.
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _flat(text).replace("|", "\\|")
+
+
+def _sentence(text: str) -> str:
+    return _flat(text.split("\n\n")[0])
+
+
+def _linked(text: str) -> str:
+    """Returns the text with the pages that it names as links."""
+    return re.sub(r"(?<!`)\bdocs/([\w-]+\.md)", r"[\1](../\1)", text)
+
+
+def _slug(title: str) -> str:
+    """Returns the anchor of a heading, as forges make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The examples of stoker.kubeflow in docs/reference/python.md; a test runs them in this order."""
+
+# %% PipelineRun, period, profile, decide, train, evaluate, gate, finish, control_step, follower, on_todays_host, RUN_ID
+from kfp import dsl
+
+from stoker.kubeflow import (
+    RUN_ID,
+    PipelineRun,
+    control_step,
+    decide,
+    evaluate,
+    finish,
+    follower,
+    gate,
+    on_todays_host,
+    period,
+    profile,
+    train,
+)
+from stoker.settings import read_workload
+
+run = PipelineRun.of(read_workload("configs/mnist-kubeflow.yaml"))
+
+
+@dsl.pipeline(name="mine")
+def mine() -> None:
+    # Where the run fails or is cancelled, this ends the job that it has created.
+    end = finish(**run.inputs(finish))
+    with dsl.ExitHandler(control_step(end, run, name="Finish")):
+        span = control_step(period(**run.inputs(period, cache_days=30)), run, name="Period")
+        key = span.outputs["number"]
+        measured = profile(**run.inputs(profile, cache_key=key))
+        on_todays_host(measured, run, name="Profile").set_caching_options(True)
+        found = measured.outputs["profile"]
+        decided = control_step(decide(profile=found, **run.inputs(decide)), run, name="Decide")
+        plan = decided.outputs["decision"]
+        trained = train(decision=plan, **run.inputs(train, run_id=RUN_ID))
+        follower(trained, run, name="Train")
+        judged = evaluate(
+            profile=found,
+            decision=plan,
+            training=trained.outputs["training"],
+            **run.inputs(evaluate),
+        )
+        control_step(judged, run, name="Evaluate")
+        passed = gate(evaluation=judged.outputs["evaluation"], **run.inputs(gate))
+        control_step(passed, run, name="Gate")
+
+
+# %% compiled
+from pathlib import Path
+
+from stoker.kubeflow import compiled
+
+Path("mine.yaml").write_text(compiled(mine))
+
+# %% pipeline
+from stoker.kubeflow import pipeline
+from stoker.orchestrators.kubeflow.compile import kubeflow_request
+
+
+# With the parameters of the workload, and one of its own: what `stoker upload kubeflow` does.
+def steps(run: PipelineRun, days: int = 30) -> None:
+    span = period(**run.inputs(period, cache_days=days))
+    control_step(span, run, name="Period")
+
+
+request = kubeflow_request(read_workload("configs/mnist-kubeflow.yaml"))
+definition = pipeline(request, steps, description="Numbers a span of days.")

@@ -1,0 +1,60 @@
+"""The JSON Schema of a record says of each key what it means, for editors and other languages.
+
+The words are those of the records' docstrings: what stands under `Attributes:` is the description
+of that key, and what stands above it the description of the whole.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from stoker.records.base import Json, Record, names_of
+
+_ENTRY = re.compile(r"    (\w+): (.*)")
+
+
+def schema_of(kind: type[Record]) -> dict[str, Json]:
+    """Returns the record's JSON Schema (2020-12)."""
+    schema = msgspec.json.schema(kind)
+    kinds = {each.__name__: each for each in _kinds_below(Record)}
+    for name, definition in schema["$defs"].items():
+        definition["description"] = purpose_of(kinds[name])
+        texts, properties = field_texts(kinds[name]), definition["properties"]
+        # In the order in which a file is written: a workload begins with its name.
+        definition["properties"] = {
+            key: {**properties[key], "description": texts.get(field, "")}
+            for field, key in names_of(kinds[name])
+        }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def purpose_of(kind: type) -> str:
+    """Returns the docstring of a class without the texts of its fields."""
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n\nAttributes:\n")[0]
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Returns the text of each field, inherited ones among them, from the docstrings."""
+    texts: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        name = ""
+        # Only its own: a class without a docstring shows that of the class below it.
+        docstring = inspect.cleandoc(vars(each).get("__doc__") or "")
+        for line in docstring.partition("\nAttributes:\n")[2].splitlines():
+            entry = _ENTRY.fullmatch(line)
+            if entry:
+                name = entry[1]
+                texts[name] = entry[2]
+            elif name and line.startswith("     "):
+                texts[name] += f" {line.strip()}"
+            elif line:
+                break
+    return texts
+
+
+def _kinds_below(kind: type[Record]) -> Iterator[type[Record]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _kinds_below(each)

@@ -1,0 +1,118 @@
+"""docs/reference against the code that it is made from, and its examples as typed."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stoker.records import Group, to_json
+from support import sagemaker_pipeline
+
+ROOT = Path(__file__).parents[2]
+# Types, and values that an example would only show as they are.
+WITHOUT_EXAMPLE = {
+    "stoker.kubeflow.Task",
+    "stoker.sagemaker.EXECUTION_ARN",
+    "stoker.sagemaker.PipelineVariable",
+    "stoker.sagemaker.Text",
+}
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs/make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def made(reference: ModuleType) -> dict[Path, str]:
+    pages: dict[Path, str] = reference.pages()
+    return pages
+
+
+def test_the_committed_pages_are_those_that_the_code_makes(made: dict[Path, str]) -> None:
+    stale = [str(path) for path, text in made.items() if (ROOT / path).read_text() != text]
+    assert stale == [], "run make docs, and commit what it changes"
+    folder = ROOT / "docs" / "reference"
+    assert {path.relative_to(ROOT) for path in folder.iterdir()} == {
+        path for path in made if path.parent.name == "reference"
+    }
+
+
+def test_each_link_of_a_page_leads_to_a_heading(
+    reference: ModuleType, made: dict[Path, str]
+) -> None:
+    pages = {path.name: text for path, text in made.items() if path.suffix == ".md"}
+    anchors = {
+        name: [reference._slug(title) for title in re.findall(r"(?m)^#+ (.*)$", text)]
+        for name, text in pages.items()
+    }
+    twice = [f"{n}: {a}" for n, each in anchors.items() for a in set(each) if each.count(a) > 1]
+    assert twice == []
+    wrong = [
+        f"{name}: {file}#{anchor}"
+        for name, text in pages.items()
+        for file, anchor in re.findall(r"\]\(([\w-]*(?:\.md)?)#([^)]+)\)", text)
+        if anchor not in anchors[file or name]
+    ]
+    assert wrong == []
+
+
+def test_each_public_name_has_an_example(reference: ModuleType) -> None:
+    missing = {
+        f"{module}.{name}"
+        for module in reference.MODULES
+        for name in reference.public(module)
+        if name not in ", ".join(reference.examples(module)).split(", ")
+    }
+    assert missing == WITHOUT_EXAMPLE
+
+
+@pytest.fixture
+def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("configs", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("example", None)
+
+
+def run_examples(reference: ModuleType, module: str, *, without: tuple[str, ...] = ()) -> None:
+    cells = reference.examples(module)
+    code = "\n\n".join(code for names, code in cells.items() if names not in without)
+    exec(compile(code, f"the examples of {module}", "exec"), {"__name__": "example"})
+
+
+@pytest.mark.usefixtures("_in_a_project")
+def test_the_examples_of_stoker_run(reference: ModuleType) -> None:
+    run_examples(reference, "stoker")
+
+
+def test_the_example_of_keras_is_python(reference: ModuleType) -> None:
+    # tests/engines runs a Keras script; here there is no TensorFlow.
+    for code in reference.examples("stoker.keras").values():
+        compile(code, "the example of stoker.keras", "exec")
+
+
+@pytest.mark.usefixtures("_in_a_project", "quick_kfp")
+def test_the_examples_of_kubeflow_run(reference: ModuleType) -> None:
+    pytest.importorskip("kfp")
+    run_examples(reference, "stoker.kubeflow")
+    assert "name: mine" in Path("mine.yaml").read_text()
+
+
+@pytest.mark.usefixtures("_in_a_project")
+def test_the_examples_of_sagemaker_run(reference: ModuleType) -> None:
+    pytest.importorskip("sagemaker")
+    data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=2)
+    Path("decision.json").write_text(to_json(sagemaker_pipeline.decision(data=data)))
+    # It sends to an account: test_sagemaker_compose.py calls it with a bucket.
+    run_examples(reference, "stoker.sagemaker", without=("upload_inputs",))
