@@ -277,8 +277,8 @@ class PodSettings(Record, frozen=True, kw_only=True):
         cpu_limit: Absent: what is asked for. The launcher starts as many workers as it allows.
         memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
         gpus: GPUs of one pod; absent: the pool's. The data group has none.
-        image: Of the data group's pods, with the same stoker: a small one for CPUs starts sooner.
-            Absent: the workload's.
+        image: Of the data group's pods, with the same stoker: a small one for CPUs starts sooner
+            (make image-data), and arm64 nodes need one of theirs. Absent: the workload's.
         resources: Further requests and limits, for example vpc.amazonaws.com/efa.
         node_rules: Node affinity; all of those without a weight must hold.
         service_account: Absent: that of the settings.
