@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from stoker.decide.calibrate import LEAST_RUNS
 from stoker.decide.choose import cluster, error_band, limit_words, limits, pareto_front, pays
 from stoker.decide.pricing import ASKED_FOR
-from stoker.records import Decision, Group, Plan, Prices
+from stoker.records import Decision, Group, Plan, Prices, plan_in_words
 from stoker.text import ms, percentage, usd, wrapped
 
 _MOST_ROWS = 12
@@ -37,7 +37,8 @@ def _verdict(decision: Decision) -> str:
         return f"No advice that costs: keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
-    text = f"{plan.action}: {cluster(plan)}. {_sentence(plan.reason)}"
+    words = plan_in_words(plan)
+    text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
     if outcome is not None:
         text += f" Sure to ±{percentage(error_band(outcome))}"
         text += ", where the storage is shared." if outcome.own_storage_speedup else "."

@@ -14,7 +14,16 @@ import jinja2
 from markupsafe import Markup
 
 from stoker.profile.explain import TERMS, term
-from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Plan,
+    Profile,
+    Training,
+    Workload,
+    groups_in_words,
+    write_text,
+)
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans
 from stoker.report.step_times import (
@@ -108,10 +117,10 @@ def collect_strips(
         )
     # A timeline of steps of no length has no scale to be drawn on.
     if timeline and timeline.quantiles().p50 > 0:
-        what = "the chosen cluster"
+        what = groups_in_words(training.groups) if training else "the chosen cluster"
         if decision:
             what = plan_name(decision.plan, today=todays_group(decision))
-        strips.append(Strip("After", what, timeline))
+        strips.append(Strip("After" if strips else "This run", what, timeline))
     return strips
 
 
