@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,9 @@ def test_what_the_platform_says_is_shown_where_the_script_is_not(
     assert capsys.readouterr().err.strip() == "Starting: preparing hosts"
 
 
-@pytest.fixture
+@contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
-    """A terminal of 60 columns as stderr; returns what it shows, up to a text that comes."""
+    """A terminal of 60 columns as stderr; gives what it shows until a text has come."""
     keyboard, screen = os.openpty()
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
@@ -78,31 +79,31 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
 
     with open(screen, "w") as stream:
+        # Not in a fixture: pytest puts its own stderr there before the test.
         monkeypatch.setattr(sys, "stderr", stream)
         yield shown
     os.close(keyboard)
 
 
-def test_a_terminal_shows_a_line_of_progress_that_fits_it(
-    terminal: Callable[[str], str],
-) -> None:
+def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     Log(run="r", host="a", stream=stream).event(
         "progress", steps=1040, step_seconds=0.123, wait_seconds=0.1
     )
-    with following(quiet=False, echo=False, total_steps=100_000) as follow:
+    with (
+        terminal(monkeypatch) as shown,
+        following(quiet=False, echo=False, total_steps=100_000) as follow,
+    ):
         follow.line(LogLine(group="dnn", host="a", text=stream.getvalue().strip()))
-        said = terminal("1040/100000 steps, 123 ms each")
-    assert said.splitlines()[-1].startswith("train      0:00:0")
-    assert max(map(len, said.splitlines())) <= 60
+        lines = shown("1040/100000 steps, 123 ms each").splitlines()
+    assert lines[-1].startswith("train      0:00:0")
+    assert max(map(len, lines)) <= 60
 
 
-def test_what_takes_long_shows_a_spinner_on_a_terminal(
-    terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_takes_long_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SPINNER_SECONDS", 0.0)
-    with working("reading prices"):
-        assert "reading prices" in terminal("reading prices")
+    with terminal(monkeypatch) as shown, working("reading prices"):
+        assert "reading prices" in shown("reading prices")
 
 
 @pytest.mark.parametrize(
