@@ -1,6 +1,7 @@
 """`stoker` has these verbs; only the module of the verb that was typed is imported.
 
-Help is laid out by click's own formatter: `rich` takes a third of a second to import.
+Help is laid out by click's own formatter: with `rich`, `stoker --help` would take
+twice as long (its import takes 0.14 CPU-seconds, all else 0.15).
 """
 
 import inspect
@@ -107,7 +108,9 @@ def write_options(
     """Writes the options that are not hidden."""
     options = [each for each in command.get_params(ctx) if each.param_type_name == "option"]
     with formatter.section("Options"):
-        formatter.write_dl([row for each in options if (row := each.get_help_record(ctx))])
+        rows = [row for each in options if (row := each.get_help_record(ctx))]
+        # A long flag has a line of its own, and does not push the words of all others aside.
+        formatter.write_dl(rows, col_max=24)
 
 
 def app_for(*words: str) -> typer.Typer:

@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
+    GROUP_METAVAR,
     AsJson,
-    Groups,
     OutputFiles,
     Overrides,
     PlatformName,
@@ -118,7 +118,15 @@ def decide_verb(
             "workload, or none).",
         ),
     ] = None,
-    groups: Groups = None,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar=GROUP_METAVAR,
+            help="Also ranks the cluster of these instance groups, such as dnn=1 and "
+            "data=ml.c7i.8xlarge:2:32; may be repeated (default: only clusters that it finds).",
+        ),
+    ] = None,
     guess: Guess,
     calibrate: Annotated[
         str | None,

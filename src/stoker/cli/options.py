@@ -196,11 +196,12 @@ Region = Annotated[
     typer.Option("--region", metavar="R", help="AWS region (default: as boto3 finds it)."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Starts without asking for confirmation.")]
+GROUP_METAVAR = "ROLE=[TYPE:]HOSTS[:WORKERS]"
 Groups = Annotated[
     list[str] | None,
     typer.Option(
         "--group",
-        metavar="ROLE=[TYPE:]HOSTS[:WORKERS]",
+        metavar=GROUP_METAVAR,
         help="An instance group, such as dnn=1 or data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data "
         "workers each); once for each role, so it may be repeated (default: today's cluster).",
     ),
