@@ -1,6 +1,9 @@
 """The command line is an interface: its verbs and flags are held against a list here."""
 
+import contextlib
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +11,11 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from stoker.cli.app import app_for
+from stoker.cli.app import PANELS, app_for
 from stoker.records import RECORDS
 from support.command import process, stoker
 
+ROOT = Path(__file__).parents[2]
 # Where Kubeflow is.
 REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
 
@@ -167,6 +171,22 @@ VERBS = {
     "launch": set(),
 }
 
+# Only the steps of a pipeline use them: they work, and no help shows them (docs/commands.md does).
+HIDDEN = {
+    "profile": {"--param", "--executor-input"},
+    "decide": {"--param", "--executor-input"},
+    "train": {
+        *("--run-id", "--make-token", "--clean-up", "--always"),
+        *("--param", "--executor-input"),
+    },
+    "evaluate": {
+        *("--gate-of", "--always", "--outputs", "--delete"),
+        *("--param", "--executor-input"),
+    },
+    "start": {"--decision", "--parent-run"},
+    "status": {"--besides"},
+}
+
 HEAVY = (
     "torch",
     "numpy",
@@ -190,12 +210,54 @@ def test_verbs_and_flags_equal_the_list() -> None:
     assert found == VERBS
 
 
+def test_hidden_flags_equal_the_list_and_are_documented() -> None:
+    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
+    found = {
+        name: {param.opts[0] for param in command.params if getattr(param, "hidden", False)}
+        for name, command in commands.items()
+    }
+    assert {name: flags for name, flags in found.items() if flags} == HIDDEN
+    page = (ROOT / "docs" / "commands.md").read_text()
+    assert set().union(*HIDDEN.values()) <= set(re.findall(r"`(--[a-z-]+)", page))
+
+
 def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path: Path) -> None:
-    listed = process("--help", cwd=tmp_path).stdout.split("Commands:\n")[1]
+    lines = process("--help", cwd=tmp_path).stdout.splitlines()
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     first_lines = {name: verb.help.partition("\n")[0] for name, verb in commands.items()}
-    assert dict(line.split(maxsplit=1) for line in listed.splitlines()) == first_lines
-    assert max(map(len, listed.splitlines())) <= 80
+    assert [title.rstrip(":") for title in lines if title.endswith(":")] == [*PANELS, "Options"]
+    assert {f"  {name:<8}  {words}" for name, words in first_lines.items()} <= set(lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_each_option_says_its_default_or_that_it_may_be_repeated() -> None:
+    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
+    silent = [
+        f"{name} {param.opts[0]}"
+        for name, command in commands.items()
+        for param in command.params
+        if param.opts[0].startswith("-") and not param.is_flag and not param.hidden
+        if not param.required
+        if not re.search(r"\(default: |may be repeated|required", param.help)
+        or (param.multiple and "may be repeated" not in param.help)
+    ]
+    assert silent == []
+
+
+def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path: Path) -> None:
+    commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
+    for name, command in commands.items():
+        _, title, *examples = command.epilog.splitlines()
+        assert (title, bool(examples)) == ("Examples:", True), name
+        for example in examples:
+            assert len(example) <= 78, example
+            shown = re.split(r" [|>] ", example)[-1 if example.endswith("watch -") else 0]
+            stoker_word, verb, *words = shlex.split(shown)
+            assert (stoker_word, verb) == ("stoker", name)
+            if name != "launch":
+                # Raises an error of the parser for an option or an argument that there is not.
+                with contextlib.chdir(tmp_path):
+                    command.make_context(verb, words)
 
 
 def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
@@ -224,7 +286,10 @@ def test_importing_stoker_imports_nothing_heavy() -> None:
 def test_every_verb_explains_itself(tmp_path: Path, verb: str) -> None:
     done = stoker(verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert all(flag in done.stdout for flag in VERBS[verb])
+    hidden = HIDDEN.get(verb, set())
+    assert all(f"{flag} " in done.stdout for flag in VERBS[verb] - hidden)
+    assert not any(f" {flag} " in done.stdout for flag in hidden)
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("record", sorted(RECORDS))
@@ -248,7 +313,8 @@ def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
         (["train", "--", "no-such-program"], 2, ["command not found: no-such-program"]),
         (["train"], 2, ["no workload and no command"]),
         (["train", "--nonsense"], 2, ["No such option", "stoker train --help"]),
-        (["trian"], 2, ["No such command"]),
+        (["train", "--grup=dnn=1", "w.yaml"], 2, ["try:   stoker train --group=dnn=1 w.yaml"]),
+        (["trian", "w.yaml", "--yes"], 2, ["No such command", "try:   stoker train w.yaml --yes"]),
         (["train", "--group", "data=2", "--", "true"], 2, ["--group dnn=... is missing"]),
         (["train", "--group", "dnn=0", "--", "true"], 2, ["at least one host"]),
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
@@ -301,3 +367,19 @@ def test_a_type_of_a_cloud_is_not_taken_for_this_machine_without_a_word(
     (tmp_path / "w.yaml").write_text(f"name: x\nplatform: local\ncommand: ['true']\n{today}")
     done = stoker(*arguments, cwd=tmp_path)
     assert done.stderr.count("note: ml.foo is not started: the platform is local") == 1
+
+
+def test_bash_completes_what_is_installed() -> None:
+    stoker_path = Path(sys.executable).with_name("stoker")
+    script = f"""
+source <(_STOKER_COMPLETE=source_bash {stoker_path})
+for words in "stoker tra" "stoker start k" "stoker train --gr" "stoker train --run-i"; do
+    COMP_WORDS=($words) COMP_CWORD=$(( $(wc -w <<<"$words") - 1 ))
+    _stoker_completion {stoker_path}
+    echo "${{COMPREPLY[@]}}"
+done
+"""
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.splitlines() == ["train", "kubeflow", "--group", ""]

@@ -167,12 +167,15 @@ def test_watch_refuses_what_is_no_run(
 @pytest.mark.parametrize(
     ("arguments", "code", "out", "err"),
     [
-        ([], 2, "", "Usage: stoker"),
+        ([], 0, "Start here:", ""),
+        (["-h"], 0, "Start here:", ""),
+        (["train", "-h"], 0, "Usage: stoker train", ""),
         (["--version"], 0, "stoker 0.", ""),
         (["help"], 0, "Usage: stoker", ""),
         (["help", "train"], 0, "Usage: stoker train", ""),
-        (["trian"], 2, "", "try:   stoker --help"),
-        (["schema"], 2, "", "known are: decision, evaluation"),
+        (["--verson"], 2, "", "try:   stoker --version"),
+        (["nonsense"], 2, "", "try:   stoker --help"),
+        (["schema"], 0, "workload   The user's training command", ""),
     ],
 )
 def test_the_command_line_explains_itself(

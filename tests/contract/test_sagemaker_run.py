@@ -52,7 +52,7 @@ from support.sagemaker_service import sagemaker_service
 BUCKET = "stoker-test"
 NAME = "mnist-1"
 NOW = datetime(2026, 11, 20, 8, tzinfo=UTC)
-NEXT_BEST = "1 x ml.g5.xlarge + 2 x ml.m5.xlarge (80.0 ms per step, $2.00 per hour)"
+NEXT_BEST = "dnn 1 x ml.g5.xlarge, data 2 x ml.m5.xlarge (80.0 ms per step, $2.00 per hour)"
 QUOTA = (
     "The account-level service limit 'ml.c5.4xlarge for training job usage' is 1 Instances, with "
     "current utilization of 0 Instances and a request delta of 2 Instances."

@@ -71,6 +71,10 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path: Pat
     verbs = [line.split()[0] for line in done.stderr.splitlines() if line.strip()]
     wanted = ["profile", "decide", "train", "evaluate", "report"]
     assert [verb for verb in verbs if verb in wanted] == wanted
+    # The profile is followed live, as by `stoker profile`.
+    assert verbs.index("begins") < verbs.index("as") < verbs.index("profile")
+    (address,) = (line.split()[1] for line in done.stderr.splitlines() if line[:6] == "report")
+    assert address == (only_run(folder) / "report.html").resolve().as_uri()
     assert "next:" in verbs
     run = only_run(folder)
     listed = (ROOT / "docs" / "reference" / "files.md").read_text()

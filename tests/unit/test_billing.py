@@ -105,7 +105,7 @@ def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(
     confirm_run(workload, assume_yes=True, quiet=False)
     usd = CATALOG.usd_per_hour([Group.of_today(today.dnn)])
     said = capsys.readouterr().err
-    assert f"profile on sagemaker: 2 x ml.g5.xlarge, ${usd:.2f} per hour in total" in said
+    assert f"profile on sagemaker: dnn 2 x ml.g5.xlarge, ${usd:.2f} per hour in total" in said
     assert "without a limit: set constraints.max_usd_per_hour" in said
 
 

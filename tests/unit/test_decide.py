@@ -656,7 +656,7 @@ def test_text_names_the_verdict_first_then_limits_plans_prices_and_path() -> Non
     decision = _decide(_starved())
     text = explain(decision)
     lines = text.splitlines()
-    assert lines[0].startswith("heterogeneous: 1 ml.g5.8xlarge + ")
+    assert lines[0].startswith("Add 1 data host: dnn 1 x ml.g5.8xlarge, data 1 x ")
     assert "Today the limit is the CPU: 200 ms per step" in text
     assert "Is the CPU the limit? yes: " in text
     assert "* chosen. Prices of 2026-09-27, us-east-1, on-demand" in text

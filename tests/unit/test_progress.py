@@ -1,8 +1,16 @@
 import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from stoker.cli.progress import following, step_line
+from stoker.cli import progress
+from stoker.cli.progress import following, program, step_line, working
 from stoker.logs import Log
 from stoker.platforms.base import LogLine
 
@@ -19,6 +27,102 @@ def test_the_time_stands_at_the_right_and_nothing_is_wider_than_88_columns() -> 
 
 def test_without_a_time_the_line_ends_with_its_words() -> None:
     assert step_line("report", "runs/a/report.html", None) == "report     runs/a/report.html"
+
+
+def test_the_time_and_the_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((60, 24)))
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
+    lines = step_line("decide", "keep dnn 1 x local.c1: no plan costs less by far", 1.24)
+    assert max(map(len, lines.splitlines())) == 60
+
+
+def test_progress_says_steps_their_time_and_the_time_that_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
+    stream = io.StringIO()
+    log = Log(run="r", host="algo-1", stream=stream)
+    log.event("progress", steps=10, step_seconds=5.0, wait_seconds=4.0)
+    log.event("progress", steps=40, step_seconds=0.1, wait_seconds=0.025)
+    for total in (100, None):
+        with following(quiet=False, echo=False, total_steps=total) as follow:
+            for text in stream.getvalue().splitlines():
+                follow.line(LogLine(group="dnn", host="algo-1", text=text))
+    assert [line.strip() for line in capsys.readouterr().err.splitlines()] == [
+        "10/100 steps, 5.00 s each, 80% waiting",
+        "40/100 steps, 100 ms each, 25% waiting, 6 s left",
+        "10 steps, 5.00 s each, 80% waiting",
+        "40 steps, 100 ms each, 25% waiting",
+    ]
+
+
+def test_what_the_platform_says_is_shown_where_the_script_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with following(quiet=False, echo=False) as follow:
+        follow.line(LogLine(group="sagemaker", host="status", text="Starting: preparing hosts"))
+        follow.line(LogLine(group="dnn", host="algo-1", text="the script's own"))
+    assert capsys.readouterr().err.strip() == "Starting: preparing hosts"
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """A terminal of 60 columns as stderr; gives what it shows until a text has come."""
+    keyboard, screen = os.openpty()
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+
+    def shown(text: str) -> str:
+        said = ""
+        while text not in said:
+            said += os.read(keyboard, 1 << 12).decode(errors="replace")
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
+
+    with open(screen, "w") as stream:
+        # Not in a fixture: pytest puts its own stderr there before the test.
+        monkeypatch.setattr(sys, "stderr", stream)
+        yield shown
+    os.close(keyboard)
+
+
+def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    Log(run="r", host="a", stream=stream).event(
+        "progress", steps=1040, step_seconds=0.123, wait_seconds=0.1
+    )
+    with (
+        terminal(monkeypatch) as shown,
+        following(quiet=False, echo=False, total_steps=100_000) as follow,
+    ):
+        follow.line(LogLine(group="dnn", host="a", text=stream.getvalue().strip()))
+        lines = shown("1040/100000 steps, 123 ms each").splitlines()
+    assert lines[-1].startswith("train      0:00:0")
+    assert max(map(len, lines)) <= 60
+
+
+def test_what_takes_long_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_SPINNER_SECONDS", 0.0)
+    with terminal(monkeypatch) as shown, working("reading prices"):
+        assert "reading prices" in shown("reading prices")
+
+
+@pytest.mark.parametrize(
+    ("typed", "found", "word"),
+    [
+        ("bin/stoker", None, "bin/stoker"),
+        ("bin/stoker", "bin/stoker", "stoker"),
+        ("bin/pytest", None, "stoker"),
+    ],
+)
+def test_the_next_command_is_called_as_this_one_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, found: str | None, word: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / typed).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [typed])
+    monkeypatch.setattr(shutil, "which", lambda _: found)
+    assert program() == word
 
 
 def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(

@@ -300,6 +300,18 @@ def test_run_that_ended_early_names_the_step_and_the_error(
     assert "where: configs/mnist.yaml:4" in page.text
 
 
+def test_a_training_alone_says_its_step_and_what_is_not_known(report: Report) -> None:
+    page = report(profile=None, decision=None, evaluation=None)
+    assert re.fullmatch(r"A step takes 36 ms, \d+ % of it waiting for data\.", page.headline)
+    assert "it has no profile and no decision" in page.text
+
+
+def test_a_training_on_a_decision_is_held_against_the_step_that_it_names(report: Report) -> None:
+    page = report(profile=None, evaluation=None)
+    assert "a step takes 36 ms instead of 62 ms" in page.headline
+    assert "no gate was checked" in page.text
+
+
 def test_every_set_of_records_gives_a_page_without_holes(report: Report, tmp_path: Path) -> None:
     names = ("profile", "decision", "training", "evaluation")
     before, after = sample_records.write_timelines(tmp_path)

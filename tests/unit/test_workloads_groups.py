@@ -12,7 +12,7 @@ def test_type_hosts_and_workers_are_read() -> None:
         ("dnn", "ml.g5.xlarge", 1, None),
         ("data", "ml.c7i.8xlarge", 2, 30),
     ]
-    assert groups_in_words(groups) == "1 x ml.g5.xlarge + 2 x ml.c7i.8xlarge"
+    assert groups_in_words(groups) == "dnn 1 x ml.g5.xlarge, data 2 x ml.c7i.8xlarge"
 
 
 def test_todays_type_is_the_default() -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import PLATFORM_WORDS, AsJson, Prices, writable_file
-from stoker.cli.progress import say
+from stoker.cli.options import PLATFORM_WORDS, AsJson, Prices, offered, writable_file
+from stoker.cli.progress import say, working
 from stoker.errors import PlatformError, UsageError
+from stoker.platforms import PLATFORMS
 
 if TYPE_CHECKING:
     from stoker.catalog.catalog import Table
@@ -21,14 +22,21 @@ def catalog_verb(
     action: Annotated[
         str | None,
         typer.Argument(
-            metavar="refresh",
+            metavar="[refresh]",
             help="Writes a new table: of AWS's prices today, or --from-cluster.",
             show_default=False,
         ),
     ] = None,
     *,
     platform: Annotated[
-        str, typer.Option("--platform", metavar="P", help=f"Lists {PLATFORM_WORDS}.")
+        str,
+        typer.Option(
+            "--platform",
+            metavar="P",
+            help=f"Lists the types of this platform: {PLATFORM_WORDS} (default: sagemaker).",
+            show_default=False,
+            autocompletion=offered(*PLATFORMS),
+        ),
     ] = "sagemaker",
     prices: Prices = None,
     from_cluster: Annotated[
@@ -74,6 +82,11 @@ def catalog_verb(
 
     `stoker catalog refresh` writes a table of its own: prices of today from AWS, or the node pools
     of a Kubernetes cluster.
+
+    Examples:
+        stoker catalog --platform sagemaker
+        stoker catalog refresh --region eu-west-1 --out prices.csv
+        stoker catalog refresh --from-cluster --out pools.csv
     """
     # These options write a table, so that without `refresh` they are most likely a slip.
     if action is None and not (from_cluster or region or out):
@@ -201,7 +214,8 @@ def refresh_from_aws(*, region: str | None, out: Path | None, as_json: bool, tod
     # A minute without a word looks like a hang.
     say(f"prices of {where}: reading AWS's price list, which takes a minute", quiet=as_json)
     try:
-        table, notes = refreshed(aws, pricing, region=where, today=today)
+        with working(f"reading the prices of {where}", quiet=as_json):
+            table, notes = refreshed(aws, pricing, region=where, today=today)
     except AwsError as err:
         fix = (
             err.fix

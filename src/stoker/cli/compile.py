@@ -11,10 +11,11 @@ from stoker.cli.options import (
     NativeDecision,
     Overrides,
     TargetName,
+    TrainStepName,
     WorkloadFile,
     writable_file,
 )
-from stoker.cli.progress import say
+from stoker.cli.progress import say, working
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,29 +38,26 @@ def compile_verb(
             callback=writable_file,
         ),
     ],
-    train_step: Annotated[
-        str,
-        typer.Option(
-            "--train-step",
-            metavar="KIND",
-            help="launched: a run trains on what it decides; native: a training step of SageMaker "
-            "itself, whose groups are parameters; handover: the same, in a second run that the "
-            "first one starts.",
-        ),
-    ] = "launched",
+    train_step: TrainStepName = "launched",
     decision: NativeDecision = None,
     components: Annotated[
         Path | None,
         typer.Option(
             "--components",
             metavar="DIR",
-            help="kubeflow: writes one file per component to this folder.",
+            help="Kubeflow: also writes one file per component to this folder (default: writes "
+            "none).",
         ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compiles the pipeline of a workload to a file, without network."""
+    """Compiles the pipeline of a workload to a file, without network.
+
+    Examples:
+        stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
+        stoker compile sagemaker configs/mnist-sagemaker.yaml --out pipeline.json
+    """
     from stoker.records import nearest, write_text
     from stoker.settings import read_workload
 
@@ -74,7 +72,8 @@ def compile_verb(
             where="--components",
             fix="put a step of your own into pipelines/sagemaker.py (docs/sagemaker.md shows how)",
         )
-    compiled = compiled_for(target, record, train_step=train_step, decision=decision)
+    with working(f"compiling {record.name}", quiet=as_json):
+        compiled = compiled_for(target, record, train_step=train_step, decision=decision)
     write_text(out, compiled.definition)
     files = _write_components(components) if components else []
     # SageMaker shows parameters in camel case, Kubeflow in snake case.

@@ -15,15 +15,17 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
+    GROUP_METAVAR,
     AsJson,
-    Groups,
     OutputFiles,
     Overrides,
-    Params,
     PlatformName,
     Prices,
     Report,
+    StepParams,
+    offered,
 )
+from stoker.cli.progress import working
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,13 +50,17 @@ class Guess:
     instance_type: Annotated[
         str | None,
         typer.Option(
-            "--instance-type", metavar="T", help="Without a profile: today's instance type."
+            "--instance-type",
+            metavar="T",
+            help="Without a profile: today's instance type (default: as in --workload).",
         ),
     ] = None
     step_seconds: Annotated[
         float | None,
         typer.Option(
-            "--step-seconds", metavar="S", help="Without a profile: how long a step takes today."
+            "--step-seconds",
+            metavar="S",
+            help="Without a profile: seconds that a step takes today (default: as profiled).",
         ),
     ] = None
     accelerator_step_seconds: Annotated[
@@ -62,7 +68,8 @@ class Guess:
         typer.Option(
             "--accelerator-step-seconds",
             metavar="S",
-            help="Without a profile: how long a step takes if it never waits for data.",
+            help="Without a profile: seconds that a step takes if it never waits for data "
+            "(default: not known).",
         ),
     ] = None
     vcpus_needed: Annotated[
@@ -70,7 +77,8 @@ class Guess:
         typer.Option(
             "--vcpus-needed",
             metavar="N",
-            help="Without a profile: how many vCPUs feed the accelerator at its full speed.",
+            help="Without a profile: how many vCPUs feed the accelerator at its full speed "
+            "(default: not known).",
         ),
     ] = None
 
@@ -79,7 +87,7 @@ def decide_verb(
     profile: Annotated[
         Path | None,
         typer.Argument(
-            metavar="PROFILE", help="The profile.json of the workload.", show_default=False
+            metavar="[PROFILE]", help="The profile.json of the workload.", show_default=False
         ),
     ] = None,
     *,
@@ -88,7 +96,8 @@ def decide_verb(
         typer.Option(
             "--workload",
             metavar="W",
-            help="Workload file, for its constraints and the number of steps.",
+            help="Workload file, for its constraints and the number of steps (default: those of "
+            "the profile).",
         ),
     ] = None,
     objective: Annotated[
@@ -97,6 +106,7 @@ def decide_verb(
             "--objective",
             metavar="O",
             help="Ranks by cost or by time (default: as in the workload, or cost).",
+            autocompletion=offered("cost", "time"),
         ),
     ] = None,
     max_usd_per_hour: Annotated[
@@ -104,30 +114,45 @@ def decide_verb(
         typer.Option(
             "--max-usd-per-hour",
             metavar="X",
-            help="Limit for the cost of all hosts per hour (default: as in the workload, or none).",
+            help="Limit for the cost of all hosts, in dollars per hour (default: as in the "
+            "workload, or none).",
         ),
     ] = None,
-    groups: Groups = None,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar=GROUP_METAVAR,
+            help="Also ranks the cluster of these instance groups, such as dnn=1 and "
+            "data=ml.c7i.8xlarge:2:32; may be repeated (default: only clusters that it finds).",
+        ),
+    ] = None,
     guess: Guess,
     calibrate: Annotated[
         str | None,
         typer.Option(
             "--calibrate",
             metavar="DIR",
-            help="Corrects the prediction by earlier runs: their folder or tar file, here or at s3://.",
+            help="Corrects the prediction by earlier runs: their folder or tar file, here or at "
+            "s3:// (default: corrects nothing).",
         ),
     ] = None,
     prices: Prices = None,
     platform: PlatformName = None,
     files: OutputFiles,
     report: Report = None,
-    params: Params = None,
+    params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Ranks clusters for the workload by predicted time and cost.
 
     The record is decision.json, unless --out names another file.
+
+    Examples:
+        stoker decide profile.json
+        stoker decide profile.json --workload configs/mnist.yaml --objective cost
+        stoker decide --instance-type ml.g5.2xlarge --step-seconds 0.4
     """
     from stoker.catalog import catalog_of
     from stoker.cli.outputs import DECIDE_PARAMETERS, deliver, outputs_of, told_of_decision
@@ -157,9 +182,10 @@ def decide_verb(
     catalog = catalog_of(judged, prices)
     calibration = None
     if calibrate:
-        calibration = calibration_of(
-            calibrate, like=record, catalog=catalog, region=region_of(judged)
-        )
+        with working(f"reading earlier runs in {calibrate}", quiet=as_json):
+            calibration = calibration_of(
+                calibrate, like=record, catalog=catalog, region=region_of(judged)
+            )
     decision = decide(
         record,
         catalog=catalog,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import AsJson, Overrides
+from stoker.cli.progress import working
 from stoker.errors import PlatformError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def doctor_verb(
     peer: Annotated[
         str | None,
         typer.Option(
-            "--peer", metavar="HOST[:PORT]", help="Also tries to reach the feed's port there."
+            "--peer",
+            metavar="HOST[:PORT]",
+            help="Also tries to reach the feed's port there (default: tries none).",
         ),
     ] = None,
     aws: Annotated[
@@ -53,22 +56,32 @@ def doctor_verb(
         typer.Option(
             "--decision",
             metavar="D",
-            help="With --aws: looks at the quotas of this decision.json's plans.",
+            help="With --aws: looks at the quotas of this decision.json's plans (default: at those "
+            "of all types that plans may have).",
         ),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Checks what a host, an account or a cluster lacks."""
+    """Checks what a host, an account or a cluster lacks.
+
+    Nothing is made or changed. Exit code 4 means that something is missing.
+
+    Examples:
+        stoker doctor
+        stoker doctor --aws configs/mnist-sagemaker.yaml
+        stoker doctor --cluster configs/mnist-kubeflow.yaml
+    """
     checks = []
-    for check in _findings(
+    findings = _findings(
         workload,
         peer=peer,
         aws=aws,
         cluster=cluster,
         decision=decision,
         overrides=overrides or [],
-    ):
+    )
+    while check := _next_of(findings, quiet=as_json):
         checks.append(check)
         if not as_json:
             # At once: some look-ups take seconds, and a hang shows at what.
@@ -80,6 +93,11 @@ def doctor_verb(
         print(json.dumps({"healthy": is_healthy, "checks": [asdict(c) for c in checks]}, indent=2))
     # A host that a run cannot use is the platform's fault, not the command line's.
     return 0 if is_healthy else PlatformError.exit_code
+
+
+def _next_of(findings: Iterator["Finding"], *, quiet: bool) -> "Finding | None":
+    with working("looking", quiet=quiet):
+        return next(findings, None)
 
 
 def _findings(

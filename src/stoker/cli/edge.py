@@ -7,11 +7,14 @@ head -1` does, or a file on a full disk. A command that only prints ends then, w
 where a reader has gone; a training goes on, and the output that nobody takes is dropped.
 """
 
+import difflib
 import io
 import os
+import shlex
 import signal
 import sys
 import traceback
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
@@ -54,27 +57,29 @@ def run(arguments: list[str]) -> int:
     """Runs one command line and gives its exit code; prints errors to stderr."""
     # Imported here: a launcher needs no parser.
     from stoker.cli.app import VERBS, app_for
+    from stoker.cli.progress import program
 
     debug = "--debug" in arguments
-    # People type `stoker help train`, as other tools take it.
-    if arguments[:1] == ["help"]:
+    # People type `stoker help train`, as other tools take it; `stoker` alone asks for help, too.
+    if arguments[:1] in ([], ["help"]):
         arguments = [*arguments[1:2], "--help"]
     try:
         _refuse_unprintable(arguments)
         # As the object of the context: verbs print how to go on, with the words that were typed.
-        code = app_for(*arguments[:1])(
+        code = app_for(*arguments[:1], *_words_to_complete())(
             args=arguments, prog_name="stoker", standalone_mode=False, obj=arguments
         )
         # Inside of the `try`: what is still buffered may meet a pipe that was closed.
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _usage_error() as err:
-        message = err.format_message().rstrip(".")
-        # `stoker` alone: the help is the error.
-        if message.startswith("Usage:"):
-            return _say(message, code=UsageError.exit_code)
-        verb = f" {arguments[0]}" if arguments and arguments[0] in VERBS else ""
-        return _say(f"error: {message}\ntry:   stoker{verb} --help", code=UsageError.exit_code)
+        wanted = _corrected(err, arguments, verbs=VERBS) or (
+            [arguments[0], "--help"] if arguments[0] in VERBS else ["--help"]
+        )
+        return _say(
+            f"error: {err.format_message().rstrip('.')}\ntry:   {shlex.join([program(), *wanted])}",
+            code=UsageError.exit_code,
+        )
     except KeyboardInterrupt:
         return _say("interrupted; everything that ran was told to stop", code=EXIT_INTERRUPTED)
     except TerminatedError as err:
@@ -101,6 +106,31 @@ def run(arguments: list[str]) -> int:
             "try:   run it again with --debug, and report the traceback",
             code=StokerError.exit_code,
         )
+
+
+def _corrected(
+    err: "_UsageError", arguments: list[str], *, verbs: Collection[str]
+) -> list[str] | None:
+    """Returns the command line that was most likely meant; None if no verb or option is near."""
+    # Of an option that the verb does not have, click names those that are near.
+    options: Sequence[str] = getattr(err, "possibilities", None) or ()
+    if options:
+        typed: str = getattr(err, "option_name", "")
+        (best,) = difflib.get_close_matches(typed, options, n=1, cutoff=0.0)
+        return [
+            best + word.removeprefix(typed) if word.partition("=")[0] == typed else word
+            for word in arguments
+        ]
+    first, *others = arguments
+    near = [] if first in verbs else difflib.get_close_matches(first, verbs, n=1)
+    return [*near, *others] if near else None
+
+
+def _words_to_complete() -> list[str]:
+    """Returns the words of the command line that a shell wants completed: they name the verb."""
+    # Of bash, and of the other shells.
+    typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return typed.split()[1:2]
 
 
 def _refuse_unprintable(arguments: list[str]) -> None:

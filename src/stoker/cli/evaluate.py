@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, OutputFiles, Overrides, Params, Report
+from stoker.cli.options import AsJson, OutputFiles, Overrides, Report, StepParams
 from stoker.errors import GateError, UsageError
 
 if TYPE_CHECKING:
@@ -20,14 +20,16 @@ def evaluate_verb(
     ] = None,
     *,
     profile: Annotated[
-        Path | None, typer.Option("--profile", metavar="F", help="The run's profile.json.")
+        Path | None,
+        typer.Option("--profile", metavar="F", help="The run's profile.json (required)."),
     ] = None,
     decision: Annotated[
-        Path | None, typer.Option("--decision", metavar="F", help="The run's decision.json.")
+        Path | None,
+        typer.Option("--decision", metavar="F", help="The run's decision.json (required)."),
     ] = None,
     training: Annotated[
         str | None,
-        typer.Option("--training", metavar="F", help="The run's training.json, or its text."),
+        typer.Option("--training", metavar="F", help="The run's training.json (required)."),
     ] = None,
     champion: Annotated[
         str | None,
@@ -35,7 +37,8 @@ def evaluate_verb(
             "--champion",
             metavar="F",
             help="The model in use, for gates such as accuracy>=champion-0.005: its "
-            "evaluation.json, or registry:GROUP for the last approved one of SageMaker's registry.",
+            "evaluation.json, or registry:GROUP for the last approved one of SageMaker's registry "
+            "(default: none, so that such a gate is refused).",
         ),
     ] = None,
     gate_of: Annotated[
@@ -44,6 +47,7 @@ def evaluate_verb(
             "--gate-of",
             metavar="F",
             help="Only reads this evaluation.json, and exits with 3 if it did not pass.",
+            hidden=True,
         ),
     ] = None,
     always: Annotated[
@@ -52,29 +56,40 @@ def evaluate_verb(
             "--always",
             help="Exits with 0, and also judges a training whose record is lost; see passed "
             "in the record.",
+            hidden=True,
         ),
     ] = False,
     outputs: Annotated[
         str | None,
         typer.Option(
-            "--outputs", metavar="URI", help="S3 folder of the job's outputs, with training.json."
+            "--outputs",
+            metavar="URI",
+            help="S3 folder of the job's outputs, with training.json.",
+            hidden=True,
         ),
     ] = None,
     delete: Annotated[
         str | None,
         typer.Option(
-            "--delete", metavar="URI", help="First deletes this s3:// object: the run's token."
+            "--delete",
+            metavar="URI",
+            help="First deletes this s3:// object: the run's token.",
+            hidden=True,
         ),
     ] = None,
     files: OutputFiles,
     report: Report = None,
-    params: Params = None,
+    params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
     """Checks a training against its quality gates and its prediction.
 
-    The record is evaluation.json, unless --out names another file.
+    The record is evaluation.json, unless --out names another file. Exit code 3 means that a gate
+    did not pass.
+
+    Examples:
+        stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
     """
     from stoker.cli.outputs import (
         EVALUATE_PARAMETERS,

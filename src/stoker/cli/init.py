@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.progress import working
 from stoker.errors import UsageError
 
 FOLDERS = ("pipelines", "configs", "containers", "examples")
@@ -48,7 +49,8 @@ def init_verb(
         typer.Option(
             "--from-training-job",
             metavar="NAME",
-            help="Also writes a workload file made from this SageMaker training job.",
+            help="Also writes a workload file made from this SageMaker training job (default: "
+            "writes none).",
         ),
     ] = None,
     region: Annotated[
@@ -58,7 +60,14 @@ def init_verb(
         ),
     ] = None,
 ) -> None:
-    """Makes a project folder with pipelines, configs and examples."""
+    """Makes a project folder with pipelines, configs and examples.
+
+    Files that you have edited are never overwritten.
+
+    Examples:
+        stoker init my-project
+        stoker init my-project --from-training-job my-job --region eu-west-1
+    """
     from stoker.catalog import load_catalog
     from stoker.orchestrators.adopt import adopt
     from stoker.platforms.aws import Aws
@@ -69,7 +78,8 @@ def init_verb(
     adopted = None
     if from_training_job:
         catalog = load_catalog("sagemaker")
-        adopted = adopt(from_training_job, aws=Aws(region=region), catalog=catalog)
+        with working(f"reading training job {from_training_job}"):
+            adopted = adopt(from_training_job, aws=Aws(region=region), catalog=catalog)
     files = project_files(project_source())
     # A project that is there already has a page of its own.
     if not (folder / "README.md").exists():

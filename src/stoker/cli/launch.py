@@ -9,7 +9,11 @@ import typer
 def launch_verb(
     command: Annotated[list[str], typer.Argument(metavar="-- CMD", help="The training command.")],
 ) -> int:
-    """Starts this host's part of a job; the entry point of the image."""
+    """Starts this host's part of a job; the entry point of the image.
+
+    Examples:
+        stoker launch -- python train.py
+    """
     # A job's launcher never comes here (see `edge.main`): this is for `stoker help launch`.
     from stoker.profile.entrypoint import launch_profile
 

@@ -1,10 +1,12 @@
 """Several verbs share these options, one by one or as a dataclass of options.
 
 A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
+Options that only the steps of a pipeline use are hidden from help (docs/commands.md lists them).
 """
 
 import inspect
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -98,6 +100,12 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
     return value
 
 
+def offered(*words: str) -> Callable[[str], list[str]]:
+    """Returns what a shell asks for the words that complete a value."""
+    # Typer finds the parameter by its name.
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -110,14 +118,33 @@ WorkloadFile = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False)
 ]
 TargetName = Annotated[
-    str, typer.Argument(metavar="TARGET", help="sagemaker or kubeflow.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The service that runs the pipeline: sagemaker or kubeflow.",
+        show_default=False,
+        autocompletion=offered("sagemaker", "kubeflow"),
+    ),
 ]
 NativeDecision = Annotated[
     Path | None,
     typer.Option(
         "--decision",
         metavar="D",
-        help="With native: a decision.json, whose groups are the parameters' defaults.",
+        help="With --train-step native: a decision.json, whose groups become the defaults of the "
+        "pipeline's parameters (default: today's cluster).",
+    ),
+]
+TrainStepName = Annotated[
+    str,
+    typer.Option(
+        "--train-step",
+        metavar="KIND",
+        help="For sagemaker: launched, a run trains on what it decides; native, a training step of "
+        "SageMaker itself, whose groups are parameters; handover, the same in a second run that "
+        "the first one starts (default: launched).",
+        show_default=False,
+        autocompletion=offered("launched", "native", "handover"),
     ),
 ]
 Overrides = Annotated[
@@ -125,7 +152,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY.PATH=VALUE",
-        help="Overrides one key of the workload; may be repeated.",
+        help="Overrides one key of the workload, such as feed.credits=8; may be repeated.",
     ),
 ]
 Params = Annotated[
@@ -133,7 +160,16 @@ Params = Annotated[
     typer.Option(
         "--param",
         metavar="NAME=VALUE",
-        help="Sets a parameter of the pipeline's run; may be repeated.",
+        help="Sets a parameter of the pipeline's run, such as epochs=3; may be repeated.",
+    ),
+]
+StepParams = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="In a pipeline's step: sets a parameter of the run; may be repeated.",
+        hidden=True,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout instead of text.")]
@@ -142,27 +178,32 @@ Report = Annotated[
     typer.Option(
         "--report",
         metavar="F",
-        help="Also writes an HTML report to this file.",
+        help="Also writes an HTML report to this file (default: writes none).",
         callback=writable_file,
     ),
 ]
 Prices = Annotated[
     Path | None,
     typer.Option(
-        "--prices", metavar="F", help="CSV file whose rows add to, or replace, rows of the catalog."
+        "--prices",
+        metavar="F",
+        help="CSV file whose rows add to, or replace, rows of the catalog (default: the catalog "
+        "alone).",
     ),
 ]
 Region = Annotated[
     str | None,
     typer.Option("--region", metavar="R", help="AWS region (default: as boto3 finds it)."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Does not ask for confirmation.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Starts without asking for confirmation.")]
+GROUP_METAVAR = "ROLE=[TYPE:]HOSTS[:WORKERS]"
 Groups = Annotated[
     list[str] | None,
     typer.Option(
         "--group",
-        metavar="ROLE=[TYPE:]HOSTS[:WORKERS]",
-        help="An instance group, such as dnn=1 or data=ml.c7i.8xlarge:2:32; may be repeated.",
+        metavar=GROUP_METAVAR,
+        help="An instance group, such as dnn=1 or data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data "
+        "workers each); once for each role, so it may be repeated (default: today's cluster).",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Prints a traceback with each error.")]
@@ -172,7 +213,8 @@ PlatformName = Annotated[
     typer.Option(
         "--platform",
         metavar="P",
-        help=f"Platform: {PLATFORM_WORDS} (default: as in the workload).",
+        help=f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local).",
+        autocompletion=offered(*PLATFORMS),
     ),
 ]
 
@@ -184,7 +226,10 @@ class OutputFiles:
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="F", help="Writes the record to this file.", callback=writable_file
+            "--out",
+            metavar="F",
+            help="Writes the record to this file (default: as said above).",
+            callback=writable_file,
         ),
     ] = None
     summary: Annotated[
@@ -192,7 +237,7 @@ class OutputFiles:
         typer.Option(
             "--summary",
             metavar="F",
-            help="Also writes a summary in Markdown to this file.",
+            help="Also writes a summary in Markdown to this file (default: writes none).",
             callback=writable_file,
         ),
     ] = None
@@ -202,5 +247,6 @@ class OutputFiles:
             "--executor-input",
             metavar="JSON",
             help="In a step of Kubeflow: the value of {{$}}, which names the step's outputs.",
+            hidden=True,
         ),
     ] = None

@@ -30,7 +30,7 @@ from stoker.records import (
     Training,
     Workload,
     bare_type,
-    groups_in_words,
+    plan_in_words,
     to_document,
     to_json,
     write_json,
@@ -418,9 +418,8 @@ def decision_words(record: Decision) -> str:
     predicted = record.plan.predicted
     promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
     if record.action == "keep":
-        reason = record.plan.reason or "no other cluster pays"
-        return f"keep {groups_in_words(record.plan.groups)}: {reason}"
-    return f"{record.action}: {groups_in_words(record.plan.groups)}{promise}"
+        return f"{plan_in_words(record.plan)}: {record.plan.reason or 'no other cluster pays'}"
+    return f"{plan_in_words(record.plan)}{promise}"
 
 
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:

@@ -19,10 +19,11 @@ from stoker.cli.options import (
     Overrides,
     Params,
     TargetName,
+    TrainStepName,
     WorkloadFile,
     Yes,
 )
-from stoker.cli.progress import ask, say
+from stoker.cli.progress import ask, say, working
 from stoker.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
@@ -72,16 +73,27 @@ class Reach:
     ] = None
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", metavar="N", help="Kubeflow with many users: your namespace."),
+        typer.Option(
+            "--namespace",
+            metavar="N",
+            help="Kubeflow with many users: your namespace (default: as in the workload).",
+        ),
     ] = None
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="F", help="Kubeflow: file with your token."),
+        typer.Option(
+            "--token-file",
+            metavar="F",
+            help="Kubeflow: file with your token (default: as in the workload, or none).",
+        ),
     ] = None
     ca_file: Annotated[
         Path | None,
         typer.Option(
-            "--ca-file", metavar="F", help="Kubeflow: file with the certificates to trust."
+            "--ca-file",
+            metavar="F",
+            help="Kubeflow: file with the certificates to trust (default: as in the workload, or "
+            "the system's).",
         ),
     ] = None
 
@@ -149,7 +161,9 @@ class RunReach(Reach):
     workload: Annotated[
         str | None,
         typer.Option(
-            "--workload", metavar="W", help="Workload file whose settings say where Kubeflow is."
+            "--workload",
+            metavar="W",
+            help="Workload file whose settings say where Kubeflow is (default: --host says it).",
         ),
     ] = None
     overrides: Overrides = None
@@ -238,27 +252,26 @@ def upload_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    train_step: Annotated[
-        str,
-        typer.Option(
-            "--train-step",
-            metavar="KIND",
-            help="launched, native or handover: see stoker compile --help.",
-        ),
-    ] = "launched",
+    train_step: TrainStepName = "launched",
     decision: NativeDecision = None,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Creates or updates the pipeline, after showing what changes."""
+    """Creates or updates the pipeline, after showing what changes.
+
+    Examples:
+        stoker upload kubeflow configs/mnist-kubeflow.yaml
+        stoker upload sagemaker configs/mnist-sagemaker.yaml --yes
+    """
     from stoker.cli.compile import compiled_for
 
     of = workload_of(workload, overrides=overrides or ())
     service = reach.target(target, workload=of)
-    compiled = compiled_for(service.name, of, train_step=train_step, decision=decision)
-    plan = service.plan(compiled)
+    with working(f"comparing {of.name} with what is there", quiet=as_json):
+        compiled = compiled_for(service.name, of, train_step=train_step, decision=decision)
+        plan = service.plan(compiled)
     for line in (*plan.notes, *_plan_lines(plan)):
         say(line, quiet=as_json)
     if plan.exists and plan.changes:
@@ -267,7 +280,8 @@ def upload_verb(
         )
         # A new pipeline harms nobody; an update changes what schedules of others will run.
         ask(f"update {plan.pipeline.name}", assume_yes=yes or as_json, refused=refused)
-    done = service.upload(plan)
+    with working(f"uploading {plan.pipeline.name}", quiet=as_json):
+        done = service.upload(plan)
     if as_json:
         uploaded: dict[str, Json] = {
             **document(done),
@@ -300,20 +314,28 @@ def start_verb(
     ] = False,
     run_name: Annotated[
         str | None,
-        typer.Option("--run-name", metavar="N", help="Kubeflow: name of the run on its pages."),
+        typer.Option(
+            "--run-name",
+            metavar="N",
+            help="Kubeflow: name of the run on its pages (default: the pipeline's and the time).",
+        ),
     ] = None,
     decision: Annotated[
         Path | None,
         typer.Option(
             "--decision",
             metavar="D",
-            help="sagemaker, --train-step handover: trains on what this decision.json chose.",
+            help="SageMaker, --train-step handover: trains on what this decision.json chose.",
+            hidden=True,
         ),
     ] = None,
     parent_run: Annotated[
         str | None,
         typer.Option(
-            "--parent-run", metavar="ID", help="With --decision: id of the run that has decided."
+            "--parent-run",
+            metavar="ID",
+            help="With --decision: id of the run that has decided.",
+            hidden=True,
         ),
     ] = None,
     kubeflow: KubeflowRun,
@@ -322,7 +344,12 @@ def start_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
-    """Starts a run of the uploaded pipeline."""
+    """Starts a run of the uploaded pipeline.
+
+    Examples:
+        stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
+        stoker start sagemaker configs/mnist-sagemaker.yaml
+    """
     from stoker.cli.billing import confirm_run
     from stoker.cli.workloads import with_params
 
@@ -335,9 +362,10 @@ def start_verb(
     confirm_run(with_params(of, params or ()), assume_yes=yes, quiet=as_json)
     started = None
     try:
-        started = _started(
-            service, of, params or (), decision=decision, parent_run=parent_run, version=version
-        )
+        with working(f"starting {of.name}", quiet=as_json):
+            started = _started(
+                service, of, params or (), decision=decision, parent_run=parent_run, version=version
+            )
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
         # With --wait the one document is that of the end.
@@ -406,21 +434,34 @@ def schedule_verb(
         typer.Option(
             "--cron",
             metavar="E",
-            help="Cron expression: minute hour day month weekday (SageMaker: and year).",
+            help="Times as a cron expression: minute hour day month weekday (SageMaker: and year). "
+            "One of --cron, --every, --list and --delete is required.",
         ),
     ] = None,
     every: Annotated[
         str | None,
-        typer.Option("--every", metavar="D", help="Time between two runs, such as 1d, 12h or 30m."),
+        typer.Option(
+            "--every",
+            metavar="D",
+            help="Time between two runs, such as 1d, 12h or 30m (required: see --cron).",
+        ),
     ] = None,
     is_listing: Annotated[bool, typer.Option("--list", help="Only lists the schedules.")] = False,
     delete: Annotated[
-        str | None, typer.Option("--delete", metavar="NAME", help="Only deletes this schedule.")
+        str | None,
+        typer.Option(
+            "--delete",
+            metavar="NAME",
+            help="Only deletes this schedule (default: deletes none).",
+        ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", metavar="N", help="Name of an additional schedule, such as nightly."
+            "--name",
+            metavar="N",
+            help="Name of an additional schedule, such as nightly (default: the pipeline's only "
+            "one).",
         ),
     ] = None,
     time_zone: Annotated[
@@ -428,7 +469,8 @@ def schedule_verb(
         typer.Option(
             "--time-zone",
             metavar="Z",
-            help="SageMaker: time zone of --cron, such as Europe/Berlin.",
+            help="SageMaker: time zone of --cron, such as Europe/Berlin (default: UTC).",
+            show_default=False,
         ),
     ] = "UTC",
     params: Params = None,
@@ -447,7 +489,12 @@ def schedule_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Starts runs of the uploaded pipeline at regular times."""
+    """Starts runs of the uploaded pipeline at regular times.
+
+    Examples:
+        stoker schedule kubeflow configs/mnist-kubeflow.yaml --every 1d
+        stoker schedule sagemaker configs/mnist-sagemaker.yaml --list
+    """
     named = [
         flag
         for flag, is_there in (
@@ -474,7 +521,8 @@ def schedule_verb(
     of = workload_of(workload, overrides=overrides or ())
     service = reach.target(target, workload=of, options=options)
     if is_listing:
-        found = service.schedules(of)
+        with working("reading the schedules", quiet=as_json):
+            found = service.schedules(of)
         if as_json:
             print(json.dumps([document(item) for item in found], indent=2))
         for item in found if not as_json else ():
@@ -489,7 +537,8 @@ def schedule_verb(
     timing = _timing(service.name, cron=cron, every=every or "", time_zone=time_zone)
     if service.name == "sagemaker":
         _ask_for_parameters(service, of, params or (), name=name, assume_yes=yes)
-    made = service.schedule(of, timing=timing, parameters=params or (), name=name)
+    with working(f"scheduling {of.name}", quiet=as_json):
+        made = service.schedule(of, timing=timing, parameters=params or (), name=name)
     if as_json:
         print(json.dumps(document(made), indent=2))
         return
@@ -510,19 +559,26 @@ def status_verb(
             "--besides",
             metavar="ID",
             help="Only fails with 4 if a run of the pipeline RUN is under way besides this one.",
+            hidden=True,
         ),
     ] = None,
     reach: RunReach,
     as_json: AsJson = False,
 ) -> None:
-    """Shows the steps of a run, with times, errors and links."""
+    """Shows the steps of a run, with times, errors and links.
+
+    Examples:
+        stoker status sagemaker RUN
+        stoker status kubeflow RUN --workload configs/mnist-kubeflow.yaml
+    """
     service = reach.target_of(target, run=run)
     where = reach.words_of(service.name)
     if besides is not None:
         _refuse_overlap(service, run, besides=besides)
         return
-    state = service.status(run)
-    others = service.runs(run)
+    with working(f"reading {run}", quiet=as_json):
+        state = service.status(run)
+        others = service.runs(run)
     if as_json:
         told: dict[str, Json] = {**document(state)}
         if others:
@@ -569,13 +625,20 @@ def logs_verb(
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", metavar="G", help="Only prints the logs of this instance group or step."
+            "--group",
+            metavar="G",
+            help="Only prints the logs of this instance group or step (default: of all).",
         ),
     ] = None,
     reach: RunReach,
     as_json: AsJson = False,
 ) -> None:
-    """Prints the logs of all steps and hosts so far."""
+    """Prints the logs of all steps and hosts so far.
+
+    Examples:
+        stoker logs sagemaker RUN
+        stoker logs kubeflow RUN --group data | grep -i error
+    """
     service = reach.target_of(target, run=run)
     num_lines = 0
     for line in service.logs(run, group=group):
@@ -600,10 +663,15 @@ def retry_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
-    """Runs the failed steps of a run again; what succeeded stays."""
+    """Runs the failed steps of a run again; what succeeded stays.
+
+    Examples:
+        stoker retry kubeflow RUN --wait
+    """
     service = reach.target_of(target, run=run)
     where = reach.words_of(service.name)
-    state = service.retry(run)
+    with working(f"retrying {run}", quiet=as_json):
+        state = service.retry(run)
     say(f"tried again: {state.run}", quiet=as_json)
     if wait:
         try:
@@ -631,9 +699,13 @@ def stop_verb(
     """Stops a run or a training job, and waits until it has ended.
 
     On Kubeflow the job that a step of the run follows is deleted, too.
+
+    Examples:
+        stoker stop sagemaker RUN
     """
     service = reach.target_of(target, run=run)
-    before = service.status(run)
+    with working(f"reading {run}", quiet=as_json):
+        before = service.status(run)
     # Not an error: who wants it to have ended has what he wants.
     if before.has_ended:
         # Its jobs may be left, where its last step could not delete them.
@@ -643,7 +715,8 @@ def stop_verb(
         say(f"stopping {before.run}", quiet=as_json)
         try:
             # By its id: a name may stand for a newer run by now.
-            after = service.stop(before.id)
+            with working(f"waiting until {before.run} has ended", quiet=as_json):
+                after = service.stop(before.id)
         except (KeyboardInterrupt, TerminatedError) as err:
             say(
                 f"stopped waiting; the run was asked to stop\n"
@@ -686,7 +759,8 @@ def _wait(
     def show(step: "StepState") -> None:
         say(change_line(step, now=datetime.now(UTC)), quiet=as_json)
 
-    state = follow_run(target, started.id, on_change=show)
+    with working(f"waiting until {started.run} has ended", quiet=as_json):
+        state = follow_run(target, started.id, on_change=show)
     if as_json:
         print(json.dumps(document(state), indent=2))
     for line in _end_lines(target, state, where=where):

@@ -1,6 +1,7 @@
 """`stoker profile` measures what a step of the unchanged training command waits for."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,18 +12,31 @@ from stoker.cli.options import (
     AsJson,
     OutputFiles,
     Overrides,
-    Params,
     PlatformName,
     Region,
+    StepParams,
     Words,
     Yes,
 )
-from stoker.cli.progress import relative, say, step_line
+from stoker.cli.progress import (
+    is_of_platform,
+    relative,
+    say,
+    step_line,
+    terminal_bar,
+    title_column,
+    words_column,
+    working,
+)
 from stoker.errors import UsageError
 from stoker.logs import parse_line
-from stoker.text import ms, percentage
+from stoker.text import duration, ms, percentage
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
+
     from stoker.cli.outputs import Outputs
     from stoker.platforms.base import LogLine
     from stoker.records import Cluster, Workload
@@ -36,7 +50,8 @@ def profile_verb(
         typer.Option(
             "--budget",
             metavar="SECONDS",
-            help="Time to measure, from the first batch on (default: as in the workload, or 180).",
+            help="Seconds to measure, from the first batch on (default: as in the workload, or "
+            "180).",
         ),
     ] = None,
     instance_type: Annotated[
@@ -54,18 +69,22 @@ def profile_verb(
         typer.Option(
             "--training-job",
             metavar="NAME",
-            help="Runs nothing; reads the CPU and GPU load of this SageMaker job.",
+            help="Runs nothing; reads the CPU and GPU load of this SageMaker job (default: runs "
+            "the command).",
         ),
     ] = None,
     logs: Annotated[
         Path | None,
         typer.Option(
-            "--logs", metavar="F", help="Log file of that job: stoker's own lines in it are read."
+            "--logs",
+            metavar="F",
+            help="With --training-job: log file of that job, for the time of a step (default: load "
+            "alone).",
         ),
     ] = None,
     region: Region = None,
     files: OutputFiles,
-    params: Params = None,
+    params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
@@ -74,6 +93,10 @@ def profile_verb(
 
     The command runs unchanged and is stopped after the measurement. The record is profile.json,
     unless --out names another file.
+
+    Examples:
+        stoker profile -- python train.py --epochs 10
+        stoker profile configs/mnist.yaml --budget 60
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
@@ -132,15 +155,15 @@ def profile_verb(
         f"first batch on, then stops the command; its output: {relative(run_dir / 'logs')}",
         quiet=as_json,
     )
-    followed = _Followed(quiet=as_json)
     try:
-        record = profile(
-            workload,
-            cluster=cluster,
-            platform=platform_named(workload.platform, settings=workload),
-            run_dir=run_dir,
-            on_line=followed.line,
-        )
+        with following_profile(workload, quiet=as_json) as followed:
+            record = profile(
+                workload,
+                cluster=cluster,
+                platform=platform_named(workload.platform, settings=workload),
+                run_dir=run_dir,
+                on_line=followed.line,
+            )
     except UnmeasuredError as err:
         if err.observed:
             # What was observed is worth a guess of `decide`, so it is written although this is an
@@ -171,15 +194,23 @@ def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
     return todays_cluster(workload)
 
 
-class _Followed:
+class FollowedProfile:
     """Shows how far the profile is, from the log of its first rank."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, bar: "Bar | None", quiet: bool, budget: str) -> None:
+        self._bar = bar
+        self._task = (
+            bar.add_task("profile", total=None, words="starts the command") if bar else None
+        )
         self._quiet = quiet
+        self._budget = budget
         self._said: set[str] = set()
 
     def line(self, line: "LogLine") -> None:
         """Takes one line of the job's log; the script's own are in the files."""
+        if is_of_platform(line):
+            say(step_line("", line.text, None), quiet=self._quiet)
+            return
         event = parse_line(line.text) if line.text.startswith("stoker ") else None
         # In lockstep all ranks would say the same.
         if event is None or event.values.get("rank", "0") != "0":
@@ -192,6 +223,27 @@ class _Followed:
             if once not in self._said:
                 self._said.add(once)
                 say(step_line(title, text(event.values), None), quiet=self._quiet)
+        doing = _DOING.get(event.event)
+        if doing and self._bar and self._task is not None:
+            if event.event == "profile_begins":
+                # The budget counts from here on.
+                self._bar.reset(self._task)
+            self._bar.update(self._task, words=f"of {self._budget}: {doing}")
+
+
+@contextmanager
+def following_profile(workload: "Workload", *, quiet: bool) -> Iterator[FollowedProfile]:
+    """Shows what the profile does and its time while the block runs, where stderr is a terminal."""
+
+    def columns(console: "Console") -> "Sequence[ProgressColumn]":
+        from rich.progress import SpinnerColumn, TimeElapsedColumn
+
+        words = words_column(console, taken=len("profile    - 0:00:00 "))
+        return (title_column("profile"), SpinnerColumn("line"), TimeElapsedColumn(), words)
+
+    with terminal_bar(columns, quiet=quiet) as bar:
+        budget = duration(workload.profile.budget_seconds)
+        yield FollowedProfile(bar=bar, quiet=quiet, budget=budget)
 
 
 def _steps_so_far(values: Mapping[str, str]) -> str:
@@ -221,6 +273,12 @@ def _ms(seconds: str) -> str:
     return ms(float(seconds))
 
 
+# What is measured after an event.
+_DOING = {
+    "profile_begins": "measures the script as it is",
+    "profile_as_is": "measures with cached batches",
+    "profile_accelerator": "measures the loader alone",
+}
 _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
     "profile_begins": ("begins", lambda _: "the script asks for its first batch"),
     "profile_so_far": ("so far", _steps_so_far),
@@ -258,14 +316,16 @@ def observe(
     steps = steps_in(lines, source=str(logs)) if lines is not None else None
     aws = Aws(region=region)
     say(f"profile of training job {name}: reading CloudWatch", quiet=as_json)
-    state = describe_job(aws, name)
+    with working(f"reading training job {name}", quiet=as_json):
+        state = describe_job(aws, name)
     catalog = load_catalog("sagemaker")
     sizes = {}
     for kind, _ in state.groups.values():
         instance = catalog.get(kind)
         # CloudWatch gives percent of one vCPU, or of one GPU: shares need their numbers.
         sizes[kind] = (instance.vcpus, instance.accelerators)
-    job = observe_job(aws, state, sizes=sizes, log=lines, now=datetime.now(UTC))
+    with working(f"reading the load of {name}", quiet=as_json):
+        job = observe_job(aws, state, sizes=sizes, log=lines, now=datetime.now(UTC))
     record = observed_profile(job, sizes=sizes, steps=steps)
     deliver(
         record,

@@ -1,4 +1,4 @@
-"""The terminal shows a bar while something runs; without a terminal, a line now and then.
+"""The terminal shows a bar or a spinner while something runs; elsewhere a line comes now and then.
 
 Several sources report the loss of a host: the trainer's connection ends at once, the platform or
 the host itself tells the reason a moment later, and the leader gives it up when its lease ends. The
@@ -7,10 +7,13 @@ first report with a reason is shown; a lost connection alone is shown after SETT
 """
 
 import json
+import os
+import shutil
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +21,13 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
 from stoker.logs import LogEvent, parse_line
+from stoker.text import duration, ms, percentage
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as Bar
+    from rich.progress import ProgressColumn
+    from rich.status import Status
 
     from stoker.platforms.base import LogLine
 
@@ -120,8 +127,16 @@ class HostNews:
 
 # Without a terminal one line per 15 s: the log of a CI job stays short.
 _QUIET_SECONDS = 15.0
-_WIDTH = 78
+# A line of a step: its name, words, and its time at the right.
+_WIDTH = 87
 _INDENT = 11
+_TIME_WIDTH = 9
+# What a platform says of a job, in the place of a host's name.
+_OF_PLATFORM = ("status", "capacity", "load")
+# The first steps wait for workers to start: they say nothing of the others.
+_ESTIMATE_STEPS = 20
+# A spinner comes after so many seconds: most of what it is for is over by then.
+_SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
     "feed_not_asked",
@@ -156,9 +171,24 @@ def ask(question: str, *, assume_yes: bool, refused: UsageError) -> None:
 def step_line(verb: str, text: str, seconds: float | None) -> str:
     """Returns `verb  what came of it ...... 12.3 s`: the time at the right, long words wrapped."""
     right = "" if seconds is None else f"{seconds:.1f} s"
-    first, *rest = textwrap.wrap(text, _WIDTH - _INDENT) or [""]
-    line = f"{f'{verb:<{_INDENT}}{first}':<{_WIDTH}}{right:>9}".rstrip()
+    width = _line_width() - _TIME_WIDTH
+    first, *rest = textwrap.wrap(text, width - _INDENT) or [""]
+    line = f"{f'{verb:<{_INDENT}}{first}':<{width}}{right:>{_TIME_WIDTH}}".rstrip()
     return "\n".join([line, *(" " * _INDENT + more for more in rest)])
+
+
+def _line_width() -> int:
+    """Returns the width of a line, which is less on a terminal that is narrower."""
+    try:
+        return max(48, min(_WIDTH, os.get_terminal_size(sys.stderr.fileno()).columns))
+    except (OSError, ValueError):
+        # No terminal.
+        return _WIDTH
+
+
+def is_of_platform(line: "LogLine") -> bool:
+    """Tells whether the platform says it of the job; what else there is, hosts have written."""
+    return line.host in _OF_PLATFORM
 
 
 class Follow:
@@ -168,7 +198,7 @@ class Follow:
         self, *, bar: "Bar | None", quiet: bool, echo: bool, total_steps: int | None
     ) -> None:
         self._bar = bar
-        self._task = bar.add_task("train", total=None, words="starting") if bar else None
+        self._task = bar.add_task("train", total=None, words="starts the hosts") if bar else None
         self._quiet = quiet
         self._echo = echo
         self._total_steps = total_steps
@@ -181,6 +211,9 @@ class Follow:
         event = parse_line(line.text)
         if event is not None and event.event == "progress":
             self._progress(event)
+        if is_of_platform(line) and not self._echo:
+            self._show(step_line("", line.text, None))
+            return
         # `parse_line` finds stoker's words anywhere: a line of the script may quote them.
         if not line.text.startswith("stoker "):
             if self._echo:
@@ -214,38 +247,126 @@ class Follow:
         progress = progress_in(event)
         if progress is None:
             return
-        words, of = progress.words, f" of {self._total_steps}" if self._total_steps else ""
+        total, left = self._total_steps, ""
+        if total and progress.steps >= _ESTIMATE_STEPS:
+            seconds = max(0, total - progress.steps) * progress.step_seconds
+            left = f", {duration(seconds)} left"
+        done = f"{progress.steps}/{total}" if total else str(progress.steps)
+        waiting = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
+        words = (
+            f"{done} steps, {ms(progress.step_seconds)} each, {percentage(waiting)} waiting{left}"
+        )
         if self._bar and self._task is not None:
-            self._bar.update(
-                self._task, completed=progress.steps, total=self._total_steps, words=words
-            )
+            self._bar.update(self._task, completed=progress.steps, total=total, words=words)
         elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:
             self._said_at = time.monotonic()
-            say(f"           step {progress.steps}{of}, {words}", quiet=False)
+            say(step_line("", words, None), quiet=False)
 
 
 @contextmanager
 def following(*, quiet: bool, echo: bool, total_steps: int | None = None) -> Iterator[Follow]:
     """Shows a bar while the block runs, where stderr is a terminal."""
+    with terminal_bar(_training_columns, quiet=quiet) as bar:
+        yield Follow(bar=bar, quiet=quiet, echo=echo, total_steps=total_steps)
+
+
+@contextmanager
+def terminal_bar(
+    columns: "Callable[[Console], Sequence[ProgressColumn]]", *, quiet: bool
+) -> "Iterator[Bar | None]":
+    """Shows a line that is drawn again and again; None where stderr is no terminal for it.
+
+    Args:
+        columns: Returns the line's columns, which may depend on the console's width.
+        quiet: Whether to show nothing.
+    """
+    console = _console(quiet=quiet)
+    if console is None:
+        yield None
+        return
     # Imported here: verbs that only print a line start faster.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield Follow(bar=None, quiet=quiet, echo=echo, total_steps=total_steps)
-        return
-    columns = (
-        TextColumn("train     "),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[words]}"),
-        TimeElapsedColumn(),
-    )
     # Hosts of the local platform are cores of this machine: a bar must not take their time.
-    with Bar(*columns, console=console, transient=True, refresh_per_second=2) as bar:
-        yield Follow(bar=bar, quiet=quiet, echo=echo, total_steps=total_steps)
+    with Bar(*columns(console), console=console, transient=True, refresh_per_second=2) as bar:
+        yield bar
+
+
+def _console(*, quiet: bool) -> "Console | None":
+    """Returns the console of stderr; None where it is no terminal, or one that draws nothing."""
+    if quiet or not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console if console.is_terminal and not console.is_dumb_terminal else None
+
+
+def _training_columns(console: "Console") -> "Sequence[ProgressColumn]":
+    from rich.progress import BarColumn, TimeElapsedColumn
+
+    # The bar takes what the words leave: on a terminal of 80 columns there is none.
+    room = min(40, console.width - 85)
+    bar = [BarColumn(bar_width=room)] if room >= 8 else []
+    taken = _INDENT + 8 + (room + 1 if bar else 0)
+    return (title_column("train"), TimeElapsedColumn(), *bar, words_column(console, taken=taken))
+
+
+def title_column(title: str) -> "ProgressColumn":
+    """Returns the column with the name of the step, as wide as in the lines of other steps."""
+    from rich.progress import TextColumn
+
+    return TextColumn(f"{title:<{_INDENT - 1}}")
+
+
+def words_column(console: "Console", *, taken: int) -> "ProgressColumn":
+    """Returns the column of the field `words`, cut at what the other columns leave of a line."""
+    from rich.progress import TextColumn
+    from rich.table import Column
+
+    most = max(1, console.width - taken)
+    # As they are: brackets are no markup.
+    return TextColumn(
+        "{task.fields[words]}",
+        markup=False,
+        table_column=Column(no_wrap=True, overflow="ellipsis", max_width=most),
+    )
+
+
+@contextmanager
+def working(words: str, *, quiet: bool = False) -> Iterator[None]:
+    """Shows a spinner on the terminal if the block takes long; the block must print nothing."""
+    console = _console(quiet=quiet)
+    if console is None:
+        yield
+        return
+    shown: list[Status] = []
+
+    def show() -> None:
+        shown.append(console.status(words, spinner="line"))
+        shown[0].start()
+
+    timer = threading.Timer(_SPINNER_SECONDS, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # It may have just begun to show it.
+        timer.join()
+        for each in shown:
+            each.stop()
+
+
+def program() -> str:
+    """Returns the word, or the path, with which a person calls stoker from here."""
+    typed = Path(sys.argv[0])
+    found = shutil.which("stoker")
+    # `python -m stoker.cli` and tests have another name; `make run` calls .venv/bin/stoker.
+    if typed.name != "stoker" or not typed.is_file() or (found and typed.samefile(found)):
+        return "stoker"
+    return relative(typed)
 
 
 def relative(path: Path) -> str:

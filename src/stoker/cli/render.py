@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import Groups, Overrides, WorkloadFile
+from stoker.cli.options import Groups, Overrides, TrainStepName, WorkloadFile, offered
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,14 +19,22 @@ _KINDS = ("rbac", "runtime", "network-policy", *_OF_AWS)
 
 def render_verb(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help=f"{', '.join(_KINDS)}.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help=f"One of {', '.join(_KINDS)}.",
+            show_default=False,
+            autocompletion=offered(*_KINDS),
+        ),
     ],
     workload: WorkloadFile,
     *,
     decision: Annotated[
         Path | None,
         typer.Option(
-            "--decision", metavar="D", help="For runtime: takes the groups of this decision.json."
+            "--decision",
+            metavar="D",
+            help="For runtime: takes the groups of this decision.json (default: today's cluster).",
         ),
     ] = None,
     groups: Groups = None,
@@ -39,18 +47,13 @@ def render_verb(
             "one).",
         ),
     ] = None,
-    train_step: Annotated[
-        str,
-        typer.Option(
-            "--train-step",
-            metavar="KIND",
-            help="For iam and cloudformation: as for stoker upload.",
-        ),
-    ] = "launched",
+    train_step: TrainStepName = "launched",
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="For iam: writes a file for each policy to this folder."
+            "--out",
+            metavar="DIR",
+            help="For iam: writes a file for each policy to this folder (default: stdout).",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -60,6 +63,10 @@ def render_verb(
     To a cluster, as YAML: rbac is a Role and its binding, runtime a TrainingRuntime, network-policy
     the NetworkPolicies. To an AWS account: iam is the policies and trust policies of the roles, as
     JSON, cloudformation a template that makes these roles and a schedule.
+
+    Examples:
+        stoker render rbac configs/mnist-kubeflow.yaml | kubectl apply -f -
+        stoker render iam configs/mnist-sagemaker.yaml --out policies
     """
     from stoker.cli.workloads import read_with_params
     from stoker.records import nearest

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def report_verb(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="[scaling] RUN", help="Folders of runs, such as runs/ID."),
+        typer.Argument(metavar="[scaling] RUN...", help="Folders of runs, such as runs/ID."),
     ],
     *,
     scaling: Annotated[
@@ -33,7 +33,8 @@ def report_verb(
         Path,
         typer.Option(
             "--out",
-            help="File for the page of `report scaling`.",
+            help="File for the page of `report scaling` (default: scaling.html).",
+            show_default=False,
             metavar="F",
             callback=writable_file,
         ),
@@ -44,6 +45,10 @@ def report_verb(
 
     `stoker report RUN` writes RUN/report.html. `stoker report scaling RUN RUN` writes one page on
     throughput and cost over cluster sizes.
+
+    Examples:
+        stoker report runs/ID
+        stoker report scaling runs/*
     """
     first, *others = runs
     # A folder of that name is a run like any other.
@@ -127,12 +132,6 @@ def report_of_run(
 
     if workload is None:
         if not (run_dir / "workload.json").is_file():
-            if (run_dir / "training.json").is_file():
-                raise UsageError(
-                    f"{run_dir} has no report: `stoker run` makes one, `stoker train` does not",
-                    where="no workload.json there",
-                    fix=f"see {run_dir / 'training.json'}, or: stoker report scaling {run_dir}",
-                )
             raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
         workload = read_json(run_dir / "workload.json", Workload)
     training = _read(run_dir / "training.json", Training)

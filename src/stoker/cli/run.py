@@ -1,6 +1,7 @@
 """`stoker run` runs the four components in a row, with their records in one folder."""
 
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Overrides, Prices, WorkloadFile, Yes
-from stoker.cli.progress import relative, say, step_line
+from stoker.cli.options import AsJson, Overrides, Prices, WorkloadFile, Yes, offered
+from stoker.cli.progress import program, relative, say, step_line
 from stoker.errors import StokerError, UsageError
 from stoker.logs import printable
 
@@ -41,6 +42,7 @@ def run_verb(
             metavar="STEP",
             help="Begins with this step (decide, train or evaluate), and takes the records of the "
             "earlier steps from the latest run (default: runs all steps).",
+            autocompletion=offered(*STEPS),
         ),
     ] = None,
     prices: Prices = None,
@@ -51,6 +53,10 @@ def run_verb(
     """Runs the whole chain: profile, decide, train, evaluate, report.
 
     All records, logs and the report are in a new folder, runs/NAME-DATE-TIME.
+
+    Examples:
+        stoker run configs/mnist.yaml
+        stoker run configs/mnist.yaml --from train --set training.epochs=3
     """
     from stoker.cli.billing import say_unused_types
     from stoker.cli.workloads import latest_run_dir, resolve, todays_cluster
@@ -91,9 +97,18 @@ def run_verb(
     report = report_of_chain(chain)
     if as_json:
         print(to_json(evaluation) if evaluation else "null", end="")
-    say(step_line("report", relative(report), None), quiet=as_json)
-    say(f"next:      stoker run {workload} --from train     to train again", quiet=as_json)
+    # Not wrapped: a terminal opens an address that is in one piece.
+    say(f"{'report':<11}{report.resolve().as_uri()}", quiet=as_json)
+    say(_next(record, workload, code), quiet=as_json)
     return code
+
+
+def _next(workload: "Workload", file: str, code: int) -> str:
+    """Returns the line that says what to do after a run that ended with this exit code."""
+    # An example has shown that it works; a workload of one's own may be trained again.
+    if code == 0 and any(word.startswith("examples/") for word in workload.command):
+        return f"next:      {program()} profile -- python train.py     (a script of your own)"
+    return f"next:      {program()} run {shlex.quote(file)} --from train     (trains again)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,6 +182,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         profile_words,
         training_words,
     )
+    from stoker.cli.profile import following_profile
     from stoker.cli.train import command_line, train_and_keep
     from stoker.cli.workloads import todays_cluster
     from stoker.decide import decide, local_core_words
@@ -194,15 +210,17 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     def measured() -> "Profile":
         cluster = todays_cluster(workload)
         ask([Group.of_today(cluster.dnn)])
-        return profile(
-            workload,
-            cluster=cluster,
-            platform=platform,
-            run_dir=run_dir / "profile",
-            name=f"{run_dir.name}-profile",
-            # Ctrl-C ends the chain: half a profile must not be decided on.
-            verdict_on_interrupt=False,
-        )
+        with following_profile(workload, quiet=chain.quiet) as followed:
+            return profile(
+                workload,
+                cluster=cluster,
+                platform=platform,
+                run_dir=run_dir / "profile",
+                name=f"{run_dir.name}-profile",
+                on_line=followed.line,
+                # Ctrl-C ends the chain: half a profile must not be decided on.
+                verdict_on_interrupt=False,
+            )
 
     profiled = chain.step(
         "profile",

@@ -1,9 +1,12 @@
 """`stoker schema` prints what a record may hold, for editors and other languages."""
 
+import inspect
 import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from stoker.cli.options import offered
 
 if TYPE_CHECKING:
     from stoker.records import Json
@@ -13,13 +16,25 @@ def schema_verb(
     record: Annotated[
         str,
         typer.Argument(
-            metavar="RECORD",
-            help="workload, profile, decision, training or evaluation.",
+            metavar="[RECORD]",
+            help="workload, profile, decision, training or evaluation; without one, their list.",
             show_default=False,
+            autocompletion=offered("workload", "profile", "decision", "training", "evaluation"),
         ),
     ] = "",
 ) -> None:
-    """Prints the JSON Schema of a record."""
+    """Prints the JSON Schema of a record.
+
+    Examples:
+        stoker schema
+        stoker schema workload > workload.schema.json
+    """
+    if not record:
+        from stoker.records import RECORDS
+
+        for name, kind in RECORDS.items():
+            print(f"{name:<10} {(inspect.getdoc(kind) or '').splitlines()[0]}")
+        return
     print(json.dumps(json_schema(record), indent=2))
 
 

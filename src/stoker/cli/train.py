@@ -17,14 +17,14 @@ from stoker.cli.options import (
     Groups,
     OutputFiles,
     Overrides,
-    Params,
     PlatformName,
     Prices,
+    StepParams,
     Words,
     Yes,
 )
-from stoker.cli.progress import following, relative, say
-from stoker.errors import NoCapacityError, UsageError
+from stoker.cli.progress import following, program, relative, say
+from stoker.errors import NoCapacityError, TerminatedError, UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
@@ -70,12 +70,20 @@ def train_verb(
     run_id: Annotated[
         str | None,
         typer.Option(
-            "--run-id", metavar="ID", help="Id of a pipeline's run; names the job after it."
+            "--run-id",
+            metavar="ID",
+            help="Id of a pipeline's run; names the job after it.",
+            hidden=True,
         ),
     ] = None,
     make_token: Annotated[
         Path | None,
-        typer.Option("--make-token", metavar="F", help="Only writes a new secret token for a run."),
+        typer.Option(
+            "--make-token",
+            metavar="F",
+            help="Only writes a new secret token for a run.",
+            hidden=True,
+        ),
     ] = None,
     clean_up: Annotated[
         str | None,
@@ -83,6 +91,7 @@ def train_verb(
             "--clean-up",
             metavar="STATUS",
             help="Only ends the job of a pipeline's run that has ended with this status.",
+            hidden=True,
         ),
     ] = None,
     always: Annotated[
@@ -90,22 +99,33 @@ def train_verb(
         typer.Option(
             "--always",
             help="Exits with 0 even if the training failed; see status in the record.",
+            hidden=True,
         ),
     ] = False,
     files: OutputFiles,
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="DIR", help="Copies the trained model to this folder."),
+        typer.Option(
+            "--model",
+            metavar="DIR",
+            help="Copies the trained model to this folder (default: leaves it where it is).",
+        ),
     ] = None,
     prices: Prices = None,
-    params: Params = None,
+    params: StepParams = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
     """Trains on the cluster of a decision, or on groups that you name.
 
-    The record is training.json in the run's folder, unless --out names another file.
+    The record is training.json in the run's folder, unless --out names another file. The run's
+    folder also has the logs and report.html.
+
+    Examples:
+        stoker train configs/mnist.yaml
+        stoker train configs/mnist.yaml --decision decision.json
+        stoker train --group dnn=1 --group data=local.c1:1 -- python train.py
     """
     import secrets
 
@@ -120,6 +140,7 @@ def train_verb(
         told_of_training,
         training_words,
     )
+    from stoker.cli.report import report_of_run
     from stoker.cli.workloads import (
         RUNS,
         groups_of,
@@ -130,7 +151,7 @@ def train_verb(
     )
     from stoker.platforms import platform_named
     from stoker.platforms.local import write_secret
-    from stoker.records import Decision, Training, read_json
+    from stoker.records import Decision, Training, groups_in_words, read_json, write_json
     from stoker.records.training import copied_to
     from stoker.train import prepare
 
@@ -180,6 +201,14 @@ def train_verb(
     job = prepared(run_dir)
     # Before anything starts: a request that is wrong is refused here, with its key.
     runs_on.plan(job)
+    # The report of the run needs them: now, and when `stoker report` writes it again.
+    write_json(run_dir / "workload.json", workload)
+    if decided:
+        write_json(run_dir / "decision.json", decided)
+    again = command_line(context.obj or ["train", *(words or ())])
+    say(
+        f"train of {workload.name} on {groups_in_words(chosen)}: {relative(run_dir)}", quiet=as_json
+    )
     shortage = None
     try:
         record = train_and_keep(
@@ -189,10 +218,15 @@ def train_verb(
             decision=decided,
             total_steps=workload.training.total_steps(),
             out=outputs.out,
-            again=command_line(context.obj or ["train", *(words or ())]),
+            again=again,
             quiet=as_json,
             echo=True,
         )
+    except (KeyboardInterrupt, TerminatedError):
+        # What was measured until then; a job that goes on without us has no record yet.
+        if (run_dir / "training.json").is_file():
+            report_of_run(run_dir, workload=workload, command=again)
+        raise
     except NoCapacityError as err:
         # It has left a record; a further attempt of a pipeline's step would wait as long again.
         shortage, record = err, read_json(run_dir / "training.json", Training)
@@ -209,7 +243,8 @@ def train_verb(
         told=told_of_training(record),
         model_uri=record.model_uri or "",
     )
-    say(f"logs: {run_dir / 'logs'}", quiet=as_json)
+    report = report_of_run(run_dir, workload=workload, command=again)
+    say(f"logs: {run_dir / 'logs'}\nreport: {report.resolve().as_uri()}", quiet=as_json)
     # A pipeline's next step judges a failed training; this one must not end the pipeline.
     if always:
         return 0
@@ -339,7 +374,7 @@ def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> s
         arguments: The words after `stoker`.
         from_step: Step for `--from`, which is replaced or added.
     """
-    words = ["stoker", *arguments]
+    words = [program(), *arguments]
     if from_step is not None:
         if "--from" in words:
             at = words.index("--from")

@@ -55,6 +55,10 @@ def watch_verb(
     """Shows the hosts, rates and waits of a run while it trains.
 
     It also says what limits the run. It ends when the run ends.
+
+    Examples:
+        stoker watch runs/ID
+        stoker logs kubeflow RUN | stoker watch -
     """
     with closing(source_of(run)) as source, ExitStack() as stack:
         follow(source, shower(stack, as_json=as_json, once=once), once=once)

@@ -14,7 +14,7 @@ from stoker.decide.choose import (
     pays,
 )
 from stoker.decide.pricing import ASKED_FOR
-from stoker.records import Decision, Group, Plan, Predicted, Prices
+from stoker.records import Decision, Group, Plan, Predicted, Prices, plan_in_words
 from stoker.text import ms, percentage, wrapped
 
 _MOST_ROWS = 12
@@ -47,7 +47,8 @@ def _verdict(decision: Decision) -> str:
         return f"No advice that costs: keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
-    text = f"{plan.action}: {cluster(plan)}. {_sentence(plan.reason)}"
+    words = plan_in_words(plan)
+    text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
     if outcome is not None:
         text += f" Sure to ±{percentage(error_band(outcome))}"
         text += ", where the storage is shared." if outcome.own_storage_speedup else "."

@@ -32,6 +32,7 @@ from stoker.records.decision import (
     Prices,
     Role,
     groups_in_words,
+    plan_in_words,
 )
 from stoker.records.engine import (
     EngineCommand,
@@ -194,6 +195,7 @@ __all__ = [
     "is_run_of",
     "nearest",
     "parts_of",
+    "plan_in_words",
     "read_json",
     "read_text",
     "sha256_of",

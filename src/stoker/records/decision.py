@@ -60,8 +60,8 @@ class Group(Record, frozen=True, kw_only=True):
 
 
 def groups_in_words(groups: Iterable[Group]) -> str:
-    """Returns the groups in words: `1 x local.c1 + 2 x local.c1`."""
-    return " + ".join(f"{group.count} x {group.instance_type}" for group in groups)
+    """Returns the groups in words: `dnn 1 x local.c1, data 2 x local.c1`."""
+    return ", ".join(f"{group.role} {group.count} x {group.instance_type}" for group in groups)
 
 
 class Predicted(Record, frozen=True, kw_only=True):
@@ -133,6 +133,21 @@ class Plan(Record, frozen=True, kw_only=True):
     feasible: bool = True
     reason: str = ""
     global_batch_size: PositiveInt | None = None
+
+
+def plan_in_words(plan: Plan) -> str:
+    """Returns what a plan changes, and its hosts: `add 1 data host: dnn 1 x a, data 1 x b`."""
+    dnn, *others = plan.groups
+    hosts = sum(group.count for group in others)
+    change = {
+        "keep": "keep",
+        "tune": "tune the loader of",
+        "heterogeneous": f"add {hosts} data host{'' if hosts == 1 else 's'}:",
+        "scale_out": f"train on {dnn.count} host{'' if dnn.count == 1 else 's'}:",
+        "scale_up": "take a larger type:",
+        "offload_gpu": "load on the accelerators:",
+    }
+    return f"{change[plan.action]} {groups_in_words(plan.groups)}"
 
 
 class Answer(Record, frozen=True, kw_only=True):

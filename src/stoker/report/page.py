@@ -19,7 +19,16 @@ from stoker.decide import local_core_words
 from stoker.decide.choose import limit_name, limit_words
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
-from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Plan,
+    Profile,
+    Training,
+    Workload,
+    groups_in_words,
+    write_text,
+)
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import WAITS
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
@@ -122,13 +131,13 @@ def collect_strips(
         )
     # A timeline of steps of no length has no scale to be drawn on.
     if timeline and typical_step(timeline.steps)[0] > 0:
-        what = "the chosen cluster"
+        what = groups_in_words(training.groups) if training else "the chosen cluster"
         if decision:
             what = plan_name(decision.plan, today=todays_group(decision))
         recorded = None
         if training and training.measured and training.measured.step_seconds > 0:
             recorded = training.measured.step_seconds, training.measured.wait_seconds
-        strips.append(Strip("After", what, timeline, recorded))
+        strips.append(Strip("After" if strips else "This run", what, timeline, recorded))
     return strips
 
 

@@ -166,6 +166,9 @@ def collect(
     step = profile.step if profile else None
     if baseline is None and step:
         baseline = step.step_seconds
+    # A training on a decision, without its profile: today's step is in the decision, too.
+    if baseline is None and today and today.predicted:
+        baseline = today.predicted.step_seconds
     baseline_usd = performance.baseline.usd_per_1000_steps if performance else None
     if baseline_usd is None and today and today.predicted:
         baseline_usd = today.predicted.usd_per_1000_steps
@@ -376,6 +379,8 @@ def judge(
         headline = " ".join(["The model is not as good as asked.", *failed])
         lead = [*_gain(figures, unit, decision), *_promise(figures, unit), *_cost(figures, nominal)]
         return Verdict("bad", "gate failed", headline, " ".join(lead))
+    if training and not profile:
+        return _trained_alone(figures, unit, decision, _promise(figures, unit))
     passed = ", gate passed" if evaluation and evaluation.gates else ""
     if decision and decision.action == "keep":
         reason = decision.plan.reason or _LIMITS[decision.bottleneck]
@@ -399,6 +404,24 @@ def judge(
         " ".join([*_wait(figures), *lead]),
         hero=_factor(figures.speedup),
     )
+
+
+def _trained_alone(
+    figures: Figures, unit: TimeUnit, decision: Decision | None, promise: Sequence[str]
+) -> Verdict:
+    """Returns the verdict on a run of `stoker train`, and what its report lacks."""
+    if decision:
+        lacks = "what a step took before is the decision's figure"
+    else:
+        lacks = "it has no profile and no decision, so that nothing is known of the step before"
+    lead = " ".join([*promise, f"This run only trained: {lacks}, and no gate was checked."])
+    if not figures.measured:
+        return Verdict("mixed", "trained", "The training ended; no step was measured.", lead)
+    headline = " ".join(_gain(figures, unit, decision))
+    if not headline:
+        wait = percent((figures.measured_wait or 0.0) / figures.measured)
+        headline = f"A step takes {unit.brief(figures.measured)}, {wait} of it waiting for data."
+    return Verdict("good", "trained", headline, lead)
 
 
 def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
@@ -437,7 +460,8 @@ def _broken(
         ("evaluate", evaluation),
     )
     missing = next((step for step, record in records if record is None), None)
-    if missing:
+    # `stoker train` makes one record alone, and nothing has failed.
+    if missing and (failure or profile or not training):
         badge = f"{missing} failed" if failure else f"ended in {missing}"
         return badge, f"The run ended in {missing}{_telling(text)}", text
     if failure:

@@ -22,12 +22,12 @@ if __name__ == "__main__":
     # no tensors; its ranks are processes of their own, with all of torch.
     sys.modules["torch._meta_registrations"] = types.ModuleType("torch._meta_registrations")
 
-from torch.distributed.elastic.multiprocessing.api import SignalException  # noqa: E402
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: E402
-from torch.distributed.run import get_args_parser, run  # noqa: E402
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.run import get_args_parser, run
 
-from stoker import settings  # noqa: E402
-from stoker.launch.finish import (  # noqa: E402
+from stoker import settings
+from stoker.launch.finish import (
     Cause,
     RankEnd,
     first_cause,
