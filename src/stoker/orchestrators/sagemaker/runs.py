@@ -41,6 +41,7 @@ from stoker.parameters import (
     is_number,
     parameters_of,
     parse,
+    truth_value,
     whole_number,
 )
 from stoker.platforms.aws import Aws, AwsError
@@ -287,12 +288,29 @@ def checked_parameters(
             values[name] = _checked(name, value, there[name])
         # The steps get the workload's own parameters as arguments.
         limit = MAX_ARGUMENT - len(argument_of(known[name], "")) if name in known else MAX_VALUE
+        limit = min(limit, _longest(deployed.definition, name))
         if len(values[name]) > limit:
             raise UsageError(
                 f"--param {typed}: its value has {len(values[name])} characters, at most {limit}",
                 fix="set a longer value in the workload and upload that",
             )
     return values
+
+
+def _longest(definition: Json, name: str) -> int:
+    """Returns how long a parameter's value may be where it is a word of a step's command."""
+    longest = MAX_VALUE
+    for _, step in tree_of(definition, outcomes={}):
+        arguments = step.get("Arguments")
+        about = arguments.get("AppSpecification") if isinstance(arguments, Mapping) else None
+        words = about.get("ContainerArguments") if isinstance(about, Mapping) else None
+        for word in words if isinstance(words, list) else ():
+            join = word.get("Std:Join") if isinstance(word, Mapping) else None
+            parts = join.get("Values") if isinstance(join, Mapping) else [word]
+            if isinstance(parts, list) and {"Get": f"Parameters.{name}"} in parts:
+                fixed = sum(len(part) for part in parts if isinstance(part, str))
+                longest = min(longest, MAX_ARGUMENT - fixed)
+    return longest
 
 
 def _unknown(
@@ -327,8 +345,7 @@ def _checked(name: str, value: str, parameter: Mapping[str, Json]) -> str:
     if kind == "Float" and not is_number(value):
         raise UsageError(f"{name}={value}: expected a number", fix=f"as {name}=0.5")
     if kind == "Boolean":
-        # A step that hands a run over may get it as Python spells it.
-        value = value.lower()
+        value = truth_value(value)
         if value not in ("true", "false"):
             raise UsageError(f"{name}={value} is not possible", fix="use true, false")
     if isinstance(choices, list) and value not in choices:
