@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -700,10 +701,13 @@ def stop_run(aws: Aws, found: FoundExecution) -> RunState:
 def retry_run(aws: Aws, found: FoundExecution) -> RunState:
     """Runs the steps that failed again, and those after them; what succeeded stays as it is.
 
-    A launched train step then adopts a job that still runs, and replaces one that has failed.
+    A launched train step then adopts a job that still runs. A step that has judged a failed one, as
+    evaluate does a failed training, has succeeded: the service does not say that it runs it again,
+    and a second training would cost its money and be refused by the first one's verdict.
 
     Raises:
-        UsageError: If it is a job, or a run that neither failed nor was stopped.
+        UsageError: If it is a job, a run that neither failed nor was stopped, or one whose failed
+            training has been evaluated.
         PlatformError: If the service refuses.
     """
     state = state_of(aws, found)
@@ -714,6 +718,16 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
             where=state.url,
             fix="stoker start sagemaker WORKLOAD     starts a new one",
         )
+    judged = _judged_failure(aws, state)
+    if judged:
+        given = [f"{name}={value}" for name, value in sorted(state.parameters.items())]
+        words = [word for text in (*given, *_reuse(aws, state)) for word in ("--param", text)]
+        raise UsageError(
+            f"{judged[1]} has judged {judged[0]}, which failed, and the service may keep its "
+            "verdict: another training could not pass",
+            where=state.url,
+            fix=f"stoker start sagemaker WORKLOAD {shlex.join(words)}".rstrip(),
+        )
     aws.call(
         "sagemaker",
         "RetryPipelineExecution",
@@ -721,3 +735,30 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
         ClientRequestToken=secrets.token_hex(16),
     )
     return state_of(aws, found)
+
+
+def _judged_failure(aws: Aws, state: RunState) -> tuple[str, str] | None:
+    """Returns a step that failed, and one that waited for whatever became of it and succeeded."""
+    ended = {step.name: step.status for step in state.steps}
+    if "failed" not in ended.values():
+        return None
+    for _, step in tree_of(_definition(aws, state.id), outcomes={}):
+        awaited = step.get("DependsOn")
+        for wait in awaited if isinstance(awaited, list) else ():
+            name = str(wait.get("Step")) if isinstance(wait, Mapping) else ""
+            judge = str(step.get("Name"))
+            if ended.get(name) == "failed" and ended.get(judge) == "succeeded":
+                return name, judge
+    return None
+
+
+def _reuse(aws: Aws, state: RunState) -> Iterator[str]:
+    """Yields the parameter with which a new run takes the profile of this one."""
+    job = next(
+        (step.job for step in state.steps if step.name == "Profile" and step.status == "succeeded"),
+        "",
+    )
+    described = find_job(aws, job) if job and "ReuseProfile" not in state.parameters else None
+    folder = _member(described or {}, "CheckpointConfig", "S3Uri")
+    if folder:
+        yield f"ReuseProfile={folder}"
