@@ -576,9 +576,12 @@ def test_nothing_of_the_users_own_connections_is_in_a_pipeline() -> None:
         assert words not in text
 
 
-def test_todays_several_hosts_are_profiled_as_a_job() -> None:
+@pytest.mark.parametrize("why", ["several hosts", "asked for"])
+def test_todays_several_hosts_are_profiled_as_a_job(why: str) -> None:
     cluster = Cluster(dnn=TodaysGroup(instance_type="g5.xlarge", count=2))
     workload = msgspec.structs.replace(sample.WORKLOAD, cluster=cluster)
+    if why == "asked for":
+        workload = workload_from(sample.DOCUMENT, overrides=["kubernetes.one_host=job"])
     made = compile_kubeflow(workload, folder=sample.ROOT)
     pipeline, platforms = sample.parsed(made.definition)
     given = sample.tasks(pipeline)["profile"]["inputs"]["parameters"]

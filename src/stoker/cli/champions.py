@@ -8,6 +8,7 @@ tries the number after it. To go back to an earlier model is to delete the files
 
 import errno
 import json
+import os
 import re
 import secrets
 from pathlib import Path
@@ -128,7 +129,10 @@ def _link(content: bytes, made: Path) -> bool:
     written = made.with_name(f".{secrets.token_hex(8)}")
     try:
         try:
-            written.write_bytes(content)
+            with written.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
             made.hardlink_to(written)
         finally:
             written.unlink(missing_ok=True)

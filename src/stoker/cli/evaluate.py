@@ -182,10 +182,11 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
+    told = promote(evaluation_file, named=champions) if champions else ""
     held = f"{len(record.gates)} of {len(record.gates)} gates passed"
     print(f"passed: {held if record.gates else 'the training succeeded; it has no gates'}")
-    if champions:
-        print(promote(evaluation_file, named=champions))
+    if told:
+        print(told)
 
 
 def _training(
