@@ -85,6 +85,7 @@ VERBS = {
         "--decision",
         "--training",
         "--champion",
+        "--promote",
         "--gate-of",
         "--out",
         "--report",

@@ -182,8 +182,13 @@ class GateResult(Record, frozen=True, kw_only=True):
     Attributes:
         metric: Name of the metric.
         value: Value that was reported; absent: none was, and the gate fails.
-        min: Smallest value that passes; absent: no lower bound.
-        max: Largest value that passes; absent: no upper bound.
+        min: Smallest value that passes, of the gate's own and the champion's the stricter one;
+            absent: no lower bound.
+        max: Largest value that passes, likewise; absent: no upper bound.
+        min_champion: As the gate has it: at least the champion's value plus this.
+        max_champion: As the gate has it: at most the champion's value plus this.
+        champion: The champion's value; absent where the gate names none, there was none yet, or it
+            did not report this metric (then the gate fails).
         passed: Whether the value is within the bounds.
     """
 
@@ -191,7 +196,15 @@ class GateResult(Record, frozen=True, kw_only=True):
     value: float | None = None
     min: float | None = None
     max: float | None = None
+    min_champion: float | None = None
+    max_champion: float | None = None
+    champion: float | None = None
     passed: bool
+
+    @property
+    def needs_champion(self) -> bool:
+        """Tells whether it holds the metric against another model's."""
+        return self.min_champion is not None or self.max_champion is not None
 
 
 class StepCost(Record, frozen=True, kw_only=True):
@@ -262,12 +275,16 @@ class Evaluation(Record, frozen=True, kw_only=True):
         gates: Each gate with the value that it was held against.
         performance: The measured step against the profiled and the predicted one; absent: one of
             them is missing.
+        metrics: All that the run reported: a later model is held against them.
+        model_uri: Where the model is.
     """
 
     schema: Literal["stoker.evaluation/v1"] = "stoker.evaluation/v1"
     workload_sha256: str | None = None
     passed: bool
     reason: str = ""
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    model_uri: str | None = None
     gates: tuple[GateResult, ...] = ()
     performance: Performance | None = None
 
