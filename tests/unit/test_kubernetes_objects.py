@@ -525,3 +525,15 @@ def test_the_platform_is_known_by_its_name_and_cannot_submit_yet() -> None:
     assert request == plan(job())
     with pytest.raises(PlatformError):
         platform.submit(request)
+
+
+@BOTH
+def test_an_attempt_for_which_mlflow_was_away_is_the_same_job(api: str) -> None:
+    told = {"MLFLOW_TRACKING_URI": "https://mlflow", "MLFLOW_RUN_ID": "0a1b"}
+    spec = job(settings={"api": api}, tracking={"tensorboard": True})
+    with_run = plan(dataclasses.replace(spec, environment=told))
+    assert with_run.request_sha256 == plan(spec).request_sha256
+    # What Trainer's runtime has is the same for all runs: these are in what is this run's alone.
+    of_run = json.dumps(with_run.main["spec"])
+    assert '{"name": "MLFLOW_RUN_ID", "value": "0a1b"}' in of_run
+    assert '"/opt/ml/output/tensorboard"' in of_run

@@ -76,6 +76,7 @@ from stoker.records.profile import (
     StepTerms,
     TransformCost,
 )
+from stoker.records.tracking import NotifySettings, TrackingSettings
 from stoker.records.training import (
     Band,
     Evaluation,
@@ -151,6 +152,7 @@ __all__ = [
     "ModelSettings",
     "NodePool",
     "NodeRule",
+    "NotifySettings",
     "Observed",
     "OnNoCapacity",
     "Parts",
@@ -183,6 +185,7 @@ __all__ = [
     "StrategySettings",
     "TodaysGroup",
     "Toleration",
+    "TrackingSettings",
     "Training",
     "TrainingSize",
     "TransformCost",

@@ -395,6 +395,11 @@ class SageMakerPipelineRun:
             words += [text(argument_of(each, ""), self.value(each.name)) for each in known]
         return words
 
+    @property
+    def told_run(self) -> Mapping[str, Text]:
+        """Returns the variable that names this run to whoever is told of it; {} if nobody is."""
+        return {"STOKER_PIPELINE_RUN": self.job_name} if self.workload.notify else {}
+
     def _known(self, name: str) -> Parameter:
         known = {parameter.name: parameter for parameter in self.request.parameters}
         if name not in known:
