@@ -11,6 +11,7 @@ nothing else.
 import contextlib
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -268,8 +269,14 @@ def main() -> None:
         answer = _written(order)
     # A process edge: servers, stores and plugins have errors of their own, and all are told alike.
     except Exception as err:
-        answer = TrackedRun(trouble=_short(str(err) or type(err).__name__))
+        answer = TrackedRun(trouble=_words(err))
     print(json.dumps(msgspec.to_builtins(answer)))
+
+
+def _words(err: Exception) -> str:
+    # Of a server that is away requests, urllib3 and MLflow each tell the story once more.
+    found = re.match(r"API request to (https?://[^/]+)\S* failed with exception", str(err))
+    return f"{found[1]} cannot be reached" if found else _short(str(err) or type(err).__name__)
 
 
 def _written(order: TrackingOrder) -> TrackedRun:
@@ -342,7 +349,7 @@ def _with_files(client: "MlflowClient", run_id: str, files: Sequence[str]) -> st
             client.log_artifact(run_id, file)
     # As in `main`: artifacts may be in any store, with errors of its own.
     except Exception as err:
-        return f"{Path(file).name} was not kept: {_short(str(err) or type(err).__name__)}"
+        return f"{Path(file).name} was not kept: {_words(err)}"
     return ""
 
 

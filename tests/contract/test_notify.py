@@ -13,6 +13,7 @@ from stoker.cli.notify import telling
 from stoker.errors import GateError, TerminatedError
 from stoker.notify import Outcome, body_of, post
 from stoker.records import NotifySettings, Workload, to_json
+from support.moto import AwsServer
 
 SECRET = "T0/B0/a-secret"
 
@@ -143,6 +144,27 @@ def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
         "run": "https://kubeflow.example/#/runs/details/0a1b2c3d-4e5f"
     }
     assert SECRET not in "".join(capsys.readouterr())
+
+
+def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
+    receiver: Receiver,
+    aws_server: AwsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("STOKER_WEBHOOK_URL")
+    monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist-0a1b2c3d")
+    client: Any = aws_server.client("secretsmanager")
+    arn = client.create_secret(Name="webhook", SecretString=receiver.url)["ARN"]
+    for secret_arn in (arn, arn[:-6] + "gone00"):
+        told = of(secret_arn=secret_arn)
+        with telling(told, run="mnist-0a1b2c3d", step="evaluate", quiet=False) as ending:
+            ending.failed("no")
+    (body,) = receiver.bodies
+    assert body["stoker"]["step"] == "evaluate"
+    said = "".join(capsys.readouterr())
+    assert said.startswith("notify: nobody was told: ")
+    assert SECRET not in said
 
 
 def test_teams_gets_a_card() -> None:

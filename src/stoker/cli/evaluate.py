@@ -153,6 +153,7 @@ def _judged(
     from stoker.evaluate import evaluate, model_quality, summary
     from stoker.platforms.base import tracking_of
     from stoker.records import Decision, Profile, read_json, write_json, write_text
+    from stoker.settings import pipeline_run
 
     profile, decision, training = records
     profiled = read_json(profile, Profile)
@@ -202,15 +203,17 @@ def _judged(
             # Under their own names: a pipeline's files are called as it likes.
             files = {"profile.json": profile, "decision.json": decision, "report.html": report}
             files["evaluation.json"] = destinations.out or Path("evaluation.json")
-            kept = [shutil.copy(file, Path(named, name)) for name, file in files.items() if file]
+            for name, file in files.items():
+                if file:
+                    shutil.copyfile(file, Path(named, name))
             write_json(Path(named, "training.json"), trained)
             page = keep_tracked(
                 tracking_of(workload),
-                run=trained.job.name,
+                run=pipeline_run() or trained.job.name,
                 run_id=trained.mlflow_run_id or _managed_run(workload, trained),
                 training=trained,
                 evaluation=record,
-                files=[Path(named, "training.json"), *kept],
+                files=sorted(Path(named).iterdir()),
                 quiet=as_json,
             )
         links |= {"mlflow": page} if page else {}

@@ -281,6 +281,8 @@ def track(chain: Chain, report: Path) -> str:
     from stoker.records import Evaluation, Training
 
     folder = chain.run_dir
+    if not chain.workload.tracking.mlflow:
+        return ""
     return keep_tracked(
         tracking_of(chain.workload),
         run=folder.name,

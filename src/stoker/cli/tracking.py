@@ -29,7 +29,7 @@ def start_tracking(job: "JobSpec", *, platform: str, quiet: bool) -> "JobSpec":
     tracked = started(
         job.tracking, run=job.run_name, tags=_tags(job.settings.workload_sha256), environ=os.environ
     )
-    _say(tracked, quiet=quiet)
+    _say(tracked, without="the run goes on without it", quiet=quiet)
     told = handed(job.tracking, tracked, is_this_machine=bool(info and info.is_this_machine))
     return replace(job, environment={**told, **job.environment})
 
@@ -72,7 +72,7 @@ def keep_tracked(
         environ=os.environ,
         timeout=min(_STOPPED_SECONDS, tracking.timeout_seconds) if is_stopped else None,
     )
-    _say(tracked, quiet=quiet)
+    _say(tracked, without="nothing was kept there", quiet=quiet)
     return tracked.url
 
 
@@ -83,9 +83,9 @@ def _tags(workload_sha256: str | None) -> dict[str, str]:
     return {name: value for name, value in told.items() if value}
 
 
-def _say(tracked: "TrackedRun", *, quiet: bool) -> None:
+def _say(tracked: "TrackedRun", *, without: str, quiet: bool) -> None:
     if tracked.trouble:
-        part = "the run is there, but " if tracked.run_id else "the run goes on without it: "
-        say(f"mlflow: {part}{tracked.trouble}", quiet=quiet)
+        part = "the run is there, but" if tracked.run_id else f"{without}:"
+        say(f"mlflow: {part} {tracked.trouble}", quiet=quiet)
     else:
         say(f"mlflow: {tracked.url or f'run {tracked.run_id}'}", quiet=quiet)

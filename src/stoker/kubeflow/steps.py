@@ -85,6 +85,11 @@ class Task(Protocol):
         ...
 
     @property
+    def component_spec(self) -> "ComponentSpec":
+        """Returns the component that it is a step of."""
+        ...
+
+    @property
     def outputs(self) -> Mapping[str, Value]:
         """Returns parameters and artifacts by name."""
         ...
@@ -144,6 +149,11 @@ class Task(Protocol):
 
 class ComponentSpec(Protocol):
     """The interface of a component, as kfp describes it."""
+
+    @property
+    def name(self) -> str:
+        """Returns the component's name."""
+        ...
 
     @property
     def inputs(self) -> Mapping[str, object] | None:

@@ -397,8 +397,9 @@ class SageMakerPipelineRun:
 
     @property
     def told_run(self) -> Mapping[str, Text]:
-        """Returns the variable that names this run to whoever is told of it; {} if nobody is."""
-        return {"STOKER_PIPELINE_RUN": self.job_name} if self.workload.notify else {}
+        """Returns the variable that names this run to MLflow and the webhook; {} without both."""
+        is_told = self.workload.notify or self.workload.tracking.mlflow
+        return {"STOKER_PIPELINE_RUN": self.job_name} if is_told else {}
 
     def _known(self, name: str) -> Parameter:
         known = {parameter.name: parameter for parameter in self.request.parameters}
