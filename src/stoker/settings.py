@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Self, get_args, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
@@ -174,6 +175,7 @@ class RunEnvironment:
         command: The training command, as a JSON list, for an image whose launcher is given just
             `train`.
         replace_dataloader: 1: torch's own DataLoader is replaced by stoker's, too.
+        tensorboard: Folder for what the script writes for TensorBoard; absent: none is kept.
         comes_back: Kubernetes: data hosts that end badly are started again.
         pod_groups: Kubernetes: all groups of the run.
         follower_lease: Kubernetes: folder with the lease of whoever follows the run.
@@ -212,6 +214,7 @@ class RunEnvironment:
     code_file: Annotated[Path | None, Variable("STOKER_CODE_FILE")] = None
     command: Annotated[tuple[str, ...] | None, Variable("STOKER_COMMAND")] = None
     replace_dataloader: Annotated[bool, Variable("STOKER_REPLACE_DATALOADER")] = False
+    tensorboard: Annotated[Path | None, Variable("STOKER_TENSORBOARD")] = None
     comes_back: Annotated[bool, Variable("STOKER_COMES_BACK")] = False
     pod_groups: Annotated[tuple[RunGroup, ...], Variable("STOKER_GROUPS")] = ()
     follower_lease: Annotated[Path | None, Variable("STOKER_FOLLOWER_LEASE")] = None
@@ -304,6 +307,17 @@ def cloud_region(environ: Mapping[str, str] | None = None) -> str | None:
     env = os.environ if environ is None else environ
     # In the order of AWS's own tools.
     return env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or None
+
+
+def webhook_url(variable: str, environ: Mapping[str, str] | None = None) -> str:
+    """Returns the address of the webhook, a secret; empty where the variable is not set."""
+    # Secrets come out of files as a rule, with a line break at the end.
+    return (os.environ if environ is None else environ).get(variable, "").strip()
+
+
+def pipeline_run(environ: Mapping[str, str] | None = None) -> str:
+    """Returns the run of a SageMaker pipeline that this is a step of; empty where it is none."""
+    return (os.environ if environ is None else environ).get("STOKER_PIPELINE_RUN", "")
 
 
 def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
@@ -468,6 +482,12 @@ def _check_workload(workload: Workload, place: Place) -> None:
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)
+    if urlsplit(workload.tracking.mlflow or "").password:
+        raise UsageError(
+            "the address of MLflow holds a password, which records would show",
+            where=place.at("tracking.mlflow"),
+            fix="leave it out; MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        )
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
         raise UsageError(
             "a deadline needs the number of steps",

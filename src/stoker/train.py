@@ -16,6 +16,7 @@ from stoker.catalog import Catalog
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
+    MLFLOW_RUN,
     AdoptedRun,
     JobEnd,
     JobSpec,
@@ -388,6 +389,7 @@ def facts_of(
         usd_per_hour=_usd_per_hour(job, catalog, decision),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
+        mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )
 
 

@@ -17,7 +17,7 @@ from stoker import kubeflow
 from stoker.errors import UsageError
 from stoker.kubeflow import PipelineRun, compiled, control_step, follower, on_todays_host
 from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
-from stoker.records import to_json
+from stoker.records import NotifySettings, TrackingSettings, to_json
 from support import kubeflow_pipeline as sample
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
@@ -225,3 +225,27 @@ def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given() 
         "profile-2": {"runtimeValue": {"constant": 0.3}},
         "profile-3": None,
     }
+
+
+def test_steps_get_the_secrets_that_they_have_a_use_for_and_no_others() -> None:
+    tracking = TrackingSettings(mlflow="https://mlflow", secret="mlflow")
+    made = compile_kubeflow(
+        msgspec.structs.replace(
+            sample.WORKLOAD, tracking=tracking, notify=NotifySettings(secret="webhook")
+        )
+    )
+    _, executors = parsed(made.definition)
+    told = {
+        name: {env["envVar"] for each in executor["secretAsEnv"] for env in each["keyToEnv"]}
+        for name, executor in executors.items()
+        if "secretAsEnv" in executor
+    }
+    mlflow = {f"MLFLOW_TRACKING_{name}" for name in ("TOKEN", "USERNAME", "PASSWORD")}
+    assert told == {
+        "exec-train": mlflow,
+        "exec-train-2": mlflow,
+        "exec-evaluate": mlflow,
+        "exec-finish": {"STOKER_WEBHOOK_URL"},
+    }
+    # A secret that is missing must not keep a job from being cleaned up.
+    assert all(each["optional"] for name in told for each in executors[name]["secretAsEnv"])

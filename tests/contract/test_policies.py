@@ -78,8 +78,28 @@ OF_OTHERS = {
     "sagemaker:DescribeModelPackageGroup": "the pipeline's step",
     "sqs:SendMessage": "the scheduler, with a dead-letter queue",
 }
+# MLflow's client asks for these under IAM's names for them; no service of botocore has them.
+OF_MLFLOW = {
+    f"sagemaker-mlflow:{action}"
+    for action in (
+        "AccessUI",
+        "CreateExperiment",
+        "CreateRun",
+        "GetExperiment",
+        "GetExperimentByName",
+        "GetRun",
+        "ListArtifacts",
+        "LogBatch",
+        "LogMetric",
+        "LogParam",
+        "SearchRuns",
+        "SetTag",
+        "UpdateRun",
+    )
+}
+OF_OTHERS |= dict.fromkeys(OF_MLFLOW, "MLflow's client")
 # Actions of IAM that are no operation of the API.
-PERMISSION_ONLY = {"iam:PassRole", "s3:ListBucket"}
+PERMISSION_ONLY = {"iam:PassRole", "s3:ListBucket", *OF_MLFLOW}
 # Actions for which IAM takes no resource.
 NO_RESOURCE = {
     "cloudwatch:GetMetricData": "CloudWatch has no ARNs of metrics",

@@ -24,7 +24,9 @@ from stoker.records import (
     ControlSettings,
     Json,
     ModelSettings,
+    NotifySettings,
     TodaysGroup,
+    TrackingSettings,
     Vpc,
     to_json,
     write_json,
@@ -55,6 +57,37 @@ def arguments(document: Mapping[str, Json], name: str) -> dict[str, Json]:
     found = step["Arguments"]
     assert isinstance(found, dict)
     return found
+
+
+def test_a_native_training_is_in_mlflow_and_tensorboard_under_its_runs_own_name() -> None:
+    workload = msgspec.structs.replace(
+        sample.WORKLOAD,
+        tracking=TrackingSettings(
+            mlflow="arn:aws:sagemaker:eu-central-1:123456789012:mlflow-app/team", tensorboard=True
+        ),
+        notify=NotifySettings(),
+    )
+    decision = sample.decision(data=sample.DATA)
+    made = compile_pipeline(workload, train_step="native", decision=decision, folder=sample.ROOT)
+    document: dict[str, Json] = json.loads(made.definition)
+    execution = {"Get": "Execution.PipelineExecutionId"}
+    named: Json = {"Std:Join": {"On": "", "Values": [f"{workload.name}-", execution]}}
+    train = arguments(document, "Train")
+    assert _member(train, "MlflowConfig", "MlflowRunName") == named
+    assert _member(train, "MlflowConfig", "MlflowExperimentName") == workload.name
+    board = json.dumps(_member(train, "TensorBoardOutputConfig", "S3OutputPath"))
+    assert json.dumps(execution) in board
+    assert board.endswith('/tensorboard"]}}')
+    assert not {"MlflowConfig", "TensorBoardOutputConfig"} & set(arguments(document, "Profile"))
+    # By it the step knows that it is to tell, and of which run.
+    told = _member(arguments(document, "Evaluate"), "Environment", "STOKER_PIPELINE_RUN")
+    assert told == named
+
+
+def _member(request: Mapping[str, Json], part: str, key: str) -> Json:
+    found = request[part]
+    assert isinstance(found, dict)
+    return found[key]
 
 
 @pytest.fixture(scope="module")

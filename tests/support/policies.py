@@ -21,6 +21,9 @@ EVERYTHING = (
     f"sagemaker.dead_letter_queue=arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
     "sagemaker.vpc.subnets=[subnet-1]",
     "sagemaker.vpc.security_groups=[sg-1]",
+    "tracking.tensorboard=true",
+    f"tracking.mlflow=arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
+    f"notify.secret_arn=arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:webhook-a1b2c3",
 )
 POLICIES = (
     "caller.json",

@@ -545,3 +545,15 @@ def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(
     image = "registry.example/data@sha256:" + "0" * 64
     request = plan(job(DNN, group, settings={**settings, "data": {"image": image}}))
     assert container(request, "data")["image"] == image
+
+
+@BOTH
+def test_an_attempt_for_which_mlflow_was_away_is_the_same_job(api: str) -> None:
+    told = {"MLFLOW_TRACKING_URI": "https://mlflow", "MLFLOW_RUN_ID": "0a1b"}
+    spec = job(settings={"api": api}, tracking={"tensorboard": True})
+    with_run = plan(dataclasses.replace(spec, environment=told))
+    assert with_run.request_sha256 == plan(spec).request_sha256
+    # What Trainer's runtime has is the same for all runs: these are in what is this run's alone.
+    of_run = json.dumps(with_run.main["spec"])
+    assert '{"name": "MLFLOW_RUN_ID", "value": "0a1b"}' in of_run
+    assert '"/opt/ml/output/tensorboard"' in of_run

@@ -29,6 +29,7 @@ from stoker.records import (
     Json,
     PlatformSettings,
     StrategySettings,
+    TrackingSettings,
     Vpc,
 )
 from stoker.settings import RunEnvironment, from_environment
@@ -413,6 +414,36 @@ def test_the_requests_digest_changes_with_the_request_and_not_with_its_tags() ->
     assert tags(job(run_dir=Path("elsewhere/mnist-1")))[REQUEST_TAG] == digest
     assert tags(job(command=("python", "train.py")))[REQUEST_TAG] != digest
     assert tags(job(DNN, group("data", count=3)))[REQUEST_TAG] != digest
+
+
+MLFLOW = "arn:aws:sagemaker:eu-central-1:123456789012:mlflow-tracking-server/team"
+
+
+def test_figures_go_to_the_services_own_mlflow_and_tensorboard() -> None:
+    told = TrackingSettings(mlflow=MLFLOW, experiment="mnist", tensorboard=True)
+    found = body(job(tracking=told))
+    assert found["MlflowConfig"] == {
+        "MlflowResourceArn": MLFLOW,
+        "MlflowExperimentName": "mnist",
+        "MlflowRunName": "mnist-1",
+    }
+    place = "/opt/ml/output/tensorboard"
+    assert found["TensorBoardOutputConfig"] == {
+        "S3OutputPath": "s3://bucket/out/mnist-1/tensorboard",
+        "LocalPath": place,
+    }
+    variables = found["Environment"]
+    assert isinstance(variables, dict)
+    assert variables["STOKER_TENSORBOARD"] == place
+    assert variables["MLFLOW_TRACKING_URI"] == MLFLOW
+    # A profile is no training to compare with others.
+    profiled = body(dataclasses.replace(profile_job(), tracking=told))
+    assert not {"MlflowConfig", "TensorBoardOutputConfig"} & set(profiled)
+
+
+def test_an_attempt_for_which_mlflow_was_away_is_the_same_job() -> None:
+    told = {"MLFLOW_TRACKING_URI": "https://mlflow", "MLFLOW_RUN_ID": "0a1b"}
+    assert tags(job(environment=told))[REQUEST_TAG] == tags(job())[REQUEST_TAG]
 
 
 def test_a_plan_is_another_value_each_time() -> None:

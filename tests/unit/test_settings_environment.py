@@ -39,6 +39,7 @@ FULL = ProcessSettings(
     code_file=Path("/code.tar.gz"),
     command=("python", "train.py"),
     replace_dataloader=True,
+    tensorboard=Path("/ml/output/tensorboard"),
     comes_back=True,
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
     follower_lease=Path("/follower"),
@@ -114,6 +115,7 @@ def test_no_variable_of_a_run_is_spelled_that_is_not_declared() -> None:
         # Of the user, of pipelines, and between the parts of one strategy.
         *("STOKER_INSTANCE_TYPE", "STOKER_MPI", "STOKER_PROFILED_CLUSTER"),
         *("STOKER_KUBEFLOW_NAMESPACE", "STOKER_KUBEFLOW_TOKEN", "STOKER_KUBEFLOW_COOKIE"),
+        *("STOKER_WEBHOOK_URL", "STOKER_PIPELINE_RUN"),
     }
     root = Path(stoker.__file__).parent
     named = {

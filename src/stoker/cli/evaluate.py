@@ -1,6 +1,8 @@
 """`stoker evaluate` checks a training against its quality gates and its prediction."""
 
 import json
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +12,8 @@ from stoker.cli.options import AsJson, OutputFiles, Overrides, Report, StepParam
 from stoker.errors import GateError, UsageError
 
 if TYPE_CHECKING:
-    from stoker.records import Decision, Training, Workload
+    from stoker.cli.outputs import Outputs
+    from stoker.records import Decision, Evaluation, Training, Workload
 
 
 def evaluate_verb(
@@ -99,18 +102,11 @@ def evaluate_verb(
     Examples:
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
     """
-    from stoker.cli.champions import champion_metrics
-    from stoker.cli.outputs import (
-        EVALUATE_PARAMETERS,
-        deliver,
-        exit_code_of,
-        outputs_of,
-        told_of_evaluation,
-    )
-    from stoker.cli.workloads import read_with_params, region_of
-    from stoker.evaluate import evaluate, model_quality, summary
+    from stoker.cli.notify import telling
+    from stoker.cli.outputs import EVALUATE_PARAMETERS, exit_code_of, outputs_of
+    from stoker.cli.workloads import read_with_params
     from stoker.platforms.aws import Aws
-    from stoker.records import Decision, Profile, read_json, write_text
+    from stoker.settings import pipeline_run
 
     if promote and not (gate_of and champion is not None):
         raise UsageError(
@@ -135,19 +131,78 @@ def evaluate_verb(
         # Before the records are read, which may fail: a token must not outlive its run.
         Aws().delete_object(delete)
     of = read_with_params(workload, overrides=overrides or (), params=params or ())
+    run = pipeline_run()
+    # On Kubeflow the run's last step tells, and whoever types this sees it.
+    with telling(
+        of, run=run, step="evaluate", quiet=as_json, is_told=bool(run) and not destinations.executor
+    ) as ending:
+        trained, record = _judged(
+            of,
+            records=(profile, decision, training),
+            outputs_uri=outputs,
+            may_be_lost=always,
+            champion=champion,
+            destinations=destinations,
+            report=report,
+            links=ending.links,
+            as_json=as_json,
+        )
+        ending.run = run or trained.job.name
+        ending.links |= {"job": trained.job.url} if trained.job.url else {}
+        # A failed training has its own code, whatever its gates say.
+        code = exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
+        if not record.passed:
+            ending.failed(record.reason, exit_code=code or GateError.exit_code)
+    return 0 if always else code
+
+
+def _judged(
+    workload: "Workload",
+    *,
+    records: tuple[Path, Path, str],
+    outputs_uri: str | None,
+    may_be_lost: bool,
+    champion: str | None,
+    destinations: "Outputs",
+    report: Path | None,
+    links: dict[str, str],
+    as_json: bool,
+) -> "tuple[Training, Evaluation]":
+    """Judges a run, and leaves evaluation and report where they are asked for, and in MLflow.
+
+    Args:
+        records: Profile, decision and training: files, or the last one's text.
+        outputs_uri: As of `_training`.
+        may_be_lost: As of `_training`.
+        champion: The model in use.
+        links: Gets the page of MLflow.
+    """
+    from stoker.cli.champions import champion_metrics
+    from stoker.cli.outputs import deliver, told_of_evaluation
+    from stoker.cli.tracking import keep_tracked
+    from stoker.cli.workloads import region_of
+    from stoker.evaluate import evaluate, model_quality, summary
+    from stoker.platforms.base import tracking_of
+    from stoker.records import Decision, Profile, read_json, write_json, write_text
+    from stoker.settings import pipeline_run
+
+    profile, decision, training = records
     profiled = read_json(profile, Profile)
     decided = read_json(decision, Decision)
     trained, folder = _training(
-        training, outputs_uri=outputs, workload=of, decision=decided, may_be_lost=always
+        training,
+        outputs_uri=outputs_uri,
+        workload=workload,
+        decision=decided,
+        may_be_lost=may_be_lost,
     )
     record = evaluate(
-        workload=of,
+        workload=workload,
         profile=profiled,
         decision=decided,
         training=trained,
-        champion=champion_metrics(champion or "", workload=of, region=region_of(of)),
+        champion=champion_metrics(champion or "", workload=workload, region=region_of(workload)),
     )
-    quality = model_quality(trained)
     deliver(
         record,
         outputs=destinations,
@@ -156,16 +211,17 @@ def evaluate_verb(
         as_json=as_json,
         told=told_of_evaluation(record),
     )
-    if of.platform == "sagemaker" and destinations.out:
+    if workload.platform == "sagemaker" and destinations.out:
         # Next to it, for the model registry: evaluation.json says more than Studio shows.
-        write_text(destinations.out.with_name("model-quality.json"), json.dumps(quality))
+        quality = json.dumps(model_quality(trained))
+        write_text(destinations.out.with_name("model-quality.json"), quality)
     if report:
         # Imports the templates of the page: only where a report is wanted.
         from stoker.cli.report import report_of_records
 
         report_of_records(
             report,
-            workload=of,
+            workload=workload,
             profile=profiled,
             decision=decided,
             training=trained,
@@ -173,10 +229,37 @@ def evaluate_verb(
             training_file=folder / "training.json",
             profile_file=profile,
         )
-    if always:
-        return 0
-    # A failed training has its own code, whatever its gates say.
-    return exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
+    if workload.tracking.mlflow:
+        with tempfile.TemporaryDirectory() as named:
+            # Under their own names: a pipeline's files are called as it likes.
+            files = {"profile.json": profile, "decision.json": decision, "report.html": report}
+            files["evaluation.json"] = destinations.out or Path("evaluation.json")
+            for name, file in files.items():
+                if file:
+                    shutil.copyfile(file, Path(named, name))
+            write_json(Path(named, "training.json"), trained)
+            page = keep_tracked(
+                tracking_of(workload),
+                run=pipeline_run() or trained.job.name,
+                run_id=trained.mlflow_run_id or _managed_run(workload, trained),
+                training=trained,
+                evaluation=record,
+                files=sorted(Path(named).iterdir()),
+                quiet=as_json,
+            )
+        links |= {"mlflow": page} if page else {}
+    return trained, record
+
+
+def _managed_run(workload: "Workload", training: "Training") -> str | None:
+    """Returns the run that SageMaker made in its own MLflow for a job that nobody followed."""
+    from stoker.cli.workloads import region_of
+    from stoker.platforms.aws import Aws
+    from stoker.platforms.sagemaker.job import mlflow_run_of
+
+    if not (workload.tracking.is_managed and training.job.platform == "sagemaker"):
+        return None
+    return mlflow_run_of(Aws(region=region_of(workload)), training.job.name)
 
 
 def _gate(evaluation_file: Path, *, champions: str | None) -> None:

@@ -59,6 +59,7 @@ def run_verb(
         stoker run configs/mnist.yaml --from train --set training.epochs=3
     """
     from stoker.cli.billing import say_unused_types
+    from stoker.cli.notify import telling
     from stoker.cli.workloads import latest_run_dir, resolve, todays_cluster
     from stoker.records import Group, nearest, to_json
 
@@ -83,18 +84,28 @@ def run_verb(
     # Before the first step: a chain that ends early leaves no record of an earlier one.
     forget_later(run_dir, first)
     say(f"stoker run {workload}  →  {relative(run_dir)}", quiet=as_json)
-    try:
-        code, evaluation = steps(chain)
-    except StokerError as err:
-        report_of_chain(chain, failure=str(err))
-        raise
-    except BaseException as err:
-        # Ctrl-C or SIGTERM; any other error is a bug of stoker, and needs no report.
-        if not isinstance(err, Exception):
-            say_stopped(chain)
-            report_of_chain(chain, failure=f"stopped in {chain.doing}")
-        raise
-    report = report_of_chain(chain)
+    with telling(record, run=run_dir.name, step=STEPS[first], quiet=as_json) as ending:
+        try:
+            code, evaluation = steps(chain)
+        except StokerError as err:
+            report = report_of_chain(chain, failure=str(err))
+            ending.step, ending.links["report"] = chain.doing, str(report)
+            track(chain, report)
+            raise
+        except BaseException as err:
+            # Ctrl-C or SIGTERM; any other error is a bug of stoker, and needs no report.
+            ending.step = chain.doing
+            if not isinstance(err, Exception):
+                say_stopped(chain)
+                report_of_chain(chain, failure=f"stopped in {chain.doing}")
+            raise
+        report = report_of_chain(chain)
+        ending.step, ending.links["report"] = chain.doing, str(report)
+        page = track(chain, report)
+        if page:
+            ending.links["mlflow"] = page
+        if code:
+            ending.failed(why_failed(chain), exit_code=code)
     if as_json:
         print(to_json(evaluation) if evaluation else "null", end="")
     # Not wrapped: a terminal opens an address that is in one piece.
@@ -281,6 +292,41 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     if words := local_core_words(decision):
         say(step_line("  local", words, None), quiet=chain.quiet)
     return (0 if all(gate.passed for gate in evaluation.gates) else 3), evaluation
+
+
+def track(chain: Chain, report: Path) -> str:
+    """Writes the run to MLflow, where the workload names one; returns its page's address."""
+    from stoker.cli.tracking import keep_tracked
+    from stoker.platforms.base import tracking_of
+    from stoker.records import Evaluation, Training
+
+    folder = chain.run_dir
+    if not chain.workload.tracking.mlflow:
+        return ""
+    return keep_tracked(
+        tracking_of(chain.workload),
+        run=folder.name,
+        training=found_in(folder / "training.json", Training),
+        evaluation=found_in(folder / "evaluation.json", Evaluation),
+        files=[*(folder / f"{_RECORD_OF[step]}.json" for step in STEPS), report],
+        quiet=chain.quiet,
+    )
+
+
+def why_failed(chain: Chain) -> str:
+    """Returns why a chain whose steps were all done did not end well, in a line."""
+    from stoker.records import Evaluation, Training
+
+    evaluation = found_in(chain.run_dir / "evaluation.json", Evaluation)
+    training = found_in(chain.run_dir / "training.json", Training)
+    return evaluation.reason if evaluation else training.cause if training else ""
+
+
+def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
+    """Returns a record of the run; None where its step was not done."""
+    from stoker.records import read_json
+
+    return read_json(file, kind) if file.is_file() else None
 
 
 def fresh_run_dir(workload: "Workload") -> Path:

@@ -131,6 +131,7 @@ def train_verb(
 
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
+    from stoker.cli.notify import telling
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
         deliver,
@@ -141,6 +142,7 @@ def train_verb(
         training_words,
     )
     from stoker.cli.report import report_of_run
+    from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import (
         RUNS,
         groups_of,
@@ -153,6 +155,7 @@ def train_verb(
     from stoker.platforms.local import write_secret
     from stoker.records import Decision, Training, groups_in_words, read_json, write_json
     from stoker.records.training import copied_to
+    from stoker.settings import pipeline_run
     from stoker.train import prepare
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
@@ -169,7 +172,8 @@ def train_verb(
             )
         workload = read_with_params(words[0], overrides=sets, params=params or ())
         job_name = name or workload.run_name(run_id or "")
-        _clean_up(job_name, workload=workload, status=clean_up, as_json=as_json)
+        links = _page_of(workload, run_id)
+        _clean_up(job_name, workload=workload, status=clean_up, links=links, as_json=as_json)
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
     workload = resolve(words or (), overrides=sets, params=params or ())
@@ -210,26 +214,44 @@ def train_verb(
         f"train of {workload.name} on {groups_in_words(chosen)}: {relative(run_dir)}", quiet=as_json
     )
     shortage = None
-    try:
-        record = train_and_keep(
-            job,
-            platform=runs_on,
-            catalog=catalog,
-            decision=decided,
-            total_steps=workload.training.total_steps(),
-            out=outputs.out,
-            again=again,
+    # Of a pipeline's run its last step tells, or the one that judges the training.
+    is_told = not (outputs.executor or run_id or pipeline_run())
+    with telling(workload, run=job.name, step="train", quiet=as_json, is_told=is_told) as ending:
+        try:
+            record = train_and_keep(
+                job,
+                platform=runs_on,
+                catalog=catalog,
+                decision=decided,
+                total_steps=workload.training.total_steps(),
+                out=outputs.out,
+                again=again,
+                quiet=as_json,
+                echo=True,
+            )
+        except (KeyboardInterrupt, TerminatedError):
+            # What was measured until then; a job that goes on without us has no record yet.
+            if (run_dir / "training.json").is_file():
+                report_of_run(run_dir, workload=workload, command=again)
+            raise
+        except NoCapacityError as err:
+            # It has left a record; a further attempt of a pipeline's step would wait as long again.
+            shortage, record = err, read_json(run_dir / "training.json", Training)
+        page = keep_tracked(
+            job.tracking,
+            run=job.run_name,
+            training=record,
+            files=[*([decision] if decision else ()), run_dir / "training.json"],
             quiet=as_json,
-            echo=True,
         )
-    except (KeyboardInterrupt, TerminatedError):
-        # What was measured until then; a job that goes on without us has no record yet.
-        if (run_dir / "training.json").is_file():
-            report_of_run(run_dir, workload=workload, command=again)
-        raise
-    except NoCapacityError as err:
-        # It has left a record; a further attempt of a pipeline's step would wait as long again.
-        shortage, record = err, read_json(run_dir / "training.json", Training)
+        logs = str(run_dir / "logs")
+        ending.links |= {
+            name: link
+            for name, link in (("job", record.job.url), ("mlflow", page), ("logs", logs))
+            if link
+        }
+        if record.status != "succeeded":
+            ending.failed(record.cause, exit_code=exit_code_of(record))
     file = outputs.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs)
     # The record may go elsewhere, and its timeline with it: it is named relative to it.
@@ -263,19 +285,40 @@ def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool
     return json.dumps(platform.describe(request), indent=2)
 
 
-def _clean_up(job: str, *, workload: "Workload", status: str, as_json: bool) -> None:
-    """Ends the job of a run if it still exists, and prints how the run ended.
+# As Kubeflow says it, and as people type it.
+_FAILED = ("failed", "error", "system_error")
+
+
+def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
+    """Returns the page of a run of Kubeflow, where the address of its pages is known."""
+    from stoker.settings import kubeflow_environment
+
+    told = workload.kubernetes.kubeflow if workload.kubernetes else None
+    ui = (told and told.ui) or kubeflow_environment().ui
+    return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
+
+
+def _clean_up(
+    job: str, *, workload: "Workload", status: str, links: Mapping[str, str], as_json: bool
+) -> None:
+    """Ends the job of a run if it still exists, and says how the run ended, to a webhook as well.
 
     Raises:
         PlatformError: If the platform does not answer, or refuses.
     """
+    from stoker.cli.notify import telling
     from stoker.platforms import platform_named
 
-    platform = platform_named(workload.platform, settings=workload)
-    # Only platforms whose jobs outlive stoker have it; it returns in words what it ended.
-    clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
-    ended = clean_up(job, workload) if clean_up else ""
     state, why = _state(status)
+    with telling(workload, run=job, step="the pipeline", quiet=as_json) as ending:
+        # Before it may fail itself: that the run failed is the greater news.
+        if state in _FAILED:
+            ending.failed(why)
+        ending.links |= links
+        platform = platform_named(workload.platform, settings=workload)
+        # Only platforms whose jobs outlive stoker have it; it returns in words what it ended.
+        clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
+        ended = clean_up(job, workload) if clean_up else ""
     if as_json:
         print(json.dumps({"run": job, "state": state, "reason": why, "ended": ended}))
         return
@@ -321,8 +364,10 @@ def train_and_keep(
         quiet: Whether to show nothing.
         echo: Whether to show the lines of the script, too.
     """
+    from stoker.cli.tracking import start_tracking
     from stoker.train import train
 
+    job = start_tracking(job, platform=platform.name, quiet=quiet)
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
         return train(
             job,
@@ -331,19 +376,19 @@ def train_and_keep(
             decision=decision,
             on_line=follow.line,
             on_stop=lambda stopped: keep_stopped(
-                stopped, run_dir=job.run_dir, out=out, again=again, quiet=quiet
+                stopped, job=job, out=out, again=again, quiet=quiet
             ),
         )
 
 
 def keep_stopped(
-    record: "Training", *, run_dir: Path, out: Path | None, again: str, quiet: bool
+    record: "Training", *, job: "JobSpec", out: Path | None, again: str, quiet: bool
 ) -> None:
     """Copies the record of a stopped training, and prints what is kept and how to go on.
 
     Args:
         record: What was measured until then, as it is in the run's folder; status `stopped`.
-        run_dir: Folder of the run.
+        job: The job, whose folder the record is in.
         out: Second file for the record.
         again: The command that goes on.
         quiet: Whether to print nothing.
@@ -352,9 +397,11 @@ def keep_stopped(
         UsageError: If the record cannot be written.
     """
     from stoker.cli.outputs import training_words
+    from stoker.cli.tracking import keep_tracked
     from stoker.records import write_json
     from stoker.records.training import copied_to
 
+    run_dir = job.run_dir
     files = [run_dir / "training.json", *([out] if out else [])]
     if out:
         write_json(out, copied_to(out, record, run_dir=run_dir))
@@ -363,6 +410,14 @@ def keep_stopped(
         f"kept:  {', '.join(map(relative, files))} (status: stopped), "
         f"{relative(run_dir / 'logs')}, and what the script saved\n"
         f"again: {again}",
+        quiet=quiet,
+    )
+    keep_tracked(
+        job.tracking,
+        run=job.run_name,
+        training=record,
+        files=[run_dir / "training.json"],
+        is_stopped=True,
         quiet=quiet,
     )
 

@@ -44,6 +44,13 @@ RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
 # Components whose own pod trains, or may train: the others run in the control image.
 _TRAINING = ("profile", "train")
+# Those that write to MLflow, and what it may ask for.
+_TRACKED = ("train", "evaluate")
+MLFLOW_SECRETS = (
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+)
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
 # kfp has two names for each type of a value that is not known yet.
 _CHANNELS = {
@@ -85,6 +92,11 @@ class Task(Protocol):
     @property
     def inputs(self) -> Mapping[str, object]:
         """Returns what the step is given, by name."""
+        ...
+
+    @property
+    def component_spec(self) -> "ComponentSpec":
+        """Returns the component that it is a step of."""
         ...
 
     @property
@@ -147,6 +159,11 @@ class Task(Protocol):
 
 class ComponentSpec(Protocol):
     """The interface of a component, as kfp describes it."""
+
+    @property
+    def name(self) -> str:
+        """Returns the component's name."""
+        ...
 
     @property
     def inputs(self) -> Mapping[str, object] | None:
@@ -343,6 +360,7 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
         return _in_its_image(task, run)
     control = run.request.settings.control
     _restricted(task, run)
+    _secrets(task, run)
     _without_gpus(task)
     champions = run.request.champions
     if champions and CHAMPION in task.inputs:
@@ -396,6 +414,7 @@ def on_todays_host(task: Task, run: PipelineRun, *, name: str) -> Task:
     if pod is None:
         return _in_its_image(task, run)
     _restricted(task, run)
+    _secrets(task, run)
     group = pod.group
     if group.gpus:
         gpu_type, gpu_count = run.value("gpu_type"), run.value("gpu_count")
@@ -519,6 +538,19 @@ def _restricted(task: Task, run: PipelineRun) -> None:
         kubernetes.set_image_pull_policy(task, settings.image_pull_policy)
     if settings.image_pull_secrets:
         kubernetes.set_image_pull_secrets(task, list(settings.image_pull_secrets))
+
+
+def _secrets(task: Task, run: PipelineRun) -> None:
+    """Gives a step the secrets that it has a use for: MLflow's, and the webhook's address."""
+    workload, name = run.request.workload, task.component_spec.name
+    tracking, notify = workload.tracking, workload.notify
+    if tracking.mlflow and tracking.secret and name in _TRACKED:
+        # A key that the secret does not have is none that the server asks for.
+        keys = {key: key for key in MLFLOW_SECRETS}
+        kubernetes.use_secret_as_env(task, tracking.secret, keys, optional=True)
+    if notify and notify.secret and name == "finish":
+        # Optional: a secret that is not there must not keep the job from being cleaned up.
+        kubernetes.use_secret_as_env(task, notify.secret, {"url": notify.variable}, optional=True)
 
 
 def _without_gpus(task: Task) -> None:

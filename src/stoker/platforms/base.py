@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+import msgspec
+
 from stoker.errors import PlatformError, UsageError
 from stoker.records import (
     Channel,
@@ -17,6 +19,7 @@ from stoker.records import (
     ProfileSettings,
     Role,
     Scalar,
+    TrackingSettings,
     Training,
     Workload,
     nearest,
@@ -25,6 +28,15 @@ from stoker.records import (
 from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
+# Variables of MLflow: who calls `mlflow.log_metric` writes into that run. They may differ from one
+# attempt to the next (MLflow was away), and it is the same job.
+MLFLOW_URI = "MLFLOW_TRACKING_URI"
+MLFLOW_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
+MLFLOW_RUN = "MLFLOW_RUN_ID"
+MLFLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
+MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
+# In SageMaker's layout of a host, and there its own default.
+TENSORBOARD = "output/tensorboard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,7 @@ class JobSpec:
         image: Image of all hosts, where the platform runs images.
         next_best: The decision's next plan in words, for whoever cannot get the chosen one.
         run_dir: Folder on this machine for logs and outputs of the run.
+        tracking: Where the figures of the run are kept next to its records.
     """
 
     name: str
@@ -58,6 +71,7 @@ class JobSpec:
     platform_settings: PlatformSettings = field(default_factory=PlatformSettings)
     next_best: str = ""
     run: str | None = None
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
 
     @property
     def run_name(self) -> str:
@@ -90,7 +104,14 @@ class JobSpec:
             image=workload.image,
             platform_settings=workload,  # which inherits them
             next_best=next_best,
+            tracking=tracking_of(workload),
         )
+
+
+def tracking_of(workload: Workload) -> TrackingSettings:
+    """Returns where a workload's figures are kept, with the name of its experiment."""
+    told = workload.tracking
+    return msgspec.structs.replace(told, experiment=told.experiment or workload.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +128,7 @@ class JobEnd:
         data_group_release_seconds: From the end of the dnn leader to the end of the last data host,
             where the platform saw both.
         events: Only those that the platform saw; the leader's own are in its record.
+        mlflow_run_id: Run that the platform has made in its own MLflow.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -117,6 +139,7 @@ class JobEnd:
     model_uri: str | None = None
     job_url: str | None = None
     events: tuple[Event, ...] = ()
+    mlflow_run_id: str | None = None
 
 
 def leader_record(output_dir: Path | None) -> Training | None:

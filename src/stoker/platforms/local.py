@@ -292,6 +292,8 @@ def host_variables(
         host=host.name,
         group=host.group,
         engine_hosts=engine,
+        # Not below `hosts`: of the run, whose hosts are all this machine.
+        tensorboard=(job.run_dir / "tensorboard").absolute() if job.tracking.tensorboard else None,
     )
     # Else each rank would begin as many threads as its host has cores.
     threads = {"OMP_NUM_THREADS": str(max(1, host.num_cores // host.processes))}

@@ -77,6 +77,7 @@ from stoker.records.profile import (
     StepTerms,
     TransformCost,
 )
+from stoker.records.tracking import NotifySettings, TrackingSettings
 from stoker.records.training import (
     Band,
     Evaluation,
@@ -152,6 +153,7 @@ __all__ = [
     "ModelSettings",
     "NodePool",
     "NodeRule",
+    "NotifySettings",
     "Observed",
     "OnNoCapacity",
     "Parts",
@@ -184,6 +186,7 @@ __all__ = [
     "StrategySettings",
     "TodaysGroup",
     "Toleration",
+    "TrackingSettings",
     "Training",
     "TrainingSize",
     "TransformCost",

@@ -129,6 +129,7 @@ class Training(Record, frozen=True, kw_only=True):
             host.
         events: What happened to the run, in order of time.
         failure: What failed, in the words of the failing part (a traceback, a lost host).
+        mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
@@ -148,6 +149,7 @@ class Training(Record, frozen=True, kw_only=True):
     data_group_release_seconds: NonNegativeFloat | None = None
     events: tuple[Event, ...] = ()
     failure: str | None = None
+    mlflow_run_id: str | None = None
 
     @property
     def cause(self) -> str:
@@ -307,6 +309,7 @@ class TrainingFacts:
         release_seconds: Time from the end of the training to that of the last data host.
         usd_per_hour: Price of all hosts, where it is known.
         timeline_file: Name of the leader's timeline in the record's own folder.
+        mlflow_run_id: Run of MLflow, where there is one.
     """
 
     job: Job
@@ -330,6 +333,7 @@ class TrainingFacts:
     workload_sha256: str | None = None
     decision_id: str | None = None
     model_uri: str | None = None
+    mlflow_run_id: str | None = None
 
 
 def training_record(facts: TrainingFacts) -> Training:
@@ -360,6 +364,7 @@ def training_record(facts: TrainingFacts) -> Training:
         measured=_measured(inside.measured, facts),
         metrics=dict(inside.metrics),
         model_uri=facts.model_uri,
+        mlflow_run_id=facts.mlflow_run_id,
         # The platform may have had to take another name than was asked for.
         job=facts.job,
         data_group_release_seconds=release,

@@ -24,6 +24,7 @@ from stoker.records.platforms import (
     PlatformName,
     PlatformSettings,
 )
+from stoker.records.tracking import NotifySettings, TrackingSettings
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -344,6 +345,8 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         strategy: How the processes of the dnn group are started; a name, or settings with a name.
         engine: What makes data on the data group; a name, or settings with a name.
         profile: How a profile is measured.
+        tracking: Where the figures of runs are kept next to their records: MLflow, TensorBoard.
+        notify: The webhook that is told of runs that failed; absent: nobody is told.
     """
 
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
@@ -361,6 +364,8 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     strategy: StrategyName | StrategySettings = "auto"
     engine: EngineName | EngineSettings = "feed"
     profile: ProfileSettings = ProfileSettings()
+    tracking: TrackingSettings = TrackingSettings()
+    notify: NotifySettings | None = None
 
     @property
     def platform_info(self) -> PlatformInfo:

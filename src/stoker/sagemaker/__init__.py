@@ -291,6 +291,7 @@ def train_step(
         ],
         inputs={"decision": run.uri("decision")},
         outputs={"training": run.uri("training")},
+        environment=run.told_run,
         depends_on=[decision, *depends_on],
         description="Trains on the cluster that was decided on, and waits for it.",
         max_run_seconds=run.settings.control.max_run_seconds,
@@ -377,6 +378,7 @@ def native_train_step(
                 "STOKER_WORKERS": _workers(run),
             },
             "OutputDataConfig": {**_mapping(request["OutputDataConfig"]), "S3OutputPath": jobs},
+            **_tracking(run, request, jobs=jobs),
         },
         display_name=name,
         description="Trains on the instance groups that the parameters name.",
@@ -438,6 +440,7 @@ def evaluate_step(
         inputs={"profile": _profile_in(profile), "run": run.uri("")},
         outputs={"evaluation": run.uri("evaluation")},
         property_files={"Evaluation": "evaluation/evaluation.json"},
+        environment=run.told_run,
         depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
         # Never isolated: a run's own gate may ask the registry for the champion.
         description="Did quality hold, did the promise hold; the report.",
@@ -665,6 +668,17 @@ def _checkpoints(run: PipelineRun) -> Text:
     if settings.resume_from or not settings.checkpoint_uri:
         return settings.resume_from or ""
     return text(f"{settings.checkpoint_uri.rstrip('/')}/", run.job_name)
+
+
+def _tracking(run: PipelineRun, request: Mapping[str, object], *, jobs: Text) -> Request:
+    """Returns what a job says of MLflow and TensorBoard, as this run's."""
+    mlflow, board = request.get("MlflowConfig"), request.get("TensorBoardOutputConfig")
+    return {
+        "MlflowConfig": {**_mapping(mlflow), "MlflowRunName": run.job_name} if mlflow else None,
+        "TensorBoardOutputConfig": {**_mapping(board), "S3OutputPath": text(jobs, "/tensorboard")}
+        if board
+        else None,
+    }
 
 
 def _resources(run: PipelineRun, resources: Mapping[str, object]) -> Request:

@@ -397,6 +397,12 @@ class SageMakerPipelineRun:
             words += [text(argument_of(each, ""), self.value(each.name)) for each in known]
         return words
 
+    @property
+    def told_run(self) -> Mapping[str, Text]:
+        """Returns the variable that names this run to MLflow and the webhook; {} without both."""
+        is_told = self.workload.notify or self.workload.tracking.mlflow
+        return {"STOKER_PIPELINE_RUN": self.job_name} if is_told else {}
+
     def _known(self, name: str) -> Parameter:
         known = {parameter.name: parameter for parameter in self.request.parameters}
         if name not in known:

@@ -23,7 +23,7 @@ from stoker.orchestrators.sagemaker.compile import TrainStep
 from stoker.orchestrators.sagemaker.schedules import MAX_AGE_SECONDS, RETRIES
 from stoker.platforms.aws import split_uri
 from stoker.platforms.sagemaker.checks import file_system, mapping, mappings, text
-from stoker.records import Json, SageMakerSettings, Workload, nearest
+from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload, nearest
 from stoker.settings import cloud_region
 
 Part = Literal["execution", "step", "pipeline", "scheduler", "starter", "caller"]
@@ -438,6 +438,22 @@ _JOB = (
     "sagemaker:ListTags",
     "sagemaker:StopTrainingJob",
 )
+# Made by MLflow's client. Files go to the bucket of the MLflow server, which it is to be told.
+_MLFLOW = (
+    "sagemaker-mlflow:AccessUI",
+    "sagemaker-mlflow:CreateExperiment",
+    "sagemaker-mlflow:CreateRun",
+    "sagemaker-mlflow:GetExperiment",
+    "sagemaker-mlflow:GetExperimentByName",
+    "sagemaker-mlflow:GetRun",
+    "sagemaker-mlflow:ListArtifacts",
+    "sagemaker-mlflow:LogBatch",
+    "sagemaker-mlflow:LogMetric",
+    "sagemaker-mlflow:LogParam",
+    "sagemaker-mlflow:SearchRuns",
+    "sagemaker-mlflow:SetTag",
+    "sagemaker-mlflow:UpdateRun",
+)
 _READ_LOG = ("logs:DescribeLogStreams", "logs:GetLogEvents")
 
 
@@ -673,6 +689,15 @@ class _Rights:
             return f"{home}/*", {"ForAnyValue:StringEquals": {"kms:ResourceAliases": alias}}
         return (name if name.startswith("arn:") else f"{home}/{name}"), {}
 
+    @property
+    def _tracking(self) -> TrackingSettings:
+        return self.workload.tracking
+
+    def _mlflow(self) -> Iterator[Statement]:
+        """Yields the calls of MLflow's client, in SageMaker's own words for them."""
+        if self._tracking.is_managed:
+            yield _allow("KeepFiguresInMlflow", _MLFLOW, [self._tracking.mlflow or ""])
+
     # --- each of them
 
     def _execution(self) -> Iterator[Statement]:
@@ -701,6 +726,7 @@ class _Rights:
             self._below(
                 f"{self._name}-*/output/*",
                 f"{self._name}-*/profile/*",
+                *([f"{self._name}-*/tensorboard/*"] if self._tracking.tensorboard else []),
                 f"stoker/jobs/{self._name}/*",
                 f"stoker/profiles/{self._name}/*",
             ),
@@ -713,6 +739,7 @@ class _Rights:
             )
             yield from self._list("ListCheckpoints", _with_folders(checkpoints))
         yield from self._find()
+        yield from self._mlflow()
         yield from self._write_log("TrainingJobs")
         yield from self._pull(self.workload.image)
         yield from self._network()
@@ -768,6 +795,16 @@ class _Rights:
             ),
         )
         yield self._tell_missing()
+        yield from self._mlflow()
+        if self._tracking.is_managed and self.train_step != "launched":
+            yield _allow(
+                "AskForItsRunOfMlflow",
+                ["sagemaker:DescribeTrainingJob"],
+                [self.sagemaker("training-job/pipelines-*")],
+            )
+        notify = self.workload.notify
+        if notify and notify.secret_arn:
+            yield _allow("ReadTheWebhook", ["secretsmanager:GetSecretValue"], [notify.secret_arn])
         yield _allow("ReadTheJobsLog", _READ_LOG, self._logs("/aws/sagemaker/TrainingJobs"))
         yield _allow("ReadTheJobsLoad", ["cloudwatch:GetMetricData"])
         yield from self._write_log("ProcessingJobs")

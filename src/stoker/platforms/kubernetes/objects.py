@@ -12,6 +12,8 @@ from pathlib import Path
 
 from stoker.errors import UsageError
 from stoker.platforms.base import (
+    MLFLOW_VARIABLES,
+    TENSORBOARD,
     JobSpec,
     check_container,
     check_job,
@@ -565,7 +567,9 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     Raises:
         UsageError: If the user sets a variable that stoker sets.
     """
-    theirs = {**layout.job.environment, **group.settings.environment}
+    asked = layout.job.environment
+    theirs = {name: text for name, text in asked.items() if name not in MLFLOW_VARIABLES}
+    theirs |= group.settings.environment
     ours = {"HOME": "/tmp", "USER": "stoker"}  # of a user that the image may not know
     if layout.data:
         # A data host that fails is started again: it must not succeed before the run ends, and
@@ -614,8 +618,15 @@ def environment_of_run(layout: Layout, group: PodGroup) -> list[Json]:
         ),
         profile_file=Path(PROFILE_FILE) if told.profile else None,
         follower_lease=Path(LEASE_FOLDER) if has_lease(layout, group) else None,
+        tensorboard=Path(JOB_FOLDER, TENSORBOARD) if layout.job.tracking.tensorboard else None,
     )
-    return variables(ours.to_environ())
+    # A run of MLflow is this run's; what the user says of MLflow is the same for all runs.
+    mlflow = {
+        name: text
+        for name, text in layout.job.environment.items()
+        if name in MLFLOW_VARIABLES and name not in group.settings.environment
+    }
+    return variables({**(mlflow if group.is_dnn else {}), **ours.to_environ()})
 
 
 def variables(values: Mapping[str, str]) -> list[Json]:

@@ -21,7 +21,7 @@ import msgspec
 import yaml
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, hyperparameters
+from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
 from stoker.platforms.kubernetes.api import (
     Document,
     mapping,
@@ -287,8 +287,21 @@ def train_job(layout: Layout, *, runtime: str) -> dict[str, Json]:
 
 def digest(spec: Json) -> str:
     """Returns the digest by which two objects' specs are compared: 64 hexadecimal digits."""
-    text = json.dumps(spec, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_without_mlflow(spec), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_mlflow(spec: Json) -> Json:
+    """Returns the spec without the variables of MLflow, which may be away in one attempt."""
+    if isinstance(spec, Mapping):
+        return {key: _without_mlflow(value) for key, value in spec.items()}
+    if isinstance(spec, Sequence) and not isinstance(spec, str):
+        return [_without_mlflow(each) for each in spec if not _is_of_mlflow(each)]
+    return spec
+
+
+def _is_of_mlflow(item: Json) -> bool:
+    return isinstance(item, Mapping) and str(item.get("name")) in MLFLOW_VARIABLES
 
 
 def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:

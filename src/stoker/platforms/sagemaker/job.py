@@ -303,6 +303,7 @@ class SageMakerRun(FollowedRun):
             model_uri=model_uri,
             job_url=state.url,
             events=self.events,
+            mlflow_run_id=state.mlflow_run_id,
         )
 
     def _await_end(self) -> None:
@@ -420,6 +421,19 @@ def _key(transition: Transition) -> tuple[str, str]:
 
 
 _OUTPUTS = "/output/output.tar.gz"
+
+
+def mlflow_run_of(aws: Aws, job_name: str) -> str | None:
+    """Returns the run that SageMaker made in its own MLflow for a job; None where it made none.
+
+    Also where the job cannot be looked at: MLflow is not worth an error.
+    """
+    try:
+        return job_state(
+            aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=job_name)
+        ).mlflow_run_id
+    except AwsError:
+        return None
 
 
 def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec, groups_of_channel, hyperparameters, run_environment
+from stoker.platforms.base import (
+    MLFLOW_EXPERIMENT,
+    MLFLOW_URI,
+    MLFLOW_VARIABLES,
+    TENSORBOARD,
+    JobSpec,
+    groups_of_channel,
+    hyperparameters,
+    run_environment,
+)
 from stoker.platforms.sagemaker.checks import (
     CODE_CHANNEL,
     TOKEN_CHANNEL,
@@ -78,6 +87,7 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
 
 
 # Folders of the service in every container.
+_HOME = "/opt/ml"
 CHECKPOINTS = "/opt/ml/checkpoints"
 # Of a profile alone: what the script saves meanwhile goes nowhere.
 PROFILE_FOLDER = "/opt/ml/profile"
@@ -102,9 +112,10 @@ def environment_of(
         token_file=Path(_INPUT, TOKEN_CHANNEL, "token"),
         code_file=code,
         profile_file=Path(PROFILE_FOLDER, "profile.json") if told.profile else None,
+        tensorboard=Path(_HOME, TENSORBOARD) if job.tracking.tensorboard else None,
         roles={} if are_known else told.roles,
     ).to_environ()
-    theirs = {**job.environment, **settings.environment}
+    theirs = {**_managed_mlflow(job), **job.environment, **settings.environment}
     taken = sorted(set(ours) & set(theirs))
     if taken:
         raise UsageError(
@@ -113,6 +124,14 @@ def environment_of(
             fix="leave it out; the workload has keys for what it says",
         )
     return dict(sorted({**theirs, **ours}.items()))
+
+
+def _managed_mlflow(job: JobSpec) -> dict[str, str]:
+    """Returns where a script's own `mlflow.log_metric` writes to."""
+    if not job.tracking.is_managed or job.settings.profile:
+        return {}
+    told = {MLFLOW_URI: job.tracking.mlflow, MLFLOW_EXPERIMENT: job.tracking.experiment}
+    return {name: value for name, value in told.items() if value}
 
 
 def _role_by_name(group: str) -> Role:
@@ -198,6 +217,10 @@ def body_digest(body: Mapping[str, Json]) -> str:
     """Returns the tag `stoker:request-sha256`: a digest of the request without its tags."""
     # One of the tags is this digest.
     content = {key: value for key, value in body.items() if key != "Tags"}
+    variables = content.get("Environment")
+    if isinstance(variables, Mapping):
+        known = {name: text for name, text in variables.items() if name not in MLFLOW_VARIABLES}
+        content["Environment"] = known
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -279,6 +302,7 @@ def checkpoints_of(settings: SageMakerSettings, *, run: str) -> str | None:
 def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict[str, Json]:
     # A profile must not touch the training's checkpoints: it writes where it cannot harm.
     checkpoints, place = checkpoints_of(settings, run=job.run_name), CHECKPOINTS
+    tracking: dict[str, Json] = {} if job.settings.profile else _tracking(job, folder=folder)
     if job.settings.profile:
         checkpoints, place = f"{folder}/profile", PROFILE_FOLDER
     network: dict[str, Json] | None = None
@@ -292,12 +316,29 @@ def _optional(job: JobSpec, settings: SageMakerSettings, *, folder: str) -> dict
             "HyperParameters": hyperparameters(job.hyperparameters) or None,
             "VpcConfig": network,
             "CheckpointConfig": checkpoints and {"S3Uri": checkpoints, "LocalPath": place},
+            **tracking,
             "EnableManagedSpotTraining": settings.spot or None,
             "RetryStrategy": {"MaximumRetryAttempts": settings.max_retries}
             if settings.max_retries
             else None,
         }
     )
+
+
+def _tracking(job: JobSpec, *, folder: str) -> dict[str, Json]:
+    told, place = job.tracking, f"{_HOME}/{TENSORBOARD}"
+    managed: dict[str, Json] = {
+        "MlflowResourceArn": told.mlflow,
+        "MlflowExperimentName": told.experiment,
+        # Of all tries of the run.
+        "MlflowRunName": job.run_name,
+    }
+    return {
+        "MlflowConfig": without_none(managed) if told.is_managed else None,
+        "TensorBoardOutputConfig": {"S3OutputPath": f"{folder}/tensorboard", "LocalPath": place}
+        if told.tensorboard
+        else None,
+    }
 
 
 def _tags(job: JobSpec, settings: SageMakerSettings, body: Mapping[str, Json]) -> list[Json]:

@@ -93,6 +93,7 @@ class TrainingJobState:
     groups: Mapping[str, tuple[str, int]]
     began_at: str | None
     ended_at: str | None
+    mlflow_run_id: str | None = None
 
     @property
     def is_final(self) -> bool:
@@ -152,6 +153,7 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
         groups=groups,
         began_at=_text(answer.get("TrainingStartTime")) or None,
         ended_at=_text(answer.get("TrainingEndTime")) or None,
+        mlflow_run_id=_text(mapping(answer.get("MlflowDetails")).get("MlflowRunId")) or None,
     )
 
 

@@ -1,0 +1,91 @@
+"""Commands keep their runs in MLflow, and say in a line what came of it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.cli.progress import say
+
+if TYPE_CHECKING:
+    from stoker.platforms.base import JobSpec
+    from stoker.records import Evaluation, TrackingSettings, Training
+    from stoker.tracking import TrackedRun
+
+# After Ctrl-C or SIGTERM: a pod has 30 s to end.
+_STOPPED_SECONDS = 15.0
+
+
+def start_tracking(job: "JobSpec", *, platform: str, quiet: bool) -> "JobSpec":
+    """Starts the job's run in MLflow; returns the job whose script writes to the same run."""
+    from stoker.records import PLATFORM_INFOS
+    from stoker.tracking import handed, started
+
+    # SageMaker makes the run of its own MLflow itself: the job says so.
+    if not job.tracking.mlflow or (job.tracking.is_managed and platform == "sagemaker"):
+        return job
+    info = next((info for name, info in PLATFORM_INFOS.items() if name == platform), None)
+    tracked = started(
+        job.tracking, run=job.run_name, tags=_tags(job.settings.workload_sha256), environ=os.environ
+    )
+    _say(tracked, without="the run goes on without it", quiet=quiet)
+    told = handed(job.tracking, tracked, is_this_machine=bool(info and info.is_this_machine))
+    return replace(job, environment={**told, **job.environment})
+
+
+def keep_tracked(
+    tracking: "TrackingSettings",
+    *,
+    run: str,
+    training: "Training | None",
+    evaluation: "Evaluation | None" = None,
+    run_id: str | None = None,
+    files: Sequence[Path] = (),
+    is_stopped: bool = False,
+    quiet: bool,
+) -> str:
+    """Writes a run's records to MLflow, where the workload names one; returns its page's address.
+
+    Args:
+        tracking: Of the workload, with an experiment.
+        run: Name of the run.
+        training: Its record; None: it failed before it trained.
+        evaluation: Its evaluation, where there is one.
+        run_id: The run in MLflow, where no record has it.
+        files: Artifacts.
+        is_stopped: Whether somebody waits for this process to end.
+        quiet: Whether to print nothing.
+    """
+    from stoker.tracking import kept
+
+    if not tracking.mlflow:
+        return ""
+    tracked = kept(
+        tracking,
+        run=run,
+        tags=_tags(training.workload_sha256 if training else None),
+        training=training,
+        evaluation=evaluation,
+        run_id=run_id,
+        files=files,
+        environ=os.environ,
+        timeout=min(_STOPPED_SECONDS, tracking.timeout_seconds) if is_stopped else None,
+    )
+    _say(tracked, without="nothing was kept there", quiet=quiet)
+    return tracked.url
+
+
+def _tags(workload_sha256: str | None) -> dict[str, str]:
+    from stoker import __version__
+
+    told = {"stoker_version": __version__, "stoker_workload_sha256": workload_sha256}
+    return {name: value for name, value in told.items() if value}
+
+
+def _say(tracked: "TrackedRun", *, without: str, quiet: bool) -> None:
+    if tracked.trouble:
+        part = "the run is there, but" if tracked.run_id else f"{without}:"
+        say(f"mlflow: {part} {tracked.trouble}", quiet=quiet)
+    else:
+        say(f"mlflow: {tracked.url or f'run {tracked.run_id}'}", quiet=quiet)

@@ -1,0 +1,75 @@
+"""Runs in MLflow, by its own client on a folder; servers that do not answer."""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.records import Evaluation, TrackingSettings
+from stoker.tracking import kept, started
+from support.sample_records import training
+
+pytest.importorskip("mlflow")
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+# Three times MLflow is imported: 3 s each, more on a cold disk.
+@pytest.mark.timeout(300)
+def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
+    tmp_path: Path,
+) -> None:
+    settings = TrackingSettings(
+        mlflow=f"file:{tmp_path / 'store'}", experiment="mnist", timeout_seconds=90
+    )
+    first = started(settings, run="mnist-1", tags={}, environ=os.environ)
+    assert first.run_id, first.trouble
+    (run,) = (tmp_path / "store").glob(f"*/{first.run_id}")
+    # As `mlflow.log_param` of the script writes it, in other words than the workload.
+    (run / "params" / "lr").write_text("1e-1")
+    report = tmp_path / "report.html"
+    report.write_text("<p>report")
+    # A second attempt, which knows the run by its name only.
+    record = msgspec.structs.replace(
+        training(), hyperparameters={"lr": 0.1}, metrics={"accuracy": 0.97}
+    )
+    again = kept(
+        settings,
+        run="mnist-1",
+        tags={},
+        training=record,
+        files=[report, tmp_path / "is-not-there.json"],
+        environ=os.environ,
+    )
+    assert again.run_id == first.run_id
+    assert again.trouble == "it keeps the first value of lr"
+    told = msgspec.structs.replace(record, mlflow_run_id=first.run_id)
+    last = kept(
+        settings,
+        run="of another name",
+        tags={"stoker_run": "mnist-1"},
+        training=told,
+        evaluation=Evaluation(passed=True),
+        environ=os.environ,
+    )
+    assert last.run_id == first.run_id
+    metrics = texts(run / "metrics")
+    assert metrics["stoker_passed"].split()[1] == "1.0"
+    assert metrics["accuracy"].count("\n") == 1
+    assert texts(run / "params")["lr"] == "1e-1"
+    assert texts(run / "tags")["stoker_status"] == "succeeded"
+    assert texts(run / "artifacts") == {"report.html": "<p>report"}
+    # FINISHED
+    assert "status: 3" in (run / "meta.yaml").read_text()
+
+
+def test_a_server_that_does_not_answer_costs_no_more_than_its_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = TrackingSettings(mlflow=address, timeout_seconds=0.5)
+        told = started(settings, run="mnist-1", tags={}, environ=os.environ)
+    assert (told.run_id, told.trouble) == ("", "no answer within 0.5 s")

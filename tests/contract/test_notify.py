@@ -1,0 +1,174 @@
+"""Webhooks that are told how a run ended: a receiver on loopback gets what is sent."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from stoker.cli.edge import run as command
+from stoker.cli.notify import telling
+from stoker.errors import GateError, TerminatedError
+from stoker.notify import Outcome, body_of, post
+from stoker.records import NotifySettings, Workload, to_json
+from support.moto import AwsServer
+
+SECRET = "T0/B0/a-secret"
+
+
+class Receiver:
+    """A receiver of webhooks; answers with `code`."""
+
+    def __init__(self) -> None:
+        self.code = 200
+        self.bodies: list[dict[str, Any]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.headers["Content-Type"] == "application/json"
+                receiver.bodies.append(json.loads(content))
+                self.send_response(receiver.code)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/{SECRET}"
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("STOKER_WEBHOOK_URL", made.url)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+def of(**notify: Any) -> Workload:
+    return Workload(name="mnist", command=("true",), notify=NotifySettings(**notify))
+
+
+def test_a_run_that_failed_is_told_with_its_facts(receiver: Receiver) -> None:
+    def judge() -> None:
+        with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
+            ending.step, ending.links["report"] = "evaluate", "runs/mnist-1/report.html"
+            raise GateError("accuracy is 0.5, asked for at least 0.9")
+
+    with pytest.raises(GateError):
+        judge()
+    (body,) = receiver.bodies
+    head, link = body["text"].splitlines()
+    assert head == (
+        "stoker: run mnist-1 of mnist failed in evaluate (exit code 3): "
+        "accuracy is 0.5, asked for at least 0.9"
+    )
+    assert link == "report: runs/mnist-1/report.html"
+    facts = body["stoker"]
+    assert (facts["run"], facts["step"], facts["exit_code"]) == ("mnist-1", "evaluate", 3)
+
+
+def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver: Receiver) -> None:
+    for settings in ({}, {"on": "always"}):
+        with telling(of(**settings), run="mnist-1", step="run", quiet=False):
+            pass
+    (body,) = receiver.bodies
+    assert body["text"] == "stoker: run mnist-1 of mnist succeeded"
+
+
+def test_a_stop_is_not_told(receiver: Receiver) -> None:
+    for stop in (KeyboardInterrupt, TerminatedError):
+        with pytest.raises(stop), telling(of(on="always"), run="1", step="run", quiet=False):
+            raise stop
+    assert not receiver.bodies
+
+
+@pytest.mark.parametrize("code", [302, 404, 500])
+def test_a_webhook_that_fails_is_a_line_without_its_address(
+    receiver: Receiver, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    receiver.code = code
+    with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
+        ending.failed("no", exit_code=6)
+    said = "".join(capsys.readouterr())
+    assert said == f"notify: nobody was told: the webhook answered with {code}\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"{SECRET}",
+        f"file:///{SECRET}",
+        f"http://127.0.0.1:1/{SECRET}",
+        f"http://127.0.0.1:1/{SECRET} with a blank",
+        f"https://[{SECRET}",
+    ],
+)
+def test_no_address_is_in_what_is_said_of_it(url: str) -> None:
+    said = post(url, {"text": ""}, timeout=5)
+    assert said
+    assert SECRET not in said
+
+
+def test_without_its_variable_nobody_is_told_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("STOKER_WEBHOOK_URL", raising=False)
+    with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
+        ending.failed("no")
+    assert "variable STOKER_WEBHOOK_URL" in "".join(capsys.readouterr())
+
+
+def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kubeflow.example/")
+    status = {"state": "FAILED", "error": {"message": "task gate failed"}}
+    for state in ("FAILED", "SUCCEEDED"):
+        words = ["train", to_json(of()), "--run-id", "0a1b2c3d-4e5f"]
+        told = json.dumps({**status, "state": state})
+        assert command([*words, "--clean-up", told]) == 0
+    (body,) = receiver.bodies
+    assert body["stoker"]["run"] == "mnist-0a1b2c3d"
+    assert body["stoker"]["error"] == "task gate failed"
+    assert body["stoker"]["links"] == {
+        "run": "https://kubeflow.example/#/runs/details/0a1b2c3d-4e5f"
+    }
+    assert SECRET not in "".join(capsys.readouterr())
+
+
+def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
+    receiver: Receiver,
+    aws_server: AwsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("STOKER_WEBHOOK_URL")
+    monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist-0a1b2c3d")
+    client: Any = aws_server.client("secretsmanager")
+    arn = client.create_secret(Name="webhook", SecretString=receiver.url)["ARN"]
+    for secret_arn in (arn, arn[:-6] + "gone00"):
+        told = of(secret_arn=secret_arn)
+        with telling(told, run="mnist-0a1b2c3d", step="evaluate", quiet=False) as ending:
+            ending.failed("no")
+    (body,) = receiver.bodies
+    assert body["stoker"]["step"] == "evaluate"
+    said = "".join(capsys.readouterr())
+    assert said.startswith("notify: nobody was told: ")
+    assert SECRET not in said
+
+
+def test_teams_gets_a_card() -> None:
+    outcome = Outcome(workload="mnist", run="1", step="train", status="failed", error="no")
+    (card,) = body_of(outcome, format="teams")["attachments"]  # type: ignore[misc, union-attr]
+    assert card["contentType"] == "application/vnd.microsoft.card.adaptive"  # type: ignore[call-overload, index]
+    assert "mnist failed in train: no" in json.dumps(card)
