@@ -230,17 +230,23 @@ def markdown(rows: Sequence[Row]) -> str:
     """The table of docs/method.md."""
     lines = [
         "| case | what changes | its limit | step before | after | ratio, predicted | measured "
-        "| error |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| error | its band |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
         f"| {row.case}{'' if row.own_core else _SHARED} | {row.about} | {row.limit} "
         f"| {statistics.median(row.steps_today) * 1000:.1f} ms "
         f"| {statistics.median(row.steps_target) * 1000:.1f} ms | {row.predicted_ratio:.3f} "
-        f"| {row.measured_ratio:.3f} | {row.error:+.1%} |"
+        f"| {row.measured_ratio:.3f} | {row.error:+.1%} | {_place(row)} |"
         for row in rows
     ]
     return "\n".join([*lines, "", summary(rows)])
+
+
+def _place(row: Row) -> str:
+    """Says whether the measured ratio is one that was promised."""
+    is_inside = abs(row.measured_ratio / row.predicted_ratio - 1) <= row.band
+    return f"{'inside' if is_inside else 'OUTSIDE'} ±{row.band:.0%}"
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -248,6 +254,7 @@ def summary(rows: Sequence[Row]) -> str:
     if not rows:
         return "no case was run"
     errors = sorted(abs(row.error) for row in rows)
+    inside = sum(_place(row).startswith("inside") for row in rows)
     median, worst = statistics.median(errors), errors[-1]
     met = "met" if median <= MEDIAN_TARGET and worst <= WORST_TARGET else "MISSED"
     shared = (
@@ -255,7 +262,7 @@ def summary(rows: Sequence[Row]) -> str:
     )
     return (
         f"{len(rows)} cases: median error {median:.1%}, worst {worst:.1%} (targets "
-        f"{MEDIAN_TARGET:.0%} and {WORST_TARGET:.0%}: {met}).{shared}"
+        f"{MEDIAN_TARGET:.0%} and {WORST_TARGET:.0%}: {met}); {inside} inside their bands.{shared}"
     )
 
 

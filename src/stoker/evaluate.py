@@ -3,6 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from stoker.errors import UsageError
 from stoker.records import (
     Band,
@@ -15,6 +17,7 @@ from stoker.records import (
     Json,
     Performance,
     Plan,
+    Predicted,
     Profile,
     StepCost,
     Training,
@@ -22,7 +25,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.training import TrainingFacts, training_record
-from stoker.text import ms, percentage
+from stoker.text import cost_change_words, ms, than_predicted
 
 
 def evaluate(
@@ -166,37 +169,55 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     if profile.step is None or measured is None or not measured.steps or not measured.step_seconds:
         return None
     keep = next((plan for plan in decision.plans if plan.action == "keep"), None)
-    baseline = StepCost(
-        step_seconds=profile.step.step_seconds,
-        usd_per_1000_steps=keep.predicted.usd_per_1000_steps if keep and keep.predicted else None,
+    # Nominal dollars are for comparing plans; what nobody is billed is told in CPU-seconds.
+    is_billed = not decision.prices.is_nominal
+    baseline = _cost_of(
+        keep.predicted if keep else None, profile.step.step_seconds, is_billed=is_billed
     )
     # The chosen plan first: another one in the list may have the same hosts.
     plan = _plan_of(training.groups, (decision.plan, *decision.plans))
     promise = plan.predicted if plan else None
-    usd = measured.usd_per_1000_steps
-    # The run knew no prices; the plan's hosts are those that ran, so its price holds.
-    if usd is None and promise is not None:
-        usd = measured.step_seconds * promise.usd_per_hour * 1000 / 3600
-    change = None
-    if usd is not None and baseline.usd_per_1000_steps:
-        change = usd / baseline.usd_per_1000_steps - 1
+    # The plan's hosts are those that ran, so its price holds also where the run knew none.
+    outcome = _cost_of(promise, measured.step_seconds, is_billed=is_billed)
+    if is_billed and measured.usd_per_1000_steps is not None:
+        outcome = msgspec.structs.replace(outcome, usd_per_1000_steps=measured.usd_per_1000_steps)
+    change = _change(outcome.usd_per_1000_steps, baseline.usd_per_1000_steps)
+    if not is_billed:
+        change = _change(outcome.cpu_seconds, baseline.cpu_seconds)
     band = None
     if promise is not None:
         band = Band(low_seconds=promise.step_seconds_low, high_seconds=promise.step_seconds_high)
     return Performance(
         baseline=baseline,
-        predicted=StepCost(
-            step_seconds=promise.step_seconds, usd_per_1000_steps=promise.usd_per_1000_steps
-        )
-        if promise
-        else None,
-        measured=StepCost(step_seconds=measured.step_seconds, usd_per_1000_steps=usd),
+        predicted=_cost_of(promise, promise.step_seconds, is_billed=is_billed) if promise else None,
+        measured=outcome,
         prediction_error=measured.step_seconds / promise.step_seconds - 1 if promise else None,
         band=band,
         is_inside_band=band.holds(measured.step_seconds) if band else None,
         speedup=baseline.step_seconds / measured.step_seconds,
         cost_change=change,
     )
+
+
+def _cost_of(plan: Predicted | None, step_seconds: float, *, is_billed: bool) -> StepCost:
+    """Returns what a step of that length costs on the hosts of a plan."""
+    if plan is None:
+        return StepCost(step_seconds=step_seconds)
+    times = step_seconds / plan.step_seconds
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * times
+
+    return StepCost(
+        step_seconds=step_seconds,
+        usd_per_1000_steps=scaled(plan.usd_per_1000_steps) if is_billed else None,
+        cpu_seconds=scaled(plan.cpu_seconds),
+        accelerator_seconds=scaled(plan.accelerator_seconds),
+    )
+
+
+def _change(value: float | None, reference: float | None) -> float | None:
+    return None if value is None or not reference else value / reference - 1
 
 
 def _plan_of(groups: Sequence[Group], plans: Sequence[Plan]) -> Plan | None:
@@ -253,26 +274,34 @@ def _performance_words(performance: Performance) -> list[str]:
     if performance.predicted is not None:
         rows.append(("predicted", performance.predicted))
     rows.append(("measured", performance.measured))
-    lines = [f"  {'':<10} {'step':>11} {'$ per 1000 steps':>16}"]
-    lines += [f"  {name:<10} {ms(row.step_seconds):>11} {_usd(row):>16}" for name, row in rows]
+    is_billed = any(row.usd_per_1000_steps is not None for _, row in rows)
+    head = "$ per 1000 steps" if is_billed else "CPU-s per step"
+    has_accelerators = not is_billed and any(row.accelerator_seconds for _, row in rows)
+    more = f" {'accelerator-s':>14}" if has_accelerators else ""
+    lines = [f"  {'':<10} {'step':>11} {head:>16}{more}"]
+    for name, row in rows:
+        cost = row.usd_per_1000_steps if is_billed else row.cpu_seconds
+        more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
+        lines.append(f"  {name:<10} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}")
     text = f"  {performance.speedup:.2f}x as fast"
     if performance.cost_change is not None:
-        word = "cheaper" if performance.cost_change < 0 else "more expensive"
-        text += f", {percentage(abs(performance.cost_change))} {word} per step"
-    if performance.prediction_error is not None:
-        slower = "slower" if performance.prediction_error > 0 else "faster"
-        text += f"; {abs(performance.prediction_error):.1%} {slower} than predicted"
-    return [*lines, text, *([f"  {band_words(performance)}"] if performance.band else [])]
+        text += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
+    promise = prediction_words(performance)
+    return [*lines, text, *([f"  {promise}"] if promise else [])]
 
 
-def band_words(performance: Performance) -> str:
-    """Says whether the outcome is one that was promised; empty where nothing was."""
-    band = performance.band
-    if band is None:
+def prediction_words(performance: Performance) -> str:
+    """Says how the measured step compares with the predicted one, and whether it is in its band."""
+    error, band = performance.prediction_error, performance.band
+    if error is None:
         return ""
+    if band is None:
+        # As in evaluations that were written before there were bands.
+        return f"the step is {than_predicted(error)}; the band of that is not known"
     where = "inside" if performance.is_inside_band else "OUTSIDE"
-    return f"{where} the promised band of {ms(band.low_seconds)} to {ms(band.high_seconds)}"
+    low, high = ms(band.low_seconds), ms(band.high_seconds)
+    return f"the step is {than_predicted(error)}, {where} the band of {low} to {high}"
 
 
-def _usd(row: StepCost) -> str:
-    return "unknown" if row.usd_per_1000_steps is None else f"{row.usd_per_1000_steps:.4g}"
+def _figure(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"

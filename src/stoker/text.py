@@ -159,6 +159,45 @@ def percentage(fraction: float, *, places: int = 0, signed: bool = False) -> str
     return f"{fraction:{'+' if signed else ''}.{places}%}"
 
 
+def wait_share(*, step_seconds: float, wait_seconds: float) -> float:
+    """Returns the share of a step in which the trainer waits for data, 0 to 1.
+
+    This is the only definition, for terminal, report, picture and log (docs/method.md, "A step and
+    its wait"): a step lasts from one batch's request to the next one's; it waits until it has its
+    batch.
+    """
+    return min(1.0, wait_seconds / step_seconds) if step_seconds > 0 else 0.0
+
+
+def step_words(*, step_seconds: float, wait_seconds: float) -> str:
+    """Writes a step and its wait for a terminal: `61.8 ms, 64% of it waiting for data`."""
+    share = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
+    return f"{ms(step_seconds)}, {percentage(share)} of it waiting for data"
+
+
+def than_predicted(error: float, *, is_page: bool = False) -> str:
+    """Writes measured / predicted - 1: `2.2% longer than predicted`, or as on a page."""
+    # Less would be written as 0.0 %, with a direction after it.
+    if abs(error) < 0.0005:
+        return "as long as predicted"
+    side = "longer" if error > 0 else "shorter"
+    by = percent(error) if is_page else percentage(abs(error), places=1)
+    return f"{by} {side} than predicted"
+
+
+def vcpus_words(number: float) -> str:
+    """Writes a number of vCPUs: `1 vCPU`, `1.5 vCPUs`."""
+    return f"{number:.3g} vCPU{'' if number == 1 else 's'}"
+
+
+def cost_change_words(change: float, *, is_billed: bool) -> str:
+    """Writes how the cost of a step changes: in money, or in CPU-seconds where nobody is billed."""
+    by = percentage(abs(change))
+    if is_billed:
+        return f"{by} {'cheaper' if change < 0 else 'more expensive'} per step"
+    return f"{by} {'fewer' if change < 0 else 'more'} CPU-seconds per step"
+
+
 def duration(seconds: float) -> str:
     """Writes how long something took, for a terminal: `48 s`, `3 min 12 s`, `1 h 03 min`."""
     whole_seconds = max(0, round(seconds))

@@ -185,21 +185,16 @@ def training() -> Training:
 
 
 def evaluation() -> Evaluation:
-    baseline_usd = _usd(BASELINE_SECONDS, hosts=1)
-    measured_usd = _usd(MEASURED_SECONDS, hosts=2)
     return Evaluation(
         passed=True,
         gates=(GateResult(metric="accuracy", value=0.967, min=0.94, passed=True),),
         performance=Performance(
-            baseline=StepCost(step_seconds=BASELINE_SECONDS, usd_per_1000_steps=baseline_usd),
-            predicted=StepCost(
-                step_seconds=PREDICTED_SECONDS,
-                usd_per_1000_steps=_usd(PREDICTED_SECONDS, hosts=2),
-            ),
-            measured=StepCost(step_seconds=MEASURED_SECONDS, usd_per_1000_steps=measured_usd),
+            baseline=StepCost(step_seconds=BASELINE_SECONDS, cpu_seconds=BASELINE_SECONDS),
+            predicted=StepCost(step_seconds=PREDICTED_SECONDS, cpu_seconds=2 * PREDICTED_SECONDS),
+            measured=StepCost(step_seconds=MEASURED_SECONDS, cpu_seconds=2 * MEASURED_SECONDS),
             prediction_error=MEASURED_SECONDS / PREDICTED_SECONDS - 1,
             speedup=BASELINE_SECONDS / MEASURED_SECONDS,
-            cost_change=measured_usd / baseline_usd - 1,
+            cost_change=2 * MEASURED_SECONDS / BASELINE_SECONDS - 1,
         ),
     )
 
@@ -281,5 +276,7 @@ def _plan(action: Action, *, data_hosts: int, step: float, limit: Limit, second:
             usd_per_1000_steps=usd,
             speedup=BASELINE_SECONDS / step,
             cost_change=usd / _usd(BASELINE_SECONDS, hosts=1) - 1,
+            cpu_seconds=step * (1 + data_hosts),
+            accelerator_seconds=0.0,
         ),
     )

@@ -84,6 +84,7 @@ def test_local_types_go_up_to_the_cores_of_the_machine() -> None:
     assert catalog.max_total_vcpus == 3
     assert catalog.purchase == "nominal"
     assert "nominal" in catalog.source
+    assert "$" not in catalog.table()
 
 
 def test_a_local_type_beyond_the_machine_can_still_be_named() -> None:

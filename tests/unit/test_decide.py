@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
 from stoker.decide import decide, explain
-from stoker.decide.choose import error_band
+from stoker.decide.choose import error_band, local_core_words
 from stoker.errors import UsageError
 from stoker.records import (
     Check,
@@ -231,6 +231,7 @@ def test_plans_beyond_the_cores_of_this_machine_are_infeasible() -> None:
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints(max_data_hosts=3))
     reasons = [plan.reason for plan in decision.plans if not plan.feasible]
     assert sorted(reasons) == [
+        "local.c2 is not among the allowed instance types",
         "needs 3 cores, this machine has 2",
         "needs 4 cores, this machine has 2",
     ]
@@ -663,9 +664,43 @@ def test_text_names_the_verdict_first_then_limits_plans_prices_and_path() -> Non
     assert any(line.startswith(" keep ") for line in lines)
 
 
-def test_text_says_that_local_prices_are_nominal() -> None:
+def test_text_names_cpu_seconds_and_no_dollars_where_nobody_is_billed() -> None:
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
-    assert "Prices are nominal" in explain(decision)
+    text = explain(decision)
+    assert "$" not in text
+    assert "Nobody is billed here" in text
+    outcome = decision.plan.predicted
+    assert outcome is not None
+    # One core trains, one is a data host.
+    assert outcome.cpu_seconds == pytest.approx(2 * outcome.step_seconds)
+    assert f"{outcome.cpu_seconds:.3g} CPU-seconds per step" in text
+
+
+def test_accelerators_of_this_machine_are_a_cost_of_their_own() -> None:
+    profile = _one_core()
+    host = msgspec.structs.replace(profile.host, accelerators=1)
+    decision = _decide(
+        msgspec.structs.replace(profile, host=host),
+        catalog=LOCAL,
+        constraints=_local_constraints(),
+    )
+    text = " ".join(explain(decision).split())
+    keep = next(plan for plan in decision.plans if plan.action == "keep").predicted
+    assert keep is not None
+    assert keep.accelerator_seconds == pytest.approx(keep.step_seconds)
+    assert f"{keep.accelerator_seconds:.3g} accelerator-seconds per step" in text
+
+
+def test_the_same_cores_in_one_host_are_told_next_to_data_hosts() -> None:
+    decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
+    (larger,) = _plans(decision, "scale_up")
+    assert larger.predicted is not None
+    assert not larger.feasible
+    words = local_core_words(decision)
+    assert "training host itself, 1 local.c2: predicted" in words
+    assert f"{larger.predicted.speedup:.2f} times as fast" in words
+    kept = next(plan for plan in decision.plans if plan.action == "keep")
+    assert local_core_words(msgspec.structs.replace(decision, plan=kept)) == ""
 
 
 def test_cluster_that_was_asked_for_is_in_the_text() -> None:

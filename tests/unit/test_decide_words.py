@@ -146,8 +146,8 @@ def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices
 @pytest.mark.parametrize(
     ("ratio", "speedup", "words"),
     [
-        (1.5, 2.0, "it pays for its hosts from 1.50x on, it is 2.00x"),
-        (2.5, 2.0, "it pays for its hosts from 2.50x on, it is only 2.00x"),
+        (1.5, 2.0, "a step is cheaper than today from 1.50x on: it is 2.00x"),
+        (2.5, 2.0, "it buys time, not money: a step is cheaper than today from 2.50x on"),
         (0.8, 1.2, "it costs no more per hour than today's hosts"),
         (None, 1.2, "today's hosts cost nothing"),
     ],
@@ -399,10 +399,15 @@ def _path(others: list[Plan], constraints: Constraints, *, hours: float | None =
 
 
 def _said_of_a_data_group(found: Walk) -> str:
-    return next(each.answer for each in walk(found) if each.question == "Does a data group pay?")
+    """The answer; it never says yes and then that the plan does not pay."""
+    answer = next(each for each in walk(found) if each.question.startswith("Would a data group"))
+    assert not (answer.answer == "yes" and "only" in answer.because)
+    if answer.answer == "yes" and "buys time" in answer.because:
+        assert "cheaper" not in answer.question
+    return answer.answer
 
 
-def test_a_data_group_is_said_to_pay_where_one_is_chosen() -> None:
+def test_a_data_group_is_said_to_be_faster_where_one_is_chosen() -> None:
     # What is free saves less than its own band: it is no rival of a plan that saves more.
     tune = _made_up("tune", step=0.091, usd_per_hour=1.0, band=0.10)
     group = _made_up("heterogeneous", step=0.072, usd_per_hour=2.0, band=0.25)
@@ -411,14 +416,14 @@ def test_a_data_group_is_said_to_pay_where_one_is_chosen() -> None:
     assert _said_of_a_data_group(found) == "yes"
 
 
-def test_a_data_group_is_said_to_pay_where_it_alone_makes_the_deadline() -> None:
+def test_a_data_group_is_said_to_help_where_it_alone_makes_the_deadline() -> None:
     group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25, hours=9.5)
-    found = _path([group], Constraints(objective="time", deadline_hours=9.8), hours=10.0)
+    found = _path([group], Constraints(objective="cost", deadline_hours=9.8), hours=10.0)
     assert found.chosen.action == "heterogeneous"
     assert _said_of_a_data_group(found) == "yes"
 
 
-def test_a_data_group_that_saves_less_than_its_band_is_said_not_to_pay() -> None:
+def test_a_data_group_that_saves_less_than_its_band_is_said_not_to_help() -> None:
     group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25)
     found = _path([group], Constraints(objective="time"))
     assert found.chosen.action == "keep"

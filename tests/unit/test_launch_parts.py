@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline, read_timelines
+from stoker.feed.timeline import (
+    MeasuredStep,
+    main_loader,
+    read_timeline,
+    read_timelines,
+    steady,
+)
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import exports
@@ -27,7 +33,7 @@ from stoker.launch.finish import (
     write_failure,
 )
 from stoker.launch.launcher import output_folder
-from stoker.launch.passive_profile import measure, steady
+from stoker.launch.passive_profile import measure
 from stoker.launch.strategies.start import SITE_DIR, Trainer
 from stoker.launch.supervise import resolve_program
 from stoker.launch.telemetry import ProgressLog

@@ -142,7 +142,7 @@ def test_what_others_took_of_the_cpus_is_accounted_for_and_said() -> None:
     profile = combined(busy)
     assert profile.check is not None
     assert profile.check.explained
-    assert "other programs kept 0.5 of the 1 vCPUs busy" in explain(profile).replace("\n  ", " ")
+    assert "other programs kept 0.5 of the 1 vCPU busy" in explain(profile).replace("\n  ", " ")
 
 
 def test_a_quota_of_one_and_a_half_is_divided_by_as_it_is() -> None:

@@ -464,7 +464,7 @@ def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus
     assert set(states) == {"cpu", "throttled"}
     assert "in 80 of 100 periods, 6.0 s in 10.0 s" in states["throttled"].text
     assert states["throttled"].share == pytest.approx(0.6)
-    assert "on 1.5 vCPUs that were 100% busy" in states["cpu"].text
+    assert "on 1.5 vCPUs, 100% busy" in states["cpu"].text
 
 
 def test_a_quota_that_is_hardly_felt_is_not_named() -> None:

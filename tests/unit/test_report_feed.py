@@ -5,11 +5,13 @@ import xml.etree.ElementTree as ElementTree
 from itertools import combinations
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from stoker.launch.telemetry import COLUMNS
+from stoker.launch.telemetry import COLUMNS, FeedInterval, HostRate, RankRate, csv_text
 from stoker.report import write_report
 from stoker.report.feed_picture import FeedStory, feed_drawing, read_feed
+from stoker.report.page import does_loading_wait
 from support import sample_records
 from support.feed_rows import SECONDS, write_feed
 
@@ -56,7 +58,7 @@ def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path: Path) ->
     drawing = feed_drawing(story_of(tmp_path), width=960, name="feed")
     svg = ElementTree.fromstring(drawing.markup())
     texts = [text.text for text in svg.iter(f"{SVG}text")]
-    for name in ("Waiting for data", "Batches ready", "data-1", "data-2", "gpu-1, local workers"):
+    for name in ("Waiting for data", "Batches ready", "data-1", "data-2", "gpu-1, own workers"):
         assert name in texts
     lost, steady, local = paths(svg, "compute")
     floor = max(y for _, y in lost)
@@ -101,8 +103,8 @@ def test_a_long_run_of_many_hosts_stays_a_small_picture(tmp_path: Path) -> None:
 def test_the_report_names_the_present_limit_and_the_one_of_the_whole_run(tmp_path: Path) -> None:
     text = page_of(tmp_path, write_feed(tmp_path))
     assert "Who fed the trainer" in text
-    assert "What limits it in the last quarter of the run is the trainer" in text
-    assert "Over the whole run it was the data workers" in text
+    assert "What limits it in the last quarter of the run: the trainer" in text
+    assert "Over the whole run: the data workers" in text
     assert re.search(r"data-1</th><td[^>]*>15\.\d", text)
 
 
@@ -123,3 +125,48 @@ def test_names_of_hosts_are_text_in_the_report(tmp_path: Path) -> None:
     file = write_feed(tmp_path)
     file.write_text(file.read_text().replace("data-2", "<script>alert(1)</script>"))
     assert "<script" not in page_of(tmp_path, file)
+
+
+def test_hosts_have_names_for_people(tmp_path: Path) -> None:
+    file = write_feed(tmp_path, hosts=1)
+    file.write_text(file.read_text().replace("data-1", "algo-2").replace("gpu-1", "algo-1"))
+    text = page_of(tmp_path, file)
+    assert '<th scope="row">data host 1</th>' in text
+    assert '<th scope="row">training host, own workers</th>' in text
+
+
+@pytest.mark.parametrize(("wall", "is_storage_named"), [(0.0391, False), (0.39, True)])
+def test_faster_storage_is_no_advice_for_a_cpu_bound_job(
+    tmp_path: Path, wall: float, is_storage_named: bool
+) -> None:
+    profile = sample_records.profile()
+    assert profile.step is not None
+    step = msgspec.structs.replace(profile.step, loader_wall_seconds=wall)
+    interval = FeedInterval(
+        start_seconds=0.0,
+        seconds=2.0,
+        ranks=(RankRate(name="0", batches_per_second=9.0, wait_share=0.3, window=4),),
+        # Others have its cores: its worker is at work, and has a CPU for half of that.
+        hosts=(
+            HostRate(
+                kind="host",
+                name="algo-2",
+                batches_per_second=9.0,
+                bytes_per_second=9e6,
+                workers=1,
+                busy_workers=0.9,
+                busy_cpus=0.5,
+                in_flight=1,
+                credits=3,
+                moved=0,
+                duplicates=0,
+            ),
+        ),
+    )
+    feed = tmp_path / "feed.csv"
+    feed.write_text(",".join(COLUMNS) + "\n" + csv_text(interval))
+    story = read_feed(
+        feed, does_loading_wait=does_loading_wait(msgspec.structs.replace(profile, step=step))
+    )
+    assert story is not None
+    assert ("faster storage" in story.limit.advice) == is_storage_named

@@ -63,7 +63,7 @@ def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked() -> None:
     able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
     assert len(spots) == len(able)
     front = {(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(decision.plans)}
-    assert {(s.step_seconds, s.usd) for s in spots if s.is_front} == front
+    assert {(s.step_seconds, s.cost) for s in spots if s.is_front} == front
     assert [spot.is_chosen for spot in spots] == [False] * (len(spots) - 1) + [True]
     assert sum(spot.is_today for spot in spots) == 1
 
@@ -102,16 +102,25 @@ def test_decision_with_todays_cluster_alone_has_no_picture() -> None:
 def test_plans_without_data_hosts_have_the_front_only() -> None:
     decision = sample_records.decision()
     homogeneous = tuple(plan for plan in decision.plans if len(plan.groups) == 1)
-    drawing = plans_drawing(
-        replace(decision, action="tune", plan=homogeneous[0], plans=homogeneous),
-        unit=MILLISECONDS,
-        width=960,
-        name="plans",
-    )
-    assert drawing is not None
-    texts = {label.text for label in drawing.labels}
-    assert "Time against money" in texts
-    assert "Step time and data hosts" not in texts
+    tuned = replace(decision, action="tune", plan=homogeneous[0], plans=homogeneous)
+    # Two plans are told by the table.
+    assert len(homogeneous) == 2
+    assert plans_drawing(tuned, unit=MILLISECONDS, width=960, name="plans") is None
+    larger = replace(homogeneous[0], action="scale_up")
+    for prices, title in (
+        (decision.prices, "Time against CPU time"),
+        (replace(decision.prices, purchase="on-demand"), "Time against money"),
+    ):
+        drawing = plans_drawing(
+            replace(tuned, plans=(*homogeneous, larger), prices=prices),
+            unit=MILLISECONDS,
+            width=960,
+            name="plans",
+        )
+        assert drawing is not None
+        texts = {label.text for label in drawing.labels}
+        assert title in texts
+        assert "Step time and data hosts" not in texts
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -225,7 +234,9 @@ def test_report_of_a_decision_alone_is_no_broken_run(tmp_path: Path, action: str
         "keep": ("kept as it is", "stoker does not help here"),
     }[action]
     assert badge in page
-    assert f"<h1>{headline}" in page
+    assert f'<span class="said">{headline}' in page
+    # Only a promise is a figure in large letters.
+    assert ('class="hero"' in page) == (action == "change")
 
 
 def test_wait_that_is_not_known_is_not_drawn_as_none(tmp_path: Path) -> None:

@@ -269,8 +269,12 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
         (interval(host_rate(), wait=None), "unknown", "not known: no step"),
         (interval(host_rate(), wait=0.02, ready=5.0), "trainer", "5.0 batches lie ready"),
         (interval(host_rate(credits=0)), "workers", "none is there"),
-        (interval(host_rate(busy_workers=3.9, busy_cpus=3.8)), "workers", "50% of a step"),
-        (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "CPUs at 10%"),
+        (
+            interval(host_rate(busy_workers=3.9, busy_cpus=3.8)),
+            "workers",
+            "at work 98% of the time",
+        ),
+        (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "have a CPU for 10%"),
         (
             interval(host_rate(), host_rate("data-2", batches_per_second=3.0), ready=6.0),
             "order",
@@ -297,6 +301,20 @@ def test_the_bottleneck_is_named_with_what_was_seen(
     assert found.limit == limit
     assert words in found.words
     assert found.advice
+
+
+@pytest.mark.parametrize(
+    ("does_loading_wait", "is_storage_named", "are_hosts_named"),
+    [(True, True, False), (False, False, True), (None, True, True)],
+)
+def test_faster_storage_is_no_advice_for_a_loader_that_waits_for_none(
+    does_loading_wait: bool | None, is_storage_named: bool, are_hosts_named: bool
+) -> None:
+    # Workers without a CPU: they read, or other processes have their cores.
+    value = interval(host_rate(busy_workers=4.0, busy_cpus=2.2))
+    advice = bottleneck_of(value, does_loading_wait=does_loading_wait).advice
+    assert ("storage" in advice) == is_storage_named
+    assert ("data hosts" in advice) == are_hosts_named
 
 
 class Clock:

@@ -68,7 +68,7 @@ def test_a_plain_line_names_hosts_rates_waits_and_the_limit() -> None:
     shown = plain_line(
         view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local", rate=5.0)))
     )
-    assert "step 120, 20.0 ms per step, 40% of it waiting" in shown
+    assert "step 120, 20.0 ms per step, 40% of it waiting for data" in shown
     assert "data-1 12.5/s 12.5 MB/s, gpu-1 (local) 5.0/s" in shown
     assert shown.endswith("limit: workers")
 
@@ -93,7 +93,10 @@ def test_a_host_that_is_gone_is_said_to_be() -> None:
 def test_the_table_shows_each_rank_each_host_and_what_to_do() -> None:
     text = table_of(view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local"))))
     run, step, rank, head, data, local, limit, advice = text.splitlines()
-    assert (run, step) == ("mnist-1: running", "step 120, 20.0 ms per step, 40% of it waiting")
+    assert (run, step) == (
+        "mnist-1: running",
+        "step 120, 20.0 ms per step, 40% of it waiting for data",
+    )
     assert rank == "rank 0: 30.0 batches/s, 40% waiting, 0.5 ready of a window of 18"
     assert " ".join(head.split()) == "host batches/s MB/s workers worker/s busy asked moved"
     figures = "12.5 12.5 2 3.1 to 6.2 95% 3 of 4 2"
@@ -110,7 +113,7 @@ def test_the_table_fits_a_terminal() -> None:
 
 def test_a_run_without_a_feed_has_its_steps() -> None:
     view = view_of(progress_line(7))
-    assert plain_line(view) == "step 7, 20.0 ms per step, 40% of it waiting"
+    assert plain_line(view) == "step 7, 20.0 ms per step, 40% of it waiting for data"
     assert view.document()["feed"] is None
 
 
@@ -150,7 +153,7 @@ def test_once_says_how_it_is_and_ends(run_folder: Path, capsys: pytest.CaptureFi
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "mnist-1: running"
     limit = next(line for line in lines if line.startswith("limit:"))
-    assert limit.endswith("40% of a step is wait"), "no line is broken"
+    assert limit.endswith("of the time"), "no line is broken"
     watch_verb(str(run_folder), once=True, as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["status"], document["steps"]) == ("running", 120)

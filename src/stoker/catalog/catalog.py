@@ -26,6 +26,7 @@ from stoker.records import (
     nearest,
     read_text,
 )
+from stoker.records.decision import NOMINAL
 
 # Prices that are older are said to be stale.
 STALE_DAYS = 90
@@ -146,6 +147,14 @@ class Catalog:
 
     def table(self) -> str:
         """Returns all types for a person to read, at most 88 columns wide."""
+        if self.purchase == NOMINAL:
+            return "\n".join(
+                [
+                    "nobody is billed for hosts of this machine: they are compared by their cores",
+                    f"{'type':<17} {'cores':>5}",
+                    *(f"{i.type:<17} {i.vcpus:>5}" for i in self.instances),
+                ]
+            )
         lines = [
             f"prices: {self.source}, {self.region or 'no region'}, {self.purchase}",
             f"{'type':<17} {'vCPUs':>5} {'accelerators':<12} {'Gbit/s':>6} {'CoreMark':>8} "
@@ -506,7 +515,7 @@ def _local(platform: PlatformName, cores: int | None) -> Catalog:
         platform=platform,
         instances=[instance for instance in made if instance is not None],
         source=f"nominal: {LOCAL_USD_PER_CORE_HOUR} $ a core and hour, billed by nobody",
-        purchase="nominal",
+        purchase=NOMINAL,
         max_total_vcpus=available,
         make=local_instance,
     )

@@ -20,7 +20,7 @@ import msgspec
 
 from stoker.cli.options import OutputFiles
 from stoker.errors import FeedError, UsageError
-from stoker.evaluate import band_words
+from stoker.evaluate import prediction_words
 from stoker.records import (
     Decision,
     Evaluation,
@@ -37,7 +37,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import RecordT
-from stoker.text import ms, percentage
+from stoker.text import ms, step_words
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
@@ -405,13 +405,12 @@ def profile_words(record: Profile) -> str:
     step = record.timed_step
     if step.wait_seconds is None:
         return f"a step takes {ms(step.step_seconds)}"
-    share = min(1.0, step.wait_seconds / step.step_seconds)
     check = record.check
     unexplained = ""
     if check is not None and not check.explained:
         unexplained = f", in the state {check.state}" if check.state else ", unexplained"
-    took = f"a step takes {ms(step.step_seconds)}"
-    return f"{took}, {percentage(share)} of it waiting for data{unexplained}"
+    took = step_words(step_seconds=step.step_seconds, wait_seconds=step.wait_seconds)
+    return f"a step takes {took}{unexplained}"
 
 
 def decision_words(record: Decision) -> str:
@@ -441,12 +440,12 @@ def training_words(training: Training) -> str:
         return f"training {training.status}{code}: {training.cause}"
     if measured is None or not measured.steps:
         return "training succeeded; it read no batch from a loader of stoker"
-    step, wait = ms(measured.step_seconds), ms(measured.wait_seconds)
+    took = step_words(step_seconds=measured.step_seconds, wait_seconds=measured.wait_seconds)
     metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
     # The platform says why: hosts share cores, or cores stand for hosts of a cloud.
     caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
     caution = f"; {caution}" if caution else ""
-    return f"{measured.steps} steps of {step}, {wait} of it waiting{metrics}{caution}"
+    return f"{measured.steps} steps of {took}{metrics}{caution}"
 
 
 def _steps_words(training: Training) -> str:
@@ -480,9 +479,6 @@ def evaluation_words(record: Evaluation) -> str:
     performance = record.performance
     if performance is None:
         return gates or "no gate"
-    error = performance.prediction_error
-    side = "over" if (error or 0.0) > 0 else "under"
-    promise = "" if error is None else f", {percentage(abs(error), places=1)} {side} prediction"
-    promise += f", {band_words(performance)}" if performance.band else ""
-    speed = f"{performance.speedup:.2f} times as fast{promise}"
+    promise = prediction_words(performance)
+    speed = f"{performance.speedup:.2f} times as fast{promise and f'; {promise}'}"
     return f"{gates}; {speed}" if gates else speed

@@ -169,7 +169,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     )
     from stoker.cli.train import command_line, train_and_keep
     from stoker.cli.workloads import todays_cluster
-    from stoker.decide import decide
+    from stoker.decide import decide, local_core_words
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
     from stoker.profile import profile
@@ -260,6 +260,8 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         lambda: evaluate(workload=workload, profile=profiled, decision=decision, training=training),
         evaluation_words,
     )
+    if words := local_core_words(decision):
+        say(step_line("  local", words, None), quiet=chain.quiet)
     return (0 if all(gate.passed for gate in evaluation.gates) else 3), evaluation
 
 

@@ -1,8 +1,8 @@
 """This package decides which cluster pays: profile, catalog and constraints in, decision out."""
 
 from stoker.decide.calibrate import EarlierRun, calibrate
-from stoker.decide.choose import pareto_front
+from stoker.decide.choose import local_core_words, pareto_front
 from stoker.decide.decide import decide
 from stoker.decide.explain import explain
 
-__all__ = ["EarlierRun", "calibrate", "decide", "explain", "pareto_front"]
+__all__ = ["EarlierRun", "calibrate", "decide", "explain", "local_core_words", "pareto_front"]

@@ -8,8 +8,17 @@ from typing import Literal
 import msgspec
 
 from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
-from stoker.records import Action, Answer, Bottleneck, Constraints, Limit, Plan, Predicted
-from stoker.text import apart, ms, percentage, usd
+from stoker.records import (
+    Action,
+    Answer,
+    Bottleneck,
+    Constraints,
+    Decision,
+    Limit,
+    Plan,
+    Predicted,
+)
+from stoker.text import apart, cost_change_words, ms, percentage, usd, vcpus_words
 
 # Plans this near to the best count as equal: then fewer machines win.
 TIE = 0.03
@@ -42,11 +51,12 @@ def choose(
     *,
     unexplained: str,
     fix_first: str = "",
+    is_billed: bool = True,
 ) -> Plan:
     """Returns the plan to run, with the reason.
 
     A change is chosen only if what it saves exceeds its own error band, or if today's cluster
-    misses the deadline and it does not.
+    misses the deadline and it does not. Where nobody is billed, reasons name no dollars.
     """
     today, objective = keep.predicted, constraints.objective
     if today is None:
@@ -69,14 +79,14 @@ def choose(
     worth, free = _worth_running(able, keep, constraints)
     if worth:
         best = _best(worth, objective)
-        text = _praise(best, today, is_late=is_late)
+        text = _praise(best, today, is_late=is_late, is_billed=is_billed)
         if free is not None and not is_free(best, keep):
             text += f"; {_bought(best, free, objective)}"
         return _because(best, text)
     if fix_first:
         return _because(keep, f"{fix_first}: fix that before money is spent")
     late = _why_late(others, constraints) if is_late else ""
-    return _because(keep, _why_keep(able, today, objective) + late)
+    return _because(keep, _why_keep(able, today, objective, is_billed=is_billed) + late)
 
 
 def is_free(plan: Plan, keep: Plan) -> bool:
@@ -186,12 +196,11 @@ def _machines(plan: Plan) -> int:
     return sum(group.count for group in plan.groups)
 
 
-def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
+def _praise(plan: Plan, today: Predicted, *, is_late: bool, is_billed: bool) -> str:
     outcome = plan.predicted
     assert outcome is not None
-    change = "cheaper" if outcome.cost_change < 0 else "more expensive"
-    by = percentage(abs(outcome.cost_change))
-    text = f"{outcome.speedup:.2f}x as fast and {by} {change} per step"
+    change = cost_change_words(outcome.cost_change, is_billed=is_billed)
+    text = f"{outcome.speedup:.2f}x as fast and {change}"
     if is_late and outcome.total_hours is not None and today.total_hours is not None:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
@@ -199,8 +208,10 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool) -> str:
     return f"{text}; its limit is {limits(outcome)}{own_storage_words(outcome)}"
 
 
-def _why_keep(able: Sequence[Plan], today: Predicted, objective: str) -> str:
-    word = "costs less" if objective == "cost" else "is faster"
+def _why_keep(able: Sequence[Plan], today: Predicted, objective: str, *, is_billed: bool) -> str:
+    word = "is faster"
+    if objective == "cost":
+        word = "costs less" if is_billed else "needs fewer CPU-seconds"
     better = [p for p in able if p.predicted and gain(p.predicted, today, objective) > 0]
     if not better:
         return f"no feasible plan {word} than today's cluster"
@@ -275,6 +286,11 @@ _BOTTLENECKS: Mapping[Bottleneck, str] = {
 }
 
 
+def limit_name(limit: Limit) -> str:
+    """Names a limit of a plan for a table: `CPU`, `loader's own time`."""
+    return _LIMITS[limit].removeprefix("the ")
+
+
 def limit_words(bottleneck: Bottleneck) -> str:
     """Says what sets today's pace."""
     return _BOTTLENECKS[bottleneck]
@@ -305,14 +321,52 @@ def own_storage_words(outcome: Predicted) -> str:
 
 
 def pays(outcome: Predicted) -> str:
-    """Says from which speedup the plan pays for its hosts."""
+    """Says from which speedup a step costs no more than today, and whether the plan is there."""
     ratio = outcome.break_even_speedup
     if ratio is None:
         return "today's hosts cost nothing"
     if ratio <= 1:
         return "it costs no more per hour than today's hosts"
-    verdict = "it is" if outcome.speedup >= ratio else "it is only"
-    return f"it pays for its hosts from {ratio:.2f}x on, {verdict} {outcome.speedup:.2f}x"
+    if outcome.speedup >= ratio:
+        return f"a step is cheaper than today from {ratio:.2f}x on: it is {outcome.speedup:.2f}x"
+    return f"it buys time, not money: a step is cheaper than today from {ratio:.2f}x on"
+
+
+def cost_words(outcome: Predicted, *, is_billed: bool) -> str:
+    """Says what a step costs: dollars, or CPU- and accelerator-seconds where nobody is billed."""
+    if is_billed:
+        return f"{usd(outcome.usd_per_1000_steps)} per 1000 steps"
+    words = [] if outcome.cpu_seconds is None else [f"{outcome.cpu_seconds:.3g} CPU-seconds"]
+    if outcome.accelerator_seconds:
+        words.append(f"{outcome.accelerator_seconds:.3g} accelerator-seconds")
+    return f"{' and '.join(words)} per step" if words else "its cost is not known"
+
+
+def local_core_words(decision: Decision) -> str:
+    """Says what the chosen data hosts' cores would do on the training host itself; empty: unknown.
+
+    It is said next to the speed-up of a plan with data hosts on this machine: a reader asks whether
+    the same cores without a data group do as much.
+    """
+    chosen = decision.plan
+    is_here = decision.prices.is_nominal
+    if not is_here or chosen.action != "heterogeneous" or chosen.predicted is None:
+        return ""
+    cores = chosen.predicted.cpu_seconds
+    for plan in decision.plans:
+        outcome = plan.predicted
+        if plan.action != "scale_up" or outcome is None or outcome.cpu_seconds is None:
+            continue
+        # The same number of cores: CPU-seconds per step over the step.
+        there = outcome.cpu_seconds / outcome.step_seconds
+        if cores is not None and abs(there - cores / chosen.predicted.step_seconds) < 1e-6:
+            low, high = ms(outcome.step_seconds_low), ms(outcome.step_seconds_high)
+            return (
+                f"the same cores in the training host itself, {cluster(plan)}: predicted "
+                f"{ms(outcome.step_seconds)} per step ({low} to {high}), {outcome.speedup:.2f} "
+                "times as fast; where both were run, they were equally fast (docs/method.md)"
+            )
+    return ""
 
 
 _Reply = Literal["yes", "no", "unknown"]
@@ -326,6 +380,7 @@ class Walk:
         estimate: Today's cluster, as the model sees it.
         free_fixes: What the profile found to cost nothing, in words.
         fix_first: Why nothing that costs is advised yet; empty where it may be.
+        is_billed: Whether the prices are ones that somebody is billed.
     """
 
     work: Work
@@ -337,6 +392,7 @@ class Walk:
     constraints: Constraints
     free_fixes: tuple[str, ...] = ()
     fix_first: str = ""
+    is_billed: bool = True
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
@@ -353,7 +409,7 @@ def walk(found: Walk) -> tuple[Answer, ...]:
                     "Is there a larger type of the same family with the same accelerators?",
                 )
             )
-        answers.append(_does_a_data_group_pay(found))
+        answers.append(_is_a_data_group_better(found))
         if found.bottleneck == "accelerator":
             answers.append(
                 _is_there(found, "scale_out", "Would more accelerators be faster or cheaper?")
@@ -400,7 +456,7 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
     if work.trainer_cpu_seconds:
         text += f", the trainer {work.trainer_cpu_seconds:.3g}"
-    text += f", on {work.hosts * work.reference.capacity:g} vCPUs"
+    text += f", on {vcpus_words(work.hosts * work.reference.capacity)}"
     if work.reserved_vcpus:
         text += f" ({work.hosts * work.reserved_vcpus:g} of them reserved for the trainer)"
     today = Hosts(instance=work.reference, count=work.hosts)
@@ -428,13 +484,15 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         elif action == "tune" and found.work.num_workers is None:
             reply = "unknown"
         return Answer(question=question, answer=reply, because=because)
-    because = _figures(plan)
+    because = _figures(plan, is_billed=found.is_billed)
     rival = best_of(found, ("heterogeneous",))
     if action == "scale_up" and rival and rival.predicted and plan.predicted:
         price, here = rival.predicted.usd_per_1000_steps, plan.predicted.usd_per_1000_steps
+        other = cost_words(rival.predicted, is_billed=found.is_billed)
+        this = cost_words(plan.predicted, is_billed=found.is_billed)
         because += (
             f"; a data group is {'cheaper' if price < here else 'not cheaper'} than that: "
-            f"{cluster(rival)}, {usd(price)} against {usd(here)} per 1000 steps"
+            f"{cluster(rival)}, {other} against {this}"
         )
     return Answer(question=question, answer="yes", because=because)
 
@@ -450,8 +508,18 @@ def _why_none(found: Walk, action: Action) -> str:
     return "the hosts have no accelerators"
 
 
-def _does_a_data_group_pay(found: Walk) -> Answer:
-    question = "Does a data group pay?"
+def _question_of_a_data_group(found: Walk) -> str:
+    """Asks what the answer says: a plan that buys time does not pay, and one in time need not."""
+    keep = found.keep.predicted
+    if keep is not None and misses_deadline(keep, found.constraints):
+        return "Would a data group make the deadline?"
+    if found.constraints.objective == "time":
+        return "Would a data group be faster?"
+    return "Would a data group be cheaper?"
+
+
+def _is_a_data_group_better(found: Walk) -> Answer:
+    question = _question_of_a_data_group(found)
     plan = best_of(found, ("heterogeneous",))
     if plan is None or plan.predicted is None or found.keep.predicted is None:
         infeasible = next((p for p in found.plans if p.action == "heterogeneous"), None)
@@ -469,7 +537,8 @@ def _does_a_data_group_pay(found: Walk) -> Answer:
     # What pays may be another one than the best: of a narrower band, or with fewer hosts.
     plan = _best(groups, objective) if groups else plan
     assert plan.predicted is not None
-    because = f"{_figures(plan)}; {percentage(plan.remote_share)} of the batches are made there"
+    figures = _figures(plan, is_billed=found.is_billed)
+    because = f"{figures}; {percentage(plan.remote_share)} of the batches are made there"
     if free is not None and free.predicted is not None and not is_free(plan, found.keep):
         rival = free.predicted
         because += (
@@ -497,7 +566,9 @@ def _is_change_worth_it(found: Walk) -> Answer:
     because = found.chosen.reason
     if changed and outcome is not None and keep is not None:
         saved = gain(outcome, keep, found.constraints.objective)
-        what = "money" if found.constraints.objective == "cost" else "time"
+        what = "time"
+        if found.constraints.objective == "cost":
+            what = "money" if found.is_billed else "CPU-seconds"
         because = (
             f"{cluster(found.chosen)} saves {percentage(saved)} of the {what}, "
             f"its error band is {percentage(error_band(outcome))}"
@@ -509,12 +580,15 @@ def _is_change_worth_it(found: Walk) -> Answer:
     )
 
 
-def _figures(plan: Plan) -> str:
+def _figures(plan: Plan, *, is_billed: bool) -> str:
     outcome = plan.predicted
     assert outcome is not None
+    change = percentage(outcome.cost_change, signed=True)
+    if is_billed:
+        cost, end = f"{usd(outcome.usd_per_hour)} per hour, {change} $ per step", pays(outcome)
+    else:
+        cost, end = f"{cost_words(outcome, is_billed=False)} ({change})", ""
     return (
-        f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), "
-        f"{usd(outcome.usd_per_hour)} per hour, "
-        f"{percentage(outcome.cost_change, signed=True)} $ per step, limit "
-        f"{limits(outcome)}{own_storage_words(outcome)}; {pays(outcome)}"
+        f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), {cost}, "
+        f"limit {limits(outcome)}{own_storage_words(outcome)}{end and f'; {end}'}"
     )

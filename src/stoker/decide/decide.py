@@ -46,6 +46,7 @@ from stoker.records import (
     Profile,
     TrainingSize,
 )
+from stoker.records.decision import NOMINAL
 from stoker.records.parts import too_busy
 from stoker.text import percentage, usd
 
@@ -320,6 +321,7 @@ def decide(
         constraints,
         unexplained=work.unexplained,
         fix_first=first,
+        is_billed=catalog.purchase != NOMINAL,
     )
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
@@ -336,6 +338,7 @@ def decide(
             fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
         ),
         fix_first=first,
+        is_billed=catalog.purchase != NOMINAL,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)
@@ -363,7 +366,9 @@ def decide(
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
     yield from tune(site)
     for candidate in scale_up(site):
-        if is_usable(candidate.shape.dnn.instance, rules):
+        # On this machine also where no list allows it, as a plan that may not be run: the same
+        # cores in one host are what cores of data hosts are compared with.
+        if site.catalog.info.is_this_machine or is_usable(candidate.shape.dnn.instance, rules):
             yield candidate
     yield from _best_heterogeneous(site, rules)
     outcome = keep_plan.predicted

@@ -1,17 +1,27 @@
 """The decision is explained to a person: the verdict first, then why, then the plans."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stoker.decide.calibrate import LEAST_RUNS
-from stoker.decide.choose import cluster, error_band, limit_words, limits, pareto_front, pays
+from stoker.decide.choose import (
+    cluster,
+    cost_words,
+    error_band,
+    limit_words,
+    limits,
+    pareto_front,
+    pays,
+)
 from stoker.decide.pricing import ASKED_FOR
-from stoker.records import Decision, Group, Plan, Prices
-from stoker.text import ms, percentage, usd, wrapped
+from stoker.records import Decision, Group, Plan, Predicted, Prices
+from stoker.text import ms, percentage, wrapped
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
 _CLUSTER_WIDTH = 32
+# The two columns of what a plan costs: their cells, or their heads for None.
+_Columns = Callable[[Predicted | None], tuple[str, str]]
 
 
 def explain(decision: Decision) -> str:
@@ -49,19 +59,23 @@ def _limits(decision: Decision) -> list[str]:
     is_known = decision.bottleneck != "unexplained" or keep is not None
     limit = limit_words(decision.bottleneck) if is_known else "not known"
     lines = [f"Today the limit is {limit}"]
+    is_billed = not decision.prices.is_nominal
     if keep is not None:
-        lines[0] += (
-            f": {ms(keep.step_seconds)} per step, {usd(keep.usd_per_1000_steps)} per 1000 steps"
-        )
+        lines[0] += f": {ms(keep.step_seconds)} per step, {cost_words(keep, is_billed=is_billed)}"
     outcome = decision.plan.predicted
     if decision.plan.action != "keep" and outcome is not None:
         lines.append(
             f"With the plan it is {limits(outcome)}: {ms(outcome.step_seconds)} per step "
             f"({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)}), "
-            f"{usd(outcome.usd_per_1000_steps)} per 1000 steps"
+            f"{cost_words(outcome, is_billed=is_billed)}"
         )
-        busy = f"accelerators are busy {percentage(outcome.accelerator_utilization)} of a step"
-        lines.append(f"Break-even: {pays(outcome)}; {busy}")
+        busy = f"{percentage(outcome.accelerator_utilization)} of a step"
+        if is_billed:
+            lines.append(f"Break-even: {pays(outcome)}; accelerators are busy {busy}")
+        elif outcome.accelerator_seconds:
+            lines.append(f"Accelerators are busy {busy}")
+        else:
+            lines.append(f"The training computes for {busy}")
     found = decision.calibration
     if found is not None and not found.runs:
         lines.append(f"Not calibrated: fewer than {LEAST_RUNS} earlier runs fit this one")
@@ -83,18 +97,29 @@ def _table(decision: Decision) -> list[str]:
     today = next((p.groups for p in decision.plans if p.action == "keep"), ())
     names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
     wide = max(map(len, [*names, "cluster"]))
+    is_billed = not decision.prices.is_nominal
+    columns = _money_columns if is_billed else _cores_columns
+    if not is_billed and any(p.predicted and p.predicted.accelerator_seconds for p in rows):
+        columns = _accelerator_columns
+    heads = columns(None)
     lines = [
-        f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {'$/h':>6} "
-        f"{'$/1000':>6} limit",
+        f"{'action':<14} {'cluster':<{wide}} {'step':>7} {'speed':>6} {heads[0]:>6} "
+        f"{heads[1]:>6} limit",
         *(
-            _row(plan, f"{name:<{wide}}", mark="*" if plan is rows[0] else _mark(plan, front))
+            _row(
+                plan,
+                f"{name:<{wide}}",
+                mark="*" if plan is rows[0] else _mark(plan, front),
+                columns=columns,
+            )
             for plan, name in zip(rows, names, strict=True)
         ),
     ]
     hidden = len(shown) - len(rows)
     forbidden = sum(not p.feasible for p in decision.plans)
-    more = [f"{hidden} more plans"] if hidden else []
-    more += [f"{forbidden} plans that may not be run"] if forbidden else []
+    more = [f"{hidden} more plan{'s' if hidden > 1 else ''}"] if hidden else []
+    if forbidden:
+        more.append(f"{forbidden} plan{'s' if forbidden > 1 else ''} that may not be run")
     if more:
         lines.append(f"({' and '.join(more)}: see the record)")
     for plan in decision.plans:
@@ -104,7 +129,11 @@ def _table(decision: Decision) -> list[str]:
         lines.append("For orientation only: the profile does not support these figures.")
     if any(p.predicted and p.predicted.own_storage_speedup for p in rows):
         lines.append("limit?: shorter if each host has a storage of its own: not known.")
-    lines.append("$/1000: dollars for 1000 steps of today's global batch.")
+    if is_billed:
+        lines.append("$/1000: dollars for 1000 steps of today's global batch.")
+    else:
+        what = "CPU-s, acc-s: cores and accelerators" if heads[1] == "acc-s" else "CPU-s: cores"
+        lines.append(f"{what} of all hosts, times the step.")
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
     return [*lines, *wrapped(_prices(decision.prices))]
@@ -147,13 +176,14 @@ def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
     )
 
 
-def _row(plan: Plan, name: str, *, mark: str) -> str:
+def _row(plan: Plan, name: str, *, mark: str, columns: _Columns) -> str:
     outcome = plan.predicted
     assert outcome is not None
+    costs = columns(outcome)
     return (
         f"{mark}{plan.action:<13} {name} "
         f"{_short(outcome.step_seconds):>7} {_times(outcome.speedup):>6} "
-        f"{_money(outcome.usd_per_hour):>6} {_money(outcome.usd_per_1000_steps):>6} "
+        f"{costs[0]:>6} {costs[1]:>6} "
         f"{outcome.limit}{'?' if outcome.own_storage_speedup else ''}"
     ).rstrip()
 
@@ -183,8 +213,8 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
 
 def _prices(prices: Prices) -> str:
     when = f"of {prices.date}" if prices.date else "of unknown date"
-    if prices.purchase == "nominal":
-        return f"* chosen. Prices are {prices.source}."
+    if prices.is_nominal:
+        return "* chosen. Nobody is billed here: plans are compared by the cores that they take."
     where = prices.region or "unknown region"
     stale = ", STALE" if prices.stale else ""
     return f"* chosen. Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
@@ -205,6 +235,26 @@ def _short(seconds: float) -> str:
 
 def _times(speedup: float) -> str:
     return f"{speedup:.2f}x" if speedup < 100 else f"{speedup:.0e}"
+
+
+def _money_columns(outcome: Predicted | None) -> tuple[str, str]:
+    if outcome is None:
+        return "$/h", "$/1000"
+    return _money(outcome.usd_per_hour), _money(outcome.usd_per_1000_steps)
+
+
+def _cores_columns(outcome: Predicted | None) -> tuple[str, str]:
+    if outcome is None:
+        return "cores", "CPU-s"
+    if outcome.cpu_seconds is None:
+        return "?", "?"
+    return f"{outcome.cpu_seconds / outcome.step_seconds:.3g}", _money(outcome.cpu_seconds)
+
+
+def _accelerator_columns(outcome: Predicted | None) -> tuple[str, str]:
+    if outcome is None:
+        return "CPU-s", "acc-s"
+    return _cores_columns(outcome)[1], _money(outcome.accelerator_seconds or 0.0)
 
 
 def _money(value: float) -> str:

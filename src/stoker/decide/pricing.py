@@ -125,6 +125,7 @@ def predicted(
         low = min(low, own.step_seconds * (1 - band(own_work, candidate.shape, own)))
     outcome = _priced(
         made,
+        shape=candidate.shape,
         step=(step, low, step * (1 + width)),
         today=(work.step_seconds, today_usd),
         price=price,
@@ -158,6 +159,7 @@ def measured(
         low, high = min(low, step * (1 - width)), max(high, step * (1 + width))
     return _priced(
         made,
+        shape=candidate.shape,
         # A spread may begin at 0, which is no step: the field is a PositiveFloat.
         step=(step, min(low, step) or step, max(high, step)),
         today=(step, today_usd),
@@ -169,6 +171,7 @@ def measured(
 def _priced(
     made: Estimate,
     *,
+    shape: ClusterShape,
     step: tuple[float, float, float],
     today: tuple[float, float],
     price: float,
@@ -191,6 +194,8 @@ def _priced(
         total_usd=None if total_steps is None else total_steps * cost / 1000,
         second_limit_seconds=made.second_seconds,
         break_even_speedup=break_even_speedup(price, today_usd_per_hour=today[1]),
+        cpu_seconds=seconds * sum(h.count * h.instance.capacity for h in (shape.dnn, *shape.data)),
+        accelerator_seconds=seconds * shape.dnn.count * shape.dnn.instance.accelerators,
     )
 
 

@@ -24,7 +24,7 @@ from stoker.records.parts import (
     speed_words,
     too_busy,
 )
-from stoker.text import ms, percentage
+from stoker.text import ms, percentage, vcpus_words
 
 _NumberT = TypeVar("_NumberT", int, float)
 
@@ -125,8 +125,8 @@ def measure(
     others = others_width(profile, vcpus=vcpus)
     if others:
         text = (
-            f"other programs kept {work.others_vcpus:.1f} of the {vcpus:.3g} vCPUs busy while it "
-            "was profiled"
+            f"other programs kept {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} busy while "
+            "it was profiled"
         )
         doubts += (Doubt(width=others, text=text),)
     speed = speed_width(profile)

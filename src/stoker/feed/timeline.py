@@ -14,7 +14,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 
 from stoker.feed.resource_usage import Usage
 
@@ -71,6 +73,39 @@ def step_of(row: str) -> MeasuredStep | None:
     return step if is_whole else None
 
 
+# The first steps of an epoch hold the start of workers and the filling of the pipeline.
+SKIPPED_STEPS = 2
+# Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
+# blocks in a run of a minute.
+BLOCK_STEPS = 20
+
+
+def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """Drops the first SKIPPED_STEPS steps of each epoch, unless nothing else is left."""
+    seen: Counter[int] = Counter()
+    kept = []
+    for step in steps:
+        seen[step.epoch] += 1
+        if seen[step.epoch] > SKIPPED_STEPS:
+            kept.append(step)
+    return kept or list(steps)
+
+
+def block_means(
+    steps: Sequence[MeasuredStep], value: Callable[[MeasuredStep], float]
+) -> list[float]:
+    """Returns means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
+    epochs: dict[int, list[float]] = {}
+    for step in steps:
+        epochs.setdefault(step.epoch, []).append(value(step))
+    means = []
+    for values in epochs.values():
+        count = max(1, len(values) // BLOCK_STEPS)
+        bounds = [len(values) * block // count for block in range(count + 1)]
+        means += [fmean(values[low:high]) for low, high in pairwise(bounds)]
+    return means
+
+
 def read_timeline(path: Path) -> list[MeasuredStep]:
     """Returns the steps in a timeline, without rows that are cut (the process was killed)."""
     try:
@@ -78,6 +113,19 @@ def read_timeline(path: Path) -> list[MeasuredStep]:
     except OSError:
         return []
     return [step for row in rows if (step := step_of(row)) is not None]
+
+
+def typical_step(steps: Sequence[MeasuredStep]) -> tuple[float, float]:
+    """Returns the seconds of a step and of its wait, of at least one step.
+
+    Medians over means of blocks, without the first steps of epochs (docs/method.md, "A step and its
+    wait"): `training.json` and each picture of a run without that record say the same.
+    """
+    kept = steady(steps)
+    return (
+        median(block_means(kept, lambda step: step.seconds)),
+        median(block_means(kept, lambda step: step.wait_seconds)),
+    )
 
 
 def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:

@@ -10,7 +10,6 @@ counted in CPU-seconds of the dnn hosts' type.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from statistics import fmean, median, quantiles
 
 import msgspec
@@ -19,7 +18,7 @@ from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
-from stoker.feed.timeline import MeasuredStep
+from stoker.feed.timeline import MeasuredStep, block_means, steady
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import now_utc
 from stoker.records import (
@@ -33,38 +32,6 @@ from stoker.records import (
     Training,
 )
 from stoker.records.profile import ProfiledData
-
-# The first steps of an epoch hold the start of workers and the filling of the pipeline.
-SKIPPED_STEPS = 2
-# Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
-# blocks in a run of a minute.
-BLOCK_STEPS = 20
-
-
-def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """Drops the first SKIPPED_STEPS steps of each epoch, unless nothing else is left."""
-    seen: Counter[int] = Counter()
-    kept = []
-    for step in steps:
-        seen[step.epoch] += 1
-        if seen[step.epoch] > SKIPPED_STEPS:
-            kept.append(step)
-    return kept or list(steps)
-
-
-def block_means(
-    steps: Sequence[MeasuredStep], value: Callable[[MeasuredStep], float]
-) -> list[float]:
-    """Returns means of `value` over blocks of about BLOCK_STEPS consecutive steps of one epoch."""
-    epochs: dict[int, list[float]] = {}
-    for step in steps:
-        epochs.setdefault(step.epoch, []).append(value(step))
-    means = []
-    for values in epochs.values():
-        count = max(1, len(values) // BLOCK_STEPS)
-        bounds = [len(values) * block // count for block in range(count + 1)]
-        means += [fmean(values[low:high]) for low, high in pairwise(bounds)]
-    return means
 
 
 def measure(

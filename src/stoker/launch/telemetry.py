@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -32,7 +33,7 @@ from stoker.feed.timeline import MeasuredStep, step_of
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import Log, LogEvent
 from stoker.platforms.follow import FileTail
-from stoker.text import ms, percentage
+from stoker.text import ms, percentage, wait_share
 
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
@@ -257,7 +258,9 @@ def interval_between(
             RankRate(
                 name=str(rank),
                 batches_per_second=taken / span,
-                wait_share=waited / stepped if stepped > 0 else None,
+                wait_share=wait_share(step_seconds=stepped, wait_seconds=waited)
+                if stepped > 0
+                else None,
                 queue_depth=ready / taken if taken else None,
                 window=now.feed.window,
             )
@@ -407,26 +410,39 @@ class Bottleneck:
     advice: str
 
 
-def bottleneck_of(interval: FeedInterval) -> Bottleneck:
-    """Names the limit of an interval (of several: see `joined`)."""
+def bottleneck_of(
+    interval: FeedInterval,
+    *,
+    does_loading_wait: bool | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Bottleneck:
+    """Names the limit of an interval (of several: see `joined`).
+
+    The words do not repeat the wait: whoever shows them shows it next to them, of the same steps.
+
+    Args:
+        interval: With the rates of ranks and hosts.
+        does_loading_wait: Whether one worker alone waits for what it reads, as a profile measured
+            it; None: not known. Workers without a CPU may as well wait for their turn on it.
+        names: What hosts are called, where that is not their name.
+    """
     wait, ready = interval.wait_share, interval.queue_depth
     if wait is None:
         return Bottleneck(
             "unknown", "not known: no step ended in this time", "look again after a few steps"
         )
     if wait < MIN_WAIT_SHARE:
-        queue = "" if ready is None else f", {ready:.1f} batches lie ready"
+        queue = "" if ready is None else f": {ready:.1f} batches lie ready"
         return Bottleneck(
             "trainer",
-            f"the trainer: data is there in time ({wait:.0%} of a step is wait{queue})",
+            f"the trainer, as data is there in time{queue}",
             "a faster trainer, or fewer data hosts",
         )
-    waits = f"{wait:.0%} of a step is wait"
     hosts = [host for host in interval.hosts if host.credits]
     if not hosts:
         return Bottleneck(
             "workers",
-            f"the lack of data workers: none is there ({waits})",
+            "the lack of data workers: none is there",
             "see the data hosts' logs, and stoker doctor --peer HOST",
         )
     workers = sum(host.workers for host in hosts)
@@ -435,7 +451,7 @@ def bottleneck_of(interval: FeedInterval) -> Bottleneck:
     asked, credits = sum(host.in_flight for host in hosts), sum(host.credits for host in hosts)
     # In this order: busy workers also keep credits out and batches late, and are the cause then.
     if share >= MIN_BUSY_SHARE:
-        seen = f"the data workers: {share:.0%} of their time at work, {waits}"
+        seen = f"the data workers, which are at work {share:.0%} of the time"
         # Of the time at work, as busy_share bounds it.
         cpus = sum(
             host.busy_cpus * min(1.0, host.workers / host.busy_workers)
@@ -444,29 +460,37 @@ def bottleneck_of(interval: FeedInterval) -> Bottleneck:
         )
         if cpus >= MIN_CPU_SHARE * busy:
             return Bottleneck("workers", seen, "more data hosts, or a cheaper transform")
-        return Bottleneck(
-            "workers",
-            f"{seen}, their CPUs at {cpus / busy:.0%} of that",
-            "faster storage, or more workers where they wait for it; where workers share cores, "
-            "more data hosts",
-        )
+        seen += f" and have a CPU for {cpus / busy:.0%} of that"
+        if does_loading_wait is None:
+            advice = (
+                "more data hosts, where workers share their cores with other processes; faster "
+                "storage or more workers, where they wait for what they read"
+            )
+        elif does_loading_wait:
+            seen += ", as they wait for what they read"
+            advice = "faster storage, or more workers, which wait at the same time"
+        else:
+            seen += ", as they share their cores with other processes"
+            advice = "more data hosts, on cores of their own"
+        return Bottleneck("workers", seen, advice)
     if (ready or 0.0) >= MIN_READY:
         slowest = min(hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
         return Bottleneck(
             "order",
-            f"one late batch: {ready:.1f} others lie ready, {waits}; slowest is {slowest.name}",
+            f"one late batch: {ready:.1f} others lie ready; slowest is "
+            f"{names.get(slowest.name, slowest.name)}",
             "even out the cost of batches, or raise feed.credits and feed.max_bytes",
         )
     if asked >= MIN_CREDIT_SHARE * credits:
         return Bottleneck(
             "connection",
-            f"the way to the trainer: workers are at work for {share:.0%} of the time, "
-            f"{asked} of {credits} batches asked for, {waits}",
+            f"the way to the trainer: workers are at work {share:.0%} of the time, "
+            f"{asked} of {credits} batches asked for",
             "smaller batches on the wire (uint8), a faster network, or feed.credits",
         )
     return Bottleneck(
         "hand-out",
-        f"the hand-out: {asked} of {credits} batches asked for, {waits}",
+        f"the hand-out: {asked} of {credits} batches asked for",
         "raise feed.max_bytes; look at what the sampler costs",
     )
 
@@ -482,8 +506,8 @@ class StepProgress:
     @property
     def words(self) -> str:
         """Returns the time of a step, and how much of it is wait, in words."""
-        wait = self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
-        return f"{ms(self.step_seconds)} per step, {percentage(wait)} of it waiting"
+        share = wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
+        return f"{ms(self.step_seconds)} per step, {percentage(share)} of it waiting for data"
 
 
 def progress_in(event: LogEvent) -> StepProgress | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from stoker.profile.observed_job import explain_observed, observed_words
 from stoker.records import Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import speed_words, too_busy
-from stoker.text import ms, percentage, size, wrapped
+from stoker.text import ms, percentage, size, vcpus_words, wrapped
 
 _ROWS = 8
 _NAME = 44
@@ -113,13 +113,17 @@ def _verdict(profile: Profile) -> str:
     step = profile.timed_step
     if step.wait_seconds is None:
         return f"A step takes {ms(step.step_seconds)}; what it waits for was not measured."
-    share = step.wait_seconds / step.step_seconds
+    share = step.wait_share or 0.0
     said = f"{percentage(share)} of a step is waiting for data"
     if step.accelerator_step_seconds is not None:
-        # Where loading shares the CPUs with the model, it costs more than the wait in next().
+        # Where loading shares the CPUs with the model, it costs more than the wait: that is said as
+        # a time, as two shares of a step would be added up.
         lost = 1 - step.accelerator_step_seconds / step.step_seconds
         if lost > share + _MIN_WAIT:
-            said += f", and {percentage(lost - share)} is lost to loading on the same CPUs"
+            said += (
+                f"; without loading, which takes CPU time from the training, a step would take "
+                f"{ms(step.accelerator_step_seconds)} instead of {ms(step.step_seconds)}"
+            )
             share = lost
     busy = _too_busy(profile)
     if busy:
@@ -184,7 +188,7 @@ def _table(profile: Profile) -> list[str]:
     step = profile.timed_step
     batch = f", {size(step.batch_bytes)}" if step.batch_bytes else ""
     capacity = profile.host.capacity
-    vcpus = f" of {capacity:.3g} vCPUs" if capacity else ""
+    vcpus = f" of {vcpus_words(capacity)}" if capacity else ""
     known = [f"{profile.host.count} x {profile.host.instance_type}{vcpus}"]
     if step.num_workers is not None:
         workers = "worker" if step.num_workers == 1 else "workers"

@@ -34,7 +34,7 @@ from stoker.records import (
 )
 from stoker.records.base import Value
 from stoker.settings import PROFILE_ENDED_FILE
-from stoker.text import ms, percentage
+from stoker.text import percentage, step_words
 
 _TIMELINE = "timeline-rank0.csv"
 NOTE = (
@@ -343,7 +343,7 @@ def _observations(ranks: Sequence[RankResult], used: Used | None) -> list[str]:
     for rank in ranks[:1]:
         if rank.as_is:
             step, wait = rank.as_is.step_seconds.median, rank.as_is.wait_seconds.median
-            found.append(f"a step took {ms(step)}, {percentage(wait / step)} of it waiting")
+            found.append(f"a step took {step_words(step_seconds=step, wait_seconds=wait)}")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
         grown = words_of(rank.grown_files, cwd=Path.cwd())
@@ -601,9 +601,7 @@ def _progress(ranks: Sequence[RankResult]) -> str:
     words = f"after {first.steps} steps of rank {first.rank}"
     if first.as_is:
         step, wait = first.as_is.step_seconds.median, first.as_is.wait_seconds.median
-        words += (
-            f": one took {step:.3g} s, {percentage(min(1.0, wait / step))} of it waiting for data"
-        )
+        words += f": one took {step_words(step_seconds=step, wait_seconds=wait)}"
     return words
 
 

@@ -28,6 +28,7 @@ from stoker.profile.step_watch import (
     ReplaySteps,
     StepWatch,
 )
+from stoker.text import wait_share
 
 # After the first batch; words are promised within 20 s of it.
 FIRST_WORDS_SECONDS = 12.0
@@ -251,7 +252,9 @@ def say_as_is(log: Log, found: AsIs, *, rank: int) -> None:
         rank=rank,
         steps=found.step_seconds.samples,
         step_seconds=found.step_seconds.median,
-        wait_share=found.wait_seconds.median / found.step_seconds.median,
+        wait_share=wait_share(
+            step_seconds=found.step_seconds.median, wait_seconds=found.wait_seconds.median
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from statistics import median
 from stoker.profile.rank_results import AsIs, Drain, Evidence, RankResult
 from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
-from stoker.text import ms, percentage, size
+from stoker.text import ms, percentage, size, vcpus_words, wait_share
 
 # Below this share of a step a state is not worth a line; it is what two profiles of one training
 # differ by.
@@ -49,8 +49,10 @@ class Signs:
 
     @property
     def wait_share(self) -> float:
-        """Share of a step that is spent in next(); 0 to 1."""
-        return min(1.0, self.as_is.wait_seconds.median / self.step_seconds)
+        """Share of a step that waits for data; 0 to 1."""
+        return wait_share(
+            step_seconds=self.step_seconds, wait_seconds=self.as_is.wait_seconds.median
+        )
 
     @property
     def lost_share(self) -> float:
@@ -377,7 +379,7 @@ def _other_programs(signs: Sequence[Signs], *, vcpus: float) -> ProfileState | N
     where = f", most of them on {most}" if len(taken) > 1 else ""
     return ProfileState(
         id="other-programs",
-        text=f"other programs kept {others:.1f} of the {vcpus:.3g} vCPUs busy{where}: profile "
+        text=f"other programs kept {others:.1f} of the {vcpus_words(vcpus)} busy{where}: profile "
         "again on a quiet machine",
         share=min(1.0, others / vcpus),
     )
@@ -393,7 +395,7 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
     return ProfileState(
         id="cpu",
         text=f"CPU-bound: a step uses {workers:.3f} CPU-seconds of loader workers and "
-        f"{trainers:.3f} of trainers, on {vcpus:.3g} vCPUs that were {percentage(busy)} busy"
+        f"{trainers:.3f} of trainers, on {vcpus_words(vcpus)}, {percentage(busy)} busy"
         + (
             f", {percentage(others / vcpus)} with other programs"
             if others > MAX_OTHERS * vcpus

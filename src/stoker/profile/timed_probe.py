@@ -15,6 +15,7 @@ from stoker.logs import Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, FileBoard, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH, WARM_UP_STEPS
 from stoker.settings import ProcessSettings, from_environment
+from stoker.text import wait_share
 
 # Ranks in lockstep are a step apart.
 _MEET_SECONDS = 10.0
@@ -125,7 +126,7 @@ class _Session:
             rank=settings.rank,
             steps=round(steps),
             step_seconds=(waited + computed) / max(1, steps),
-            wait_share=waited / max(1e-9, waited + computed),
+            wait_share=wait_share(step_seconds=waited + computed, wait_seconds=waited),
         )
         leads = settings.local_rank == 0
         # It ends what is above all ranks of its host, so it waits for them.

@@ -22,6 +22,8 @@ Bottleneck = Literal[
     "cpu", "workers", "latency", "accelerator", "network", "storage", "none", "unexplained"
 ]
 Role = Literal["dnn", "data"]
+# Purchase option of prices that nobody is billed, as those of this machine's cores.
+NOMINAL = "nominal"
 
 
 class Group(Record, frozen=True, kw_only=True):
@@ -69,6 +71,8 @@ class Predicted(Record, frozen=True, kw_only=True):
         own_storage_speedup: The speedup if each host has a storage of its own, where that is not
             known and makes a difference: `speedup` is that of hosts that share one, and
             `step_seconds_low` holds both.
+        cpu_seconds: vCPUs of all hosts times this step: what the plan costs where nobody is billed.
+        accelerator_seconds: Accelerators of all hosts times this step.
     """
 
     step_seconds: PositiveFloat
@@ -87,6 +91,8 @@ class Predicted(Record, frozen=True, kw_only=True):
     second_limit_seconds: NonNegativeFloat | None = None
     break_even_speedup: NonNegativeFloat | None = None
     own_storage_speedup: PositiveFloat | None = None
+    cpu_seconds: NonNegativeFloat | None = None
+    accelerator_seconds: NonNegativeFloat | None = None
 
 
 class Plan(Record, frozen=True, kw_only=True):
@@ -134,6 +140,11 @@ class Prices(Record, frozen=True, kw_only=True):
     purchase: str = "on-demand"
     source: str
     stale: bool = False
+
+    @property
+    def is_nominal(self) -> bool:
+        """Tells that nobody is billed: the cost of a plan is then its CPU-seconds."""
+        return self.purchase == NOMINAL
 
 
 class Calibration(Record, frozen=True, kw_only=True):

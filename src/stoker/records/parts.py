@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from stoker.records.decision import Limit
 from stoker.records.profile import LoaderRate, Profile
+from stoker.text import vcpus_words
 
 # A loader that needs more worker-seconds than this over its CPU-seconds waits for something.
 WAITS = 1.25
@@ -282,15 +283,15 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
     """
     if others_width(profile, vcpus=vcpus) > _BEYOND_TELLING:
         return (
-            f"other programs kept {others_vcpus_of(profile):.1f} of the {vcpus:.3g} vCPUs busy, so "
-            "it cannot be told what the training does without them"
+            f"other programs kept {others_vcpus_of(profile):.1f} of the {vcpus_words(vcpus)} busy, "
+            "so it cannot be told what the training does without them"
         )
     elsewhere = (profile.observed.elsewhere_vcpus if profile.observed else None) or 0.0
     rest = (machine_vcpus or 0.0) - vcpus
     if rest > 0 and _width(elsewhere, vcpus=rest) > _BEYOND_TELLING:
         return (
-            f"other programs kept {elsewhere:.1f} of this machine's other {rest:.3g} vCPUs busy, "
-            "so it cannot be told what hosts on them would do"
+            f"other programs kept {elsewhere:.1f} of this machine's other {vcpus_words(rest)} "
+            "busy, so it cannot be told what hosts on them would do"
         )
     return ""
 

@@ -15,6 +15,7 @@ from stoker.records.base import (
     Record,
     Value,
 )
+from stoker.text import wait_share
 
 # Of means over minutes, in which pauses count: from here on a part is probably the limit, and up to
 # here it has room (the published jobs that were CPU-bound had CPU 99 %, GPU 38 to 48 %).
@@ -95,6 +96,13 @@ class StepTerms(Record, frozen=True, kw_only=True):
     batch_bytes: NonNegativeFloat | None = None
     read_bytes: NonNegativeFloat | None = None
     storage_bytes_per_second: PositiveFloat | None = None
+
+    @property
+    def wait_share(self) -> float | None:
+        """The share of a step that waits for data; None: not known."""
+        if self.wait_seconds is None:
+            return None
+        return wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
 
 
 class LoaderRate(Record, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from stoker.records.base import (
 )
 from stoker.records.decision import Group
 from stoker.records.profile import Spread
+from stoker.text import wait_share
 
 # The last line of a traceback: `ValueError: words`, `package.Error`.
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
@@ -61,6 +62,11 @@ class Measured(Record, frozen=True, kw_only=True):
     usd_per_1000_steps: NonNegativeFloat | None = None
     spread: dict[str, Spread] = msgspec.field(default_factory=dict)
     timeline_file: str | None = None
+
+    @property
+    def wait_share(self) -> float:
+        """The share of a step that waits for data."""
+        return wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
 
 
 class Job(Record, frozen=True, kw_only=True):
@@ -145,10 +151,18 @@ class GateResult(Record, frozen=True, kw_only=True):
 
 
 class StepCost(Record, frozen=True, kw_only=True):
-    """Time and cost of a step; the cost is absent where a price is not known."""
+    """Time and cost of a step.
+
+    Attributes:
+        usd_per_1000_steps: Dollars; absent where a price is not known, and where nobody is billed.
+        cpu_seconds: vCPUs of all hosts times the step; absent where they are not known.
+        accelerator_seconds: Accelerators of all hosts times the step; absent likewise.
+    """
 
     step_seconds: NonNegativeFloat
     usd_per_1000_steps: NonNegativeFloat | None = None
+    cpu_seconds: NonNegativeFloat | None = None
+    accelerator_seconds: NonNegativeFloat | None = None
 
 
 class Band(Record, frozen=True, kw_only=True):

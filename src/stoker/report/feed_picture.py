@@ -1,10 +1,11 @@
 """The feed's story over the run is drawn: wait, batches ready, and the work of each host."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 
 from markupsafe import Markup
 
@@ -39,12 +40,16 @@ class FeedStory:
         whole: All of them as one.
         limit: Of the whole run.
         present_limit: Of its last quarter.
+        names: What hosts are called.
+        wait_share: Of a step, as the run's record has it.
     """
 
     intervals: tuple[FeedInterval, ...]
     whole: FeedInterval
     limit: Bottleneck
     present_limit: Bottleneck
+    names: Mapping[str, str] = field(default_factory=dict)
+    wait_share: float | None = None
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
@@ -56,13 +61,26 @@ class FeedStory:
         """Rows of the hosts' table: the host's name, and each cell with its style class."""
         styles = [style for _, style in _COLUMNS]
         return tuple(
-            (_name(host), tuple(zip(_cells(host), styles, strict=True)))
+            (_name(host, self.names), tuple(zip(_cells(host), styles, strict=True)))
             for host in self.whole.hosts
         )
 
 
-def read_feed(path: Path) -> FeedStory | None:
-    """Reads the story in a feed.csv; None where it holds nothing whole."""
+def read_feed(
+    path: Path,
+    *,
+    names: Mapping[str, str] = MappingProxyType({}),
+    does_loading_wait: bool | None = None,
+    wait_share: float | None = None,
+) -> FeedStory | None:
+    """Reads the story in a feed.csv; None where it holds nothing whole.
+
+    Args:
+        path: The file.
+        names: What hosts are called, where that is not their name.
+        does_loading_wait: Whether a loader worker alone waits for what it reads; None: not known.
+        wait_share: Of a step of the whole run, as its record has it; None: the file's own mean.
+    """
     try:
         # The leader may have been killed while it wrote: half a character must not cost the
         # picture.
@@ -75,7 +93,12 @@ def read_feed(path: Path) -> FeedStory | None:
     whole = joined(intervals)
     since = whole.end_seconds - _PRESENT * whole.seconds
     present = joined([each for each in intervals if each.end_seconds > since])
-    return FeedStory(tuple(intervals), whole, bottleneck_of(whole), bottleneck_of(present))
+    limits = [
+        bottleneck_of(each, does_loading_wait=does_loading_wait, names=names)
+        for each in (whole, present)
+    ]
+    share = whole.wait_share if wait_share is None else wait_share
+    return FeedStory(tuple(intervals), whole, limits[0], limits[1], names, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +173,8 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
         _Track(
             "Waiting for data",
             "not known"
-            if whole.wait_share is None
-            else f"{percent(whole.wait_share)}, top 100{NBSP}%",
+            if story.wait_share is None
+            else f"{percent(story.wait_share)} of a step, top 100{NBSP}%",
             tuple(each.wait_share for each in intervals),
             1.0,
             "wait",
@@ -171,7 +194,7 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
     # One row less, for the sum of the rest.
     shown = hosts[: _MAX_HOSTS if len(hosts) <= _MAX_HOSTS else _MAX_HOSTS - 1]
     rest = {host.name for host in hosts[len(shown) :]}
-    found = [(_name(host), {host.name}, host.batches_per_second) for host in shown]
+    found = [(_name(host, story.names), {host.name}, host.batches_per_second) for host in shown]
     if rest:
         total = sum(host.batches_per_second for host in hosts[len(shown) :])
         found.append((count(len(rest), "more host"), rest, total))
@@ -193,17 +216,20 @@ def _tracks(story: FeedStory, intervals: Sequence[FeedInterval]) -> list[_Track]
                 top,
                 "compute",
                 # At the moments of the intervals themselves, before neighbours were joined.
-                _moved(story.intervals, names),
+                _moved(story.intervals, names, story.names),
             )
         )
     return tracks
 
 
-def _moved(intervals: Sequence[FeedInterval], names: set[str]) -> tuple[tuple[float, str], ...]:
+def _moved(
+    intervals: Sequence[FeedInterval], names: set[str], titles: Mapping[str, str]
+) -> tuple[tuple[float, str], ...]:
     return tuple(
         (
             each.start_seconds + each.seconds / 2,
-            f"{host.name}: {count(host.moved, 'batch', 'batches')} made elsewhere instead",
+            f"{titles.get(host.name, host.name)}: "
+            f"{count(host.moved, 'batch', 'batches')} made elsewhere instead",
         )
         for each in intervals
         for host in each.hosts
@@ -230,20 +256,26 @@ def _shapes(
     return shapes
 
 
-def _name(host: HostRate) -> str:
-    return f"{host.name}, local workers" if host.kind == "local" else host.name
+def _name(host: HostRate, names: Mapping[str, str]) -> str:
+    name = names.get(host.name, host.name)
+    return f"{name}, own workers" if host.kind == "local" else name
 
 
 # In the order of `_cells`; a narrow page leaves some out.
 _COLUMNS = (
-    ("Batches/s", "number"),
-    ("MB/s", "number"),
-    ("Workers", "number hide-narrow"),
-    ("Batches/s per worker", "number hide-narrow"),
-    ("Time at work", "number"),
-    ("Made elsewhere", "number"),
-    ("Came twice", "number hide-narrow"),
+    ("Batches per second", "number"),
+    ("MB per second", "number"),
+    ("Loader workers", "number hide-narrow"),
+    ("Batches per second of one worker", "number hide-narrow"),
+    ("Workers busy", "number"),
+    ("Batches given to another host", "number"),
+    ("Batches made twice", "number hide-narrow"),
 )
+
+
+def _range(slow: float, fast: float) -> str:
+    low, high = digits(slow, 2, max_places=2), digits(fast, 2, max_places=2)
+    return low if low == high else f"{low} to {high}"
 
 
 def _cells(host: HostRate) -> tuple[str, ...]:
@@ -252,9 +284,7 @@ def _cells(host: HostRate) -> tuple[str, ...]:
         digits(host.batches_per_second, 3, max_places=2),
         digits(host.bytes_per_second / 1e6, 3, max_places=2),
         str(host.workers),
-        "not known"
-        if slow is None or fast is None
-        else f"{digits(slow, 2, max_places=2)} to {digits(fast, 2, max_places=2)}",
+        "not known" if slow is None or fast is None else _range(slow, fast),
         percent(host.busy_share),
         str(host.moved),
         str(host.duplicates),

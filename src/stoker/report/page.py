@@ -3,20 +3,27 @@
 One more chart is a module with its drawing, a `picture_of_...` here, and its place in the template.
 """
 
+import contextlib
 import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
 
+from stoker.decide import local_core_words
+from stoker.decide.choose import limit_name, limit_words
+from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
 from stoker.records import Decision, Evaluation, Plan, Profile, Training, Workload, write_text
+from stoker.records.decision import NOMINAL
+from stoker.records.parts import WAITS
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
-from stoker.report.plans import draw_plans
+from stoker.report.plans import draw_plans, has_front, spots_of
 from stoker.report.step_times import (
     Interval,
     Strip,
@@ -32,14 +39,18 @@ from stoker.report.verdict import (
     Figures,
     collect,
     group_arguments,
+    host_names,
     judge,
     plan_name,
     todays_group,
     transform_rows,
 )
 from stoker.text import (
+    NBSP,
+    NOT_KNOWN,
     TimeUnit,
     count,
+    digits,
     metric,
     percent,
     signed_percent,
@@ -98,7 +109,10 @@ def collect_strips(
             steps=_FLAT_STEPS,
         )
     if timeline:
-        strips.append(Strip("Before", "today's cluster", timeline))
+        recorded = None
+        if step and step.wait_seconds is not None:
+            recorded = step.step_seconds, step.wait_seconds
+        strips.append(Strip("Before", "today's cluster", timeline, recorded))
     timeline = read_steps(after) if after else None
     if timeline is None and training and training.measured:
         timeline = flat_steps(
@@ -107,11 +121,14 @@ def collect_strips(
             steps=_FLAT_STEPS,
         )
     # A timeline of steps of no length has no scale to be drawn on.
-    if timeline and timeline.quantiles().p50 > 0:
+    if timeline and typical_step(timeline.steps)[0] > 0:
         what = "the chosen cluster"
         if decision:
             what = plan_name(decision.plan, today=todays_group(decision))
-        strips.append(Strip("After", what, timeline))
+        recorded = None
+        if training and training.measured and training.measured.step_seconds > 0:
+            recorded = training.measured.step_seconds, training.measured.wait_seconds
+        strips.append(Strip("After", what, timeline, recorded))
     return strips
 
 
@@ -270,7 +287,15 @@ def write_report(
         before=before_timeline,
         after=after_timeline,
     )
-    feed = read_feed(feed_file) if feed_file else None
+    names = host_names(training)
+    feed = None
+    if feed_file:
+        feed = read_feed(
+            feed_file,
+            names=names,
+            does_loading_wait=does_loading_wait(profile),
+            wait_share=training.measured.wait_share if training and training.measured else None,
+        )
     context: dict[str, object] = {
         "run_id": run_id,
         "workload": workload,
@@ -281,6 +306,13 @@ def write_report(
         "figures": figures,
         "unit": unit,
         "nominal": nominal,
+        "has_accelerators": bool(
+            figures.baseline_accelerator_seconds or figures.predicted_accelerator_seconds
+        ),
+        "local_core": local_core_words(decision) if decision else "",
+        "host_names": names,
+        "events": _events(training) if training else [],
+        "today_limit": limit_words(decision.bottleneck) if decision else "",
         "verdict": judge(
             figures=figures,
             unit=unit,
@@ -300,6 +332,7 @@ def write_report(
         "strip_caption": describe_windows(strips) if strips else "",
         "series_picture": picture_of_series(strips, unit),
         "plans_picture": picture_of_plans(decision, unit),
+        "plans_front": decision is not None and has_front(decision, spots_of(decision)),
         "feed": feed,
         "feed_picture": picture_of_feed(feed),
         "interval_picture": picture_of_intervals(figures, unit),
@@ -331,13 +364,46 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         whole=whole,
         count=count,
         size=size,
+        cpu_seconds=_cpu_seconds,
+        limit=limit_name,
     )
     return filled
 
 
+def does_loading_wait(profile: Profile | None) -> bool | None:
+    """Returns whether a loader worker alone waits for what it reads; None: not measured."""
+    step = profile.step if profile else None
+    if step is None or not step.loader_cpu_seconds or step.loader_wall_seconds is None:
+        return None
+    return step.loader_wall_seconds > WAITS * step.loader_cpu_seconds
+
+
+def _events(training: Training) -> list[tuple[str, str, str]]:
+    """Returns when, host and what of each event; when is seconds after the first, if times say."""
+    names = host_names(training)
+    began: datetime | None = None
+    rows = []
+    for event in training.events:
+        when = event.when
+        with contextlib.suppress(ValueError):
+            moment = datetime.fromisoformat(when)
+            began = began or moment
+            with contextlib.suppress(TypeError):
+                # One of two may lack its zone.
+                when = f"{(moment - began).total_seconds():.1f} s"
+        rows.append((when, names.get(event.host or "", event.host or ""), event.what))
+    return rows
+
+
 def _is_nominal(workload: Workload, decision: Decision | None) -> bool:
-    words = f"{decision.prices.source} {decision.prices.purchase}" if decision else ""
-    return workload.platform_info.is_this_machine or "nominal" in words
+    if decision is None:
+        return workload.platform_info.is_this_machine
+    return NOMINAL in f"{decision.prices.source} {decision.prices.purchase}"
+
+
+def _cpu_seconds(value: float | None) -> str:
+    """Writes CPU- or accelerator-seconds per step."""
+    return NOT_KNOWN if value is None else digits(value, 3, max_places=4) + NBSP + "s"
 
 
 def _plan_rows(decision: Decision) -> list[PlanRow]:

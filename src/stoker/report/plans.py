@@ -24,20 +24,21 @@ from stoker.report.svg import (
     text_width,
     ticks,
 )
-from stoker.text import TimeUnit, usd
+from stoker.text import NBSP, TimeUnit, digits, usd
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A plan in the plane of time and money.
+    """A plan in the plane of time and cost.
 
     Attributes:
+        cost: Dollars for 1000 steps, or CPU-seconds per step where nobody is billed.
         is_front: No other plan is both faster and cheaper.
     """
 
     name: str
     step_seconds: float
-    usd: float
+    cost: float
     is_front: bool
     is_chosen: bool
     is_today: bool
@@ -76,7 +77,7 @@ def spots_of(decision: Decision) -> list[Spot]:
         Spot(
             name=_short_name(plan),
             step_seconds=plan.predicted.step_seconds,
-            usd=plan.predicted.usd_per_1000_steps,
+            cost=_cost(plan.predicted, decision),
             is_front=any(plan is each for each in front),
             is_chosen=_is_same(plan, decision.plan),
             is_today=plan.action == "keep",
@@ -86,6 +87,25 @@ def spots_of(decision: Decision) -> list[Spot]:
     ]
     # SVG paints in order: what comes later covers what came before.
     return sorted(spots, key=lambda spot: (spot.is_chosen, spot.is_today, spot.is_front))
+
+
+def _cost(outcome: Predicted, decision: Decision) -> float:
+    if decision.prices.is_nominal and outcome.cpu_seconds is not None:
+        return outcome.cpu_seconds
+    return outcome.usd_per_1000_steps
+
+
+def has_front(decision: Decision, spots: Sequence[Spot]) -> bool:
+    """Returns whether time against cost says something: two plans are told by the table."""
+    is_known = not decision.prices.is_nominal or all(
+        plan.predicted.cpu_seconds is not None for plan in decision.plans if plan.predicted
+    )
+    return is_known and len(spots) >= _LEAST_SPOTS
+
+
+def cost_text(cost: float, *, is_billed: bool) -> str:
+    """Writes the cost of a plan as the picture does: dollars, or CPU-seconds."""
+    return usd(cost) if is_billed else f"{digits(cost, 3)}{NBSP}s"
 
 
 def scaling_of(decision: Decision) -> Scaling | None:
@@ -124,11 +144,13 @@ def scaling_of(decision: Decision) -> Scaling | None:
     )
 
 
-def words_of_front(spots: Sequence[Spot], unit: TimeUnit) -> str:
+def words_of_front(spots: Sequence[Spot], unit: TimeUnit, *, is_billed: bool = True) -> str:
     """Returns the front as a sentence, for those who do not see it."""
     front = sorted((s for s in spots if s.is_front), key=lambda spot: spot.step_seconds)
     listed = "; ".join(
-        f"{s.name} {unit.show(s.step_seconds)} at {usd(s.usd)} for 1000 steps" for s in front
+        f"{s.name} {unit.show(s.step_seconds)} at {cost_text(s.cost, is_billed=is_billed)}"
+        + (" for 1000 steps" if is_billed else " of CPU time per step")
+        for s in front
     )
     return f"{len(spots)} plans, of them no other is both faster and cheaper than: {listed}."
 
@@ -170,6 +192,8 @@ def _short_name(plan: Plan) -> str:
 
 
 _GAP = 44.0
+# Fewer plans than this are told by the table.
+_LEAST_SPOTS = 3
 
 
 def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Markup | None:
@@ -181,8 +205,9 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
 def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Drawing | None:
     """Does the same as `draw_plans`, but keeps the boxes of the labels."""
     spots, scaling = spots_of(decision), scaling_of(decision)
-    has_front, has_curve = len(spots) > 1, scaling is not None and len(scaling.rungs) > 1
-    panels = has_front + has_curve
+    is_front, has_curve = has_front(decision, spots), scaling is not None and len(scaling.rungs) > 1
+    is_billed = not decision.prices.is_nominal
+    panels = is_front + has_curve
     if not panels:
         return None
     # Narrower, a panel's marks would overlap.
@@ -190,7 +215,7 @@ def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str
     panel = (width - _GAP) / 2 if side_by_side else width
     height = HEAD + 14 + PLOT + FOOT
     # The description is read out to those who do not see the picture.
-    words = [words_of_front(spots, unit)] if has_front else []
+    words = [words_of_front(spots, unit, is_billed=is_billed)] if is_front else []
     if has_curve and scaling:
         words.append(words_of_curve(scaling, unit))
     drawing = Drawing(
@@ -201,8 +226,8 @@ def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str
         description=" ".join(words),
     )
     left, top = 0.0, 0.0
-    if has_front:
-        _draw_front(drawing, spots, unit=unit, left=left, top=top, panel=panel)
+    if is_front:
+        _draw_front(drawing, spots, unit=unit, left=left, top=top, panel=panel, is_billed=is_billed)
         left, top = (panel + _GAP, 0.0) if side_by_side else (0.0, height + 16)
     if has_curve and scaling:
         _draw_curve(drawing, scaling, unit=unit, left=left, top=top, panel=panel)
@@ -217,24 +242,25 @@ def _draw_front(
     left: float,
     top: float,
     panel: float,
+    is_billed: bool,
 ) -> None:
     # Much more expensive plans would flatten the others: they are counted at the head instead.
     needed = [spot for spot in spots if spot.is_front or spot.is_today or spot.is_chosen]
     most_x = 1.08 * max(spot.step_seconds for spot in spots)
     # 1.0: where all plans are free, the axis still needs a top.
-    most_y = 1.25 * max(spot.usd for spot in needed) or 1.0
-    num_left_out = sum(spot.usd > most_y for spot in spots)
-    spots = [spot for spot in spots if spot.usd <= most_y]
+    most_y = 1.25 * max(spot.cost for spot in needed) or 1.0
+    num_left_out = sum(spot.cost > most_y for spot in spots)
+    spots = [spot for spot in spots if spot.cost <= most_y]
     marks = ticks(most_y, at_most=5)
     plane = axes(
         drawing,
-        title="Time against money",
+        title="Time against money" if is_billed else "Time against CPU time",
         left=left,
         top=top,
         panel=panel,
         most=(most_x, most_y),
-        marks=[(mark, usd(mark) if mark else "0") for mark in marks],
-        under="upwards: $ for 1000 steps",
+        marks=[(mark, cost_text(mark, is_billed=is_billed) if mark else "0") for mark in marks],
+        under="upwards: $ for 1000 steps" if is_billed else "upwards: CPU-seconds per step",
     )
     for mark in ticks(most_x, at_most=max(3, int(panel / 90))):
         text = unit.tick(mark, last=False)
@@ -248,7 +274,7 @@ def _draw_front(
         text = f"{num_left_out} costlier plans are left out"
         drawing.text(plane.left, plane.floor + 36, text, css="quiet", size=12)
     lines: list[Box] = []
-    front = sorted((s.step_seconds, s.usd) for s in spots if s.is_front)
+    front = sorted((s.step_seconds, s.cost) for s in spots if s.is_front)
     for (x1, y1), (x2, y2) in pairwise(front):
         # Nothing is known between two plans: the front goes by steps.
         for one, other in (((x1, y1), (x2, y1)), ((x2, y1), (x2, y2))):
@@ -256,8 +282,11 @@ def _draw_front(
             drawing.line(*ends[0], *ends[1], "front")
             lines += along(*ends)
     for spot in spots:
-        x, y = plane.x(spot.step_seconds), plane.y(spot.usd)
-        drawing.open_group(f"{spot.name}: {unit.show(spot.step_seconds)}, {usd(spot.usd)}")
+        x, y = plane.x(spot.step_seconds), plane.y(spot.cost)
+        drawing.open_group(
+            f"{spot.name}: {unit.show(spot.step_seconds)}, "
+            f"{cost_text(spot.cost, is_billed=is_billed)}"
+        )
         if spot.is_chosen:
             drawing.circle(x, y, 9, "ring")
         css = "dot" if spot.is_today else "compute" if spot.is_front else "predicted"
@@ -265,11 +294,11 @@ def _draw_front(
         drawing.close_group()
     # Dots first, then names in the order of their worth: a name never hides a dot, and of two in
     # one place the less needed one is left out.
-    taken = [around(plane.x(s.step_seconds), plane.y(s.usd), 4) for s in spots]
+    taken = [around(plane.x(s.step_seconds), plane.y(s.cost), 4) for s in spots]
     for spot in _worth_a_name(spots):
         name = "today" if spot.is_today else spot.name
         text = f"{name}, chosen" if spot.is_chosen else name
-        at = plane.x(spot.step_seconds), plane.y(spot.usd)
+        at = plane.x(spot.step_seconds), plane.y(spot.cost)
         css = "head" if spot.is_chosen else ""
         label(drawing, text, at=at, plane=plane, taken=taken, lines=lines, css=css)
 

@@ -14,9 +14,16 @@ from typing import Literal, NamedTuple
 
 from markupsafe import Markup
 
-from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline
+from stoker.feed.timeline import (
+    MeasuredStep,
+    block_means,
+    main_loader,
+    read_timeline,
+    steady,
+    typical_step,
+)
 from stoker.report.svg import Drawing, fit, text_width, ticks, time_axis
-from stoker.text import TimeUnit, percent, whole
+from stoker.text import TimeUnit, percent, wait_share, whole
 
 _TITLE = 15.0
 _LABEL = 13.0
@@ -40,7 +47,7 @@ class Bin:
 
 
 class Quantiles(NamedTuple):
-    """Step time at 5, 25, 50, 75 and 95 % of the steps, in seconds."""
+    """Step time at 5, 25, 50, 75 and 95 % of the blocks of steps, in seconds."""
 
     p5: float
     p25: float
@@ -61,8 +68,8 @@ class StepTimes:
     measured: bool = True
 
     def quantiles(self) -> Quantiles:
-        """Returns the quantiles of the time of all steps."""
-        values = [step.seconds for step in self.steps]
+        """Returns the quantiles of the step, over the blocks that its median is defined by."""
+        values = block_means(steady(self.steps), lambda step: step.seconds)
         # 19 cuts, 5 % apart; a single step is each of its own quantiles.
         cuts = quantiles(values, n=20, method="inclusive") if len(values) > 1 else 19 * values
         return Quantiles(*(cuts[place] for place in (0, 4, 9, 14, 18)))
@@ -152,16 +159,24 @@ class Strip:
     Attributes:
         name: `Before` or `After`.
         what: Cluster that it ran on, in a few words.
+        recorded: The step and its wait as the record has them; None: it has none.
     """
 
     name: str
     what: str
     timeline: StepTimes
+    recorded: tuple[float, float] | None = None
 
     @property
     def step_seconds(self) -> float:
-        """Returns the median step over the whole run."""
-        return self.timeline.quantiles().p50
+        """Returns the step of the whole run, as everywhere on the page."""
+        return (self.recorded or typical_step(self.timeline.steps))[0]
+
+    @property
+    def wait_share(self) -> float:
+        """Returns the share of such a step that waits for data."""
+        step, wait = self.recorded or typical_step(self.timeline.steps)
+        return wait_share(step_seconds=step, wait_seconds=wait)
 
 
 def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:
@@ -173,7 +188,7 @@ def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
     """Does the same as `draw_strips`, but keeps the boxes of the labels."""
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     windows = [strip.timeline.window(seconds) for strip in strips]
-    heads = [_head(strip, steps, unit) for strip, steps in zip(strips, windows, strict=True)]
+    heads = [_head(strip, unit) for strip in strips]
     # One head in two rows breaks all of them, so that all strips are of one height.
     broken = any(text_width(title + right, _TITLE) + 24 > width for title, right in heads)
     block = _TITLE + (_ROW if broken else 0) + 2 * _ROW + 12 + _BAR + 26
@@ -221,13 +236,10 @@ def describe_windows(strips: Sequence[Strip]) -> str:
     return " ".join(sentences)
 
 
-def _head(strip: Strip, steps: Sequence[MeasuredStep], unit: TimeUnit) -> tuple[str, str]:
-    span = steps[-1].end_seconds - steps[0].start_seconds
-    share = sum(step.wait_seconds for step in steps) / span if span > 0 else 0.0
-    title = f"{strip.name}: {strip.what}"
-    if not strip.timeline.measured:
-        return title, f"drawn from medians: {unit.brief(strip.step_seconds)} per step"
-    return title, f"{whole(len(steps))} steps shown, {percent(share)} of the time waiting"
+def _head(strip: Strip, unit: TimeUnit) -> tuple[str, str]:
+    # Of the whole run, not of the steps that are drawn: one run has one wait.
+    words = f"{unit.brief(strip.step_seconds)} per step, {percent(strip.wait_share)} waiting"
+    return f"{strip.name}: {strip.what}", words
 
 
 def _marks(
@@ -257,7 +269,7 @@ def _marks(
         drawing.rect(x, bar, middle - x, _BAR, fill=wait)
         drawing.rect(middle, bar, max(end - gap, middle) - middle, _BAR, "compute")
         drawing.close_group()
-    _callout(drawing, steps, scale=scale, base=base, bar=bar, unit=unit)
+    _callout(drawing, steps, scale=scale, base=base, bar=bar)
 
 
 def _callout(
@@ -267,7 +279,6 @@ def _callout(
     scale: float,
     base: float,
     bar: float,
-    unit: TimeUnit,
 ) -> None:
     """Names the two parts of one step, the first ordinary one of the strip."""
     # In the first third there is room for the words, at the right of their lines.
@@ -284,8 +295,9 @@ def _callout(
     boundary = min(left + step.wait_seconds * scale, drawing.width)
     right = min(left + step.seconds * scale, drawing.width)
     parts = [
-        ("wait", (left + boundary) / 2, f"wait {unit.brief(step.wait_seconds)}"),
-        ("compute", (boundary + right) / 2, f"compute {unit.brief(step.compute_seconds)}"),
+        # Without figures: those of one step are not those of the run, which the head has.
+        ("wait", (left + boundary) / 2, "waits for its batch"),
+        ("compute", (boundary + right) / 2, "computes"),
     ]
     widths = [text_width(text, _LABEL) for _, _, text in parts]
     # Near the right edge the labels are left of their lines, the rows swapped, so that no line
@@ -354,7 +366,7 @@ def series_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, nam
 
 def _words(strip: Strip, quantile: Quantiles, unit: TimeUnit) -> str:
     return (
-        f"{strip.name}: median {unit.show(quantile.p50)}, half of the"
+        f"{strip.name}: median {unit.show(strip.step_seconds)}, half of the"
         f" {whole(len(strip.timeline.steps))} steps within {unit.span(quantile.p25, quantile.p75)},"
         f" nine of ten within {unit.span(quantile.p5, quantile.p95)}."
     )
@@ -389,7 +401,7 @@ def _panel(
     drawing.text(
         left + panel,
         base + _HEAD - 1,
-        f"median {unit.brief(quantile.p50)}, longest {unit.brief(longest)}",
+        f"median {unit.brief(strip.step_seconds)}, longest {unit.brief(longest)}",
         css="quiet",
         anchor="end",
     )

@@ -15,16 +15,30 @@ from stoker.records import (
     GateResult,
     Group,
     Plan,
+    Predicted,
     Profile,
     Spread,
+    StepCost,
     Training,
     TransformCost,
 )
-from stoker.text import TimeUnit, count, digits, metric, percent, size, usd
+from stoker.text import (
+    TimeUnit,
+    count,
+    digits,
+    metric,
+    percent,
+    size,
+    than_predicted,
+    usd,
+    wait_share,
+)
 
 # Parts with less than this share are left to the record.
 _MIN_SHARE = 0.005
 _MOST = 14
+# Of a dotted name the last word tells what it is; the record has the whole.
+_SHORTER = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,7 @@ def transform_rows(transforms: Sequence[TransformCost]) -> list[TransformRow]:
     shown = [each for each in transforms if each.within is None or each.share >= _MIN_SHARE]
     return [
         TransformRow(
-            name=each.name,
+            name=_SHORTER.sub("", each.name),
             is_part=each.within is not None,
             cpu_seconds=each.cpu_seconds,
             share=each.share,
@@ -72,6 +86,9 @@ class Figures:
         speedup: Baseline step over measured step.
         predicted_speedup: Baseline step over predicted step.
         cost_change: Measured cost over the baseline's, minus 1.
+        baseline_cpu_seconds: vCPUs of all hosts times the step; likewise the next ones.
+        loads_itself: Whether the baseline's trainer loads its own batches (num_workers=0): that is
+            part of its wait.
     """
 
     baseline: float | None = None
@@ -92,13 +109,43 @@ class Figures:
     predicted_usd: float | None = None
     measured_usd: float | None = None
     cost_change: float | None = None
+    baseline_cpu_seconds: float | None = None
+    predicted_cpu_seconds: float | None = None
+    measured_cpu_seconds: float | None = None
+    baseline_accelerator_seconds: float | None = None
+    predicted_accelerator_seconds: float | None = None
+    measured_accelerator_seconds: float | None = None
+    loads_itself: bool = False
 
     @property
     def wait_share(self) -> float | None:
         """Share of a baseline step that is waiting for data."""
-        if self.baseline is None or self.baseline_wait is None or self.baseline <= 0:
-            return None
-        return min(1.0, self.baseline_wait / self.baseline)
+        return _share(self.baseline, self.baseline_wait)
+
+    @property
+    def measured_wait_share(self) -> float | None:
+        """Share of a measured step that is waiting for data."""
+        return _share(self.measured, self.measured_wait)
+
+    @property
+    def prediction(self) -> str:
+        """Says how the measured step compares: `5.9 % longer than predicted`."""
+        return "" if self.prediction_error is None else _than_predicted(self.prediction_error)
+
+    @property
+    def place_in_band(self) -> str:
+        """Says where the measured step is: `inside` or `outside` the band; empty: not known."""
+        return {True: "inside", False: "outside", None: ""}[self.is_inside_band]
+
+
+def _share(step: float | None, wait: float | None) -> float | None:
+    if step is None or wait is None or step <= 0:
+        return None
+    return wait_share(step_seconds=step, wait_seconds=wait)
+
+
+def _than_predicted(error: float) -> str:
+    return than_predicted(error, is_page=True)
 
 
 def collect(
@@ -135,6 +182,15 @@ def collect(
         measured_usd = outcome.usd_per_1000_steps
     error = performance.prediction_error if performance else None
     band = performance.band if performance else None
+    low = band.low_seconds if band else promise.step_seconds_low if promise else None
+    high = band.high_seconds if band else promise.step_seconds_high if promise else None
+    is_inside = performance.is_inside_band if performance else None
+    if is_inside is None and measured is not None and low is not None and high is not None:
+        # As in evaluations that were written before there were bands.
+        is_inside = low <= measured <= high
+    before = performance.baseline if performance else None
+    after = performance.measured if performance else None
+    kept = today.predicted if today else None
     if error is None and measured is not None:
         error = _change(measured, predicted)
     cost_change = performance.cost_change if performance else None
@@ -145,12 +201,8 @@ def collect(
         baseline_wait=step.wait_seconds if step else None,
         baseline_spread=(profile.spread or {}).get("step_seconds") if profile else None,
         predicted=predicted,
-        predicted_low=band.low_seconds if band else promise.step_seconds_low if promise else None,
-        predicted_high=band.high_seconds
-        if band
-        else promise.step_seconds_high
-        if promise
-        else None,
+        predicted_low=low,
+        predicted_high=high,
         # As promised at the time, with that step of today; not over a baseline measured later.
         predicted_speedup=promise.speedup if promise else _ratio(baseline, predicted),
         measured=measured,
@@ -158,13 +210,45 @@ def collect(
         measured_spread=outcome.spread.get("step_seconds") if outcome else None,
         measured_steps=outcome.steps if outcome else None,
         prediction_error=error,
-        is_inside_band=performance.is_inside_band if performance else None,
+        is_inside_band=is_inside,
         speedup=performance.speedup if performance else _ratio(baseline, measured),
         baseline_usd=baseline_usd,
         predicted_usd=predicted_usd,
         measured_usd=measured_usd,
         cost_change=cost_change,
+        baseline_cpu_seconds=_cpu_seconds(before, kept),
+        predicted_cpu_seconds=_cpu_seconds(expected, promise),
+        measured_cpu_seconds=_cpu_seconds(after),
+        baseline_accelerator_seconds=_accelerator_seconds(before, kept),
+        predicted_accelerator_seconds=_accelerator_seconds(expected, promise),
+        measured_accelerator_seconds=_accelerator_seconds(after),
+        loads_itself=bool(step and step.num_workers == 0),
     )
+
+
+def _cpu_seconds(*known: StepCost | Predicted | None) -> float | None:
+    found = (each.cpu_seconds for each in known if each is not None)
+    return next((value for value in found if value is not None), None)
+
+
+def _accelerator_seconds(*known: StepCost | Predicted | None) -> float | None:
+    found = (each.accelerator_seconds for each in known if each is not None)
+    return next((value for value in found if value is not None), None)
+
+
+def host_names(training: Training | None) -> dict[str, str]:
+    """Returns names for people of the run's hosts: `data host 1`, `training host`."""
+    if training is None:
+        return {}
+    roles = {group.name: group.role for group in training.groups}
+    found: dict[str, str] = {}
+    for role, title in (("dnn", "training host"), ("data", "data host")):
+        names = [each.host for each in training.hosts if roles.get(each.group) == role]
+        # One training host needs no number; data hosts may join later.
+        is_alone = role == "dnn" and len(names) == 1
+        for number, name in enumerate(names, start=1):
+            found[name] = title if is_alone else f"{title} {number}"
+    return found
 
 
 def plan_name(plan: Plan, *, today: Group | None = None) -> str:
@@ -244,6 +328,7 @@ class Verdict:
 
     Attributes:
         tone: Whether the news is good; the mark and the badge say the same in words.
+        hero: The one figure in large letters, with which the headline begins; empty: none.
         failure: What failed, in full; empty where nothing did.
     """
 
@@ -252,6 +337,7 @@ class Verdict:
     headline: str
     lead: str
     failure: str = ""
+    hero: str = ""
 
     @property
     def mark(self) -> str:
@@ -303,8 +389,16 @@ def judge(
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
-    headline = " ".join([*_wait(figures), *_gain(figures, unit, decision)])
-    return Verdict("good", f"faster{passed}", headline, " ".join(lead))
+    # Faster than today, and still less than was promised: nobody should read past that.
+    high, step = figures.predicted_high, figures.measured
+    is_less = high is not None and step is not None and step > high
+    return Verdict(
+        "mixed" if is_less else "good",
+        f"faster, by less than predicted{passed}" if is_less else f"faster{passed}",
+        _step_words(figures, unit, decision),
+        " ".join([*_wait(figures), *lead]),
+        hero=_factor(figures.speedup),
+    )
 
 
 def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
@@ -315,7 +409,9 @@ def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
         )
     name = plan_name(decision.plan, today=todays_group(decision))
     headline = f"{name[:1].upper()}{name[1:]}: {reason}"
-    return Verdict("good", "decided, not run yet", headline, " ".join(lead))
+    promise = decision.plan.predicted
+    hero = f"{_factor(promise.speedup)}, predicted" if promise else ""
+    return Verdict("good", "decided, not run yet", headline, " ".join(lead), hero=hero)
 
 
 def _broken(
@@ -350,23 +446,33 @@ def _broken(
 
 
 def _wait(figures: Figures) -> list[str]:
-    share = figures.wait_share
+    share, now = figures.wait_share, figures.measured_wait_share
     if share is None:
         return []
-    return [f"The trainer waited {percent(share)} of every step for data."]
+    words = f"The trainer waited {percent(share)} of every step for data"
+    if figures.loads_itself:
+        words += ", which it loads itself"
+    return [f"{words}; now {percent(now)}." if now is not None else f"{words}."]
 
 
 def _gain(figures: Figures, unit: TimeUnit, decision: Decision | None) -> list[str]:
     if figures.speedup is None:
         return []
+    words = _step_words(figures, unit, decision).removesuffix(".")
+    return [f"{words}: {_factor(figures.speedup)}."]
+
+
+def _step_words(figures: Figures, unit: TimeUnit, decision: Decision | None) -> str:
     with_plan = _with_plan(decision.plan) if decision else "Now"
     now, before = unit.brief(figures.measured), unit.brief(figures.baseline)
+    return f"{with_plan} a step takes {now} instead of {before}."
+
+
+def _factor(speedup: float) -> str:
     # Slower is said as "times as long": 0.5 times as fast is hard to read.
-    if figures.speedup < 0.995:
-        factor = f"{digits(1 / figures.speedup, 2)} times as long"
-    else:
-        factor = f"{digits(figures.speedup, 2)} times as fast"
-    return [f"{with_plan} a step takes {now} instead of {before}: {factor}."]
+    if speedup < 0.995:
+        return f"{digits(1 / speedup, 2)} times as long"
+    return f"{digits(speedup, 2)} times as fast"
 
 
 def _with_plan(plan: Plan) -> str:
@@ -388,28 +494,31 @@ def _promise(figures: Figures, unit: TimeUnit) -> list[str]:
     text = f"Predicted: {unit.brief(figures.predicted)}"
     if figures.predicted_speedup is not None:
         text += f", {digits(figures.predicted_speedup, 2)} times as fast"
-    if figures.prediction_error is not None:
-        side = "above" if figures.prediction_error >= 0 else "below"
-        text += f" (measured is {percent(figures.prediction_error)} {side}"
-        if figures.is_inside_band is not None and figures.predicted_low and figures.predicted_high:
-            low, high = unit.brief(figures.predicted_low), unit.brief(figures.predicted_high)
-            where = "inside" if figures.is_inside_band else "outside"
-            text += f", {where} the promised band of {low} to {high}"
-        text += ")"
+    if not figures.prediction:
+        return [text + "."]
+    text += f"; the step is {figures.prediction}"
+    if figures.place_in_band and figures.predicted_low and figures.predicted_high:
+        low, high = unit.brief(figures.predicted_low), unit.brief(figures.predicted_high)
+        text += f", {figures.place_in_band} the band of {low} to {high}"
     return [text + "."]
 
 
 def _cost(figures: Figures, nominal: bool) -> list[str]:
-    if figures.cost_change is None or figures.measured_usd is None:
+    change, cost = figures.cost_change, ""
+    if nominal:
+        # Nobody is billed: the cores that are taken are the cost.
+        if figures.baseline_cpu_seconds and figures.measured_cpu_seconds is not None:
+            change = figures.measured_cpu_seconds / figures.baseline_cpu_seconds - 1
+            cost = f"{digits(figures.measured_cpu_seconds, 3)} CPU-seconds: cores times the step"
+    elif figures.measured_usd is not None:
+        cost = f"{usd(figures.measured_usd)} per 1\N{NARROW NO-BREAK SPACE}000 steps"
+    if change is None or not cost:
         return []
-    change = percent(figures.cost_change)
-    word = "more" if figures.cost_change > 0 else "less"
-    prices = ", at nominal prices" if nominal else ""
-    cost = f"{usd(figures.measured_usd)} per 1\N{NARROW NO-BREAK SPACE}000 steps"
     # Less would be written as 0 %, with "more" or "less" after it.
-    if abs(figures.cost_change) < 0.0005:
-        return [f"A step costs the same as before ({cost}{prices})."]
-    return [f"A step costs {change} {word} than before ({cost}{prices})."]
+    if abs(change) < 0.0005:
+        return [f"A step costs the same as before ({cost})."]
+    word = "more" if change > 0 else "less"
+    return [f"A step costs {percent(change)} {word} than before ({cost})."]
 
 
 def gate_text(gate: GateResult) -> str:
