@@ -103,6 +103,13 @@ def test_every_link_to_a_heading_finds_it(file: Path) -> None:
             assert anchor in anchors(page.read_text()), f"{named(file)}: {target}#{anchor}"
 
 
+@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
+def test_python_in_the_documents_parses(file: Path) -> None:
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", file.read_text(), re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        ast.parse(block)
+
+
 def test_every_error_that_the_troubleshooting_quotes_is_one_of_stokers() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## By error text")[2]
     quoted = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
