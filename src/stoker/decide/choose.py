@@ -364,7 +364,7 @@ def local_core_words(decision: Decision) -> str:
             return (
                 f"the same cores in the training host itself, {cluster(plan)}: predicted "
                 f"{ms(outcome.step_seconds)} per step ({low} to {high}), {outcome.speedup:.2f} "
-                "times as fast; where both were run, they were equally fast (docs/method.md)"
+                "times as fast; where both were run, both were about as fast (docs/method.md)"
             )
     return ""
 

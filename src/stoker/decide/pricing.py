@@ -325,7 +325,7 @@ def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
         and None in (hosts.instance.coremark_per_vcpu, work.reference.coremark_per_vcpu)
         for hosts in all_hosts
     ):
-        # Across families the number of vCPUs alone is 20 to 80 % wrong (docs/method.md).
+        # Across families the number of vCPUs alone is up to 84 % wrong (docs/method.md).
         doubts.append(Doubt(width=0.2, text="the CPU speed of a type is not known"))
     if shape.data and work.calibration_spread:
         text = "earlier runs on this machine disagree"

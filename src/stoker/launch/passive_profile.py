@@ -18,7 +18,7 @@ from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
-from stoker.feed.timeline import MeasuredStep, block_means, steady
+from stoker.feed.timeline import MeasuredStep, block_means, steady, typical_step
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import now_utc
 from stoker.records import (
@@ -62,9 +62,10 @@ def measure(
         "wait_seconds": block_means(kept, lambda step: step.wait_seconds),
         "compute_seconds": block_means(kept, lambda step: step.compute_seconds),
     }
+    step_seconds, wait_seconds = typical_step(ranks[first])
     return Measured(
-        step_seconds=median(fields["step_seconds"]),
-        wait_seconds=median(fields["wait_seconds"]),
+        step_seconds=step_seconds,
+        wait_seconds=wait_seconds,
         compute_seconds=median(fields["compute_seconds"]),
         samples_per_second=sum(rates.values()),
         steps=len(ranks[first]),
