@@ -41,7 +41,8 @@ def evaluate(
     A metric that the run did not report fails its gate, and a run that did no step is no new model:
     what it reports is an earlier run's. The prediction is that of the plan with the run's groups; a
     run that is not of a plan has no prediction. `champion` has the metrics of the model in use, for
-    gates that name it.
+    gates that name it: None where there is none yet, and such gates hold. One that did not report
+    a gate's metric fails it.
 
     Raises:
         UsageError: If a record was made for another workload.
@@ -50,17 +51,43 @@ def evaluate(
     _refuse_foreign("profile", profile.workload_sha256, digest)
     _refuse_foreign("decision", decision.workload_sha256, digest)
     _refuse_foreign("training", training.workload_sha256, digest)
-    known = champion or {}
-    bounds = (gate.against(known.get(gate.metric)) for gate in workload.gate)
-    gates = tuple(_result(gate, training) for gate in bounds)
+    gates = tuple(
+        _result(gate, training.metrics.get(gate.metric), champion) for gate in workload.gate
+    )
     return Evaluation(
         workload_sha256=digest,
         passed=training.status == "succeeded"
         and not _did_no_step(training)
         and all(gate.passed for gate in gates),
         reason=_reason(training, gates),
+        metrics={n: v for n, v in sorted(training.metrics.items()) if math.isfinite(v)},
+        model_uri=training.model_uri,
         gates=gates,
         performance=_performance(profile, decision, training),
+    )
+
+
+def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Evaluation:
+    """Judges a model that passed against whichever one is in use by now. Pure."""
+    gates = tuple(
+        _result(
+            Gate(
+                metric=gate.metric,
+                min=gate.min,
+                max=gate.max,
+                min_champion=gate.min_champion,
+                max_champion=gate.max_champion,
+            ),
+            gate.value,
+            champion,
+        )
+        for gate in evaluation.gates
+    )
+    return msgspec.structs.replace(
+        evaluation,
+        passed=evaluation.passed and all(gate.passed for gate in gates),
+        reason=evaluation.reason or _failed_gates(gates),
+        gates=gates,
     )
 
 
@@ -123,6 +150,10 @@ def _reason(training: Training, gates: Sequence[GateResult]) -> str:
         return f"the training {training.status}: {training.cause}"
     if _did_no_step(training):
         return "the training did no step, as one that goes on from where another has ended"
+    return _failed_gates(gates)
+
+
+def _failed_gates(gates: Sequence[GateResult]) -> str:
     return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)
 
 
@@ -135,7 +166,11 @@ def _gate_words(gate: GateResult) -> str:
     value = "was not reported" if gate.value is None else f"is {gate.value:.6g}"
     bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
     bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
-    return f"{gate.metric} {value}, asked for {' and '.join(bounds)}"
+    if _is_inside(gate.value, low=gate.min, high=gate.max):
+        return f"{gate.metric} {value}, and the model in use has not reported it"
+    held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
+    asked = " and ".join(bounds) or "a value"
+    return f"{gate.metric} {value}, asked for {asked}{held}"
 
 
 def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:
@@ -151,17 +186,27 @@ def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:
 _VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 
 
-def _result(gate: Gate, training: Training) -> GateResult:
-    value = training.metrics.get(gate.metric)
+def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | None) -> GateResult:
     # A NaN passes no bound anyway, and is no number of JSON.
     if value is not None and not math.isfinite(value):
         value = None
-    passed = (
-        value is not None
-        and (gate.min is None or value >= gate.min)
-        and (gate.max is None or value <= gate.max)
+    theirs = champion.get(gate.metric) if champion is not None and gate.needs_champion else None
+    bound = gate.against(theirs)
+    is_unknown = champion is not None and gate.needs_champion and theirs is None
+    return GateResult(
+        metric=gate.metric,
+        value=value,
+        min=bound.min,
+        max=bound.max,
+        min_champion=gate.min_champion,
+        max_champion=gate.max_champion,
+        champion=theirs,
+        passed=not is_unknown and _is_inside(value, low=bound.min, high=bound.max),
     )
-    return GateResult(metric=gate.metric, value=value, min=gate.min, max=gate.max, passed=passed)
+
+
+def _is_inside(value: float | None, *, low: float | None, high: float | None) -> bool:
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)
 
 
 def _performance(profile: Profile, decision: Decision, training: Training) -> Performance | None:
@@ -245,7 +290,7 @@ def _agree(one: int | None, other: int | None) -> bool:
 def summary(evaluation: Evaluation) -> str:
     """Returns the verdict first, then gates and performance; at most 88 columns."""
     lines = [_verdict(evaluation)]
-    lines += [_gate(gate) for gate in evaluation.gates]
+    lines += [line for gate in evaluation.gates for line in _gate(gate)]
     if evaluation.performance is not None:
         lines += _performance_words(evaluation.performance)
     return "\n".join(lines)
@@ -261,12 +306,19 @@ def _verdict(evaluation: Evaluation) -> str:
     return "failed: the training did not succeed"
 
 
-def _gate(gate: GateResult) -> str:
+def _gate(gate: GateResult) -> list[str]:
     value = "not reported" if gate.value is None else f"{gate.value:.6g}"
     bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
     bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
     mark = "ok  " if gate.passed else "FAIL"
-    return f"  {mark} {gate.metric[:36]:<36} {value:>12}  {', '.join(bounds)}"
+    lines = [f"  {mark} {gate.metric[:36]:<36} {value:>12}  {', '.join(bounds)}".rstrip()]
+    if gate.champion is not None:
+        lines.append(f"       {'of the model in use':<36} {gate.champion:>12.6g}")
+    elif gate.needs_champion and gate.passed:
+        lines.append("       no model is in use yet that it could be held against")
+    elif gate.needs_champion and _is_inside(gate.value, low=gate.min, high=gate.max):
+        lines.append("       the model in use has not reported it")
+    return lines
 
 
 def _performance_words(performance: Performance) -> list[str]:

@@ -30,7 +30,8 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _CHANGEABLE = re.compile(r"[A-Za-z0-9_-]+")
 # Other parameters of pipelines have these names, or are called so with a group in front.
 _TAKEN = re.compile(
-    r"(?!hyperparameter_)(workload|run_id|platform|cache_days|control_image|gpu_type|gpu_count"
+    r"(?!hyperparameter_)(workload|run_id|platform|cache_days|champion|control_image"
+    r"|gpu_type|gpu_count"
     r"|node_selector|job_image|workers|parent_run|input_data|pools_file"
     r"|.*_instance_type|.*_instance_count|.*_workers)"
 )
@@ -75,8 +76,7 @@ class Parameter:
             # be meant.
             text = text.strip()
         if self.kind == "boolean":
-            # As Python and JSON spell it.
-            text = text.lower()
+            text = truth_value(text)
         if self.choices and text not in self.choices:
             raise UsageError(
                 f"{self.name}={text} is not possible", fix="use " + ", ".join(self.choices)
@@ -171,8 +171,25 @@ def overrides_of(texts: Sequence[str], *, workload: Workload) -> list[str]:
 
 
 def whole_number(text: str) -> str | None:
-    """Returns a whole number without leading zeros, with which YAML writes octals; None: none."""
-    return str(int(text)) if _WHOLE.fullmatch(text) else None
+    """Returns a whole number without leading zeros, with which YAML writes octals; None: none.
+
+    Services that keep all numbers as floats may write 3 as 3.0, and 20000000 as 2.0E7.
+    """
+    if _WHOLE.fullmatch(text):
+        return str(int(text))
+    value = float(text) if is_number(text) else 0.5
+    # Beyond it not every whole number is a float.
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else None
+
+
+def truth_value(text: str) -> str:
+    """Returns `true` or `false` for any of their spellings, another text as it is.
+
+    A pipeline hands a value on as JSON, as Python, or as a number.
+    """
+    word = text.lower()
+    number = whole_number(word)
+    return {"1": "true", "0": "false"}.get(number or "", word)
 
 
 def is_number(text: str) -> bool:

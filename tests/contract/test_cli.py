@@ -81,6 +81,7 @@ VERBS = {
         "--decision",
         "--training",
         "--champion",
+        "--promote",
         "--gate-of",
         "--out",
         "--report",

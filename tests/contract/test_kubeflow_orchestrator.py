@@ -268,6 +268,7 @@ def test_a_file_that_differs_from_the_uploaded_workload_is_warned_about(
     ("parameter", "words"),
     [
         ("epoch=3", ["has no parameter epoch", "did you mean epochs?"]),
+        ("gate=accuracy >= champion", ["nothing says which that is", "kubernetes.champion"]),
         ("epochs=many", ["epochs=many: expected a whole number"]),
         ("objective=best", ["objective=best is not possible", "use cost, time"]),
         ("approval=Approved", ["has no parameter approval, the workload has"]),

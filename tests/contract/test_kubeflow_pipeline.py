@@ -32,10 +32,20 @@ from stoker.orchestrators.kubeflow.compile import (
     MAX_WORKLOAD_BYTES,
     compile_kubeflow,
 )
-from stoker.records import Cluster, KubernetesSettings, TodaysGroup
+from stoker.records import (
+    Cluster,
+    Evaluation,
+    Gate,
+    KubernetesSettings,
+    TodaysGroup,
+    read_json,
+    to_document,
+    write_json,
+)
 from stoker.settings import workload_from
 from support import kubeflow_pipeline as sample
-from support.command import process, stoker
+from support import sample_records
+from support.command import Done, process, stoker
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
@@ -362,6 +372,93 @@ def words_of(task: str, kind: str = "cluster") -> list[str]:
     return [*container["command"][1:], *replaced]
 
 
+@pytest.fixture(scope="module")
+def held() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pipeline of a gate against the model in use, which a folder of a claim knows."""
+    overrides = (
+        "kubernetes.champion=pvc://runs/digits/champions",
+        "gate=[{metric: accuracy, min: 0.9, min_champion: -0.005}]",
+    )
+    workload = workload_from(sample.DOCUMENT, overrides=overrides)
+    made = compile_kubeflow(workload, folder=sample.ROOT)
+    pipeline, platforms = sample.parsed(made.definition)
+    return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written(
+    held: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    pipeline, pods = held
+    mounted = {
+        name: [mount for mount in pod.get("pvcMount", []) if mount["constant"] == "runs"]
+        for name, pod in pods.items()
+    }
+    (mount,) = mounted["exec-gate"]
+    assert (mount["mountPath"], mount["subPath"]) == ("/mnt/champions", "digits/champions")
+    assert {name for name, found in mounted.items() if found} == {"exec-evaluate", "exec-gate"}
+    parameters = pipeline["root"]["inputDefinitions"]["parameters"]
+    assert parameters["champion"]["defaultValue"] == "/mnt/champions"
+    assert parameters["gate"]["defaultValue"] == "accuracy>=0.9, accuracy>=champion-0.005"
+    for task in ("evaluate", "gate"):
+        given = sample.tasks(pipeline)[task]["inputs"]["parameters"]["champion"]
+        assert given["componentInputParameter"].endswith("--champion")
+
+
+def test_runs_are_held_against_the_model_that_an_earlier_run_left(
+    held: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    """The steps' own words, with a folder in the place of the claim."""
+    pipeline, _ = held
+    records = {"profile": sample_records.profile(), "decision": sample_records.decision()}
+    champions = tmp_path / "champions"
+    champions.mkdir()
+    for name, record in records.items():
+        write_json(tmp_path / f"{name}.json", msgspec.structs.replace(record, workload_sha256=None))
+    listed = pipeline["root"]["inputDefinitions"]["parameters"]
+
+    def ended(run: str, accuracy: float) -> tuple[Done, Done]:
+        """What evaluate and gate of a run say."""
+        folder = tmp_path / run
+        folder.mkdir()
+        training = msgspec.structs.replace(
+            sample_records.training(), metrics={"accuracy": accuracy}, model_uri=f"pvc://runs/{run}"
+        )
+        outputs = ("evaluation", "report", "summary")
+        values = {
+            **{name: str(about.get("defaultValue")) for name, about in listed.items()},
+            **{name: str(tmp_path / f"{name}.json") for name in records},
+            **{name: str(folder / name) for name in outputs},
+            "champion": str(champions),
+            "training": json.dumps(to_document(training)),
+        }
+
+        def filled(word: str) -> str:
+            if word == "{{$}}":
+                return json.dumps({"outputs": {"outputFile": str(folder / "told.json")}})
+            pattern = r"\{\{\$\.\w+\.\w+\['([^']+)'\][^}]*\}\}"
+            return re.sub(pattern, lambda found: values[found[1]], word)
+
+        done = []
+        for task in ("evaluate", "gate"):
+            container = sample.executor(pipeline, task)
+            words = [filled(word) for word in (*container["command"], *container["args"])]
+            done.append(stoker(*words[1:], cwd=folder))
+        return done[0], done[1]
+
+    evaluate, gate = ended("first", 0.95)
+    assert evaluate.returncode == gate.returncode == 0, evaluate.stderr + gate.stderr
+    assert "no model is in use yet" in evaluate.stdout
+    assert f"champion 1: {champions}/000001.json" in gate.stdout
+    evaluate, gate = ended("worse", 0.94)
+    assert evaluate.returncode == 0
+    assert gate.returncode == 3
+    assert "accuracy is 0.94, asked for at least 0.945 (the model in use has 0.95)" in gate.stderr
+    evaluate, gate = ended("about-as-good", 0.946)
+    assert gate.returncode == 0, gate.stderr
+    second = read_json(champions / "000002.json", Evaluation)
+    assert (second.metrics["accuracy"], second.model_uri) == (0.946, "pvc://runs/about-as-good")
+
+
 @pytest.mark.parametrize(
     "task", ["profile", "decide", "train", "train-2", "evaluate", "gate", "finish"]
 )
@@ -479,9 +576,12 @@ def test_nothing_of_the_users_own_connections_is_in_a_pipeline() -> None:
         assert words not in text
 
 
-def test_todays_several_hosts_are_profiled_as_a_job() -> None:
+@pytest.mark.parametrize("why", ["several hosts", "asked for"])
+def test_todays_several_hosts_are_profiled_as_a_job(why: str) -> None:
     cluster = Cluster(dnn=TodaysGroup(instance_type="g5.xlarge", count=2))
     workload = msgspec.structs.replace(sample.WORKLOAD, cluster=cluster)
+    if why == "asked for":
+        workload = workload_from(sample.DOCUMENT, overrides=["kubernetes.one_host=job"])
     made = compile_kubeflow(workload, folder=sample.ROOT)
     pipeline, platforms = sample.parsed(made.definition)
     given = sample.tasks(pipeline)["profile"]["inputs"]["parameters"]
@@ -512,6 +612,7 @@ def test_a_pool_without_gpus_has_no_parameters_of_gpus() -> None:
         ({"image": None}, "the pipeline needs the workload's image"),
         ({"cluster": None}, "the pipeline needs the workload's cluster"),
         ({"kubernetes": None}, "does not say .* on g5.xlarge"),
+        ({"gate": (Gate(metric="a", min_champion=0.0),)}, "nothing says which that is"),
         ({"hyperparameters": {"note": "x" * MAX_WORKLOAD_BYTES}}, "the workload's document has"),
     ],
 )

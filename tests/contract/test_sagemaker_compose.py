@@ -11,6 +11,7 @@ from typing import Any
 import boto3
 import msgspec
 import pytest
+import yaml
 from botocore.validate import ParamValidator
 
 pytest.importorskip("sagemaker")
@@ -20,6 +21,9 @@ from moto import mock_aws
 from stoker import sagemaker
 from stoker.errors import UsageError
 from stoker.orchestrators.sagemaker.compile import compile_pipeline, pipeline_request
+from stoker.orchestrators.sagemaker.pipelines import SageMakerPipeline
+from stoker.orchestrators.sagemaker.runs import checked_parameters
+from stoker.parameters import overrides_of
 from stoker.sagemaker import (
     PipelineRun,
     Step,
@@ -38,7 +42,7 @@ from stoker.sagemaker import (
 )
 from stoker.sagemaker.steps import offline
 from support import sagemaker_pipeline as sample
-from support.sagemaker_execution import Execution
+from support.sagemaker_execution import Execution, in_a_text
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
 
 GUIDE = (sample.ROOT / "docs" / "sagemaker.md").read_text(encoding="utf-8")
@@ -309,6 +313,50 @@ def test_a_hand_over_hands_on_the_arguments_of_the_pipelines_function() -> None:
     over = next(step for step in sample.steps(document) if step["Name"] == "HandOver")
     words = sample.resolved(over["Arguments"], document)["AppSpecification"]["ContainerArguments"]  # type: ignore[index,call-overload]
     assert words[-2:] == ["--param=LeastAccuracy=0.9", "--param=Day=today"]  # type: ignore[index,call-overload]
+
+
+def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not() -> None:
+    spelt = {1e-05: "1.0E-5", 0.00025: "2.5E-4", 12345678.5: "1.23456785E7", 0.1: "0.1"}
+    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"lr": 0.1, "amp": False})
+    for value, text in {**spelt, True: "True"}.items():
+        assert in_a_text(value) == text
+        name = "amp" if value is True else "lr"
+        (override,) = overrides_of([f"{name}={text}"], workload=workload)
+        assert yaml.safe_load(override.partition("=")[2]) == value
+
+
+def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs() -> None:
+    """The service would find it when a run reaches the step."""
+
+    def steps(run: PipelineRun, day: str = "today", dry: bool = False) -> list[Step]:
+        decided = decide_step(run, profile=run.reused_profile)
+        return [decided, hand_over_step(run, profile=run.reused_profile, decision=decided)]
+
+    document = json.loads(pipeline(request("handover"), steps))
+    deployed = SageMakerPipeline(
+        name="mnist", arn="arn", description="", role="", definition=document, domain=""
+    )
+
+    def given(text: str) -> dict[str, str]:
+        return checked_parameters(deployed, sample.WORKLOAD, [text])
+
+    longest = "x" * (256 - len("--param=Day="))
+    assert given(f"day={longest}") == {"Day": longest}
+    with pytest.raises(UsageError, match="has 245 characters, at most 244"):
+        given(f"Day={longest}y")
+    # A Boolean arrives as the service spells it in a text, which is nowhere said.
+    assert [given(f"Dry={text}")["Dry"] for text in ("True", "true", "1", "1.0")] == ["true"] * 4
+
+    def too_long(run: PipelineRun, day: str = f"{longest}y") -> list[Step]:
+        decided = decide_step(run, profile=run.reused_profile)
+        return [decided, hand_over_step(run, profile=run.reused_profile, decision=decided)]
+
+    with pytest.raises(UsageError, match="has 257 characters, at most 256: --param=Day=xx"):
+        pipeline(request("handover"), too_long)
+    for words, told in ((["x" * 257], "257 characters"), (["a"] * 101, "102 words, at most 101")):
+        with pytest.raises(UsageError, match=told) as caught:
+            control_step(run_of(), name="Mine", command=["true", *words])
+        assert caught.value.where == "step Mine"
 
 
 def request(train_step: str = "launched") -> Any:

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -457,7 +458,7 @@ class Execution:
             parts = _list(join["Values"])
             if any(isinstance(part, Mapping) and "Std:Join" in part for part in parts):
                 raise DefinitionError(f"{step}: a join inside a join")
-            return str(join["On"]).join(_text(self._resolved(part, step)) for part in parts)
+            return str(join["On"]).join(in_a_text(self._resolved(part, step)) for part in parts)
         if set(value) == {"Std:JsonGet"}:
             kind = str(self._definition[step]["Type"])
             if kind != "Condition":
@@ -650,6 +651,10 @@ def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
             value = int(str(value))
         elif item["Type"] == "Float":
             value = float(str(value))
+        elif item["Type"] == "Boolean":
+            if str(value).lower() not in ("true", "false"):
+                raise DefinitionError(f"parameter {name}: {value} is no truth value")
+            value = str(value).lower() == "true"
         elif item["Type"] != "String" or not isinstance(value, str):
             raise DefinitionError(f"parameter {name} of type {item['Type']}: {value}")
         choices = item.get("EnumValues")
@@ -676,11 +681,17 @@ def _only(value: Body, keys: set[str], where: str) -> None:
         raise DefinitionError(f"{where}: unknown property {sorted(unknown)}")
 
 
-def _text(value: Json) -> str:
-    if isinstance(value, Mapping | list | bool) or value is None:
+def in_a_text(value: Json) -> str:
+    """A value in a text, spelt as stoker does not: how the service does it is nowhere said."""
+    if isinstance(value, Mapping | list) or value is None:
         raise DefinitionError(f"{value} cannot be joined")
-    # Which of a number's spellings the service takes is nowhere said: 1.0E-5, as Java's?
-    return str(value).replace("e", "E") if isinstance(value, float) else str(value)
+    if isinstance(value, float) and value and not 1e-3 <= abs(value) < 1e7:
+        # As Java spells it: 1.0E-5.
+        sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+        head, rest = str(digits[0]), "".join(map(str, digits[1:])) or "0"
+        return f"{'-' if sign else ''}{head}.{rest}E{int(exponent) + len(digits) - 1}"
+    # True, as Python spells it, for one that is true.
+    return str(value)
 
 
 def _list(value: Json) -> list[Json]:

@@ -6,7 +6,14 @@ import pytest
 
 from stoker.cli.outputs import evaluation_words
 from stoker.errors import UsageError
-from stoker.evaluate import evaluate, lost_training, model_quality, summary, told_metrics
+from stoker.evaluate import (
+    evaluate,
+    judged_again,
+    lost_training,
+    model_quality,
+    summary,
+    told_metrics,
+)
 from stoker.records import (
     Constraints,
     Decision,
@@ -169,7 +176,7 @@ def test_metrics_are_told_in_the_form_that_studio_shows() -> None:
     ("champion", "passed"), [(0.95, True), (0.956, False), (None, True), (0.1, True)]
 )
 def test_gate_holds_a_model_against_the_one_in_use(champion: float | None, passed: bool) -> None:
-    known = {} if champion is None else {"m": champion}
+    known = None if champion is None else {"m": champion}
     gate = Gate(metric="m", min_champion=-0.005)
     record = evaluate(
         workload=_workload(gate),
@@ -180,6 +187,35 @@ def test_gate_holds_a_model_against_the_one_in_use(champion: float | None, passe
     )
     assert record.passed is passed
     assert record.gates[0].min == (None if champion is None else pytest.approx(champion - 0.005))
+    told = summary(record)
+    assert ("no model is in use yet" in told) == (champion is None)
+    assert ("of the model in use" in told) == (champion is not None)
+    assert all(len(line) <= 88 for line in told.splitlines())
+
+
+def test_model_in_use_that_did_not_report_a_gates_metric_fails_it() -> None:
+    record = evaluate(
+        workload=_workload(Gate(metric="m", min=0.5, min_champion=-0.005)),
+        profile=_profile(),
+        decision=_decision(),
+        training=_training(m=0.95),
+        champion={"loss": 0.1},
+    )
+    assert not record.passed
+    assert record.reason == "m is 0.95, and the model in use has not reported it"
+    assert "the model in use has not reported it" in summary(record)
+
+
+def test_model_that_passed_is_judged_again_by_its_gates_offsets() -> None:
+    gates = (Gate(metric="m", min=0.5, min_champion=-0.01), Gate(metric="n", max=0.2))
+    first = _evaluate(_training(m=0.95, n=0.1), *gates)
+    assert first.passed
+    assert judged_again(first, champion={"m": 0.96}).passed
+    behind = judged_again(first, champion={"m": 0.97})
+    assert not behind.passed
+    assert behind.reason == ("m is 0.95, asked for at least 0.96 (the model in use has 0.97)")
+    failed = _evaluate(_training(m=0.4, n=0.1), *gates)
+    assert not judged_again(failed, champion={"m": 0.1}).passed
 
 
 def test_the_stricter_of_two_bounds_counts() -> None:

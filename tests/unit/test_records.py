@@ -217,6 +217,10 @@ def test_schema_of_an_unknown_record_is_an_error_that_names_the_nearest() -> Non
         json_schema("profil")
 
 
+def test_a_word_that_is_near_to_none_gets_all_that_are_known() -> None:
+    assert nearest("wait", ("next_plan", "fail")) == "known are: fail, next_plan"
+
+
 @pytest.mark.parametrize(
     ("name", "path", "key", "meant"),
     [

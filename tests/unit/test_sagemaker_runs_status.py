@@ -26,6 +26,7 @@ from support.sagemaker_orchestrator import (
     RUN,
     Recorded,
     at,
+    definition,
     processing,
     recorded,
     step,
@@ -332,6 +333,35 @@ def test_a_run_that_failed_or_was_stopped_is_tried_again(status: str) -> None:
     answers.add("retry_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
     answers.add_state("Executing", [TAKEN, PROFILE], of=OF)
     assert SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION).status == "running"
+    answers.stubber.assert_no_pending_responses()
+
+
+def test_a_failed_training_that_was_judged_is_not_trained_again_under_the_same_verdict() -> None:
+    """What the service does with the step that succeeded in judging it is nowhere said."""
+    answers = recorded()
+    failed = {**TRAINED, "StepStatus": "Failed"}
+    judged = step("Evaluate", "Succeeded", Metadata=processing("pipelines-abc-Evaluate"))
+    evaluate = {
+        "Name": "Evaluate",
+        "Type": "Processing",
+        "Arguments": {},
+        "DependsOn": [{"Step": "Train", "Trigger": "Any"}],
+    }
+    answers.add_state("Failed", [TAKEN, PROFILE, failed, judged], of=OF)
+    answers.add_jobs(LAUNCHED)
+    ended = training_job("Failed", "Failed")
+    answers.add("describe_training_job", ended, TrainingJobName=LAUNCHED)
+    document = json.dumps(definition(OF, added=[evaluate]))
+    answers.add("describe_pipeline_definition_for_execution", {"PipelineDefinition": document})
+    profile = {"CheckpointConfig": {"S3Uri": "s3://bucket/profiles/abc"}}
+    job = {**training_job("Completed", "Completed"), **profile}
+    answers.add("describe_training_job", job, TrainingJobName="pipelines-abc-Profile")
+    with pytest.raises(UsageError, match="Evaluate has judged Train, which failed") as caught:
+        SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION)
+    assert caught.value.fix == (
+        "stoker start sagemaker WORKLOAD --param Epochs=3 "
+        "--param ReuseProfile=s3://bucket/profiles/abc"
+    )
     answers.stubber.assert_no_pending_responses()
 
 

@@ -35,7 +35,8 @@ def evaluate_verb(
             "--champion",
             metavar="F",
             help="The model in use, for gates such as accuracy>=champion-0.005: its "
-            "evaluation.json, or registry:GROUP for the last approved one of SageMaker's registry.",
+            "evaluation.json, a folder of champions, or registry:GROUP for the last approved one "
+            "of SageMaker's registry.",
         ),
     ] = None,
     gate_of: Annotated[
@@ -46,6 +47,14 @@ def evaluate_verb(
             help="Only reads this evaluation.json, and exits with 3 if it did not pass.",
         ),
     ] = None,
+    promote: Annotated[
+        bool,
+        typer.Option(
+            "--promote",
+            help="With --gate-of: a model that passed becomes the champion, in the folder of "
+            "--champion.",
+        ),
+    ] = False,
     always: Annotated[
         bool,
         typer.Option(
@@ -76,6 +85,7 @@ def evaluate_verb(
 
     The record is evaluation.json, unless --out names another file.
     """
+    from stoker.cli.champions import champion_metrics
     from stoker.cli.outputs import (
         EVALUATE_PARAMETERS,
         deliver,
@@ -83,13 +93,19 @@ def evaluate_verb(
         outputs_of,
         told_of_evaluation,
     )
-    from stoker.cli.workloads import read_with_params
+    from stoker.cli.workloads import read_with_params, region_of
     from stoker.evaluate import evaluate, model_quality, summary
     from stoker.platforms.aws import Aws
     from stoker.records import Decision, Profile, read_json, write_text
 
+    if promote and not (gate_of and champion is not None):
+        raise UsageError(
+            "--promote needs to know which model passed, and where champions are",
+            where="--promote",
+            fix="stoker evaluate --gate-of evaluation.json --champion FOLDER --promote",
+        )
     if gate_of:
-        _gate(gate_of)
+        _gate(gate_of, champions=champion if promote else None)
         return 0
     if not (profile and decision and training):
         named = {"--profile": profile, "--decision": decision, "--training": training}
@@ -115,7 +131,7 @@ def evaluate_verb(
         profile=profiled,
         decision=decided,
         training=trained,
-        champion=_champion(champion, workload=of),
+        champion=champion_metrics(champion or "", workload=of, region=region_of(of)),
     )
     quality = model_quality(trained)
     deliver(
@@ -149,46 +165,28 @@ def evaluate_verb(
     return exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
 
 
-def _champion(named: str | None, *, workload: "Workload") -> "dict[str, float] | None":
-    """Returns the metrics of the model in use; None where no gate asks, or there is none yet.
+def _gate(evaluation_file: Path, *, champions: str | None) -> None:
+    """Checks whether an evaluation passed, for a gate; then its model becomes the champion.
 
-    Raises:
-        UsageError: If a gate asks for it, and nothing says which it is.
-    """
-    from stoker.cli.workloads import region_of
-    from stoker.evaluate import told_metrics
-    from stoker.platforms.aws import Aws
-    from stoker.platforms.sagemaker.registry import champion_quality
-
-    if not any(gate.needs_champion for gate in workload.gate):
-        return None
-    if named is None:
-        raise UsageError(
-            "a gate holds the model against the champion, and nothing says which that is",
-            where="--champion",
-            fix="--champion evaluation.json (of the model in use), or --champion registry:GROUP",
-        )
-    group = named.removeprefix("registry:")
-    if group == named:
-        return told_metrics(json.loads(Path(named).read_text(encoding="utf-8")))
-    quality = champion_quality(Aws(region=region_of(workload)), group)
-    return None if quality is None else told_metrics(quality)
-
-
-def _gate(evaluation_file: Path) -> None:
-    """Checks whether an evaluation passed, for a gate of a pipeline.
+    Args:
+        evaluation_file: The evaluation.
+        champions: Folder of champions; empty or absent: there is none.
 
     Raises:
         GateError: If it did not pass; the message is the evaluation's reason.
-        UsageError: If there is no such evaluation.
+        UsageError: If there is no such evaluation, or the champion cannot be written.
     """
+    from stoker.cli.champions import promote
     from stoker.records import Evaluation, read_json
 
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
+    told = promote(evaluation_file, named=champions) if champions else ""
     held = f"{len(record.gates)} of {len(record.gates)} gates passed"
     print(f"passed: {held if record.gates else 'the training succeeded; it has no gates'}")
+    if told:
+        print(told)
 
 
 def _training(

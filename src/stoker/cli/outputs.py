@@ -311,7 +311,8 @@ def told_of_decision(record: Decision, workload: Workload) -> Told:
 
 def where(decision: Decision, workload: Workload) -> str:
     """Returns `pod` where the step's own pod can train (one host of today's type), else `job`."""
-    if workload.cluster is None:
+    settings = workload.kubernetes
+    if workload.cluster is None or (settings and settings.one_host == "job"):
         return "job"
     groups = decision.plan.groups
     today = workload.cluster.dnn.instance_type

@@ -219,6 +219,11 @@ def claims_of(workload: Workload) -> list[ClaimUse]:
         found.append(
             ClaimUse(claim=claim, what="kubernetes.output", num_hosts=hosts, is_written=True)
         )
+    if settings.champion and settings.champion.startswith("pvc://"):
+        claim, _ = claim_of(settings.champion, where="key kubernetes.champion")
+        found.append(
+            ClaimUse(claim=claim, what="kubernetes.champion", num_hosts=1, is_written=True)
+        )
     for role, pods in (("dnn", settings.dnn), ("data", settings.data)):
         found += [
             ClaimUse(

@@ -297,6 +297,7 @@ def evaluate(
     instance_type: str = "",
     instance_count: int = 0,
     gate: str = "",
+    champion: str = "",
 ) -> ContainerSpec:
     """Judges a run: did quality hold, did the promise hold? Ends well whatever the verdict.
 
@@ -309,6 +310,8 @@ def evaluate(
         instance_type: Instance type, or node pool, that trains today; empty: the workload's.
         instance_count: Hosts that train today; 0: the workload's.
         gate: What the model must reach, as accuracy>=0.94, loss<=0.2; empty: no gate.
+        champion: The model in use, for gates such as accuracy>=champion-0.005: a folder of
+            champions, an evaluation.json, or registry:GROUP of SageMaker; empty: none.
         evaluation: evaluation.json.
         report: The whole run on a page.
         metrics: The gate's metrics, speed and cost.
@@ -325,6 +328,7 @@ def evaluate(
         f"--param=instance_type={instance_type}",
         f"--param=instance_count={instance_count}",
         f"--param=gate={gate}",
+        f"--champion={champion}",
         f"--out={evaluation.path}",
         f"--report={report.path}",
         f"--summary={summary.path}",
@@ -334,14 +338,22 @@ def evaluate(
 
 
 @_component
-def gate(evaluation: Input[Artifact], image: str) -> ContainerSpec:
-    """Fails, in the evaluation's own words, where the evaluation did not pass.
+def gate(evaluation: Input[Artifact], image: str, champion: str = "") -> ContainerSpec:
+    """Fails, in the evaluation's own words, where it did not pass; else its model is the champion.
 
     Args:
         evaluation: evaluation.json.
         image: Image of the step's pod; it needs no torch.
+        champion: Folder of champions, where a model that passed becomes the one in use; empty:
+            there is none.
     """
-    return _container(image, "evaluate", f"--gate-of={evaluation.path}")
+    return _container(
+        image,
+        "evaluate",
+        f"--gate-of={evaluation.path}",
+        f"--champion={champion}",
+        "--promote",
+    )
 
 
 @_component

@@ -28,7 +28,12 @@ from kfp.dsl.pipeline_channel import PipelineChannel
 from kfp.kubernetes import set_security_context
 
 from stoker.errors import UsageError
-from stoker.orchestrators.kubeflow.compile import KubeflowRequest, kubeflow_request
+from stoker.orchestrators.kubeflow.compile import (
+    CHAMPION,
+    CHAMPIONS_FOLDER,
+    KubeflowRequest,
+    kubeflow_request,
+)
 from stoker.parameters import Parameter
 from stoker.platforms.kubernetes.objects import STAY_ANNOTATIONS, PodGroup
 from stoker.records import KubernetesSettings, Toleration, Workload, nearest
@@ -75,6 +80,11 @@ class Task(Protocol):
     @property
     def container_spec(self) -> TaskContainer | None:
         """Returns its container; None of a step that has none, as a pipeline in a pipeline."""
+        ...
+
+    @property
+    def inputs(self) -> Mapping[str, object]:
+        """Returns what the step is given, by name."""
         ...
 
     @property
@@ -270,9 +280,10 @@ class PipelineRun:
 
     @property
     def is_one_host(self) -> bool:
-        """Tells whether today's cluster is one host, which a step's pod can be."""
+        """Tells whether today's cluster is one host, which a step's own pod is to be."""
         cluster = self.request.workload.cluster
-        return cluster is None or cluster.dnn.count == 1
+        is_one = cluster is None or cluster.dnn.count == 1
+        return is_one and self.request.settings.one_host == "pod"
 
     @property
     def image(self) -> object:
@@ -320,6 +331,8 @@ class PipelineRun:
 def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     """Places a step that trains nothing: a small pod, on any node, never taken from the cache.
 
+    A step with an input `champion` has the claim of `kubernetes.champion` mounted.
+
     Args:
         task: A step of kfp.
         run: Its `kubernetes.control` says what the pod asks for, and how long it may take.
@@ -331,6 +344,10 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     control = run.request.settings.control
     _restricted(task, run)
     _without_gpus(task)
+    champions = run.request.champions
+    if champions and CHAMPION in task.inputs:
+        claim, folder = champions
+        kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
     task.set_cpu_request(written(control.cpu)).set_cpu_limit(written(control.cpu_limit))
     task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
     if control.max_run_seconds:

@@ -210,7 +210,7 @@ def sha256_of(record: Record) -> str:
 
 def nearest(word: str, known: Sequence[str]) -> str:
     """Suggests a fix for a misspelt word: the nearest known one, else the list of known ones."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else "known are: " + ", ".join(sorted(known))
 
 

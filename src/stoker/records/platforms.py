@@ -212,6 +212,13 @@ Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | PositiveInt | Posit
 Namespace = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Claim = Annotated[str, msgspec.Meta(pattern="^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$")]
 
+Champion = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^(pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?|registry:[A-Za-z0-9](-*[A-Za-z0-9])*)$"
+    ),
+]
+
 
 class Toleration(Record, frozen=True, kw_only=True):
     """A taint that pods put up with; without an effect: with all of its effects."""
@@ -365,6 +372,12 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder of the run's name; absent: they are gone with the pods.
+        one_host: Where a pipeline profiles and trains on one host of today's type. pod: in the
+            step's own pod, whose wait for a node nothing bounds; job: as a job, like any other
+            cluster, for which on_no_capacity holds.
+        champion: What is known of the model in use, for gates such as accuracy>=champion-0.005 in
+            pipelines: a folder as pvc://CLAIM/FOLDER, in which a model that passed becomes the one
+            in use; or registry:GROUP, of SageMaker's registry, where people approve it.
         pools: Node pools by the name that plans call their instance type.
         pools_file: CSV file of node pools with prices, in the catalog's columns, or its text: when
             the workload is read, the text takes the place of the file's name. Then plans are made
@@ -402,6 +415,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     context: Name | None = None
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
+    one_host: Literal["pod", "job"] = "pod"
+    champion: Champion | None = None
     pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     dnn: PodSettings = PodSettings()

@@ -141,13 +141,30 @@ def cause_of(failure: str) -> str:
 
 
 class GateResult(Record, frozen=True, kw_only=True):
-    """One gate; value absent: the run did not report that metric (and the gate fails)."""
+    """One gate; value absent: the run did not report that metric (and the gate fails).
+
+    Attributes:
+        min: The bound, of the gate's own and the champion's the stricter one.
+        max: The same.
+        min_champion: As the gate has it: at least the champion's value plus this.
+        max_champion: The same of at most.
+        champion: The champion's value; absent where the gate names none, there was none yet, or it
+            did not report this metric (then the gate fails).
+    """
 
     metric: Name
     value: float | None = None
     min: float | None = None
     max: float | None = None
+    min_champion: float | None = None
+    max_champion: float | None = None
+    champion: float | None = None
     passed: bool
+
+    @property
+    def needs_champion(self) -> bool:
+        """Tells whether it holds the metric against another model's."""
+        return self.min_champion is not None or self.max_champion is not None
 
 
 class StepCost(Record, frozen=True, kw_only=True):
@@ -202,12 +219,16 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     Attributes:
         reason: Why it did not pass, in a sentence; empty where it did.
+        metrics: All that the run reported: a later model is held against them.
+        model_uri: Where the model is.
     """
 
     schema: Literal["stoker.evaluation/v1"] = "stoker.evaluation/v1"
     workload_sha256: str | None = None
     passed: bool
     reason: str = ""
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    model_uri: str | None = None
     gates: tuple[GateResult, ...] = ()
     performance: Performance | None = None
 

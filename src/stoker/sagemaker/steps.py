@@ -23,6 +23,7 @@ from typing import Literal, Protocol
 
 from stoker.errors import UsageError
 from stoker.orchestrators.sagemaker.compile import (
+    MAX_ARGUMENT,
     PipelineRequest,
     argument_of,
     pipeline_request,
@@ -130,6 +131,7 @@ WORKLOAD = f"{INPUT}/workload/workload.json"
 
 # A small step's job has read and written a few files by then, image pull included.
 _SMALL_STEP_SECONDS = 3600
+_MAX_ARGUMENTS = 100
 # Small hosts are of a type that is rarely short; what waits for a GPU is another job.
 _CONTROL_CAPACITY_MINUTES = 30
 
@@ -443,6 +445,7 @@ def control_step(
         max_run_seconds: After it the service stops the step.
         is_isolated: It needs no network, and has none where the workload's job has none.
     """
+    _check_command(command, name=name)
     settings = run.settings
     control = settings.control
     files = {"workload": f"{run.request.inputs_uri}/workload.json", **(inputs or {})}
@@ -508,6 +511,36 @@ def control_step(
         ],
         capacity_minutes=_CONTROL_CAPACITY_MINUTES,
     )
+
+
+def _check_command(command: Sequence[Text], *, name: str) -> None:
+    """Refuses a command that the service would refuse when a run reaches the step.
+
+    Raises:
+        UsageError: If it has too many words, or one that is too long with the parameters' defaults.
+    """
+    if len(command) - 1 > _MAX_ARGUMENTS:
+        raise UsageError(
+            f"the command has {len(command)} words, at most {_MAX_ARGUMENTS + 1}",
+            where=f"step {name}",
+            fix="hand over a file: an input of the step",
+        )
+    for word in command:
+        parts = word.values if isinstance(word, Join) else (word,)
+        # What is known of a value when the pipeline is compiled: a parameter's default, or nothing.
+        told = [str(getattr(p, "default_value", None) or "") if _is_late(p) else p for p in parts]
+        length = sum(len(str(part)) for part in told)
+        if length > MAX_ARGUMENT:
+            raise UsageError(
+                f"a word of the command has {length} characters, at most {MAX_ARGUMENT}: "
+                f"{''.join(map(str, told))[:40]}...",
+                where=f"step {name}",
+                fix="shorten it, or hand over a file: an input of the step",
+            )
+
+
+def _is_late(part: object) -> bool:
+    return not isinstance(part, str)
 
 
 def pipeline(

@@ -33,6 +33,13 @@ from stoker.records import (
 _NOT_HERE = ("model_group", "approval")
 # Kubeflow has no address that every pod can read: the profile itself comes along.
 _REUSE = "Text of a profile.json to use instead of a new profile; empty: profile."
+# The parameter of the model in use, and where steps have the folder of champions.
+CHAMPION = "champion"
+CHAMPIONS_FOLDER = "/mnt/champions"
+_CHAMPION = (
+    "The model in use, for gates such as accuracy>=champion-0.005: a folder of champions, an "
+    "evaluation.json there, or registry:GROUP of SageMaker; empty: none."
+)
 # The pipeline carries it as a text, which ends as one argument of a process among others.
 MAX_WORKLOAD_BYTES = 48 << 10
 # By name, where each is in the folder of components.
@@ -82,6 +89,14 @@ class KubeflowRequest:
         """Returns the image of all steps, unless a run names another."""
         assert self.workload.image
         return self.workload.image
+
+    @property
+    def champions(self) -> tuple[str, str] | None:
+        """Returns claim and folder of the champions; None: there is no such folder."""
+        named = self.settings.champion
+        if self.pod is None or not named or not named.startswith("pvc://"):
+            return None
+        return claim_of(named, where="key kubernetes.champion")
 
 
 def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compiled:
@@ -148,6 +163,13 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     pod = None if placed.platform_info.is_this_machine else _step_pod(placed)
     days = settings.kubeflow.cache_days if settings.kubeflow else KubeflowSettings().cache_days
     parameters = kubeflow_parameters(placed, pod=pod, cache_days=days)
+    champion = parameters[[p.name for p in parameters].index(CHAMPION)].default(placed)
+    if not champion and any(gate.needs_champion for gate in workload.gate):
+        raise UsageError(
+            "a gate holds the model against the champion, and nothing says which that is",
+            where=f"workload {workload.name}, key gate",
+            fix="kubernetes.champion: pvc://CLAIM/FOLDER, or registry:GROUP of SageMaker",
+        )
     text = workload_text(placed)
     if len(text.encode()) > MAX_WORKLOAD_BYTES:
         raise UsageError(
@@ -171,6 +193,7 @@ def kubeflow_parameters(
     mine = [
         fixed("workload", "string", "The workload, as JSON.", workload_text(workload)),
         fixed("cache_days", "integer", text, cache_days),
+        fixed(CHAMPION, "string", _CHAMPION, _champion(workload)),
     ]
     control = (workload.kubernetes or KubernetesSettings()).control
     if pod and control.image:
@@ -187,6 +210,12 @@ def kubeflow_parameters(
         text = "Labels of the nodes of instance_type, on which profile and small trainings run."
         mine += [fixed("node_selector", "object", text, labels)]
     return (*mine[:1], *known, *mine[1:])
+
+
+def _champion(workload: Workload) -> str:
+    """Returns what the steps know the model in use by: where its claim is mounted, or its name."""
+    named = workload.kubernetes.champion if workload.kubernetes else None
+    return CHAMPIONS_FOLDER if named and named.startswith("pvc://") else named or ""
 
 
 def workload_text(workload: Workload) -> str:

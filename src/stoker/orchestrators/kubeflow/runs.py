@@ -13,6 +13,7 @@ from stoker.errors import PlatformError, StokerError, UsageError
 from stoker.orchestrators.base import Cause, RunState, RunSummary, Started, State, StepState
 from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.compile import (
+    CHAMPION,
     CompiledSpec,
     CompiledTask,
     Input,
@@ -336,7 +337,19 @@ def checked_parameters(
             f"version {version.name} needs a value for {', '.join(missing)}",
             fix=f"--param {missing[0]}=...     {there[missing[0]].text}".rstrip(),
         )
+    _check_champion(values, there)
     return values
+
+
+def _check_champion(values: Mapping[str, Json], there: Mapping[str, Input]) -> None:
+    """Refuses a gate that nothing can judge, before hours of training."""
+    told = {n: values.get(n, there[n].default if n in there else "") for n in ("gate", CHAMPION)}
+    if re.search(r"[<>]=\s*champion", str(told["gate"])) and not told[CHAMPION]:
+        raise UsageError(
+            "the gate holds the model against the champion, and nothing says which that is",
+            where=f"--param gate={told['gate']}",
+            fix="--param champion=registry:GROUP, or kubernetes.champion in the workload, uploaded",
+        )
 
 
 def _profile_text(named: str) -> str:

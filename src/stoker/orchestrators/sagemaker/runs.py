@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ from stoker.parameters import (
     is_number,
     parameters_of,
     parse,
+    truth_value,
     whole_number,
 )
 from stoker.platforms.aws import Aws, AwsError
@@ -287,12 +289,29 @@ def checked_parameters(
             values[name] = _checked(name, value, there[name])
         # The steps get the workload's own parameters as arguments.
         limit = MAX_ARGUMENT - len(argument_of(known[name], "")) if name in known else MAX_VALUE
+        limit = min(limit, _longest(deployed.definition, name))
         if len(values[name]) > limit:
             raise UsageError(
                 f"--param {typed}: its value has {len(values[name])} characters, at most {limit}",
                 fix="set a longer value in the workload and upload that",
             )
     return values
+
+
+def _longest(definition: Json, name: str) -> int:
+    """Returns how long a parameter's value may be where it is a word of a step's command."""
+    longest = MAX_VALUE
+    for _, step in tree_of(definition, outcomes={}):
+        arguments = step.get("Arguments")
+        about = arguments.get("AppSpecification") if isinstance(arguments, Mapping) else None
+        words = about.get("ContainerArguments") if isinstance(about, Mapping) else None
+        for word in words if isinstance(words, list) else ():
+            join = word.get("Std:Join") if isinstance(word, Mapping) else None
+            parts = join.get("Values") if isinstance(join, Mapping) else [word]
+            if isinstance(parts, list) and {"Get": f"Parameters.{name}"} in parts:
+                fixed = sum(len(part) for part in parts if isinstance(part, str))
+                longest = min(longest, MAX_ARGUMENT - fixed)
+    return longest
 
 
 def _unknown(
@@ -327,8 +346,7 @@ def _checked(name: str, value: str, parameter: Mapping[str, Json]) -> str:
     if kind == "Float" and not is_number(value):
         raise UsageError(f"{name}={value}: expected a number", fix=f"as {name}=0.5")
     if kind == "Boolean":
-        # A step that hands a run over may get it as Python spells it.
-        value = value.lower()
+        value = truth_value(value)
         if value not in ("true", "false"):
             raise UsageError(f"{name}={value} is not possible", fix="use true, false")
     if isinstance(choices, list) and value not in choices:
@@ -683,10 +701,13 @@ def stop_run(aws: Aws, found: FoundExecution) -> RunState:
 def retry_run(aws: Aws, found: FoundExecution) -> RunState:
     """Runs the steps that failed again, and those after them; what succeeded stays as it is.
 
-    A launched train step then adopts a job that still runs, and replaces one that has failed.
+    A launched train step then adopts a job that still runs. A step that has judged a failed one, as
+    evaluate does a failed training, has succeeded: the service does not say that it runs it again,
+    and a second training would cost its money and be refused by the first one's verdict.
 
     Raises:
-        UsageError: If it is a job, or a run that neither failed nor was stopped.
+        UsageError: If it is a job, a run that neither failed nor was stopped, or one whose failed
+            training has been evaluated.
         PlatformError: If the service refuses.
     """
     state = state_of(aws, found)
@@ -697,6 +718,16 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
             where=state.url,
             fix="stoker start sagemaker WORKLOAD     starts a new one",
         )
+    judged = _judged_failure(aws, state)
+    if judged:
+        given = [f"{name}={value}" for name, value in sorted(state.parameters.items())]
+        words = [word for text in (*given, *_reuse(aws, state)) for word in ("--param", text)]
+        raise UsageError(
+            f"{judged[1]} has judged {judged[0]}, which failed, and the service may keep its "
+            "verdict: another training could not pass",
+            where=state.url,
+            fix=f"stoker start sagemaker WORKLOAD {shlex.join(words)}".rstrip(),
+        )
     aws.call(
         "sagemaker",
         "RetryPipelineExecution",
@@ -704,3 +735,30 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
         ClientRequestToken=secrets.token_hex(16),
     )
     return state_of(aws, found)
+
+
+def _judged_failure(aws: Aws, state: RunState) -> tuple[str, str] | None:
+    """Returns a step that failed, and one that waited for whatever became of it and succeeded."""
+    ended = {step.name: step.status for step in state.steps}
+    if "failed" not in ended.values():
+        return None
+    for _, step in tree_of(_definition(aws, state.id), outcomes={}):
+        awaited = step.get("DependsOn")
+        for wait in awaited if isinstance(awaited, list) else ():
+            name = str(wait.get("Step")) if isinstance(wait, Mapping) else ""
+            judge = str(step.get("Name"))
+            if ended.get(name) == "failed" and ended.get(judge) == "succeeded":
+                return name, judge
+    return None
+
+
+def _reuse(aws: Aws, state: RunState) -> Iterator[str]:
+    """Yields the parameter with which a new run takes the profile of this one."""
+    job = next(
+        (step.job for step in state.steps if step.name == "Profile" and step.status == "succeeded"),
+        "",
+    )
+    described = find_job(aws, job) if job and "ReuseProfile" not in state.parameters else None
+    folder = _member(described or {}, "CheckpointConfig", "S3Uri")
+    if folder:
+        yield f"ReuseProfile={folder}"

@@ -1,0 +1,142 @@
+"""The folder of champions: which model is in use, and who becomes the next one."""
+
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.champions import champion_metrics, promote
+from stoker.errors import GateError, StokerError, UsageError
+from stoker.records import Evaluation, Gate, GateResult, Workload, read_json, write_json
+
+WORKLOAD = Workload(
+    name="job", command=("true",), gate=(Gate(metric="accuracy", min_champion=-0.01),)
+)
+
+
+def evaluated(folder: Path, accuracy: float, *, run: str = "") -> Path:
+    """The evaluation.json of a model that passed when there was no champion."""
+    file = folder / f"evaluation-{accuracy}{run}.json"
+    gate = GateResult(metric="accuracy", value=accuracy, min_champion=-0.01, passed=True)
+    record = Evaluation(
+        passed=True, gates=(gate,), metrics={"accuracy": accuracy}, model_uri=f"pvc://runs/{run}"
+    )
+    write_json(file, record)
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "champions"
+    made.mkdir()
+    return made
+
+
+def in_use(folder: Path) -> dict[str, float] | None:
+    return champion_metrics(str(folder), workload=WORKLOAD, region=None)
+
+
+def test_first_model_has_none_to_be_held_against_and_becomes_the_champion(
+    tmp_path: Path, folder: Path
+) -> None:
+    assert in_use(folder) is None
+    file = evaluated(tmp_path, 0.95)
+    assert promote(file, named=str(folder)) == f"champion 1: {folder / '000001.json'}"
+    assert in_use(folder) == {"accuracy": 0.95}
+    assert read_json(folder / "000001.json", Evaluation) == read_json(file, Evaluation)
+
+
+def test_champion_of_meanwhile_is_one_to_be_held_against(tmp_path: Path, folder: Path) -> None:
+    worse, better = evaluated(tmp_path, 0.95), evaluated(tmp_path, 0.97)
+    promote(better, named=str(folder))
+    with pytest.raises(GateError, match=r"accuracy is 0.95, asked for at least 0.96") as caught:
+        promote(worse, named=str(folder))
+    assert "000001.json" in caught.value.where
+    assert in_use(folder) == {"accuracy": 0.97}
+
+
+def test_step_that_is_tried_again_makes_no_second_champion(tmp_path: Path, folder: Path) -> None:
+    first, second = evaluated(tmp_path, 0.95), evaluated(tmp_path, 0.96)
+    promote(first, named=str(folder))
+    promote(second, named=str(folder))
+    assert "it is champion 1 already" in promote(first, named=str(folder))
+    assert sorted(file.name for file in folder.iterdir()) == ["000001.json", "000002.json"]
+
+
+def test_runs_that_end_at_once_become_champions_one_after_the_other(
+    tmp_path: Path, folder: Path
+) -> None:
+    """Each is held against the one before it, and no number is there twice or left out."""
+    files = [evaluated(tmp_path, 0.90 + n / 100, run=f"r{n}") for n in range(8)]
+    barrier = threading.Barrier(len(files))
+    behind: list[StokerError] = []
+
+    def run(file: Path) -> None:
+        barrier.wait()
+        try:
+            promote(file, named=str(folder))
+        except GateError as err:
+            behind.append(err)
+
+    threads = [threading.Thread(target=run, args=(file,)) for file in files]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == [f"{n + 1:06}.json" for n in range(len(files) - len(behind))]
+    line = [read_json(folder / name, Evaluation).metrics["accuracy"] for name in names]
+    assert all(later >= earlier - 0.01 - 1e-9 for earlier, later in itertools.pairwise(line))
+    assert max(line) == pytest.approx(0.97)
+
+
+def test_deleting_the_newest_brings_the_model_before_it_back(tmp_path: Path, folder: Path) -> None:
+    promote(evaluated(tmp_path, 0.95), named=str(folder))
+    promote(evaluated(tmp_path, 0.96), named=str(folder))
+    (folder / "000002.json").unlink()
+    assert in_use(folder) == {"accuracy": 0.95}
+
+
+def test_file_and_registry_are_peoples_to_choose(tmp_path: Path) -> None:
+    file = evaluated(tmp_path, 0.95)
+    for named in (str(file), "registry:mnist"):
+        assert "people choose it" in promote(file, named=named)
+    assert champion_metrics(str(file), workload=WORKLOAD, region=None) == {"accuracy": 0.95}
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("", "nothing says which that is"),
+        ("missing.json", "record cannot be read: No such file"),
+        ("broken.json", "not JSON"),
+    ],
+)
+def test_champion_that_cannot_be_read_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.json").write_text("{")
+    with pytest.raises(UsageError, match=words):
+        champion_metrics(named, workload=WORKLOAD, region=None)
+    plain = Workload(name="job", command=("true",))
+    assert champion_metrics(named, workload=plain, region=None) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(1, "has hard links"), (13, "the pods' user")], ids=["links", "rights"]
+)
+def test_folder_that_takes_no_champion_is_told_in_words(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    with pytest.raises(UsageError, match="cannot be written: refused") as caught:
+        promote(evaluated(tmp_path, 0.95), named=str(folder))
+    assert words in caught.value.fix
+    assert list(folder.iterdir()) == []
+    with pytest.raises(UsageError, match="folder of champions cannot be read"):
+        promote(evaluated(tmp_path, 0.95), named=str(tmp_path / "none"))
