@@ -34,7 +34,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt faults bench soak image image-control lock clean
+.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt faults bench soak image image-data image-control lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -97,6 +97,9 @@ soak: $(DEV)  ## the fault tests, and more of what others test, again and again:
 
 image: | .venv/bin/python  ## the launcher's image; DOCKER, BASE_IMAGE, IMAGE, LOCK: see containers/launcher
 	@PYTHON=$(BIN)/python containers/build/image launcher
+
+image-data: | .venv/bin/python  ## the same with torch's CPU build, for data hosts; PLATFORMS=linux/amd64,linux/arm64
+	@PYTHON=$(BIN)/python containers/build/image data
 
 image-control: | .venv/bin/python  ## the same without torch, for the steps that train nothing
 	@PYTHON=$(BIN)/python containers/build/image control

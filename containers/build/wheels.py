@@ -1,16 +1,19 @@
 """Downloads the wheels of the image and builds stoker's own, so that `docker build` needs no index.
 
-    python containers/build/wheels.py --out CONTEXT [--python-version 3.12] [--lock FILE]
+    python containers/build/wheels.py --out CONTEXT [--python-version 3.12] [--machine aarch64]
+        [--cpu] [--lock FILE]
 
-The build context gets three folders, one a layer of the image: control (what the command line and
-AWS need), torch, and stoker. Each holds requirements.txt, the wheels, and SHA256SUMS, which the
-build verifies; all sums together are in wheels.sha256. Versions are those of constraints.txt. What
-is downloaded must have a hash of requirements/, except torch, whose builds for CPUs and for CUDA
-have one version, and NVIDIA's libraries that a CUDA build brings: LOCK holds these fast.
+The build context gets four folders: control (what the command line and AWS need), torch and stoker,
+one a layer of the image, and sbom, of which nothing stays. Each holds the wheels and SHA256SUMS,
+which the build verifies; the sums of control and torch are in wheels.sha256. Versions are those of
+constraints.txt. What is downloaded must have a hash of requirements/, except torch, whose builds
+for CPUs and for CUDA have one version, and NVIDIA's libraries that a CUDA build brings: LOCK holds
+these fast.
 """
 
 import argparse
 import hashlib
+import json
 import platform
 import shutil
 import subprocess
@@ -31,19 +34,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Wheels for the image.")
     parser.add_argument("--out", type=Path, required=True, help="the build context")
     parser.add_argument("--python-version", default="", help="of the base image, as 3.12")
+    parser.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
+    parser.add_argument("--cpu", action="store_true", help="torch's build for CPUs, or none")
     parser.add_argument("--lock", type=Path, help="an earlier wheels.sha256 that must come out")
     options = parser.parse_args()
     if options.lock and not options.lock.is_file():
         sys.exit(f"error: no such file: {options.lock}\ntry:   without LOCK, which writes the sums")
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     version = options.python_version or running
-    target = [] if version == running else foreign(version)
+    is_native = options.machine == platform.machine()
+    target = [] if is_native and version == running else foreign(version, options.machine)
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     control = ["pip", *project["dependencies"], *(one for e in CONTROL_EXTRAS for one in extras[e])]
     download(options.out / "control", control, target, locked="image-control")
-    download(options.out / "torch", extras["torch"], target, locked="image-torch", also=["torch"])
+    torch = ["torch"]
+    if options.cpu:
+        check_cpu_build(target)
+        # All that it needs is locked. pip would look for more by the markers of this machine.
+        torch = ["--no-deps", *torch]
+    download(options.out / "torch", extras["torch"], target, locked="image-torch", also=torch)
+    download(options.out / "sbom", [], target, locked="image-sbom")
+    shutil.copy(Path(__file__).with_name("sbom.py"), options.out / "sbom")
     build(options.out / "stoker")
     record = options.out / "wheels.sha256"
     record.write_text(
@@ -53,14 +66,14 @@ def main() -> None:
             for line in (options.out / folder / "SHA256SUMS").read_text().splitlines()
         )
     )
-    print(f"wheels: {len(record.read_text().splitlines())} for Python {version}, sums in {record}")
+    count = len(record.read_text().splitlines())
+    print(f"wheels: {count} for Python {version} on {options.machine}, sums in {record}")
     if options.lock:
         verify(record, options.lock)
 
 
-def foreign(version: str) -> list[str]:
-    """pip's words for another Python than this one, on this processor."""
-    machine = platform.machine()
+def foreign(version: str, machine: str) -> list[str]:
+    """Returns pip's words for another Python or processor than those that run this."""
     tags = [f"manylinux_2_{minor}_{machine}" for minor in GLIBC_MINORS]
     words = ["--python-version", version, "--implementation", "cp"]
     for abi in (f"cp{version.replace('.', '')}", "abi3", "none"):
@@ -68,6 +81,21 @@ def foreign(version: str) -> list[str]:
     for tag in (*tags, f"manylinux2014_{machine}", f"linux_{machine}"):
         words += ["--platform", tag]
     return words
+
+
+def check_cpu_build(target: list[str]) -> None:
+    """Ends with an error, before gigabytes come, where pip would take a CUDA build of torch."""
+    words = ("--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:", "--report=-")
+    folder = ("--target=unused", *target) if target else ()
+    report = pip("install", *words, *folder, "-c", str(CONSTRAINTS), "torch")
+    found = json.loads(report)["install"][0]["metadata"]
+    version, needs = found["version"], found.get("requires_dist", [])
+    if any(need.startswith(("nvidia-", "cuda-")) and "extra ==" not in need for need in needs):
+        sys.exit(
+            f"error: pip finds torch {version} with CUDA, of which CPU hosts have no use\n"
+            "try:   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make image-data, "
+            "PyTorch's index of CPU builds"
+        )
 
 
 def download(
@@ -85,12 +113,12 @@ def download(
         requirements: What the build installs from the folder.
         target: pip's words for another Python than this one.
         locked: Name of the file in requirements/ with their versions and hashes.
-        also: Packages without a hash, at their versions of constraints.txt.
+        also: Packages without a hash, at their versions of constraints.txt; words of pip's.
     """
     wanted = "".join(f"{requirement}\n" for requirement in requirements)
     lock = ROOT / "requirements" / f"{locked}.txt"
     asked = "\n".join(
-        (wanted, *target, platform.machine(), CONSTRAINTS.read_text(), lock.read_text())
+        (wanted, *also, *target, platform.machine(), CONSTRAINTS.read_text(), lock.read_text())
     )
     stamp = folder / ".asked"
     digest = hashlib.sha256(asked.encode()).hexdigest()
@@ -140,8 +168,8 @@ def verify(record: Path, lock: Path) -> None:
     )
 
 
-def pip(*words: str) -> None:
-    """Runs pip, quietly unless it fails."""
+def pip(*words: str) -> str:
+    """Returns what pip prints, and is quiet unless it fails."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -150,6 +178,7 @@ def pip(*words: str) -> None:
             f"error: pip {words[0]} failed: {last}\n"
             "try:   the same with the network or the index that pip is set up for (pip config list)"
         )
+    return done.stdout
 
 
 if __name__ == "__main__":

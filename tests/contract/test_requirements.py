@@ -1,6 +1,9 @@
 """What is installed: one version of each package, each of its files known by its hash."""
 
+import contextlib
+import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # `make lock` writes them; torch has no hash, for its builds (CPU, CUDA) have one version.
-LOCKED = ("run", "dev", "image-control", "image-torch")
+LOCKED = ("run", "dev", "image-control", "image-torch", "image-sbom")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 WANTED = {
@@ -19,6 +22,7 @@ WANTED = {
     ),
     "image-control": (PROJECT["dependencies"], EXTRAS["aws"], EXTRAS["kubernetes"]),
     "image-torch": (EXTRAS["torch"],),
+    "image-sbom": (["cyclonedx-python-lib"],),
 }
 
 
@@ -71,3 +75,22 @@ def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch() -> N
     assert free == ["-c constraints.txt $(TORCH)", "--no-deps --no-build-isolation -e ."]
     wheels = (ROOT / "containers" / "build" / "wheels.py").read_text()
     assert '"--require-hashes", "--no-deps", "-r", str(lock)' in wheels
+
+
+@pytest.mark.parametrize(
+    ("needs", "is_refused"),
+    # As torch's wheels for Linux say on PyPI, and on PyTorch's index of CPU builds.
+    [
+        (['cuda-toolkit[cudart]==13.0.3; platform_system == "Linux"', "sympy>=1.13.3"], True),
+        (["sympy>=1.13.3", 'nvidia-cutlass-dsl; extra == "cutlass"'], False),
+    ],
+)
+def test_an_image_for_data_hosts_takes_no_torch_with_cuda(
+    needs: list[str], is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))
+    torch = {"metadata": {"version": "2.13.0", "requires_dist": needs}}
+    check = wheels["check_cpu_build"]
+    monkeypatch.setitem(check.__globals__, "pip", lambda *_: json.dumps({"install": [torch]}))
+    with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
+        check([])

@@ -1,11 +1,12 @@
 """The images themselves: what is in them, how they start, what they are built of."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from support.docker import Engine
+from support.docker import ROOT, Engine
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -52,6 +53,43 @@ def test_no_compiler_is_left_and_all_wheels_are_on_record(engine: Engine, image:
     names = " ".join(line.split()[1] for line in recorded)
     assert "boto3-" in names
     assert ("torch-" in names) == (image == "stoker-launcher")
+
+
+def test_an_image_says_what_it_holds_and_of_which_base_it_was_built(engine: Engine) -> None:
+    pulled = json.loads(engine.run("inspect", engine.base))[0]["RepoDigests"][0]
+    labels = config(engine, "stoker-control")["Labels"]
+    assert isinstance(labels, dict)
+    assert labels["org.opencontainers.image.base.name"] == engine.base
+    assert f"base@{labels['org.opencontainers.image.base.digest']}" in pulled
+
+    listed = json.loads(shell(engine, "stoker-control", "cat /opt/stoker/sbom.cdx.json"))
+    found = {part["purl"].partition("@")[0]: part for part in listed["components"]}
+    sums = shell(engine, "stoker-control", "cat /opt/stoker/wheels.sha256").splitlines()
+    boto3 = next(line.split()[0] for line in sums if " boto3-" in line)
+    assert found["pkg:pypi/boto3"]["hashes"] == [{"alg": "SHA-256", "content": boto3}]
+    assert found["pkg:pypi/boto3"]["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    assert found["pkg:pypi/stoker"]["hashes"]
+    # Of nothing that only the list's own writing needed.
+    assert "pkg:pypi/cyclonedx-python-lib" not in found
+    installed = shell(engine, "stoker-control", "dpkg-query -W -f '${Package} '").split()
+    assert set(installed) <= {part["name"] for part in listed["components"]}
+
+
+def test_the_build_leaves_a_statement_of_what_the_image_was_made_of(engine: Engine) -> None:
+    context = ROOT / ".cache" / "image" / engine.run("version", "--format={{.Server.Arch}}")
+    statement = json.loads((context / "stoker-control.intoto.json").read_text())
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://slsa.dev/provenance/v1"
+    image = json.loads(engine.run("inspect", "stoker-control"))[0]
+    assert statement["subject"][0]["digest"] == {"sha256": image["Id"].removeprefix("sha256:")}
+    base, source, *files = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    labels = image["Config"]["Labels"]
+    assert f"sha256:{base['digest']['sha256']}" == labels["org.opencontainers.image.base.digest"]
+    built = source["digest"]["gitCommit"] + "-dirty" * source["annotations"]["dirty"]
+    assert built == labels["org.opencontainers.image.revision"]
+    lock = (ROOT / "requirements" / "image-control.txt").read_bytes()
+    sums = {file["name"]: file["digest"]["sha256"] for file in files}
+    assert sums["requirements/image-control.txt"] == hashlib.sha256(lock).hexdigest()
 
 
 @pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
@@ -105,9 +143,16 @@ def test_an_image_for_kubernetes_runs_as_the_user_that_was_asked_for(engine: Eng
 
 def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine: Engine) -> None:
     engine.build(WITH_TORCH, engine.folder / "job", "base-with-torch")
-    engine.make_image("launcher", BASE_IMAGE="base-with-torch", IMAGE="stoker-beside")
+    words = {"BASE_IMAGE": "base-with-torch", "IMAGE": "stoker-beside"}
+    refused = engine.attempt_image("launcher", **words)
+    assert "base-with-torch has no digest" in refused.stderr
+    engine.make_image("launcher", ALLOW_TAG="1", **words)
     script = "/usr/bin/python3 -c 'import stoker, torch; print(torch.__version__)'; ls /opt/stoker"
-    assert shell(engine, "stoker-beside", script).split() == ["2.5.0", "wheels.sha256"]
+    assert shell(engine, "stoker-beside", script).split() == [
+        "2.5.0",
+        "sbom.cdx.json",
+        "wheels.sha256",
+    ]
 
 
 def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path: Path) -> None:
@@ -122,7 +167,8 @@ def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path
     [
         ({"DOCKER": "no-such-client"}, "error: no Docker client: no-such-client"),
         ({"DOCKER_HOST": "unix:///nowhere"}, "finds no engine at unix:///nowhere"),
-        ({"BASE_IMAGE": "stoker-control", "LOCK": "no-such-file"}, "no such file: no-such-file"),
+        ({"LOCK": "no-such-file"}, "no such file: no-such-file"),
+        ({"PLATFORMS": "linux/riscv64"}, "no platform linux/riscv64"),
     ],
 )
 def test_what_the_build_lacks_is_said_in_two_lines(

@@ -25,6 +25,7 @@ from stoker.feed.wire.crypto import new_token
 from stoker.host import spawn
 from stoker.logs import LogEvent, parse_line
 from support.local_job import until
+from support.registry import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "docker"
@@ -139,7 +140,7 @@ class Engine:
         """`containers/build/image TARGET`, however it ends."""
         return subprocess.run(
             [ROOT / "containers" / "build" / "image", target],
-            env={**self.environ, "BASE_IMAGE": "base", **environ},
+            env={**self.environ, "BASE_IMAGE": self.base, **environ},
             capture_output=True,
             text=True,
             timeout=400,
@@ -147,7 +148,7 @@ class Engine:
         )
 
     def import_base(self) -> None:
-        """Debian with Python and nothing else as image `base`; kept in .cache for the next time."""
+        """Debian with Python and nothing else, pulled, and as `base`; kept in .cache for later."""
         archive = CACHE / "base.tar"
         if not archive.exists():
             CACHE.mkdir(parents=True, exist_ok=True)
@@ -167,7 +168,11 @@ class Engine:
             shutil.rmtree(root)
             shutil.move(made, archive.with_suffix(".part"))
             archive.with_suffix(".part").rename(archive)
-        self.run("import", str(archive), "base", timeout=120)
+        architecture = self.run("version", "--format={{.Server.Arch}}")
+        with registry(archive, architecture=architecture) as host:
+            self.base = f"{host}/base:bookworm"
+            self.run("pull", "-q", self.base, timeout=120)
+        self.run("tag", self.base, "base")
 
     def _start(self) -> None:
         log = (self.folder / "dockerd.log").open("wb")

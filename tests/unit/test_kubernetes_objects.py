@@ -525,3 +525,23 @@ def test_the_platform_is_known_by_its_name_and_cannot_submit_yet() -> None:
     assert request == plan(job())
     with pytest.raises(PlatformError):
         platform.submit(request)
+
+
+@pytest.mark.parametrize(
+    ("pool", "labels"),
+    [("spare", {"pool": "spare", "kubernetes.io/arch": "arm64"}), ("c7gn.4xlarge", None)],
+)
+def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(
+    pool: str, labels: dict[str, str] | None
+) -> None:
+    group = msgspec.structs.replace(DATA, instance_type=pool)
+    node_pool = {"cpu": 15, "memory": "28Gi", "gpus": 0}
+    settings: dict[str, Any] = {
+        "pools": {**POOLS, pool: {**node_pool, **({"node_selector": labels} if labels else {})}}
+    }
+    with pytest.raises(UsageError, match="are arm64") as refused:
+        plan(job(DNN, group, settings=settings))
+    assert refused.value.where == "key kubernetes.data.image"
+    image = "registry.example/data@sha256:" + "0" * 64
+    request = plan(job(DNN, group, settings={**settings, "data": {"image": image}}))
+    assert container(request, "data")["image"] == image

@@ -101,6 +101,18 @@ def test_todays_type_can_be_named_though_it_is_no_pool() -> None:
         catalog_of(made).get("g5.xlarge")
 
 
+def test_no_plan_has_data_hosts_of_arm64_without_an_image_for_them() -> None:
+    arm = {"node_selector": {"kubernetes.io/arch": "arm64"}, "cpu": 15, "memory": "28Gi"}
+    settings: dict[str, Json] = {
+        "pools": {"cpu": arm, "c7g.4xlarge": arm | {"node_selector": None}}
+    }
+    barred = [instance.barred for instance in catalog_of(workload(**settings)).instances]
+    assert len(barred) == 2
+    assert all("kubernetes.data.image" in why for why in barred)
+    with_image = workload(**settings, data={"image": "registry.example/data:1"})
+    assert [instance.barred for instance in catalog_of(with_image).instances] == ["", ""]
+
+
 def test_pods_get_what_their_pools_row_says() -> None:
     found = pools(with_pools(workload(pools_file=POOLS)))
     assert found["gpu"] == NodePool(
@@ -339,6 +351,8 @@ def test_arm_and_shared_gpus_are_named() -> None:
     shared = {"nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "kubernetes.io/arch": "arm64"}
     table = table_of(node("n", labels=shared, gpus=4))
     assert any("is arm64" in note for note in table.notes)
+    (row,) = table.rows
+    assert "kubernetes.io/arch=arm64" in row["node_selector"]
     assert any("shares its GPUs" in note for note in table.notes)
 
 

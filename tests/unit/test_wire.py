@@ -367,3 +367,12 @@ def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int])
     packed = codec.pack_value(index, allow_pickle=True)
     assert packed == len(tree).to_bytes(8, "little") + tree
     assert codec.unpack_value(packed, allow_pickle=False) == index
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_a_long_double_of_another_processor_than_x86_is_refused(
+    dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "LONG_DOUBLE_IS_X86", False)
+    with pytest.raises(ShippingError, match="has other bits on x86"):
+        codec.encode([np.ones(3, dtype=dtype)], allow_pickle=True)

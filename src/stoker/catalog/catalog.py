@@ -50,6 +50,7 @@ class Instance:
         usd_per_hour: Price of one host on the catalog's platform; None: the type cannot be used.
         priced_on: Date of that price.
         in_training_enum: Whether a SageMaker training job takes the type.
+        barred: Why no plan may have the type; empty: it may.
         quota_vcpus: What a container's CPU quota leaves of one host, where that is no whole number.
     """
 
@@ -66,6 +67,7 @@ class Instance:
     usd_per_hour: float | None = None
     priced_on: date | None = None
     in_training_enum: bool = True
+    barred: str = ""
     quota_vcpus: float | None = None
 
     @property
@@ -203,8 +205,8 @@ def _shown(number: float | None) -> str:
 
 def _document(instance: Instance) -> dict[str, Json]:
     document: dict[str, Json] = asdict(instance)
-    # Of a container that was profiled, not of a type.
-    del document["quota_vcpus"]
+    # Of a container that was profiled, and of a workload, not of a type.
+    del document["quota_vcpus"], document["barred"]
     document["priced_on"] = instance.priced_on.isoformat() if instance.priced_on else None
     return document
 

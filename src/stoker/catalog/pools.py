@@ -36,7 +36,7 @@ from stoker.records import (
     bare_type,
     read_text,
 )
-from stoker.records.platforms import amount
+from stoker.records.platforms import amount, lacks_arm_image
 
 _SOURCE = "kubernetes.pools_file"
 _EFFECTS: tuple[Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], ...] = (
@@ -70,6 +70,7 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     known = {instance.type: instance for instance in catalog.instances}
     names = [_bare(row.cells["instance_type"]) for row in table.rows] if table else []
     names += [_bare(name) for name in settings.pools]
+    merged = with_pools(workload).kubernetes or settings
     today = _bare(workload.cluster.dnn.instance_type) if workload.cluster else ""
     pools = {_bare(name): pool for name, pool in settings.pools.items()}
     listed = (_instance(name, known.get(name), pools.get(name)) for name in dict.fromkeys(names))
@@ -77,7 +78,7 @@ def catalog_of(workload: Workload, prices: Path | None = None) -> Catalog:
     is_plain = table is not None and table.price_column is not None and table.region is None
     return Catalog(
         platform="kubernetes",
-        instances=[instance for instance in listed if instance is not None],
+        instances=[_barred(instance, merged) for instance in listed if instance is not None],
         source=catalog.source,
         region=None if is_plain and not prices else catalog.region,
         purchase=catalog.purchase,
@@ -136,6 +137,13 @@ def _instance(name: str, listed: Instance | None, pool: NodePool | None) -> Inst
         vcpus=max(1, listed.vcpus if cpu is None else cpu),
         accelerators=listed.accelerators if pool.gpus is None else pool.gpus,
     )
+
+
+def _barred(instance: Instance, settings: KubernetesSettings) -> Instance:
+    if instance.accelerators or not lacks_arm_image(settings, instance.type):
+        return instance
+    why = f"{instance.type} is arm64, and kubernetes.data.image names no image for it"
+    return replace(instance, barred=why)
 
 
 def _pool(row: Row, instance: Instance) -> NodePool:
@@ -369,6 +377,9 @@ def _pool_of_kind(kind: _Kind, members: Sequence[_Node], *, named: str) -> Clust
     if kind.instance_type:
         selector[INSTANCE_TYPE] = kind.instance_type
     selector |= {label: first[label] for label in _SPOT if label in first}
+    if first.get(_ARCHITECTURE, "amd64") != "amd64":
+        # So that the pods' own checks know it: not every image runs there.
+        selector[_ARCHITECTURE] = first[_ARCHITECTURE]
     memory = first.get(_GPU_MEMORY, "")
     return ClusterPool(
         name=named,

@@ -214,7 +214,7 @@ def _notes(pool: ClusterPool, machine: Instance | None, *, is_priced: bool) -> l
             "does the device plugin run there?"
         )
     if pool.architecture == "arm64":
-        notes.append(f"{pool.name} is arm64: the image has to be made for it")
+        notes.append(f"{pool.name} is arm64: name an image for it in kubernetes.data.image")
     if pool.gpus and (pool.gpu_model or "").endswith("-SHARED"):
         notes.append(f"{pool.name} shares its GPUs among pods: predictions do not hold there")
     return notes

@@ -202,6 +202,7 @@ def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | No
         for instance in catalog.instances
         if instance.accelerators == 0
         and instance.usd_per_hour
+        and not instance.barred
         and instance.coremark_per_vcpu
         and instance.vcpus >= _MIN_VCPUS
         and (names is None or instance.type in names)

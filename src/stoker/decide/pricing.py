@@ -244,7 +244,7 @@ def why_unusable(instance: Instance, rules: Rules) -> str:
         return f"a SageMaker training job cannot use {instance.type}"
     if instance.usd_per_hour is None:
         return f"{instance.type} has no price"
-    return ""
+    return instance.barred
 
 
 def plan_of(

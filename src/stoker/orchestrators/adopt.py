@@ -998,7 +998,7 @@ def _image_note(job: JobAnswer, start: TrainingStart) -> str:
         return "The image of the job; stoker is in it."
     return (
         "The image of the job. stoker must be in it: build one on top of it "
-        "(containers/launcher, --build-arg BASE_IMAGE=this) and put that one's address here."
+        "(make image BASE_IMAGE=this, containers/launcher) and put that one's address here."
     )
 
 

@@ -22,6 +22,8 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+# A registry's folders and a digest, which alone has 72 characters; 255 is SageMaker's own bound.
+ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 # JSON and YAML documents, as their parsers give them.
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]

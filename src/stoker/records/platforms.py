@@ -4,6 +4,7 @@ The facts are what rooms other than `platforms` need. The settings, of SageMaker
 are what jobs need next to the plan.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -12,10 +13,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stoker.records.base import Name, NonNegativeInt, PositiveFloat, PositiveInt, Record
+from stoker.records.base import ImageName, Name, NonNegativeInt, PositiveFloat, PositiveInt, Record
 
 PlatformName = Literal["local", "sagemaker", "kubernetes"]
 
+# AWS's types with arm64: a `g` after the generation, as in c7g, m7gd, c6gn; g5 and g6 have GPUs.
+_ARM_TYPE = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\.")
 # SageMaker's prefix of EC2's instance types: wherever a type is named, it may be there or not.
 _PREFIX = "ml."
 
@@ -110,7 +113,7 @@ class ControlSettings(Record, frozen=True, kw_only=True):
             quota is 5 days until it is raised.
     """
 
-    image: Name | None = None
+    image: ImageName | None = None
     role: Role | None = None
     instance_type: Name = "ml.t3.medium"
     volume_gb: PositiveInt = 30
@@ -130,7 +133,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     """
 
     group: Name | None = None
-    image: Name | None = None
+    image: ImageName | None = None
     entry_point: Name | None = None
     environment: dict[Name, str] = msgspec.field(default_factory=dict)
     approval: Literal["Approved", "Rejected", "PendingManualApproval"] = "PendingManualApproval"
@@ -281,8 +284,8 @@ class PodSettings(Record, frozen=True, kw_only=True):
         cpu_limit: Absent: what is asked for. The launcher starts as many workers as it allows.
         memory_limit: Absent: what is asked for; of a pod that takes more a process is killed.
         gpus: GPUs of one pod; absent: the pool's. The data group has none.
-        image: Of the data group's pods, with the same stoker: a small one for CPUs starts sooner.
-            Absent: the workload's.
+        image: Of the data group's pods, with the same stoker: a small one for CPUs starts sooner
+            (make image-data), and arm64 nodes need one of theirs. Absent: the workload's.
         resources: Further requests and limits, for example vpc.amazonaws.com/efa.
         node_rules: Node affinity; all of those without a weight must hold.
         service_account: Absent: that of the settings.
@@ -295,7 +298,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
     cpu_limit: Quantity | None = None
     memory_limit: Quantity | None = None
     gpus: NonNegativeInt | None = None
-    image: Name | None = None
+    image: ImageName | None = None
     resources: dict[Name, Quantity] = msgspec.field(default_factory=dict)
     node_selector: dict[Name, str] = msgspec.field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
@@ -352,7 +355,7 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
         max_run_seconds: Limit for such a step; 0: none. The one that follows a job has none.
     """
 
-    image: Name | None = None
+    image: ImageName | None = None
     cpu: Quantity = "250m"
     memory: Quantity = "256Mi"
     cpu_limit: Quantity = 1
@@ -439,6 +442,21 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
     control: ControlPodSettings = ControlPodSettings()
     kubeflow: KubeflowSettings | None = None
+
+
+def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
+    """Tells whether data pods of that pool would get arm64 nodes, and the dnn hosts' image.
+
+    Of the nodes it knows what labels say: their architecture, or a type of AWS's.
+    """
+    pool = settings.pools.get(name) or settings.pools.get(bare_type(name)) or NodePool()
+    known_by = {"node.kubernetes.io/instance-type": bare_type(name)}
+    labels = known_by if pool.node_selector is None else pool.node_selector
+    labels = {**labels, **settings.data.node_selector}
+    architecture = labels.get("kubernetes.io/arch")
+    if architecture is None and _ARM_TYPE.match(labels.get("node.kubernetes.io/instance-type", "")):
+        architecture = "arm64"
+    return architecture == "arm64" and settings.data.image is None
 
 
 class OnNoCapacity(Record, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from stoker.records.base import (
     Fraction,
+    ImageName,
     Name,
     NonNegativeInt,
     PositiveFloat,
@@ -285,7 +286,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     schema: Literal["stoker.workload/v1"] = "stoker.workload/v1"
     name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")]
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    image: Name | None = None
+    image: ImageName | None = None
     platform: PlatformName = "local"
     cluster: Cluster | None = None
     channels: dict[Name, Channel] = msgspec.field(default_factory=dict)

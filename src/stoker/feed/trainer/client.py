@@ -44,6 +44,8 @@ ALL_GONE_SECONDS = 10.0
 
 _VERSIONS = {
     "python": platform.python_version(),
+    # Another kind of CPU rounds floats in other last bits.
+    "processor": platform.machine(),
     "torch": str(torch.__version__),
     "numpy": np.__version__,
 }

@@ -51,6 +51,8 @@ INLINE_BYTES = 1024
 ARRAY_DTYPE = re.compile(
     r"[<>|=](?:[biufc][1-9]\d?|[SU][1-9]\d{0,8}|[mM]8(?:\[\d{0,9}[a-zA-Z]{1,2}\])?)"
 )
+# C's long double has one size on x86 and arm64, and different bits.
+LONG_DOUBLE_IS_X86 = np.finfo(np.longdouble).nmant == 63
 # A list, for the names that a peer sends are looked up in torch itself.
 TENSOR_DTYPES = frozenset(
     (
@@ -218,6 +220,11 @@ class Encoder:
         # `dtype.str` says nothing of metadata: it would be lost.
         if not ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.metadata:
             return None
+        if not LONG_DOUBLE_IS_X86 and array.dtype.str[1:] in ("f16", "c32"):
+            raise ShippingError(
+                f"the batch holds numpy's {array.dtype}, which has other bits on x86 than here",
+                fix="use float64 or complex128",
+            )
         axes = [] if array.flags.c_contiguous else _order(array.strides)
         laid = array.transpose(axes) if axes else array
         if not laid.flags.c_contiguous:

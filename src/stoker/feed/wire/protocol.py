@@ -559,7 +559,7 @@ class Unpacker:
 
 def own_versions() -> dict[str, str]:
     """Returns the versions of what the bytes of a batch or of a spec depend on."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "processor": platform.machine()}
     for name in ("torch", "numpy", "cloudpickle"):
         try:
             versions[name] = metadata.version(name)

@@ -33,7 +33,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.engine import completed
-from stoker.records.platforms import amount, written
+from stoker.records.platforms import amount, lacks_arm_image, written
 from stoker.settings import RunEnvironment, RunGroup
 
 # A pod is called NAME-JOB-0-INDEX-xxxxx, in 63 characters: with room for a job's name of 9
@@ -245,6 +245,14 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
             "train: its pods tolerate no GPU nodes",
             where=f"group {group.name}",
             fix="plan data hosts of a type without GPUs",
+        )
+    if not is_dnn and lacks_arm_image(settings, group.instance_type):
+        raise UsageError(
+            f"the nodes of {group.instance_type} are arm64, and the workload's image may be of the "
+            "dnn hosts' processor alone",
+            where="key kubernetes.data.image",
+            fix="name an image for arm64 there (make image-data PLATFORMS=linux/arm64), or the "
+            "workload's own, if it is made for both",
         )
     requests, limits = _resources(group, pool, pods)
     tolerations = (*pool.tolerations, *pods.tolerations)
