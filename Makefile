@@ -60,7 +60,7 @@ test-skipped: $(DEV)  ## what was skipped last: once more, after what it needs h
 test-engines: $(DEV) $(TF) $(RAY) $(MPI)  ## TensorFlow, Ray and MPI for real, in environments of their own
 	@$(BIN)/pytest -q tests/engines -m engine -n $(JOBS)
 
-test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, in an environment of their own
+test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed unchanged, and the tutorial's notebook; in an environment of their own
 	@.venv-libraries/bin/python -m pytest -q tests/libraries -m library
 
 test-cluster: $(DEV)  ## what a cluster's controllers do to jobs, on the one that KUBECONFIG names

@@ -1,7 +1,9 @@
 """The documents against the product: commands, parameters, links and prices that they name."""
 
+import ast
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from stoker.parameters import parameters_of
 from stoker.settings import read_workload
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import make_notebook  # noqa: E402
+
 FOLDERS = ("docs", "configs", "components", "pipelines", "containers", "examples")
 DOCUMENTS = sorted(
     [ROOT / "README.md", *(file for name in FOLDERS for file in (ROOT / name).rglob("*.md"))]
@@ -79,6 +85,54 @@ def test_every_link_within_the_repository_leads_somewhere(file: Path) -> None:
     for target in [*pictures, *re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]:
         if "://" not in target and not target.startswith("mailto:"):
             assert (file.parent / target).exists(), f"{named(file)}: {target}"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as forges make them."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    headings = re.findall(r"^#{1,6} (.+)$", text, flags=re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
+def test_every_link_to_a_heading_finds_it(file: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", file.read_text()):
+        page = file.parent / target if target else file
+        if page.suffix == ".md":
+            assert anchor in anchors(page.read_text()), f"{named(file)}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
+def test_python_in_the_documents_parses(file: Path) -> None:
+    blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", file.read_text(), re.DOTALL | re.MULTILINE)
+    for block in blocks:
+        ast.parse(block)
+
+
+def test_every_error_that_the_troubleshooting_quotes_is_one_of_stokers() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## By error text")[2]
+    quoted = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
+    assert len(quoted) > 50
+    texts = "\n".join(text for file in (ROOT / "src").rglob("*.py") for text in texts_in(file))
+    parts = {part.strip() for words in quoted for part in words.split("...")}
+    assert [part for part in sorted(parts) if part not in texts] == []
+
+
+def texts_in(file: Path) -> Iterator[str]:
+    """The texts of a module, each as a whole; a value within one is cut out."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Constant(value=str()):
+                yield node.value
+            case ast.JoinedStr():
+                parts = (part for part in node.values if isinstance(part, ast.Constant))
+                yield "\n".join(str(part.value) for part in parts)
+
+
+def test_the_tutorials_notebook_is_the_page() -> None:
+    made = make_notebook.notebook(make_notebook.PAGE.read_text())
+    assert make_notebook.NOTEBOOK.read_text() == made, "run python docs/make_notebook.py"
 
 
 def test_every_file_of_the_project_that_a_text_names_is_there() -> None:
