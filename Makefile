@@ -85,9 +85,10 @@ check-layers:
 fmt: $(DEV)  ## format, and mend what the linter can mend
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
+# Without --quiet, under which mkdocs counts no warnings, and --strict fails for none.
 docs: $(RUN) $(DOCS)  ## the reference from the code, and the site in .cache/site; no network once it is set up
 	@$(BIN)/python docs/make_reference.py
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@set -o pipefail; NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict 2>&1 | sed '/^INFO/d'
 	@echo "the site: .cache/site/index.html; to look at it: .venv-docs/bin/mkdocs serve"
 
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes

@@ -453,7 +453,7 @@ def _option_default(param: typing.Any) -> str:
 
 def _help_lines(text: str) -> Iterator[str]:
     """Yields a help text: what is indented, or not to be wrapped (`\\b`), as a code block."""
-    for index, paragraph in enumerate(re.split(r"\n\s*\n", inspect.cleandoc(text))):
+    for index, paragraph in enumerate(re.split(r"\n[ ]*\n", textwrap.dedent(text).strip("\n"))):
         if index:
             yield ""
         is_code = "\b" in paragraph or paragraph.startswith("  ")

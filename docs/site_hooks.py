@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 # A link or picture of Markdown, and the pictures of HTML: what is in front, and the address.
 _LINK = re.compile(r"(\]\(|\b(?:src|srcset|href)=\")([^)\s\"#]+)(?=[)\"#])")
-_CODE = re.compile(r"^(```.*?^```|(?: {4}.*\n)+)", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"^(`{3,}.*?^`{3,}|(?: {4}[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
 _LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".json": "json", ".txt": "text"}
 
 
