@@ -11,7 +11,6 @@ change that, and run this again; tests/contract/test_reference.py compares the t
 import ast
 import dataclasses
 import functools
-import inspect
 import json
 import re
 import textwrap
@@ -78,6 +77,12 @@ _PATTERNS = {
     "^arn:aws[a-z-]*:iam::[0-9]{12}:role/?[^ ]+$": "the ARN of a role",
     "^arn:aws[a-z-]*:sqs:": "the ARN of a queue",
     "^pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?$": "pvc://CLAIM/FOLDER",
+    "^(pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(/.*)?|registry:[A-Za-z0-9](-*[A-Za-z0-9])*)$": "pvc://"
+    "CLAIM/FOLDER or registry:GROUP",
+    "^(https?://[^/]+|file:.|sqlite:.|arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-"
+    "[a-zA-Z-]*/.*$)": "an http://, https://, file: or sqlite: address, or the ARN of a server",
+    "^[A-Za-z_][A-Za-z0-9_]*$": "the name of a variable",
+    "^arn:aws[a-z-]*:secretsmanager:[^:]+:[0-9]{12}:": "the ARN of a secret",
     "^/[^:]*$": "an absolute path",
     "^[0-9]+\\.[0-9]+([.+].*)?$": "a version",
     "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 63",
@@ -743,6 +748,8 @@ MEANINGS = MappingProxyType(
     {
         "AWS_DEFAULT_REGION": "AWS region, where AWS_REGION is not set.",
         "AWS_REGION": "AWS region, where neither the workload nor --region names one.",
+        "COMP_WORDS": "Words that bash wants completed.",
+        "_TYPER_COMPLETE_ARGS": "Words that another shell wants completed.",
         "CUDA_VISIBLE_DEVICES": "GPUs that the training may use; the others are not counted.",
         "JOB_COMPLETION_INDEX": "Number of this pod in its group, by Kubernetes.",
         "KFP_POD_NAME": "Name of the pod of a Kubeflow step, where POD_NAME is not set.",

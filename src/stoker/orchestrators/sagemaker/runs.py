@@ -720,7 +720,7 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
         )
     judged = _judged_failure(aws, state)
     if judged:
-        given = [f"{name}={value}" for name, value in sorted(state.parameters.items())]
+        given = [f"{name}={value}" for name, value in sorted((state.parameters or {}).items())]
         words = [word for text in (*given, *_reuse(aws, state)) for word in ("--param", text)]
         raise UsageError(
             f"{judged[1]} has judged {judged[0]}, which failed, and the service may keep its "
@@ -758,7 +758,9 @@ def _reuse(aws: Aws, state: RunState) -> Iterator[str]:
         (step.job for step in state.steps if step.name == "Profile" and step.status == "succeeded"),
         "",
     )
-    described = find_job(aws, job) if job and "ReuseProfile" not in state.parameters else None
+    described = (
+        find_job(aws, job) if job and "ReuseProfile" not in (state.parameters or {}) else None
+    )
     folder = _member(described or {}, "CheckpointConfig", "S3Uri")
     if folder:
         yield f"ReuseProfile={folder}"
