@@ -1,4 +1,4 @@
-"""`stoker run --from STEP` takes the folder of an earlier run, which must have ended; what is next."""
+"""`stoker run --from STEP` takes the folder of an earlier run; what a run ends with."""
 
 import os
 from pathlib import Path
