@@ -1,13 +1,14 @@
-"""`stoker run --from STEP` takes the folder of an earlier run, which must have ended."""
+"""`stoker run --from STEP` takes the folder of an earlier run; what a run ends with."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from stoker.cli.run import STEPS, forget_later
+from stoker.cli.run import STEPS, forget_later, next_step
 from stoker.errors import PlatformError
 from stoker.platforms.local import lock_run_folder
+from stoker.settings import workload_from
 
 
 @pytest.fixture
@@ -40,3 +41,16 @@ def test_a_run_that_still_runs_keeps_its_folders(run_dir: Path) -> None:
         os.close(lock)
     forget_later(run_dir, STEPS.index("train"))
     assert left_in(run_dir) == {"profile.json", "decision.json"}
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "command"),
+    [
+        ("examples/mnist/train.py", 0, "stoker profile -- python YOUR_SCRIPT.py"),
+        ("examples/mnist/train.py", 6, "stoker run w.yaml --from train     (trains again)"),
+        ("train.py", 0, "stoker run w.yaml --from train     (trains again)"),
+    ],
+)
+def test_after_an_example_comes_a_script_of_one_s_own(script: str, code: int, command: str) -> None:
+    workload = workload_from({"name": "x", "command": ["python", script]})
+    assert next_step(workload, "w.yaml", code) == f"next:      {command}"

@@ -133,7 +133,7 @@ def test_a_job_without_hosts_is_tried_again_until_there_are_some(tmp_path: Path)
     assert platform.asked == [(minute, "mnist-1") for minute in (0, 5, 10, 15)]
     assert len(said) == 3
     assert said[0] == (
-        "no hosts for 1 x g5.2xlarge + 1 x c7i.4xlarge: "
+        "no hosts for dnn 1 x g5.2xlarge, data 1 x c7i.4xlarge: "
         "again in 5 min, for 60 min more: no capacity"
     )
     assert [event.what for event in record.events][:3] == said
@@ -146,7 +146,7 @@ def test_then_the_next_plan_with_other_types_has_its_turn(tmp_path: Path) -> Non
     # Three of the same hosts are as short as one; what is not feasible is no plan.
     assert platform.asked == [(0, "mnist-1"), (5, "mnist-1"), (8, "mnist-1"), (8, "mnist-1-plan4")]
     assert record.groups == (DNN,)
-    assert "taking the next plan, 1 x g5.2xlarge" in said[-1]
+    assert "taking the next plan, dnn 1 x g5.2xlarge" in said[-1]
 
 
 def test_plans_that_need_what_is_said_to_be_short_are_left_out(tmp_path: Path) -> None:
@@ -186,7 +186,10 @@ def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path: Pa
     told = [event.what for event in record.events]
     assert ["taking the next plan" in words for words in told] == [False, True] * 2 + [False] * 2
     assert [words for words in told if "again in 5 min" in words] == told[0:5:2]
-    assert told[-1] == "no hosts for 1 x g5.2xlarge + 1 x m5.4xlarge, and no other plan to take"
+    assert (
+        told[-1]
+        == "no hosts for dnn 1 x g5.2xlarge, data 1 x m5.4xlarge, and no other plan to take"
+    )
 
 
 @dataclass
@@ -297,8 +300,8 @@ def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path: Path) ->
     _, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
     unfit = [words for words in said if "is too long" in words]
     assert unfit == [
-        "1 x g5.2xlarge cannot take its place where hosts are short: mnist-1-plan4 is too long",
-        "1 x g5.2xlarge + 1 x m5.4xlarge cannot take its place where hosts are short: "
+        "dnn 1 x g5.2xlarge cannot take its place where hosts are short: mnist-1-plan4 is too long",
+        "dnn 1 x g5.2xlarge, data 1 x m5.4xlarge cannot take its place where hosts are short: "
         "mnist-1-plan5 is too long",
     ]
     assert said[:2] == unfit

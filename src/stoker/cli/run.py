@@ -110,15 +110,15 @@ def run_verb(
         print(to_json(evaluation) if evaluation else "null", end="")
     # Not wrapped: a terminal opens an address that is in one piece.
     say(f"{'report':<11}{report.resolve().as_uri()}", quiet=as_json)
-    say(_next(record, workload, code), quiet=as_json)
+    say(next_step(record, workload, code), quiet=as_json)
     return code
 
 
-def _next(workload: "Workload", file: str, code: int) -> str:
+def next_step(workload: "Workload", file: str, code: int) -> str:
     """Returns the line that says what to do after a run that ended with this exit code."""
     # An example has shown that it works; a workload of one's own may be trained again.
     if code == 0 and any(word.startswith("examples/") for word in workload.command):
-        return f"next:      {program()} profile -- python train.py     (a script of your own)"
+        return f"next:      {program()} profile -- python YOUR_SCRIPT.py"
     return f"next:      {program()} run {shlex.quote(file)} --from train     (trains again)"
 
 

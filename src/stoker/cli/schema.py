@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +34,8 @@ def schema_verb(
         from stoker.records import RECORDS
 
         for name, kind in RECORDS.items():
-            print(f"{name:<10} {(inspect.getdoc(kind) or '').splitlines()[0]}")
+            line = f"{name:<10} {(inspect.getdoc(kind) or '').splitlines()[0]}"
+            print(textwrap.fill(line, 80, subsequent_indent=" " * 11))
         return
     print(json.dumps(json_schema(record), indent=2))
 
