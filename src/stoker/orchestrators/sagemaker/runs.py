@@ -753,7 +753,7 @@ def _judged_failure(aws: Aws, state: RunState) -> tuple[str, str] | None:
 
 
 def _profile_of(aws: Aws, state: RunState) -> Mapping[str, str]:
-    """Returns the parameter with which a new run takes the profile that this one made, if it did."""
+    """Returns the parameter with which a new run takes the profile that this one made, if any."""
     profiles = (s.job for s in state.steps if s.name == "Profile" and s.status == "succeeded")
     job = next(profiles, "")
     folder = _member((find_job(aws, job) if job else None) or {}, "CheckpointConfig", "S3Uri")
