@@ -720,8 +720,8 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
         )
     judged = _judged_failure(aws, state)
     if judged:
-        given = [f"{name}={value}" for name, value in sorted((state.parameters or {}).items())]
-        words = [word for text in (*given, *_reuse(aws, state)) for word in ("--param", text)]
+        given = {**(state.parameters or {}), **_profile_of(aws, state)}
+        words = [word for name in sorted(given) for word in ("--param", f"{name}={given[name]}")]
         raise UsageError(
             f"{judged[1]} has judged {judged[0]}, which failed, and the service may keep its "
             "verdict: another training could not pass",
@@ -752,15 +752,9 @@ def _judged_failure(aws: Aws, state: RunState) -> tuple[str, str] | None:
     return None
 
 
-def _reuse(aws: Aws, state: RunState) -> Iterator[str]:
-    """Yields the parameter with which a new run takes the profile of this one."""
-    job = next(
-        (step.job for step in state.steps if step.name == "Profile" and step.status == "succeeded"),
-        "",
-    )
-    described = (
-        find_job(aws, job) if job and "ReuseProfile" not in (state.parameters or {}) else None
-    )
-    folder = _member(described or {}, "CheckpointConfig", "S3Uri")
-    if folder:
-        yield f"ReuseProfile={folder}"
+def _profile_of(aws: Aws, state: RunState) -> Mapping[str, str]:
+    """Returns the parameter with which a new run takes the profile that this one made, if any."""
+    profiles = (s.job for s in state.steps if s.name == "Profile" and s.status == "succeeded")
+    job = next(profiles, "")
+    folder = _member((find_job(aws, job) if job else None) or {}, "CheckpointConfig", "S3Uri")
+    return {"ReuseProfile": folder} if folder else {}
