@@ -24,7 +24,7 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.progress import following, relative, say
-from stoker.errors import NoCapacityError, UsageError
+from stoker.errors import NoCapacityError, StokerError, UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
@@ -203,6 +203,10 @@ def train_verb(
         except NoCapacityError as err:
             # It has left a record; a further attempt of a pipeline's step would wait as long again.
             shortage, record = err, read_json(run_dir / "training.json", Training)
+        except StokerError:
+            # It would be under way for ever there; a further attempt goes on with it.
+            keep_tracked(job.tracking, run=job.run_name, training=None, quiet=as_json)
+            raise
         page = keep_tracked(
             job.tracking,
             run=job.run_name,
