@@ -24,7 +24,7 @@ from stoker.cli.options import (
     Yes,
 )
 from stoker.cli.progress import following, program, relative, say
-from stoker.errors import NoCapacityError, TerminatedError, UsageError
+from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
@@ -237,6 +237,10 @@ def train_verb(
         except NoCapacityError as err:
             # It has left a record; a further attempt of a pipeline's step would wait as long again.
             shortage, record = err, read_json(run_dir / "training.json", Training)
+        except StokerError:
+            # It would be under way for ever there; a further attempt goes on with it.
+            keep_tracked(job.tracking, run=job.run_name, training=None, quiet=as_json)
+            raise
         page = keep_tracked(
             job.tracking,
             run=job.run_name,

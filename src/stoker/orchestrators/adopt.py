@@ -19,6 +19,7 @@ import yaml
 from stoker.catalog import Catalog
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.base import MLFLOW_RUN
 from stoker.records import Channel, Json, Role, Scalar
 
 
@@ -755,7 +756,7 @@ def platform_entries(
     # AWS's images have framework and version in their address.
     framework = _FRAMEWORK.search(job.algorithm_specification.training_image or "")
     # Of a run by stoker: the next one gets its own.
-    ours = sorted(name for name in job.environment if name.startswith("STOKER_"))
+    ours = sorted(n for n in job.environment if n.startswith("STOKER_") or n == MLFLOW_RUN)
     environment = {k: v for k, v in sorted(job.environment.items()) if k not in ours}
     plain: list[tuple[str, Json, tuple[str, ...]]] = [
         ("role", job.role_arn, ("It needs what stoker render iam prints as execution-role.json.",)),
