@@ -11,7 +11,6 @@ change that, and run this again; tests/contract/test_reference.py compares the t
 import ast
 import dataclasses
 import functools
-import inspect
 import json
 import re
 import textwrap
