@@ -318,10 +318,9 @@ def is_run_of(name: str, run_id: str) -> bool:
     return bool(_short_id(run_id)) and name.endswith(f"-{_short_id(run_id)}")
 
 
+# Its keys for the platforms are those of `PlatformSettings`.
 class Workload(PlatformSettings, frozen=True, kw_only=True):
     """The user's training command with its inputs, gate and today's cluster.
-
-    Its keys for the platforms are those of `PlatformSettings`.
 
     Attributes:
         schema: Version of this file's form; may be left out.
