@@ -166,8 +166,12 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     if profile.step is None or measured is None or not measured.steps or not measured.step_seconds:
         return None
     keep = next((plan for plan in decision.plans if plan.action == "keep"), None)
+    today = profile.step.step_seconds
+    if decision.taken_elsewhere and keep and keep.predicted:
+        # The profile's step is another machine's: no run here is faster or slower than that.
+        today = keep.predicted.step_seconds
     baseline = StepCost(
-        step_seconds=profile.step.step_seconds,
+        step_seconds=today,
         usd_per_1000_steps=keep.predicted.usd_per_1000_steps if keep and keep.predicted else None,
     )
     # The chosen plan first: another one in the list may have the same hosts.

@@ -46,6 +46,8 @@ VERBS = {
         "--calibrate",
         "--report",
         "--vcpus-needed",
+        "--as",
+        "--cpu-speed",
         "--platform",
         "--summary",
         "--executor-input",

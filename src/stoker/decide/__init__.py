@@ -3,6 +3,7 @@
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import pareto_front
 from stoker.decide.decide import decide
+from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
 
-__all__ = ["EarlierRun", "calibrate", "decide", "explain", "pareto_front"]
+__all__ = ["EarlierRun", "TakeAs", "calibrate", "decide", "explain", "pareto_front"]

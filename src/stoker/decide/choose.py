@@ -8,7 +8,16 @@ from typing import Literal
 import msgspec
 
 from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
-from stoker.records import Action, Answer, Bottleneck, Constraints, Limit, Plan, Predicted
+from stoker.records import (
+    Action,
+    Answer,
+    Bottleneck,
+    Constraints,
+    Limit,
+    Plan,
+    Predicted,
+    TakenElsewhere,
+)
 from stoker.text import apart, ms, percentage, usd
 
 # Plans this near to the best count as equal: then fewer machines win.
@@ -326,6 +335,7 @@ class Walk:
         estimate: Today's cluster, as the model sees it.
         free_fixes: What the profile found to cost nothing, in words.
         fix_first: Why nothing that costs is advised yet; empty where it may be.
+        taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
 
     work: Work
@@ -337,6 +347,7 @@ class Walk:
     constraints: Constraints
     free_fixes: tuple[str, ...] = ()
     fix_first: str = ""
+    taken: TakenElsewhere | None = None
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
@@ -381,6 +392,11 @@ def _is_explained(found: Walk) -> Answer:
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
+    if found.taken:
+        because = (
+            f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
+            f"{ms(work.step_seconds)}"
+        )
     if work.is_checked:
         return Answer(question=question, answer="yes", because=because)
     return Answer(question=question, answer="unknown", because=f"not checked: {because}")

@@ -19,11 +19,13 @@ from stoker.records.base import (
     write_text,
 )
 from stoker.records.decision import (
+    AcceleratorStepSource,
     Action,
     Advice,
     Answer,
     Bottleneck,
     Calibration,
+    CpuSpeedSource,
     Decision,
     Group,
     Limit,
@@ -31,6 +33,7 @@ from stoker.records.decision import (
     Predicted,
     Prices,
     Role,
+    TakenElsewhere,
     groups_in_words,
 )
 from stoker.records.engine import (
@@ -116,6 +119,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
 __all__ = [
     "PLATFORM_INFOS",
     "RECORDS",
+    "AcceleratorStepSource",
     "Action",
     "Advice",
     "Answer",
@@ -127,6 +131,7 @@ __all__ = [
     "Cluster",
     "Constraints",
     "ControlSettings",
+    "CpuSpeedSource",
     "Decision",
     "EngineCommand",
     "EngineName",
@@ -181,6 +186,7 @@ __all__ = [
     "Storage",
     "StrategyName",
     "StrategySettings",
+    "TakenElsewhere",
     "TodaysGroup",
     "Toleration",
     "Training",
