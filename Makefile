@@ -35,7 +35,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt docs faults bench soak image image-data image-control lock clean
+.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt docs faults bench soak image image-data image-control wheel lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -110,6 +110,11 @@ image-data: | .venv/bin/python  ## the same with torch's CPU build, for data hos
 
 image-control: | .venv/bin/python  ## the same without torch, for the steps that train nothing
 	@PYTHON=$(BIN)/python containers/build/image control
+
+wheel: $(RUN)  ## dist/stoker-*.whl, tried in an empty environment; with its example: requirements/try-wheel run
+	@rm -rf dist
+	@$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .
+	@PYTHON=$(PYTHON) requirements/try-wheel
 
 lock:  ## writes requirements/ anew after a change of pyproject.toml or constraints.txt
 	@PYTHON=$(PYTHON) requirements/lock

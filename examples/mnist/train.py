@@ -1,4 +1,4 @@
-"""Trains a small network on handwritten digits, with the heavy augmentation of a real image job.
+"""Trains a small network on digits, with the heavy augmentation of a real image job.
 
 A plain PyTorch script. It runs by itself (`python examples/mnist/train.py`), under torchrun, on
 SageMaker, and under stoker; the import of DataLoader is all that it knows of stoker.
@@ -87,8 +87,8 @@ def read_idx(path: Path) -> np.ndarray:
 def read_split(folder: Path) -> tuple[Digits, Digits]:
     """Training and validation digits.
 
-    With all four files of MNIST in `folder`: its own 60,000 and 10,000. With the test files only,
-    as they come with this example: those 10,000, split into 8,000 and 2,000.
+    The 10,000 drawn digits that come with this example are split into 8,000 and 2,000. With all
+    four files of MNIST in `folder`: its own 60,000 and 10,000.
     """
     images = read_idx(folder / "t10k-images-idx3-ubyte.gz")
     labels = read_idx(folder / "t10k-labels-idx1-ubyte.gz")
@@ -182,9 +182,11 @@ def of_all_ranks(value: object) -> list[object]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; SageMaker's variables give the defaults where they are set."""
-    parser = argparse.ArgumentParser(description="Trains on MNIST.")
+    parser = argparse.ArgumentParser(description="Trains on digits in MNIST's format.")
     data = Path(os.environ.get("SM_CHANNEL_TRAINING", BUNDLED))
-    parser.add_argument("--data", type=Path, default=data, help="folder with MNIST's .gz files")
+    parser.add_argument(
+        "--data", type=Path, default=data, help="folder with .gz files in MNIST's format"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="images a step, all ranks")
     parser.add_argument("--samples", type=int, help="train on the first so many images only")

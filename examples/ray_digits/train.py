@@ -1,4 +1,4 @@
-"""Trains on handwritten digits that Ray Data augments on the CPUs of a Ray cluster.
+"""Trains on digits that Ray Data augments on the CPUs of a Ray cluster.
 
 A plain script of Ray Data and PyTorch. Where RAY_ADDRESS is set, as under `engine: ray`, the
 augmentation runs on the cluster's data hosts; else Ray starts on this host alone. Network, digits
@@ -84,9 +84,11 @@ def connect() -> str:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; SageMaker's variables give the defaults where they are set."""
-    parser = argparse.ArgumentParser(description="Trains on MNIST by Ray Data.")
+    parser = argparse.ArgumentParser(description="Trains on digits by Ray Data.")
     data = Path(os.environ.get("SM_CHANNEL_TRAINING", mnist.BUNDLED))
-    parser.add_argument("--data", type=Path, default=data, help="folder with MNIST's .gz files")
+    parser.add_argument(
+        "--data", type=Path, default=data, help="folder with .gz files in MNIST's format"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64, help="images a step, all ranks")
     parser.add_argument("--samples", type=int, help="train on the first so many images only")

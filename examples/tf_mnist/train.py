@@ -1,4 +1,4 @@
-"""Trains a small Keras network on handwritten digits, with the heavy augmentation of an image job.
+"""Trains a small Keras network on digits, with the heavy augmentation of an image job.
 
 A plain Keras script. By itself it augments in its own process; where TF_DATA_SERVICE_ADDRESS is
 set, as under `engine: tf.data.service`, the workers of tf.data service do. `stoker.keras.timed`
@@ -41,7 +41,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_split(folder: Path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Training and validation digits: MNIST's own, or of its test files 8,000 and 2,000."""
+    """Training and validation digits: 8,000 and 2,000 drawn ones, or those of MNIST."""
     images = read_idx(folder / "t10k-images-idx3-ubyte.gz")
     labels = read_idx(folder / "t10k-labels-idx1-ubyte.gz")
     if (folder / "train-images-idx3-ubyte.gz").exists():
@@ -160,9 +160,11 @@ def network() -> tf.keras.Model:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line; SageMaker's variables give the defaults where they are set."""
-    parser = argparse.ArgumentParser(description="Trains on MNIST.")
+    parser = argparse.ArgumentParser(description="Trains on digits in MNIST's format.")
     data = Path(os.environ.get("SM_CHANNEL_TRAINING", BUNDLED))
-    parser.add_argument("--data", type=Path, default=data, help="folder with MNIST's .gz files")
+    parser.add_argument(
+        "--data", type=Path, default=data, help="folder with .gz files in MNIST's format"
+    )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--samples", type=int, help="train on the first so many images only")

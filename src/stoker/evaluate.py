@@ -214,11 +214,13 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     if profile.step is None or measured is None or not measured.steps or not measured.step_seconds:
         return None
     keep = next((plan for plan in decision.plans if plan.action == "keep"), None)
+    today = profile.step.step_seconds
+    if decision.taken_elsewhere and keep and keep.predicted:
+        # The profile's step is another machine's: no run here is faster or slower than that.
+        today = keep.predicted.step_seconds
     # Nominal dollars are for comparing plans; what nobody is billed is told in CPU-seconds.
     is_billed = not decision.prices.is_nominal
-    baseline = _cost_of(
-        keep.predicted if keep else None, profile.step.step_seconds, is_billed=is_billed
-    )
+    baseline = _cost_of(keep.predicted if keep else None, today, is_billed=is_billed)
     # The chosen plan first: another one in the list may have the same hosts.
     plan = _plan_of(training.groups, (decision.plan, *decision.plans))
     promise = plan.predicted if plan else None

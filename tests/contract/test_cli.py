@@ -50,6 +50,8 @@ VERBS = {
         "--calibrate",
         "--report",
         "--vcpus-needed",
+        "--as",
+        "--cpu-speed",
         "--platform",
         "--summary",
         "--executor-input",

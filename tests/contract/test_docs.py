@@ -146,6 +146,20 @@ def test_every_file_of_the_project_that_a_text_names_is_there() -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("file", DOCUMENTS, ids=named)
+def test_no_document_installs_stoker_from_an_index_that_does_not_have_it(file: Path) -> None:
+    # Whatever has that name on PyPI is not stoker: a checkout or a wheel is installed.
+    assert not re.search(r"pip install (-\S+ )*['\"]?stoker\b", file.read_text())
+
+
+def test_the_python_versions_of_the_package_are_those_that_tests_ran_on() -> None:
+    text = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = text[text.index("| Python |") : text.index("| PyTorch |")]
+    project = (ROOT / "pyproject.toml").read_text()
+    declared = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    assert re.findall(r"(?m)^\| (?:Python)? ?\| (3\.\d+) \|", rows) == declared
+
+
 def test_the_table_of_parameters_is_that_of_the_pipeline() -> None:
     workload = read_workload(ROOT / "configs" / "mnist-sagemaker.yaml")
     text = (ROOT / "docs" / "sagemaker.md").read_text()

@@ -1,4 +1,4 @@
-"""The main job through the command line, on real images; short, but with every part real."""
+"""The main job through the command line, on digits; short, but with every part real."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Records of a run as they come out of the main job: MNIST on two one-core hosts."""
+"""Records of a run as they come out of the main job: digits on two one-core hosts."""
 
 import random
 from pathlib import Path

@@ -27,6 +27,7 @@ from stoker.records import (
     Predicted,
     Prices,
     Profile,
+    TakenElsewhere,
     Training,
     Workload,
     to_json,
@@ -266,6 +267,27 @@ def test_promise_is_held_against_the_outcome() -> None:
     assert performance.predicted.step_seconds == 0.03
     assert performance.prediction_error == pytest.approx(0.1)
     assert performance.speedup == pytest.approx(0.06 / 0.033)
+
+
+def test_run_is_not_held_against_a_step_that_another_machine_took() -> None:
+    # The profile is a workstation's: what it took there, 0.5 s, is nobody's baseline.
+    taken = TakenElsewhere(
+        profiled_on="local.c2",
+        taken_as="local.c1",
+        cpu_speed=2.0,
+        cpu_speed_source="given",
+        accelerator_step_source="cpu",
+    )
+    decision = msgspec.structs.replace(_decision(), taken_elsewhere=taken)
+    performance = evaluate(
+        workload=_workload(),
+        profile=builders.profile("local.c2", step_seconds=0.5),
+        decision=decision,
+        training=_training(step=0.03),
+    ).performance
+    assert performance is not None
+    assert performance.baseline.step_seconds == 0.06
+    assert performance.speedup == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

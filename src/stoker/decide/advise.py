@@ -106,8 +106,15 @@ _SLACK = 0.7
 _WORTH_A_LINE = 0.1
 
 
-def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
-    """Returns the advice: free fixes first, then what needs work on the training."""
+def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:
+    """Returns the advice: free fixes first, then what needs work on the training.
+
+    Args:
+        found: The figures and plans.
+        profile: With its states and fixes.
+        is_taken: Whether the profile was taken on another type: a further one there is advised
+            elsewhere.
+    """
     # Where the plan is to tune, it says the number of workers.
     of_states = list(_advice_of_states(found, profile))
     answered = {advice.id for advice in of_states}
@@ -129,6 +136,9 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
                 when="a plan for it cannot be predicted",
             )
         )
+    elif is_taken:
+        # `elsewhere` says what to measure there.
+        pass
     elif found.bottleneck == "unexplained":
         advice.append(
             Advice(
@@ -209,19 +219,22 @@ def advice_of(found: Walk, profile: Profile) -> tuple[Advice, ...]:
     return tuple(advice)
 
 
-def warnings_of(found: Walk, profile: Profile, rules: Rules, prices: Prices) -> tuple[str, ...]:
+def warnings_of(
+    found: Walk, profile: Profile, rules: Rules, prices: Prices, *, is_taken: bool = False
+) -> tuple[str, ...]:
     """Returns what makes the decision less sure than it looks."""
     warnings = [
         f"the bands are wider: {doubt.text}"
         for doubt in found.work.doubts
         if doubt.width >= _WORTH_A_LINE
     ]
-    listed = rules.catalog.get(profile.host.instance_type)
+    # The catalog need not know the type that was profiled where another one is today's.
+    listed = None if is_taken else rules.catalog.get(profile.host.instance_type)
     for name, measured, known in (
-        ("vCPUs", profile.host.capacity, listed.vcpus),
-        ("accelerators", profile.host.accelerators, listed.accelerators),
+        ("vCPUs", profile.host.capacity, listed.vcpus if listed else None),
+        ("accelerators", profile.host.accelerators, listed.accelerators if listed else None),
     ):
-        if measured is not None and measured != known:
+        if listed and measured is not None and measured != known:
             warnings.append(
                 f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {known}: "
                 "the profile is used for today's type"

@@ -17,6 +17,7 @@ from stoker.records import (
     Limit,
     Plan,
     Predicted,
+    TakenElsewhere,
 )
 from stoker.text import apart, cost_change_words, ms, percentage, usd, vcpus_words
 
@@ -381,6 +382,7 @@ class Walk:
         free_fixes: What the profile found to cost nothing, in words.
         fix_first: Why nothing that costs is advised yet; empty where it may be.
         is_billed: Whether the prices are ones that somebody is billed.
+        taken: How the profile was scaled to today's hosts; None: it was taken there.
     """
 
     work: Work
@@ -393,6 +395,7 @@ class Walk:
     free_fixes: tuple[str, ...] = ()
     fix_first: str = ""
     is_billed: bool = True
+    taken: TakenElsewhere | None = None
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
@@ -437,6 +440,11 @@ def _is_explained(found: Walk) -> Answer:
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
     because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}"
+    if found.taken:
+        because = (
+            f"on {found.taken.profiled_on}; scaled to {found.taken.taken_as} a step takes "
+            f"{ms(work.step_seconds)}"
+        )
     if work.is_checked:
         return Answer(question=question, answer="yes", because=because)
     return Answer(question=question, answer="unknown", because=f"not checked: {because}")

@@ -18,6 +18,13 @@ from stoker.decide.candidates import (
     tune,
 )
 from stoker.decide.choose import Walk, choose, misses_deadline, objective_value, ranked, walk
+from stoker.decide.elsewhere import (
+    TakeAs,
+    advice_of_taken,
+    of_the_training,
+    profiled_type,
+    taken_as,
+)
 from stoker.decide.model import ClusterShape, Hosts, Work
 from stoker.decide.pricing import (
     Rules,
@@ -32,6 +39,7 @@ from stoker.decide.pricing import (
     usd_per_hour,
 )
 from stoker.decide.work import data_hosts_of, measure, today_of, with_own_storage
+from stoker.errors import UsageError
 from stoker.records import (
     Advice,
     Answer,
@@ -44,6 +52,7 @@ from stoker.records import (
     Observed,
     Plan,
     Profile,
+    TakenElsewhere,
     TrainingSize,
 )
 from stoker.records.decision import NOMINAL
@@ -235,6 +244,7 @@ def decide(
     workload_sha256: str | None = None,
     processes_per_host: int | None = None,
     calibration: Calibration | None = None,
+    take_as: TakeAs | None = None,
 ) -> Decision:
     """Ranks the clusters that could run the workload and picks one. Pure: no I/O, no clock.
 
@@ -249,15 +259,22 @@ def decide(
         workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
         calibration: What earlier runs on such a machine say of the model's constants.
+        take_as: The type that the profile is taken for; absent: it was taken on today's hosts.
 
     Raises:
         UsageError: If a type is not in the catalog, a number is beyond any machine, more data
-            hosts are allowed than are searched, or the prices are those of a region that the
-            constraints do not allow.
+            hosts are allowed than are searched, the prices are those of a region that the
+            constraints do not allow, or the profile cannot be taken for another type.
     """
     refuse_foreign_prices(constraints, catalog)
     refuse_endless_search(constraints)
     if profile.step is None:
+        if take_as is not None:
+            raise UsageError(
+                "no step was timed: there is nothing to scale to another type",
+                where=f"--as {take_as.instance_type}",
+                fix=_again(profile).removesuffix("."),
+            )
         return decide_observed(
             profile,
             catalog=catalog,
@@ -267,8 +284,12 @@ def decide(
             workload_sha256=workload_sha256,
             processes_per_host=processes_per_host,
         )
-    now = today_of(profile, catalog.get(profile.host.instance_type))
+    listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
+    now = today_of(profile, listed)
     processes = processes_per_host or max(1, now.accelerators)
+    busy = too_busy(
+        profile, vcpus=now.capacity * profile.host.count, machine_vcpus=catalog.max_total_vcpus
+    )
     work = measure(
         profile,
         today=now,
@@ -276,8 +297,18 @@ def decide(
         calibration=calibration or Calibration(),
         storage=constraints.storage or "unknown",
         machine_vcpus=catalog.max_total_vcpus,
-        data=data_hosts_of(profile, catalog),
+        data=() if take_as and profile.data else data_hosts_of(profile, catalog),
     )
+    taken: TakenElsewhere | None = None
+    if take_as is not None:
+        target = catalog.get(take_as.instance_type)
+        # Of the profiled type itself the profile knows more than the catalog.
+        now = now if target.type == now.type else target
+        processes = processes_per_host or max(1, now.accelerators)
+        work, taken = taken_as(
+            work, profile=profile, target=now, processes=processes, given=take_as, catalog=catalog
+        )
+        profile = of_the_training(profile)
     site = Site(
         work=work,
         own_storage=with_own_storage(work),
@@ -295,25 +326,30 @@ def decide(
     )
     kept = keep(site)
     bottleneck = _bottleneck(work, kept)
-    keep_plan = _keep_plan(profile, work, kept, rules)
-    vcpus = now.capacity * profile.host.count
-    busy = too_busy(profile, vcpus=vcpus, machine_vcpus=catalog.max_total_vcpus)
+    keep_plan = (
+        _taken_plan(site, kept, rules, taken) if taken else _keep_plan(profile, work, kept, rules)
+    )
+    step_is_known = taken is None or taken.accelerator_step_source != "unknown"
+    nothing_holds = busy or ("" if step_is_known else work.unexplained)
     # What was asked for comes first: its twin among those that are searched is dropped.
     others = [
         _plan(site, candidate, rules)
-        # Next to other programs no prediction holds, of no cluster: a warning says so below.
-        for groups in (() if busy else extra_clusters)
+        # Next to other programs no prediction holds, of no cluster: a warning says so below. Nor
+        # without the accelerator's step, which all of them need.
+        for groups in (() if nothing_holds else extra_clusters)
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
     ]
     others += [
         _plan(site, candidate, rules)
-        for candidate in (() if busy else _candidates(site, rules, keep_plan))
+        for candidate in (() if nothing_holds else _candidates(site, rules, keep_plan))
         # Today's cluster with its data hosts was measured: no prediction of it next to that.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
     unknown = (
-        [f"what the named groups would do is not known: {busy}"] if busy and extra_clusters else []
+        [f"what the named groups would do is not known: {nothing_holds}"]
+        if nothing_holds and extra_clusters
+        else []
     )
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
     chosen = choose(
@@ -340,6 +376,7 @@ def decide(
         ),
         fix_first=first,
         is_billed=catalog.purchase != NOMINAL,
+        taken=taken,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)
@@ -350,9 +387,12 @@ def decide(
         plan=chosen,
         plans=plans,
         path=walk(found),
-        advice=advice_of(found, profile),
+        advice=(
+            *(advice_of_taken(site, taken) if taken else ()),
+            *advice_of(found, profile, is_taken=taken is not None),
+        ),
         warnings=(
-            *warnings_of(found, profile, rules, prices),
+            *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
             *unknown,
             *_dated_later(used, today),
         ),
@@ -361,6 +401,7 @@ def decide(
         constraints=constraints,
         calibration=calibration,
         others_vcpus=profile.observed.others_vcpus if profile.observed else None,
+        taken_elsewhere=taken,
     )
 
 
@@ -456,6 +497,13 @@ def _keep_plan(profile: Profile, work: Work, kept: Candidate, rules: Rules) -> P
     is_given = profile.spread is None and profile.check is None
     seen = "as its step was given" if is_given else "as it was measured"
     return msgspec.structs.replace(plan, reason=f"today's cluster, {seen}")
+
+
+def _taken_plan(site: Site, kept: Candidate, rules: Rules, taken: TakenElsewhere) -> Plan:
+    # Nobody measured a step of it: it is as sure as the other plans are, and no surer.
+    plan = _plan(site, kept, rules)
+    reason = f"today's cluster, by a profile of {taken.profiled_on}: not measured"
+    return msgspec.structs.replace(plan, feasible=True, reason=reason)
 
 
 def _dated_later(used: Iterable[Instance], today: date) -> list[str]:

@@ -14,7 +14,7 @@ from stoker.decide.choose import (
     pays,
 )
 from stoker.decide.pricing import ASKED_FOR
-from stoker.records import Decision, Group, Plan, Predicted, Prices, plan_in_words
+from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.text import ms, percentage, wrapped
 
 _MOST_ROWS = 12
@@ -27,6 +27,8 @@ _Columns = Callable[[Predicted | None], tuple[str, str]]
 def explain(decision: Decision) -> str:
     """Returns the decision as text of at most 80 columns, but for long names of clusters."""
     lines = wrapped(_verdict(decision))
+    if decision.taken_elsewhere is not None:
+        lines += ["", *wrapped(_taken(decision.taken_elsewhere))]
     lines += ["", *_limits(decision), "", *_table(decision), "", "How it was decided"]
     for answer in decision.path:
         lines += wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
@@ -51,8 +53,31 @@ def _verdict(decision: Decision) -> str:
     text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
     if outcome is not None:
         text += f" Sure to ±{percentage(error_band(outcome))}"
-        text += ", where the storage is shared." if outcome.own_storage_speedup else "."
+        text += ", where the storage is shared" if outcome.own_storage_speedup else ""
+        text += ": profile taken elsewhere." if decision.taken_elsewhere else "."
     return text
+
+
+def _taken(taken: TakenElsewhere) -> str:
+    """Says that nothing was measured on today's hosts, and what was scaled how."""
+    here, there = taken.profiled_on, taken.taken_as
+    speed = {
+        "catalog": "by the catalog",
+        "cpu_model": "by its CPU model",
+        "given": "as given",
+        "assumed": "which is assumed: --cpu-speed says it",
+    }[taken.cpu_speed_source]
+    step = {
+        "profile": "the accelerator's step is the profile's",
+        "cpu": "the training computes on CPUs, and is scaled with them",
+        "given": "the accelerator's step is as given",
+        "unknown": "the accelerator's step is not known: --accelerator-step-seconds says it",
+    }[taken.accelerator_step_source]
+    return (
+        f"Profile taken elsewhere: on {here}. What is called today is {there}, where nothing was "
+        f"measured: a vCPU there counts {taken.cpu_speed:.2f} times as fast as one of {here}, "
+        f"{speed}; {step}. All bands are wider for that."
+    )
 
 
 def _limits(decision: Decision) -> list[str]:

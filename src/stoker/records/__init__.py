@@ -19,11 +19,13 @@ from stoker.records.base import (
     write_text,
 )
 from stoker.records.decision import (
+    AcceleratorStepSource,
     Action,
     Advice,
     Answer,
     Bottleneck,
     Calibration,
+    CpuSpeedSource,
     Decision,
     Group,
     Limit,
@@ -31,6 +33,7 @@ from stoker.records.decision import (
     Predicted,
     Prices,
     Role,
+    TakenElsewhere,
     groups_in_words,
     plan_in_words,
 )
@@ -118,6 +121,7 @@ RECORDS: Mapping[str, type[Record]] = MappingProxyType(
 __all__ = [
     "PLATFORM_INFOS",
     "RECORDS",
+    "AcceleratorStepSource",
     "Action",
     "Advice",
     "Answer",
@@ -129,6 +133,7 @@ __all__ = [
     "Cluster",
     "Constraints",
     "ControlSettings",
+    "CpuSpeedSource",
     "Decision",
     "EngineCommand",
     "EngineName",
@@ -184,6 +189,7 @@ __all__ = [
     "Storage",
     "StrategyName",
     "StrategySettings",
+    "TakenElsewhere",
     "TodaysGroup",
     "Toleration",
     "TrackingSettings",

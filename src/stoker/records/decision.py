@@ -217,6 +217,30 @@ class Calibration(Record, frozen=True, kw_only=True):
     spread: NonNegativeFloat = 0.0
 
 
+CpuSpeedSource = Literal["catalog", "cpu_model", "given", "assumed"]
+AcceleratorStepSource = Literal["profile", "cpu", "given", "unknown"]
+
+
+class TakenElsewhere(Record, frozen=True, kw_only=True):
+    """The profile was taken on one instance type, and is taken for another one.
+
+    Attributes:
+        profiled_on: The type that was profiled.
+        taken_as: The type that is today's in this decision; nothing was measured there.
+        cpu_speed: Speed of a vCPU of `taken_as` over one of `profiled_on`.
+        cpu_speed_source: Where it comes from: both types are in the `catalog`, or the profiled
+            CPU's model is (`cpu_model`), or it was `given`; `assumed`: it is not known, and 1.
+        accelerator_step_source: Whose a step without waiting is: the `profile`'s, on accelerators
+            of the same model; the profile's `cpu`, scaled; the user's (`given`); or nobody's.
+    """
+
+    profiled_on: Name
+    taken_as: Name
+    cpu_speed: PositiveFloat
+    cpu_speed_source: CpuSpeedSource
+    accelerator_step_source: AcceleratorStepSource
+
+
 class Decision(Record, frozen=True, kw_only=True):
     """The ranked plans, the chosen one, and why.
 
@@ -239,6 +263,7 @@ class Decision(Record, frozen=True, kw_only=True):
         calibration: Correction of the cost model by earlier runs; absent: none was asked for.
         others_vcpus: vCPUs of the profiled hosts that other programs kept busy meanwhile; the
             bands are wider by that. Absent: not known.
+        taken_elsewhere: How the profile was scaled to another instance type; absent: it was not.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
@@ -255,3 +280,4 @@ class Decision(Record, frozen=True, kw_only=True):
     constraints: Constraints
     calibration: Calibration | None = None
     others_vcpus: NonNegativeFloat | None = None
+    taken_elsewhere: TakenElsewhere | None = None

@@ -338,9 +338,10 @@ def _link(folder: Path, path: Path) -> str:
     said, inside = Path(os.readlink(path)), folder.resolve()
     try:
         target = path.resolve()
-    except RuntimeError:  # it leads to itself
-        target = Path()
-    if not target.is_relative_to(inside):
+    except RuntimeError:
+        target = path
+    # What is resolved is a link only where it leads to itself: Python 3.13 raises nothing for that.
+    if target.is_symlink() or not target.is_relative_to(inside):
         raise UsageError(
             f"the link {path.relative_to(folder).as_posix()} leaves the folder: {said}",
             where=str(folder),

@@ -1,0 +1,277 @@
+"""A profile that was taken on one type is taken for another: its figures are scaled, and less sure.
+
+CPU-seconds there are CPU-seconds here over `cpu_speed`, the speed of a vCPU there over one here.
+What a loader waits takes as long there. The accelerator's step is the user's own number, else the
+profile's on the same accelerators, else not known: then no spending is advised. Each of these adds
+a doubt, and none is taken away, so no band is narrower than on the profiled host. The same type at
+a speed of 1 changes nothing but the band.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from stoker.catalog import Catalog, Instance, local_instance
+from stoker.decide.candidates import Site, tune
+from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate
+from stoker.errors import UsageError
+from stoker.records import AcceleratorStepSource, Advice, CpuSpeedSource, Profile, TakenElsewhere
+from stoker.text import ms
+
+# Caches, memory, libraries and their threads differ, too, where all else is known.
+_ELSEWHERE = 0.15
+# By how much a speed may be wrong. Types of one CPU model differ by up to 11 % from their median in
+# the catalog; all its types by up to 36 % from their mean (13,237 to 24,413 CoreMark a vCPU).
+_SPEED_WIDTHS: dict[CpuSpeedSource, float] = {
+    "catalog": 0.0,
+    "given": 0.1,
+    "cpu_model": 0.15,
+    "assumed": 0.4,
+}
+# Another storage has another rate (as in `pricing`), and a trainer on an accelerator another use of
+# its CPU (as in `work`).
+_STORAGE_WIDTH = 0.2
+_TRAINER_WIDTH = 0.23
+# States and fixes of the profiled host, not of the training.
+_OF_THE_HOST = frozenset(
+    {"throttled", "straggler", "storage", "network", "other-programs", "num_workers"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeAs:
+    """The type that a profile is taken for, and what the user knows of it.
+
+    Attributes:
+        cpu_speed: Speed of a vCPU there over one of the profiled host; None: by the catalog.
+        accelerator_step_seconds: A step there that never waits for data; None: as profiled.
+    """
+
+    instance_type: str
+    cpu_speed: float | None = None
+    accelerator_step_seconds: float | None = None
+
+
+def profiled_type(profile: Profile, catalog: Catalog) -> Instance:
+    """Returns the type that was profiled, also where the platform has none of that name.
+
+    Raises:
+        UsageError: If neither the catalog nor the profile says how many vCPUs it has.
+    """
+    host = profile.host
+    local = local_instance(host.instance_type)
+    if local is not None:
+        return local
+    try:
+        return catalog.get(host.instance_type)
+    except UsageError:
+        if host.vcpus is None:
+            raise
+        return Instance(type=host.instance_type, family=host.instance_type, vcpus=host.vcpus)
+
+
+def of_the_training(profile: Profile) -> Profile:
+    """Returns the profile without states and fixes that are those of the profiled host alone."""
+    return msgspec.structs.replace(
+        profile,
+        states=tuple(state for state in profile.states if state.id not in _OF_THE_HOST),
+        fixes=tuple(fix for fix in profile.fixes if fix.id not in _OF_THE_HOST),
+    )
+
+
+def taken_as(
+    work: Work,
+    *,
+    profile: Profile,
+    target: Instance,
+    processes: int,
+    given: TakeAs,
+    catalog: Catalog,
+) -> tuple[Work, TakenElsewhere]:
+    """Returns the work of the profiled host as that of hosts of type `target`, and how it was done.
+
+    Args:
+        work: As the profile says it, corrected on the profiled host.
+        profile: Where the work comes from.
+        target: The type that is taken for today's.
+        processes: Trainer processes of one host of it.
+        given: What the user asked for.
+        catalog: Catalog that `target` is of, for the speed of the profiled CPU.
+
+    Raises:
+        UsageError: If data hosts worked next to the profiled ones.
+    """
+    if profile.data:
+        raise UsageError(
+            "a profile with data hosts cannot be taken for another type",
+            where="--as",
+            fix="profile the training without a data group",
+        )
+    source = work.reference
+    speed, speed_source = _cpu_speed(profile, source, target, given=given, catalog=catalog)
+    accelerator_source = _accelerator_source(work, profile, target, given)
+    doubts = [
+        Doubt(
+            width=_ELSEWHERE,
+            text=f"profile taken elsewhere: on {source.type}, not on {target.type}",
+        )
+    ]
+    if _SPEED_WIDTHS[speed_source]:
+        text = f"a vCPU of {target.type} is taken to be {speed:.2f} times as fast as one of "
+        text += f"{source.type}{_SPEED_WORDS[speed_source]}"
+        doubts.append(Doubt(width=_SPEED_WIDTHS[speed_source], text=text))
+    if source.type != target.type and (work.read_seconds or work.shared.seconds):
+        text = "its storage, and what loader workers share, are taken to be those of the profile"
+        doubts.append(Doubt(width=_STORAGE_WIDTH, text=text))
+    scaled = _scaled(work, target, speed=speed, ranks=work.hosts * processes)
+    accelerator = given.accelerator_step_seconds
+    if accelerator is None and accelerator_source != "unknown":
+        accelerator = scaled.accelerator_seconds
+    if accelerator is None or given.accelerator_step_seconds is not None:
+        # The factor that today's measured step gave is one on another accelerator's.
+        kept = tuple(limit for limit in scaled.corrected if limit != "accelerator")
+        scaled = replace(scaled, accelerator_seconds=accelerator or 0.0, corrected=kept)
+    if target.accelerators and not _has_accelerators(profile, source):
+        # The trainer's CPU time was the training itself: what launching it takes is not known.
+        reserved = min(target.accelerators + 1, target.capacity / 2)
+        scaled = replace(
+            scaled, trainer_cpu_seconds=0.0, reserved_vcpus=reserved, handover_seconds=0.0
+        )
+        text = "the trainer's own CPU use next to an accelerator was not measured"
+        doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
+    unexplained = work.unexplained
+    if accelerator is None and not unexplained:
+        unexplained = (
+            f"not measured: a step on {target.type}'s {target.accelerator_model or 'accelerator'} "
+            "that never waits for data"
+        )
+    shape = ClusterShape(
+        dnn=Hosts(instance=target, count=work.hosts, workers=work.num_workers), processes=processes
+    )
+    step = estimate(scaled, shape).step_seconds
+    parts = estimate(replace(scaled, correction=1.0, corrected=()), shape).step_seconds
+    taken = replace(
+        scaled,
+        step_seconds=step,
+        parts_seconds=parts,
+        doubts=(*work.doubts, *doubts),
+        unexplained=unexplained,
+    )
+    return taken, TakenElsewhere(
+        profiled_on=source.type,
+        taken_as=target.type,
+        cpu_speed=speed,
+        cpu_speed_source=speed_source,
+        accelerator_step_source=accelerator_source,
+    )
+
+
+def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
+    """Returns what would make the decision surer: the accelerator's step, a profile there."""
+    there = taken.taken_as
+    if taken.accelerator_step_source == "unknown":
+        work = site.work
+        loading = f"Loading alone takes {ms(work.step_seconds)} per batch on {work.hosts} x {there}"
+        tuned = next(tune(site), None)
+        if tuned is not None and tuned.estimate is not None:
+            workers = tuned.shape.dnn.workers
+            loading += f", and {ms(tuned.estimate.step_seconds)} with {workers} workers per host"
+        return (
+            Advice(
+                id="accelerator-step",
+                text=f"{loading}. If a step there takes less with its data at hand, the "
+                "accelerators wait: time one, then add --accelerator-step-seconds.",
+                when="before any money is spent",
+            ),
+        )
+    return (
+        Advice(
+            id="profile-there",
+            text=f"Profile the training on {there}: three minutes there replace all that is "
+            "scaled here.",
+            when="before much money is spent",
+        ),
+    )
+
+
+_SPEED_WORDS: dict[CpuSpeedSource, str] = {
+    "catalog": "",
+    "given": ", as given",
+    "cpu_model": ", by its CPU model",
+    "assumed": ": its CPU model is not in the catalog (--cpu-speed)",
+}
+
+
+def _cpu_speed(
+    profile: Profile, source: Instance, target: Instance, *, given: TakeAs, catalog: Catalog
+) -> tuple[float, CpuSpeedSource]:
+    if given.cpu_speed is not None:
+        return given.cpu_speed, "given"
+    if source.type == target.type:
+        return 1.0, "catalog"
+    there, here = target.coremark_per_vcpu, source.coremark_per_vcpu
+    # A local type's speed is 1, of any machine.
+    is_local = local_instance(source.type) is not None
+    if is_local and local_instance(target.type) is not None:
+        return 1.0, "catalog"
+    name: CpuSpeedSource = "catalog"
+    if is_local or here is None:
+        here, name = catalog.coremark_of_cpu(profile.host.cpu_model), "cpu_model"
+    if there is None or here is None:
+        return 1.0, "assumed"
+    return there / here, name
+
+
+def _accelerator_source(
+    work: Work, profile: Profile, target: Instance, given: TakeAs
+) -> AcceleratorStepSource:
+    if given.accelerator_step_seconds is not None:
+        return "given"
+    source = work.reference
+    if target.accelerators == 0 and not _has_accelerators(profile, source):
+        return "cpu"
+    if source.type == target.type:
+        return "profile"
+    models = {profile.host.accelerator_model or "", source.accelerator_model or ""}
+    # `NVIDIA A10G` and `Tesla T4` of the driver are `A10G` and `T4` of the catalog; `L40S` is no
+    # `L4`.
+    words = {word for model in models for word in _words(model)}
+    same = target.accelerator_model is not None and _words(target.accelerator_model) <= words
+    return "profile" if same and source.accelerators == target.accelerators else "unknown"
+
+
+def _words(model: str) -> set[str]:
+    return {word.upper() for word in "".join(c if c.isalnum() else " " for c in model).split()}
+
+
+def _has_accelerators(profile: Profile, source: Instance) -> bool:
+    return bool(
+        source.accelerators if profile.host.accelerators is None else profile.host.accelerators
+    )
+
+
+def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
+    """Returns the work in CPU-seconds of the other type; what waits takes as long."""
+    waiting = max(0.0, work.parallel_seconds - work.loader_cpu_seconds)
+    running = work.parallel_seconds - waiting
+    shared = work.loader_wall_seconds - work.parallel_seconds
+    local = work.local_receive_seconds
+    # Without accelerators the step is CPU work.
+    accelerator_speed = 1.0 if work.reference.accelerators else speed
+    # Other programs were on the profiled hosts; what they may have cost is a doubt already.
+    is_same = target.type == work.reference.type
+    return replace(
+        work,
+        reference=target,
+        ranks=ranks,
+        accelerator_seconds=work.accelerator_seconds / accelerator_speed,
+        receive_seconds=work.receive_seconds / speed,
+        local_receive_seconds=None if local is None else local / speed,
+        handover_seconds=work.handover_seconds / speed,
+        loader_cpu_seconds=work.loader_cpu_seconds / speed,
+        loader_wall_seconds=running / speed + waiting + shared,
+        trainer_cpu_seconds=work.trainer_cpu_seconds / speed,
+        receive_cpu_seconds=work.receive_cpu_seconds / speed,
+        others_vcpus=work.others_vcpus if is_same else 0.0,
+    )

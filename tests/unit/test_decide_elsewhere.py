@@ -1,0 +1,300 @@
+"""A profile is taken for another machine: scaled by CPU speed, and never surer than it was."""
+
+import math
+from datetime import date
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.catalog import Catalog, load_catalog
+from stoker.cli.edge import run
+from stoker.decide import TakeAs, decide, explain
+from stoker.decide.choose import error_band
+from stoker.decide.elsewhere import taken_as
+from stoker.decide.model import Work
+from stoker.decide.work import measure, today_of
+from stoker.errors import UsageError
+from stoker.records import (
+    Constraints,
+    Decision,
+    Fix,
+    Predicted,
+    Profile,
+    ProfiledData,
+    ProfiledHost,
+    ProfileState,
+    read_json,
+    write_json,
+)
+from support import builders
+
+TODAY = date(2026, 11, 1)
+AWS = load_catalog("sagemaker")
+LOCAL = load_catalog("local", cores=3)
+
+
+def _workstation(*, cpu_model: str | None = None, **changes: object) -> Profile:
+    """Two cores without an accelerator, that load and train."""
+    terms: dict[str, object] = {
+        "step_seconds": 0.110,
+        "accelerator_step_seconds": 0.050,
+        "loader_cpu_seconds": 0.120,
+        "loader_wall_seconds": 0.120,
+        "trainer_cpu_seconds": 0.090,
+        "receive_cpu_seconds": 0.001,
+        "handover_seconds": 0.002,
+        "batch_bytes": 600_000.0,
+        "num_workers": 2,
+    }
+    made = builders.profile("local.c2", vcpus=2, is_explained=True, **{**terms, **changes})
+    host = ProfiledHost(instance_type="local.c2", vcpus=2, accelerators=0, cpu_model=cpu_model)
+    return msgspec.structs.replace(made, host=host)
+
+
+def _decide(
+    profile: Profile, take_as: TakeAs | None, *, catalog: Catalog = AWS, allowed: str | None = None
+) -> Decision:
+    constraints = Constraints(
+        objective="time", allowed_instance_types=None if allowed is None else (allowed,)
+    )
+    return decide(profile, catalog=catalog, constraints=constraints, today=TODAY, take_as=take_as)
+
+
+def _keep(decision: Decision) -> Predicted:
+    return next(p.predicted for p in decision.plans if p.action == "keep" and p.predicted)
+
+
+def test_cpu_seconds_become_fewer_as_a_vcpu_there_is_faster() -> None:
+    slow, fast = (
+        _keep(_decide(_workstation(), TakeAs(instance_type="ml.c5.large", cpu_speed=speed)))
+        for speed in (1.0, 2.0)
+    )
+    assert slow.limit == "cpu"
+    assert slow.step_seconds == pytest.approx(0.110, rel=0.01)
+    assert fast.step_seconds == pytest.approx(slow.step_seconds / 2)
+
+
+def test_what_a_loader_waits_takes_as_long_there() -> None:
+    waits = _workstation(loader_cpu_seconds=0.010, loader_wall_seconds=0.410, step_seconds=0.205)
+    fast = _decide(waits, TakeAs(instance_type="ml.c5.large", cpu_speed=10.0))
+    assert _keep(fast).step_seconds == pytest.approx((0.4 + 0.001) / 2)
+
+
+def test_speed_comes_from_the_cpu_model_where_the_catalog_has_it() -> None:
+    # The kernel's spelling of the CPU of m6a and c6a differs by a word from the catalog's.
+    known = _decide(_workstation(cpu_model="AMD EPYC 7R32"), TakeAs(instance_type="ml.c7i.xlarge"))
+    found = known.taken_elsewhere
+    assert found is not None
+    assert found.cpu_speed_source == "cpu_model"
+    assert 1.1 < found.cpu_speed < 1.5
+
+
+def test_unknown_cpu_is_taken_to_be_as_fast_and_is_less_sure() -> None:
+    def band(model: str) -> float:
+        profile = _workstation(cpu_model=model)
+        return error_band(_keep(_decide(profile, TakeAs(instance_type="ml.c7i.xlarge"))))
+
+    unknown = _decide(_workstation(cpu_model="i486"), TakeAs(instance_type="ml.c7i.xlarge"))
+    assert unknown.taken_elsewhere is not None
+    assert unknown.taken_elsewhere.cpu_speed_source == "assumed"
+    assert unknown.taken_elsewhere.cpu_speed == 1.0
+    assert band("i486") > band("AMD EPYC 7R32")
+    assert any("--cpu-speed" in warning for warning in unknown.warnings)
+
+
+def test_accelerator_that_nobody_measured_forbids_spending_and_says_what_loading_takes() -> None:
+    found = _decide(_workstation(), TakeAs(instance_type="ml.g5.2xlarge"))
+    assert found.action == "keep"
+    assert found.bottleneck == "unexplained"
+    assert [plan.action for plan in found.plans] == ["keep"]
+    advice = next(each.text for each in found.advice if each.id == "accelerator-step")
+    assert "62.9 ms per batch on 1 x ml.g5.2xlarge, and 21.0 ms with 7 workers per host" in advice
+    assert "--accelerator-step-seconds" in advice
+
+
+def test_accelerator_step_that_is_given_makes_it_a_decision() -> None:
+    given_step = TakeAs(instance_type="ml.g5.2xlarge", accelerator_step_seconds=0.012)
+    found = _decide(_workstation(), given_step)
+    assert found.taken_elsewhere is not None
+    assert found.taken_elsewhere.accelerator_step_source == "given"
+    assert found.bottleneck == "workers"
+    assert found.action == "tune"
+    # What the training took of the workstation's CPU was the training itself.
+    assert any("next to an accelerator was not measured" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [("NVIDIA A10G", "profile"), ("NVIDIA A10", "unknown"), ("Tesla T4", "unknown")],
+)
+def test_accelerator_step_is_the_profiles_on_the_same_model_alone(
+    model: str, expected: str
+) -> None:
+    profile = _workstation(trainer_cpu_seconds=0.01)
+    host = msgspec.structs.replace(profile.host, accelerators=1, accelerator_model=model)
+    profile = msgspec.structs.replace(profile, host=host)
+    found = _decide(profile, TakeAs(instance_type="ml.g5.2xlarge")).taken_elsewhere
+    assert found is not None
+    assert found.accelerator_step_source == expected
+
+
+def test_states_of_the_profiled_host_say_nothing_there() -> None:
+    profile = msgspec.structs.replace(
+        _workstation(),
+        states=(ProfileState(id="throttled", text="", share=0.5),),
+        fixes=(Fix(id="throttled", text="raise it"), Fix(id="uint8", text="send uint8")),
+    )
+    found = _decide(profile, TakeAs(instance_type="ml.c5.large"))
+    assert {"throttled"}.isdisjoint(each.id for each in found.advice)
+    assert "uint8" in {each.id for each in found.advice}
+
+
+def test_text_says_that_the_profile_was_taken_elsewhere() -> None:
+    text = explain(_decide(_workstation(), TakeAs(instance_type="ml.c5.large", cpu_speed=0.7)))
+    assert "Profile taken elsewhere: on local.c2" in text
+    assert "0.70 times as fast" in text
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_profile_with_data_hosts_or_without_a_step_cannot_be_taken_for_another_type() -> None:
+    with_data = msgspec.structs.replace(
+        _workstation(), data=(ProfiledData(instance_type="local.c1", count=1),)
+    )
+    with pytest.raises(UsageError, match="a profile with data hosts"):
+        _decide(with_data, TakeAs(instance_type="ml.c5.large"))
+    with pytest.raises(UsageError, match="nothing to scale"):
+        _decide(
+            builders.profile("local.c2", cpu_utilization=0.9), TakeAs(instance_type="ml.c5.large")
+        )
+
+
+PROFILES = st.builds(
+    _workstation,
+    cpu_model=st.sampled_from([None, "AMD EPYC 7R32", "a CPU"]),
+    step_seconds=st.floats(0.01, 1.0),
+    accelerator_step_seconds=st.none() | st.floats(0.001, 1.0),
+    loader_cpu_seconds=st.none() | st.floats(0.001, 2.0),
+    loader_wall_seconds=st.none() | st.floats(0.001, 2.0),
+    trainer_cpu_seconds=st.none() | st.floats(0.001, 1.0),
+    num_workers=st.sampled_from([0, 1, 2, 4]),
+    others_vcpus=st.floats(0.0, 1.0),
+    cpu_speed_spread=st.floats(0.0, 0.3),
+)
+MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def _measured(profile: Profile) -> Work:
+    return measure(profile, today=today_of(profile, LOCAL.get("local.c2")), processes=1)
+
+
+@MANY
+@given(profile=PROFILES)
+def test_the_same_type_at_the_same_speed_changes_nothing_but_the_band(profile: Profile) -> None:
+    work = _measured(profile)
+    taken, how = taken_as(
+        work,
+        profile=profile,
+        target=work.reference,
+        processes=1,
+        given=TakeAs(instance_type="local.c2"),
+        catalog=LOCAL,
+    )
+    assert how.cpu_speed == 1.0
+    for name in Work.__dataclass_fields__:
+        if name not in ("doubts", "step_seconds", "parts_seconds"):
+            same = getattr(work, name)
+            assert getattr(taken, name) == (
+                pytest.approx(same) if isinstance(same, float) else same
+            ), name
+    # All plans rest on the terms above.
+    here, there = (
+        _decide(profile, None, catalog=LOCAL),
+        _decide(profile, TakeAs(instance_type="local.c2"), catalog=LOCAL),
+    )
+    steps = {plan.groups: plan.predicted for plan in here.plans if plan.action == "heterogeneous"}
+    for plan in there.plans:
+        if plan.groups in steps and plan.predicted is not None:
+            before = steps[plan.groups]
+            assert before is not None
+            assert plan.predicted.step_seconds == pytest.approx(before.step_seconds)
+            assert error_band(plan.predicted) >= error_band(before) - 1e-9
+
+
+@MANY
+@given(
+    profile=PROFILES,
+    name=st.sampled_from(["ml.g5.2xlarge", "ml.c5.large", "ml.c7i.24xlarge", "ml.p4d.24xlarge"]),
+    speed=st.none() | st.floats(0.3, 3.0),
+    accelerator=st.none() | st.floats(0.001, 0.5),
+)
+def test_no_band_is_narrower_than_on_the_profiled_host(
+    profile: Profile, name: str, speed: float | None, accelerator: float | None
+) -> None:
+    work = _measured(profile)
+    asked = TakeAs(instance_type=name, cpu_speed=speed, accelerator_step_seconds=accelerator)
+    target = AWS.get(name)
+    taken, _ = taken_as(work, profile=profile, target=target, processes=1, given=asked, catalog=AWS)
+    assert set(work.doubts) < set(taken.doubts)
+    assert math.hypot(*(d.width for d in taken.doubts)) > math.hypot(
+        *(d.width for d in work.doubts)
+    )
+    assert not work.unexplained or taken.unexplained == work.unexplained
+
+
+@MANY
+@given(profile=PROFILES, speed=st.floats(0.3, 2.0), more=st.floats(1.0, 2.0))
+def test_a_faster_cpu_never_makes_a_step_longer(
+    profile: Profile, speed: float, more: float
+) -> None:
+    work = _measured(profile)
+
+    def step(cpu_speed: float) -> float:
+        asked = TakeAs(instance_type="ml.c5.xlarge", cpu_speed=cpu_speed)
+        target = AWS.get(asked.instance_type)
+        taken, _ = taken_as(
+            work, profile=profile, target=target, processes=1, given=asked, catalog=AWS
+        )
+        return taken.step_seconds
+
+    assert step(speed * more) <= step(speed) * (1 + 1e-9)
+
+
+def test_error_for_a_workstations_profile_names_a_command_that_works_as_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "profile.json", _workstation())
+    assert run(["decide", "profile.json", "--platform", "sagemaker"]) == 2
+    command = capsys.readouterr().err.split("band: ")[1].split()
+    assert command[:2] == ["stoker", "decide"]
+    assert run(command[1:]) == 0
+    assert "Profile taken elsewhere" in capsys.readouterr().out
+    decision = read_json(tmp_path / "decision.json", Decision)
+    assert decision.taken_elsewhere is not None
+    assert decision.taken_elsewhere.profiled_on == "local.c2"
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--as", "ml.g5.2xlarge"], "--as needs a profile"),
+        (["profile.json", "--cpu-speed", "2"], "add --as"),
+        (["profile.json", "--as", "ml.g5.2xlarge", "--cpu-speed", "0"], "beyond any machine"),
+        (["profile.json", "--as", "ml.g5.2xlrge"], "did you mean"),
+        (["profile.json", "--as", "ml.g5.2xlarge", "--calibrate", "runs"], "exclude each other"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    options: list[str],
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "profile.json", _workstation())
+    assert run(["decide", *options]) == 2
+    assert word in capsys.readouterr().err
