@@ -152,8 +152,8 @@ def block(document: dict[str, Any]) -> str:
     lost = [row for row in document["rows"] if not row["order_kept"]]
     caption = (
         f"*Extra time per training step over the lowest that is possible (less is better), with "
-        f"four workers: {named}, medians, two cores of an {document['cpu']}. The work on a batch is "
-        "slept and all hosts share one machine: this shows what moving batches costs, not what "
+        f"four workers: {named}, medians, two cores of an {document['cpu']}. The work on a batch "
+        "is slept and all hosts share one machine: this shows what moving batches costs, not what "
         "making them costs."
         + (" A star marks those that lost the order of batches." if lost else "")
         + " [More](benchmarks/README.md).*"
