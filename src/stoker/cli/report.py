@@ -128,7 +128,6 @@ def report_of_run(
         UsageError: If the folder holds no run.
     """
     from stoker.records import Decision, Evaluation, Profile, Training, Workload, read_json
-    from stoker.records.base import sha256_of
     from stoker.report import write_report
 
     if workload is None:
@@ -140,7 +139,7 @@ def report_of_run(
     decision = _read(run_dir / "decision.json", Decision)
     training = _read(run_dir / "training.json", Training)
     evaluation = _read(run_dir / "evaluation.json", Evaluation)
-    if training and decision and training.decision_id != sha256_of(decision)[:12]:
+    if training and decision and training.decision_id is None:
         # The folder was one of an earlier run of this name: this training has nothing of it.
         profile = decision = evaluation = None
     file = run_dir / "report.html"
