@@ -190,8 +190,14 @@ def vcpus_words(number: float) -> str:
     return f"{number:.3g} vCPU{'' if number == 1 else 's'}"
 
 
+# A change of a step's cost below it is written as 0%.
+SAME_COST = 0.005
+
+
 def cost_change_words(change: float, *, is_billed: bool) -> str:
     """Writes how the cost of a step changes: in money, or in CPU-seconds where nobody is billed."""
+    if abs(change) < SAME_COST:
+        return "a step costs the same" if is_billed else "as many CPU-seconds per step"
     by = percentage(abs(change))
     if is_billed:
         return f"{by} {'cheaper' if change < 0 else 'more expensive'} per step"

@@ -40,6 +40,7 @@ from stoker.records import (
     sha256_of,
     write_json,
 )
+from stoker.records.decision import NOMINAL
 from stoker.records.training import TrainingFacts, write_training
 from stoker.text import ms, usd
 
@@ -98,8 +99,8 @@ def _next_best(decision: Decision) -> str:
     words = groups_in_words(plan.groups)
     if plan.predicted is None:
         return words
-    step, price = plan.predicted.step_seconds, plan.predicted.usd_per_hour
-    return f"{words} ({ms(step)} per step, {usd(price)} per hour)"
+    price = "" if decision.prices.is_nominal else f", {usd(plan.predicted.usd_per_hour)} per hour"
+    return f"{words} ({ms(plan.predicted.step_seconds)} per step{price})"
 
 
 # Between two tries of a plan for which there are no hosts.
@@ -394,9 +395,9 @@ def facts_of(
 
 
 def _usd_per_hour(job: JobSpec, catalog: Catalog, decision: Decision | None) -> float | None:
-    """Returns the price of all hosts; None where it is not known."""
-    found = catalog.usd_per_hour(job.groups)
-    plan = decision.plan if decision else None
+    """Returns the price of all hosts; None where it is not known, or where nobody is billed."""
+    found = None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups)
+    plan = decision.plan if decision and not decision.prices.is_nominal else None
     if found is None and plan and plan.predicted and plan.groups == job.groups:
         # In the pod of a pipeline's step the local platform knows no price of its host.
         return plan.predicted.usd_per_hour

@@ -175,6 +175,16 @@ def test_watch_refuses_what_is_no_run(
         (["help", "train"], 0, "Usage: stoker train", ""),
         (["--verson"], 2, "", "try:   stoker --version"),
         (["nonsense"], 2, "", "try:   stoker --help"),
+        # No guess of another meaning, and none that says yes to what costs money.
+        (["train", "w.yaml", "--epochs", "3"], 2, "", "try:   stoker train --help"),
+        (["train", "w.yaml", "--yess"], 2, "", "try:   stoker train --help"),
+        # Words after `--` are the script's own.
+        (
+            ["train", "--dry-rn", "--", "./t.py", "--dry-rn"],
+            2,
+            "",
+            "try:   stoker train --dry-run -- ./t.py --dry-rn",
+        ),
         (["schema"], 0, "workload   The user's training command", ""),
     ],
 )

@@ -1,6 +1,7 @@
 """A profile is taken for another machine: scaled by CPU speed, and never surer than it was."""
 
 import math
+import shlex
 from datetime import date
 from pathlib import Path
 
@@ -152,6 +153,15 @@ def test_states_of_the_profiled_host_say_nothing_there() -> None:
     assert "uint8" in {each.id for each in found.advice}
 
 
+def test_a_type_without_accelerators_is_not_said_to_have_one() -> None:
+    profile = msgspec.structs.replace(
+        _workstation(), host=ProfiledHost(instance_type="local.c2", vcpus=2, accelerators=1)
+    )
+    decision = _decide(profile, TakeAs(instance_type="ml.c5.large"))
+    assert "a step on ml.c5.large that never waits for data" in decision.plan.reason
+    assert "accelerators wait" not in decision.advice[0].text
+
+
 def test_text_says_that_the_profile_was_taken_elsewhere() -> None:
     text = explain(_decide(_workstation(), TakeAs(instance_type="ml.c5.large", cpu_speed=0.7)))
     assert "Profile taken elsewhere: on local.c2" in text
@@ -275,6 +285,46 @@ def test_error_for_a_workstations_profile_names_a_command_that_works_as_typed(
     decision = read_json(tmp_path / "decision.json", Decision)
     assert decision.taken_elsewhere is not None
     assert decision.taken_elsewhere.profiled_on == "local.c2"
+
+
+def test_command_for_a_workstations_profile_keeps_prices_and_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "profile.json", _workstation())
+    (tmp_path / "prices.csv").write_text("instance_type,usd_per_hour\nml.c5.large,0.05\n")
+    options = ["--prices", "prices.csv", "--set", "constraints.max_data_hosts=2"]
+    assert run(["decide", "profile.json", "--platform", "sagemaker", *options]) == 2
+    command = shlex.split(capsys.readouterr().err.split("band: ")[1])
+    assert run(command[1:]) == 0
+    for each in options:
+        assert each in command
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        # A price file gives the catalog a type that it lacks.
+        msgspec.structs.replace(
+            _workstation(), host=ProfiledHost(instance_type="ml.new.large", vcpus=2)
+        ),
+        # Neither of these can be taken for another type.
+        builders.profile("local.c2", cpu_utilization=0.9),
+        msgspec.structs.replace(
+            _workstation(), data=(ProfiledData(instance_type="local.c1", count=1),)
+        ),
+    ],
+)
+def test_error_for_what_cannot_be_taken_elsewhere_does_not_say_so(
+    profile: Profile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "profile.json", profile)
+    assert run(["decide", "profile.json", "--platform", "sagemaker"]) == 2
+    assert "--as" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

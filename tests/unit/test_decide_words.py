@@ -30,6 +30,7 @@ from stoker.records import (
     Profile,
     TrainingSize,
 )
+from stoker.text import cost_change_words
 from support import builders
 
 replace = msgspec.structs.replace
@@ -521,3 +522,9 @@ def test_a_cheaper_data_type_stays_the_chosen_one_among_all_its_numbers_of_hosts
     again = decided(found, constraints, catalog=catalog).plan
     assert again.groups[1].instance_type == data_type
     assert of(again).usd_per_1000_steps <= of(chosen).usd_per_1000_steps * (1 + 1e-9)
+
+
+def test_a_step_that_costs_as_much_is_neither_cheaper_nor_dearer() -> None:
+    assert cost_change_words(-0.004, is_billed=True) == "a step costs the same"
+    assert cost_change_words(0.004, is_billed=False) == "as many CPU-seconds per step"
+    assert cost_change_words(0.006, is_billed=True) == "1% more expensive per step"

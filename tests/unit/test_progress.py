@@ -49,10 +49,10 @@ def test_progress_says_steps_their_time_and_the_time_that_is_left(
             for text in stream.getvalue().splitlines():
                 follow.line(LogLine(group="dnn", host="algo-1", text=text))
     assert [line.strip() for line in capsys.readouterr().err.splitlines()] == [
-        "10/100 steps, 5.00 s each, 80% waiting",
-        "40/100 steps, 100 ms each, 25% waiting, 6 s left",
-        "10 steps, 5.00 s each, 80% waiting",
-        "40 steps, 100 ms each, 25% waiting",
+        "10/100 steps, 5.00 s each, 80% waiting for data",
+        "40/100 steps, 100 ms each, 25% waiting for data, 6 s left",
+        "10 steps, 5.00 s each, 80% waiting for data",
+        "40 steps, 100 ms each, 25% waiting for data",
     ]
 
 

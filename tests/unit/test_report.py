@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.cli.report import report_of_run
 from stoker.feed.timeline import MeasuredStep
 from stoker.records import (
     Advice,
@@ -24,9 +25,12 @@ from stoker.records import (
     Performance,
     Profile,
     StepCost,
+    TakenElsewhere,
     Training,
     Workload,
+    write_json,
 )
+from stoker.records.base import sha256_of
 from stoker.report import write_report
 from stoker.report.step_times import (
     Interval,
@@ -310,6 +314,76 @@ def test_a_training_on_a_decision_is_held_against_the_step_that_it_names(report:
     page = report(profile=None, evaluation=None)
     assert "a step takes 36 ms instead of 62 ms" in page.headline
     assert "no gate was checked" in page.text
+
+
+def test_a_training_alone_that_broke_its_promise_is_no_plain_good_news(report: Report) -> None:
+    training = sample_records.training()
+    assert training.measured is not None
+    slow = replace(training, measured=replace(training.measured, step_seconds=0.09))
+    page = report(profile=None, evaluation=None, training=slow)
+    assert 'class="badge mixed"' in page.source
+    long = replace(training.measured, wait_seconds=0.04)
+    page = report(
+        profile=None, decision=None, evaluation=None, training=replace(training, measured=long)
+    )
+    # A wait is a share of the step, never more than all of it.
+    assert ", 100 % of it waiting" in page.headline
+
+
+def test_a_profile_taken_elsewhere_is_not_the_step_before(report: Report, tmp_path: Path) -> None:
+    before, _ = sample_records.write_timelines(tmp_path)
+    profile = sample_records.profile()
+    assert profile.step is not None
+    slow = replace(profile, step=replace(profile.step, step_seconds=0.110, num_workers=0))
+    taken = TakenElsewhere(
+        profiled_on="local.c1",
+        taken_as="ml.g5.2xlarge",
+        cpu_speed=1.8,
+        cpu_speed_source="given",
+        accelerator_step_source="given",
+    )
+    decision = replace(sample_records.decision(), taken_elsewhere=taken)
+    page = report(
+        profile=slow,
+        decision=decision,
+        evaluation=None,
+        before_timeline=before,
+        failure="the gate broke",
+    )
+    text = plain(page.text)
+    # The 62 ms are those of the decision's own plan of today.
+    assert "before: 62.0 ms" in text
+    assert "before: 110" not in text
+    assert page.row("Before, scaled")[1].startswith("62")
+    assert "Before, measured" not in text
+    assert "Baseline, scaled" in text
+    assert "The profile was taken on local.c1" in text
+    assert "Steps, before and after" not in text
+    assert "which it loads itself" not in text
+    assert "measured" not in page.row("today")[1]
+
+
+def test_prices_of_a_file_for_this_machine_are_told(report: Report) -> None:
+    decision = sample_records.decision()
+    source = "prices.csv over nominal: 0.05 $ a core and hour, billed by nobody"
+    prices = replace(decision.prices, purchase="as in the price file", source=source)
+    page = report(decision=replace(decision, prices=prices))
+    assert "Nobody is billed" not in page.text
+    assert "$ per 1" in page.text
+
+
+def test_a_training_is_not_held_against_the_decision_of_an_earlier_one(tmp_path: Path) -> None:
+    decision = sample_records.decision()
+    write_json(tmp_path / "workload.json", sample_records.workload())
+    write_json(tmp_path / "profile.json", sample_records.profile())
+    write_json(tmp_path / "decision.json", decision)
+    write_json(tmp_path / "evaluation.json", sample_records.evaluation())
+    for digest, is_its_own in ((None, False), (sha256_of(decision)[:12], True)):
+        training = replace(sample_records.training(), decision_id=digest)
+        write_json(tmp_path / "training.json", training)
+        text = report_of_run(tmp_path).read_text(encoding="utf-8")
+        assert ("it has no profile and no decision" in text) is not is_its_own
+        assert ("Why this plan" in text) is is_its_own
 
 
 def test_every_set_of_records_gives_a_page_without_holes(report: Report, tmp_path: Path) -> None:

@@ -153,8 +153,7 @@ def test_the_word_and_the_flag_draw_the_same_page(
     assert "1.90 times" in (tmp_path / "both.html").read_text()
 
 
-def test_runs_on_this_machine_cost_no_dollars() -> None:
-    here = replace(sample_records.training(), groups=sample_records.decision().plan.groups)
-    assert here.measured is not None
-    assert here.measured.usd_per_1000_steps is not None
-    assert usd_per_million(here) is None
+def test_runs_on_this_machine_cost_what_a_price_file_says() -> None:
+    groups = sample_records.decision().plan.groups
+    assert usd_per_million(replace(run(100, usd=0.1), groups=groups)) is not None
+    assert usd_per_million(replace(run(100, usd=None), groups=groups)) is None

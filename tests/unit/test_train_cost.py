@@ -66,7 +66,8 @@ def test_a_host_of_the_decisions_plan_costs_what_the_decision_says(tmp_path: Pat
     gpu = Group(name="dnn", role="dnn", instance_type="g5.xlarge", count=1)
     decision = sample_records.decision()
     plan = msgspec.structs.replace(decision.plan, groups=(gpu,))
-    decision = msgspec.structs.replace(decision, plan=plan)
+    prices = msgspec.structs.replace(decision.prices, purchase="on-demand")
+    decision = msgspec.structs.replace(decision, plan=plan, prices=prices)
     record = trained(tmp_path, (gpu,), decision)
     assert record.measured
     assert plan.predicted
@@ -77,5 +78,12 @@ def test_a_host_of_the_decisions_plan_costs_what_the_decision_says(tmp_path: Pat
 def test_the_price_of_another_cluster_than_the_decisions_is_not_guessed(tmp_path: Path) -> None:
     gpu = Group(name="dnn", role="dnn", instance_type="g5.xlarge", count=1)
     record = trained(tmp_path, (gpu,), sample_records.decision())
+    assert record.measured
+    assert record.measured.usd_per_1000_steps is None
+
+
+def test_where_nobody_is_billed_a_run_has_no_dollars(tmp_path: Path) -> None:
+    decision = sample_records.decision()
+    record = trained(tmp_path, decision.plan.groups, decision)
     assert record.measured
     assert record.measured.usd_per_1000_steps is None

@@ -3,6 +3,7 @@
 With `--calibrate PLACE` it reads and weighs the records of earlier runs.
 """
 
+import contextlib
 import math
 import shlex
 from collections import defaultdict
@@ -200,8 +201,19 @@ def decide_verb(
     judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
     catalog = catalog_of(judged, prices)
     if take_as is None and profile is not None:
-        options = ["--workload", workload] if workload else []
-        options += ["--platform", platform] if platform else []
+        typed = [
+            ("--workload", workload),
+            *(("--param", param) for param in params or ()),
+            ("--platform", platform),
+            ("--prices", prices),
+            ("--objective", objective),
+            ("--max-usd-per-hour", max_usd_per_hour),
+            *(("--group", group) for group in groups or ()),
+            *(("--set", override) for override in overrides or ()),
+        ]
+        options = [
+            word for name, value in typed if value is not None for word in (name, f"{value}")
+        ]
         _refuse_unknown_host(record, catalog, file=profile, workload=judged, options=options)
     calibration = None
     if calibrate and take_as:
@@ -300,12 +312,21 @@ def _refuse_unknown_host(
 
     A profile from a workstation is for a cloud only as one that was taken elsewhere.
     """
+    from stoker.catalog import local_instance
+
     try:
         catalog.get(profile.host.instance_type)
     except UsageError as err:
+        is_of_workstation = local_instance(profile.host.instance_type) is not None
+        if profile.step is None or profile.data or not is_of_workstation:
+            # A price file mends the catalog; such a profile cannot be taken for another type.
+            raise
         priced = [each for each in catalog.instances if each.usd_per_hour is not None]
         # The workload's own type, else the cheapest with one accelerator.
-        named = [workload.cluster.dnn.instance_type] if workload.cluster else []
+        named = []
+        if workload.cluster:
+            with contextlib.suppress(UsageError):
+                named = [catalog.get(workload.cluster.dnn.instance_type).type]
         named += [
             each.type
             for each in sorted(priced, key=lambda each: (each.accelerators != 1, each.usd_per_hour))

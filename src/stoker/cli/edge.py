@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 _LINES = "\n\t"
+# How alike a wrong option and the one that is suggested are, 0 to 1: `--epochs` is no `--help`.
+_NEAR = 0.8
 
 
 class _UsageError(Exception):
@@ -116,11 +118,16 @@ def _corrected(
     options: Sequence[str] = getattr(err, "possibilities", None) or ()
     if options:
         typed: str = getattr(err, "option_name", "")
-        (best,) = difflib.get_close_matches(typed, options, n=1, cutoff=0.0)
-        return [
-            best + word.removeprefix(typed) if word.partition("=")[0] == typed else word
-            for word in arguments
+        # A guess must not confirm what costs money, and one that is far off is only confusing.
+        safe = [option for option in options if option != "--yes"]
+        best = difflib.get_close_matches(typed, safe, n=1, cutoff=_NEAR)
+        # Words after `--` are the user's own command.
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        own = [
+            best[0] + word.removeprefix(typed) if best and word.partition("=")[0] == typed else word
+            for word in arguments[:end]
         ]
+        return [*own, *arguments[end:]] if best else None
     first, *others = arguments
     near = [] if first in verbs else difflib.get_close_matches(first, verbs, n=1)
     return [*near, *others] if near else None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
 from stoker.logs import LogEvent, parse_line
-from stoker.text import duration, ms, percentage
+from stoker.text import duration, ms, percentage, wait_share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -252,10 +252,9 @@ class Follow:
             seconds = max(0, total - progress.steps) * progress.step_seconds
             left = f", {duration(seconds)} left"
         done = f"{progress.steps}/{total}" if total else str(progress.steps)
-        waiting = progress.wait_seconds / progress.step_seconds if progress.step_seconds else 0.0
-        words = (
-            f"{done} steps, {ms(progress.step_seconds)} each, {percentage(waiting)} waiting{left}"
-        )
+        waiting = wait_share(step_seconds=progress.step_seconds, wait_seconds=progress.wait_seconds)
+        words = f"{done} steps, {ms(progress.step_seconds)} each, "
+        words += f"{percentage(waiting)} waiting for data{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=progress.steps, total=total, words=words)
         elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:

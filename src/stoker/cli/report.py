@@ -134,17 +134,23 @@ def report_of_run(
         if not (run_dir / "workload.json").is_file():
             raise UsageError(f"no run in {run_dir}", where="no workload.json there", fix="ls runs")
         workload = read_json(run_dir / "workload.json", Workload)
+    # Missing ones are None: a run that broke off has a report, too.
+    profile = _read(run_dir / "profile.json", Profile)
+    decision = _read(run_dir / "decision.json", Decision)
     training = _read(run_dir / "training.json", Training)
+    evaluation = _read(run_dir / "evaluation.json", Evaluation)
+    if training and decision and training.decision_id is None:
+        # The folder was one of an earlier run of this name: this training has nothing of it.
+        profile = decision = evaluation = None
     file = run_dir / "report.html"
     write_report(
         file,
         run_id=run_dir.name,
         workload=workload,
-        # Missing ones are None: a run that broke off has a report, too.
-        profile=_read(run_dir / "profile.json", Profile),
-        decision=_read(run_dir / "decision.json", Decision),
+        profile=profile,
+        decision=decision,
         training=training,
-        evaluation=_read(run_dir / "evaluation.json", Evaluation),
+        evaluation=evaluation,
         # The profile is a job of its own, in a folder of its own.
         before_timeline=_existing(run_dir / "profile" / "baseline-timeline.csv"),
         after_timeline=_timeline(run_dir / "training.json", training),

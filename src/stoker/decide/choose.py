@@ -19,7 +19,7 @@ from stoker.records import (
     Predicted,
     TakenElsewhere,
 )
-from stoker.text import apart, cost_change_words, ms, percentage, usd, vcpus_words
+from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
 
 # Plans this near to the best count as equal: then fewer machines win.
 TIE = 0.03
@@ -201,7 +201,8 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool, is_billed: bool) -> 
     outcome = plan.predicted
     assert outcome is not None
     change = cost_change_words(outcome.cost_change, is_billed=is_billed)
-    text = f"{outcome.speedup:.2f}x as fast and {change}"
+    comma = "," if abs(outcome.cost_change) < SAME_COST else " and"
+    text = f"{outcome.speedup:.2f}x as fast{comma} {change}"
     if is_late and outcome.total_hours is not None and today.total_hours is not None:
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
@@ -592,9 +593,12 @@ def _figures(plan: Plan, *, is_billed: bool) -> str:
     outcome = plan.predicted
     assert outcome is not None
     change = percentage(outcome.cost_change, signed=True)
+    is_same = abs(outcome.cost_change) < SAME_COST
     if is_billed:
-        cost, end = f"{usd(outcome.usd_per_hour)} per hour, {change} $ per step", pays(outcome)
+        change = "a step costs the same" if is_same else f"{change} $ per step"
+        cost, end = f"{usd(outcome.usd_per_hour)} per hour, {change}", pays(outcome)
     else:
+        change = "as today" if is_same else change
         cost, end = f"{cost_words(outcome, is_billed=False)} ({change})", ""
     return (
         f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), {cost}, "

@@ -478,8 +478,16 @@ def _type_rank(plan: Plan, objective: str, instance: Instance) -> tuple[bool, fl
 
 
 def _plan(site: Site, candidate: Candidate, rules: Rules) -> Plan:
-    today_usd = _usd_today(site.work, rules)
-    outcome = predicted(site.work, candidate, today_usd=today_usd, total_steps=rules.total_steps)
+    work = site.work
+    today = ClusterShape(dnn=Hosts(instance=rules.today, count=work.hosts), data=work.data)
+    outcome = predicted(
+        work,
+        candidate,
+        today=today,
+        today_usd=usd_per_hour(today),
+        total_steps=rules.total_steps,
+        is_billed=rules.catalog.purchase != NOMINAL,
+    )
     return plan_of(
         candidate,
         outcome,
@@ -512,11 +520,6 @@ def _dated_later(used: Iterable[Instance], today: date) -> list[str]:
         for name, priced_on in sorted({(i.type, i.priced_on) for i in used if i.priced_on})
         if priced_on > today
     ]
-
-
-def _usd_today(work: Work, rules: Rules) -> float | None:
-    dnn = Hosts(instance=rules.today, count=work.hosts)
-    return usd_per_hour(ClusterShape(dnn=dnn, data=work.data))
 
 
 def _hosts_of(candidate: Candidate) -> list[tuple[str, str, int]]:

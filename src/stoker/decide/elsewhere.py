@@ -142,10 +142,10 @@ def taken_as(
         doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
     unexplained = work.unexplained
     if accelerator is None and not unexplained:
-        unexplained = (
-            f"not measured: a step on {target.type}'s {target.accelerator_model or 'accelerator'} "
-            "that never waits for data"
-        )
+        where = target.type
+        if target.accelerators:
+            where += f"'s {target.accelerator_model or 'accelerator'}"
+        unexplained = f"not measured: a step on {where} that never waits for data"
     shape = ClusterShape(
         dnn=Hosts(instance=target, count=work.hosts, workers=work.num_workers), processes=processes
     )
@@ -177,11 +177,12 @@ def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
         if tuned is not None and tuned.estimate is not None:
             workers = tuned.shape.dnn.workers
             loading += f", and {ms(tuned.estimate.step_seconds)} with {workers} workers per host"
+        waits = "the accelerators wait" if work.reference.accelerators else "the trainer waits"
         return (
             Advice(
                 id="accelerator-step",
-                text=f"{loading}. If a step there takes less with its data at hand, the "
-                "accelerators wait: time one, then add --accelerator-step-seconds.",
+                text=f"{loading}. If a step there takes less with its data at hand, {waits}: "
+                "time one, then add --accelerator-step-seconds.",
                 when="before any money is spent",
             ),
         )

@@ -96,6 +96,11 @@ def usd_per_hour(shape: ClusterShape) -> float | None:
     return total
 
 
+def capacity(shape: ClusterShape) -> float:
+    """Returns the vCPUs of all hosts to divide CPU-seconds by."""
+    return sum(hosts.count * hosts.instance.capacity for hosts in (shape.dnn, *shape.data))
+
+
 def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
     """Returns the prediction's relative error: independent doubts add up in squares."""
     widths = [_BAND, *(doubt.width for doubt in work.doubts)]
@@ -109,9 +114,24 @@ def band(work: Work, shape: ClusterShape, made: Estimate) -> float:
 
 
 def predicted(
-    work: Work, candidate: Candidate, *, today_usd: float | None, total_steps: int | None
+    work: Work,
+    candidate: Candidate,
+    *,
+    today: ClusterShape,
+    today_usd: float | None,
+    total_steps: int | None,
+    is_billed: bool,
 ) -> Predicted | None:
-    """Returns time and cost of a candidate; None where there is no estimate or no price."""
+    """Returns time and cost of a candidate; None where there is no estimate or no price.
+
+    Args:
+        work: What a step takes, and how long it is today.
+        candidate: What is priced.
+        today: Today's hosts.
+        today_usd: Their dollars an hour.
+        total_steps: Steps of the whole training, if known.
+        is_billed: Whether somebody pays the prices; if not, CPU-seconds are compared.
+    """
     made, price = candidate.estimate, usd_per_hour(candidate.shape)
     if made is None or price is None or today_usd is None:
         return None
@@ -131,6 +151,9 @@ def predicted(
         price=price,
         total_steps=total_steps,
     )
+    if not is_billed:
+        change = step * capacity(candidate.shape) / (work.step_seconds * capacity(today)) - 1
+        outcome = msgspec.structs.replace(outcome, cost_change=change)
     if own is None:
         return outcome
     speedup = work.step_seconds / own.step_seconds
@@ -194,7 +217,7 @@ def _priced(
         total_usd=None if total_steps is None else total_steps * cost / 1000,
         second_limit_seconds=made.second_seconds,
         break_even_speedup=break_even_speedup(price, today_usd_per_hour=today[1]),
-        cpu_seconds=seconds * sum(h.count * h.instance.capacity for h in (shape.dnn, *shape.data)),
+        cpu_seconds=seconds * capacity(shape),
         accelerator_seconds=seconds * shape.dnn.count * shape.dnn.instance.accelerators,
     )
 

@@ -78,7 +78,8 @@ class Predicted(Record, frozen=True, kw_only=True):
         usd_per_hour: Price of all hosts, in dollars per hour.
         usd_per_1000_steps: Cost of 1000 steps, in dollars.
         speedup: Today's measured step over this step.
-        cost_change: This usd_per_1000_steps over today's, minus 1; negative is cheaper.
+        cost_change: This usd_per_1000_steps over today's, minus 1; negative is cheaper. Where
+            nobody is billed: of cpu_seconds.
         total_hours: Hours of the whole training; absent: its number of steps is not known.
         total_usd: Dollars of the whole training; absent: its number of steps is not known.
         break_even_speedup: From this speedup on the plan costs no more per step than today's

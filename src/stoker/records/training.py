@@ -59,7 +59,8 @@ class Measured(Record, frozen=True, kw_only=True):
         compute_seconds: A step without its wait, in seconds.
         samples_per_second: Samples of all ranks over the time of all steps.
         steps: Steps that were measured.
-        usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known.
+        usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known, and
+            where nobody is billed.
         spread: Spread of the fields above, by name.
         timeline_file: CSV of the leader's steps, relative to the record's own folder.
     """

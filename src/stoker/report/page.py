@@ -29,7 +29,6 @@ from stoker.records import (
     groups_in_words,
     write_text,
 )
-from stoker.records.decision import NOMINAL
 from stoker.records.parts import WAITS
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans, has_front, spots_of
@@ -107,8 +106,10 @@ def collect_strips(
 ) -> list[Strip]:
     """Returns before and after, where known: a timeline, else the medians of the record."""
     strips = []
-    timeline = read_steps(before) if before else None
-    step = profile.step if profile else None
+    # The steps of a profile that was taken elsewhere are another machine's.
+    is_here = not (decision and decision.taken_elsewhere)
+    timeline = read_steps(before) if before and is_here else None
+    step = profile.step if profile and is_here else None
     # How much of a step is waiting is not made up.
     if timeline is None and step and step.wait_seconds is not None:
         wait = min(step.wait_seconds, step.step_seconds)
@@ -199,7 +200,10 @@ def _intervals(figures: Figures) -> list[Interval]:
     if figures.baseline is not None:
         spread = figures.baseline_spread
         low, high = (spread.low, spread.high) if spread else (figures.baseline,) * 2
-        rows.append(Interval("Baseline, measured", "measured", figures.baseline, low, high))
+        if figures.is_baseline_scaled:
+            rows.append(Interval("Baseline, scaled", "predicted", figures.baseline, low, high))
+        else:
+            rows.append(Interval("Baseline, measured", "measured", figures.baseline, low, high))
     if figures.predicted is not None:
         low = figures.predicted if figures.predicted_low is None else figures.predicted_low
         high = figures.predicted if figures.predicted_high is None else figures.predicted_high
@@ -223,6 +227,7 @@ class PlanRow:
     name: str
     chosen: bool
     bar: Markup | None
+    is_measured: bool
 
     @property
     def is_needed(self) -> bool:
@@ -310,6 +315,7 @@ def write_report(
         "workload": workload,
         "profile": profile,
         "decision": decision,
+        "taken": decision.taken_elsewhere if decision else None,
         "training": training,
         "evaluation": evaluation,
         "figures": figures,
@@ -407,12 +413,17 @@ def _events(training: Training) -> list[tuple[str, str, str]]:
 def _is_nominal(workload: Workload, decision: Decision | None) -> bool:
     if decision is None:
         return workload.platform_info.is_this_machine
-    return NOMINAL in f"{decision.prices.source} {decision.prices.purchase}"
+    return decision.prices.is_nominal
 
 
 def _cpu_seconds(value: float | None) -> str:
     """Writes CPU- or accelerator-seconds per step."""
     return NOT_KNOWN if value is None else digits(value, 3, max_places=4) + NBSP + "s"
+
+
+def _is_measured(plan: Plan, decision: Decision) -> bool:
+    """Returns whether the plan's step was measured: today's, unless the profile is another's."""
+    return plan.action == "keep" and decision.taken_elsewhere is None
 
 
 def _plan_rows(decision: Decision) -> list[PlanRow]:
@@ -429,13 +440,15 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
         if plan.predicted:
             interval = Interval(
                 "",
-                "measured" if plan.action == "keep" else "predicted",
+                "measured" if _is_measured(plan, decision) else "predicted",
                 plan.predicted.step_seconds,
                 plan.predicted.step_seconds_low,
                 plan.predicted.step_seconds_high,
             )
             bar = draw_bar(interval, largest=largest)
-        rows.append(PlanRow(index, plan, plan_name(plan, today=today), index == chosen, bar))
+        name = plan_name(plan, today=today)
+        is_chosen = index == chosen
+        rows.append(PlanRow(index, plan, name, is_chosen, bar, _is_measured(plan, decision)))
     return rows
 
 

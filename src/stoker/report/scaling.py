@@ -10,7 +10,6 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from stoker.catalog import local_instance
 from stoker.errors import UsageError
 from stoker.records import Training, write_text
 from stoker.report.page import NARROW, WIDE, templates
@@ -116,9 +115,6 @@ def scaling_of_runs(runs: Mapping[str, Training]) -> ScalingOfRuns:
 def usd_per_million(training: Training) -> float | None:
     """Returns the dollars for a million samples at the run's rate; None without a price."""
     measured = training.measured
-    if all(local_instance(group.instance_type) for group in training.groups):
-        # Nobody is billed: the prices of this machine's cores only compare plans.
-        return None
     if measured is None or measured.usd_per_1000_steps is None or not measured.step_seconds:
         return None
     usd_per_second = measured.usd_per_1000_steps / (1000 * measured.step_seconds)

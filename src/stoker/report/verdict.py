@@ -87,6 +87,7 @@ class Figures:
         predicted_speedup: Baseline step over predicted step.
         cost_change: Measured cost over the baseline's, minus 1.
         baseline_cpu_seconds: vCPUs of all hosts times the step; likewise the next ones.
+        is_baseline_scaled: Whether nobody measured the baseline: the profile was taken elsewhere.
         loads_itself: Whether the baseline's trainer loads its own batches (num_workers=0): that is
             part of its wait.
     """
@@ -115,6 +116,7 @@ class Figures:
     baseline_accelerator_seconds: float | None = None
     predicted_accelerator_seconds: float | None = None
     measured_accelerator_seconds: float | None = None
+    is_baseline_scaled: bool = False
     loads_itself: bool = False
 
     @property
@@ -163,7 +165,10 @@ def collect(
         next((plan for plan in decision.plans if plan.action == "keep"), None) if decision else None
     )
     baseline = performance.baseline.step_seconds if performance else None
-    step = profile.step if profile else None
+    # The step of a profile that was taken elsewhere is another machine's: the decision has today's.
+    is_scaled = bool(decision and decision.taken_elsewhere)
+    here = None if is_scaled else profile
+    step = here.step if here else None
     if baseline is None and step:
         baseline = step.step_seconds
     # A training on a decision, without its profile: today's step is in the decision, too.
@@ -202,7 +207,7 @@ def collect(
     return Figures(
         baseline=baseline,
         baseline_wait=step.wait_seconds if step else None,
-        baseline_spread=(profile.spread or {}).get("step_seconds") if profile else None,
+        baseline_spread=(here.spread or {}).get("step_seconds") if here else None,
         predicted=predicted,
         predicted_low=low,
         predicted_high=high,
@@ -225,6 +230,7 @@ def collect(
         baseline_accelerator_seconds=_accelerator_seconds(before, kept),
         predicted_accelerator_seconds=_accelerator_seconds(expected, promise),
         measured_accelerator_seconds=_accelerator_seconds(after),
+        is_baseline_scaled=is_scaled,
         loads_itself=bool(step and step.num_workers == 0),
     )
 
@@ -325,6 +331,9 @@ _LIMITS = {
 }
 
 
+Tone = Literal["good", "mixed", "bad"]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The head of the report.
@@ -335,7 +344,7 @@ class Verdict:
         failure: What failed, in full; empty where nothing did.
     """
 
-    tone: Literal["good", "mixed", "bad"]
+    tone: Tone
     badge: str
     headline: str
     lead: str
@@ -419,9 +428,11 @@ def _trained_alone(
         return Verdict("mixed", "trained", "The training ended; no step was measured.", lead)
     headline = " ".join(_gain(figures, unit, decision))
     if not headline:
-        wait = percent((figures.measured_wait or 0.0) / figures.measured)
+        wait = percent(figures.measured_wait_share)
         headline = f"A step takes {unit.brief(figures.measured)}, {wait} of it waiting for data."
-    return Verdict("good", "trained", headline, lead)
+    is_slow = figures.speedup is not None and figures.speedup < _NO_GAIN
+    tone: Tone = "mixed" if is_slow or figures.is_inside_band is False else "good"
+    return Verdict(tone, "trained", headline, lead)
 
 
 def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
