@@ -151,11 +151,12 @@ def block(document: dict[str, Any]) -> str:
     named = " and ".join(f"`{command}` of {date}" for date, command in document["sources"])
     lost = [row for row in document["rows"] if not row["order_kept"]]
     caption = (
-        f"*By how much a training step is longer than it has to be, with four workers: {named}, "
-        f"medians, two cores of an {document['cpu']}. The costs of batches are slept and all hosts "
-        "share one machine: this shows what moving batches costs, not what making them costs."
-        + (" Where the order of batches was lost, a star says so." if lost else "")
-        + " [More figures](benchmarks/README.md).*"
+        f"*Extra time per training step over the lowest that is possible (less is better), with "
+        f"four workers: {named}, medians, two cores of an {document['cpu']}. The work on a batch "
+        "is slept and all hosts share one machine: this shows what moving batches costs, not what "
+        "making them costs."
+        + (" A star marks those that lost the order of batches." if lost else "")
+        + " [More](benchmarks/README.md).*"
     )
     return "\n".join(
         [

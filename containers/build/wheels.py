@@ -1,7 +1,7 @@
 """Downloads the wheels of the image and builds stoker's own, so that `docker build` needs no index.
 
     python containers/build/wheels.py --out CONTEXT [--python-version 3.12] [--machine aarch64]
-        [--cpu] [--lock FILE]
+        [--torch cpu|none] [--lock FILE]
 
 The build context gets four folders: control (what the command line and AWS need), torch and stoker,
 one a layer of the image, and sbom, of which nothing stays. Each holds the wheels and SHA256SUMS,
@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the build context")
     parser.add_argument("--python-version", default="", help="of the base image, as 3.12")
     parser.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
-    parser.add_argument("--cpu", action="store_true", help="torch's build for CPUs, or none")
+    parser.add_argument(
+        "--torch", choices=("any", "cpu", "none"), default="any", help="which build of torch"
+    )
     parser.add_argument("--lock", type=Path, help="an earlier wheels.sha256 that must come out")
     options = parser.parse_args()
     if options.lock and not options.lock.is_file():
@@ -50,11 +52,12 @@ def main() -> None:
     control = ["pip", *project["dependencies"], *(one for e in CONTROL_EXTRAS for one in extras[e])]
     download(options.out / "control", control, target, locked="image-control")
     torch = ["torch"]
-    if options.cpu:
+    if options.torch == "cpu":
         check_cpu_build(target)
         # All that it needs is locked. pip would look for more by the markers of this machine.
         torch = ["--no-deps", *torch]
-    download(options.out / "torch", extras["torch"], target, locked="image-torch", also=torch)
+    if options.torch != "none":
+        download(options.out / "torch", extras["torch"], target, locked="image-torch", also=torch)
     download(options.out / "sbom", [], target, locked="image-sbom")
     shutil.copy(Path(__file__).with_name("sbom.py"), options.out / "sbom")
     build(options.out / "stoker")
@@ -63,6 +66,7 @@ def main() -> None:
         "".join(
             f"{line}\n"
             for folder in ("control", "torch")
+            if folder == "control" or options.torch != "none"
             for line in (options.out / folder / "SHA256SUMS").read_text().splitlines()
         )
     )

@@ -969,7 +969,7 @@ def test_after_the_wait_for_nodes_the_decision_s_next_plan_is_taken_also_by_a_la
     clock.ahead += 7200
     until(lambda: api.names("jobsets") == [second], what="the second plan's job")
     (words,) = [text for text in said if "taking the next plan" in text]
-    assert "taking the next plan, 1 x c6i.4xlarge: 1 of 1 dnn hosts wait for a node" in words
+    assert "taking the next plan, dnn 1 x c6i.4xlarge: 1 of 1 dnn hosts wait for a node" in words
     assert "2 Insufficient nvidia.com/gpu" in words
     # The run's jobs are known by its name, and share its folder.
     described = api.get("jobsets", second)

@@ -12,7 +12,7 @@
         found = decide(profile=measured.outputs["profile"], **run.inputs(decide))
         control_step(found, run, name="Decide")
 
-Needs `pip install stoker[kubeflow]`. The components alone take texts and numbers: nothing of a
+Needs the extra `kubeflow`. The components alone take texts and numbers: nothing of a
 workload file is needed to use `profile(image=..., workload=...)` in a pipeline.
 
 Each takes the image of its pod as an input, so that one compiled component serves everybody

@@ -11,7 +11,7 @@
     Pipeline(name="mine", steps=[measured, decided]).upsert(role_arn=role)
     upload_inputs(run)
 
-Needs `pip install stoker[sagemaker]`. A step is one of the SDK's: it has `properties`, waits for
+Needs the extra `sagemaker`. A step is one of the SDK's: it has `properties`, waits for
 others by `depends_on`, and stands in lists of steps next to those of the SDK's own classes. What it
 leaves is in `outputs`: name to address.
 
