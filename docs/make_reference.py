@@ -731,6 +731,7 @@ PUBLIC = MappingProxyType(
     {
         "STOKER_BACKEND": "your script reads it, with strategy smddp",
         "STOKER_COMMAND": "you set it for an image whose command line is fixed",
+        "STOKER_FEED": "you set it, for a script that runs alone",
         "STOKER_INSTANCE_TYPE": "you set it",
         "STOKER_KUBEFLOW_COOKIE": "you set it",
         "STOKER_KUBEFLOW_NAMESPACE": "you set it",
@@ -739,7 +740,9 @@ PUBLIC = MappingProxyType(
         "STOKER_OUTPUT": "your script may write to it",
         "STOKER_ROLES": "you set it, for a job that stoker does not submit",
         "STOKER_RUN_ID": "your script may read it",
+        "STOKER_TENSORBOARD": "your script reads it, with `tracking.tensorboard`",
         "STOKER_TOKEN_FILE": "you set it, for a job that stoker does not submit",
+        "STOKER_WEBHOOK_URL": "you set it, with `notify`",
         "STOKER_WORKERS": "you set it, for a job that stoker does not submit",
     }
 )
@@ -771,8 +774,11 @@ MEANINGS = MappingProxyType(
         "STOKER_INSTANCE_TYPE": "What this host is called in a catalog; a profile names it so.",
         "STOKER_KUBEFLOW_COOKIE": "Cookie of a session, as NAME=VALUE. A secret.",
         "STOKER_KUBEFLOW_NAMESPACE": "Namespace of the user in Kubeflow Pipelines.",
-        "STOKER_KUBEFLOW_TOKEN": "Token that Kubeflow Pipelines asks for. A secret.",
+        "STOKER_KUBEFLOW_TOKEN": "Token that Kubeflow Pipelines asks for. A secret. A file that "
+        "`--token-file` or `kubernetes.kubeflow.token_file` names wins over it.",
         "STOKER_MPI": "What mpirun's programs are told of the run.",
+        "STOKER_WEBHOOK_URL": "Address of the webhook that is told of runs. A secret. "
+        "`notify.variable` names another variable.",
         "TMPDIR": "Folder for temporary files.",
         "TORCHELASTIC_RESTART_COUNT": "How often torchrun has started the ranks again.",
         "TRAINING_JOB_NAME": "Name of the job, by SageMaker, where STOKER_RUN_ID is not set.",
@@ -786,13 +792,14 @@ _ENVIRONMENTS = ("environ", "env", "os.environ")
 def environment_page() -> str:
     """Returns the page of all environment variables that stoker reads."""
     declared = dict(_declared())
+    places = _read_anywhere()
+    # The name of a public one may be a setting's default: no line reads it by that name.
     own = {
-        name: texts
-        for name, texts in {**{n: MEANINGS[n] for n in _read_anywhere() if n in MEANINGS}}.items()
-        if name.startswith("STOKER_")
+        name: text
+        for name, text in MEANINGS.items()
+        if name.startswith("STOKER_") and (name in places or name in PUBLIC)
     }
     stokers = {name: text for name, text in {**declared, **own}.items() if "STOKER_" in name}
-    places = _read_anywhere()
     others = {
         name: declared.get(name) or MEANINGS[name]
         for name in sorted({*places, *declared})
@@ -938,13 +945,19 @@ def files_page() -> str:
         1: "agents send batches; parses nothing",
         2: "torchrun's store, on the first dnn host",
     }
+    peers = {
+        0: "to the coordinator: the launchers of all hosts, and the ranks; to an agent: the ranks",
+        1: "the ranks",
+        2: "torchrun on each dnn host",
+    }
     lines = [
         "# Files, ports, exit codes",
         "",
         "## Files of a run",
         "",
-        "`stoker run` and `stoker train` write to `runs/NAME-DATE-TIME/` in the folder that they "
-        "are started in. Nothing else refers to a run's folder: move it, or delete it.",
+        "`stoker run` and `stoker train` write to `runs/ID/` in the folder that they are started "
+        "in. The ID is `--name`, or NAME-DATE-TIME with the workload's name. Nothing else refers "
+        "to a run's folder: move it, or delete it.",
         "",
         "| file | what it is |",
         "| --- | --- |",
@@ -960,24 +973,26 @@ def files_page() -> str:
         "All are TCP, and the same on every host. On this machine all hosts share an address, and "
         "get free ports.",
         "",
-        "| port | what listens | key |",
-        "| --- | --- | --- |",
+        "| port | what listens | who connects | key |",
+        "| --- | --- | --- | --- |",
         *(
-            f"| {port} | {names[index]} | [`{key}`](workload.md#feedport)"
+            f"| {port} | {names[index]} | {peers[index]} | [`{key}`](workload.md#feedport)"
             f"{f' + {index}' if index else ''} |"
             for index, (port, key) in enumerate(ports.items())
         ),
-        "| none | Prometheus metrics, on the first dnn host, where it is asked for | "
-        "[`feed.metrics_port`](workload.md#feedmetrics_port) |",
+        "| none | Prometheus metrics, on the first dnn host, where it is asked for | whatever "
+        "scrapes them | [`feed.metrics_port`](workload.md#feedmetrics_port) |",
         *(
-            f"| {number} | engine {engine}: {name} | "
+            f"| {number} | engine {engine}: {name} | {_ENGINE_PEERS.get(name, 'all hosts')} | "
             f"[`engine.ports.{name}`](workload.md#engineports) |"
             for engine, preset in PRESETS.items()
             for name, number in preset.ports.items()
         ),
         "",
-        "Who may reach which port: [threat-model.md](../threat-model.md); "
-        "`stoker render network-policy` holds it on Kubernetes.",
+        "dnn hosts also reach each other on ports that NCCL, gloo or MPI choose, and hosts of "
+        "engine ray on ports that Ray chooses. What each port accepts: "
+        "[threat-model.md](../threat-model.md). On Kubernetes `stoker render network-policy` "
+        "closes the others.",
         "",
         "## Exit codes",
         "",
@@ -994,12 +1009,17 @@ def files_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+# Who connects to a port of an engine; to one that is not here, all hosts of the run do.
+_ENGINE_PEERS = MappingProxyType(
+    {"dispatcher": "the training, and the workers", "worker": "the training"}
+)
 _CODES = {
     1: "A bug of stoker; `--debug` shows where.",
     2: "Wrong usage, settings or records.",
     3: "The model is not as good as the gate asks.",
     4: "The platform refused, or lost a host, or has none; nobody followed the run any more.",
-    5: "The feed was lost: no data worker is left, or none came in time.",
+    5: "The feed was lost: no data worker is left, or none came in time. Or a dataset cannot "
+    "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
     6: "Your training failed.",
 }
 

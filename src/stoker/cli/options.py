@@ -213,7 +213,8 @@ PlatformName = Annotated[
     typer.Option(
         "--platform",
         metavar="P",
-        help=f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local).",
+        help=f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local; decide without a "
+        "workload: sagemaker, unless the type is local.cN).",
         autocompletion=offered(*PLATFORMS),
     ),
 ]

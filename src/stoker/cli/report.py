@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def report_verb(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="[scaling] RUN...", help="Folders of runs, such as runs/ID."),
+        typer.Argument(metavar="[scaling] FOLDER...", help="Folders of runs, such as runs/ID."),
     ],
     *,
     scaling: Annotated[
@@ -43,8 +43,8 @@ def report_verb(
 ) -> None:
     """Writes the HTML report of a run again, or compares several runs.
 
-    `stoker report RUN` writes RUN/report.html. `stoker report scaling RUN RUN` writes one page on
-    throughput and cost over cluster sizes.
+    `stoker report FOLDER` writes FOLDER/report.html. `stoker report scaling FOLDER FOLDER` writes
+    one page on throughput and cost over cluster sizes.
 
     Examples:
         stoker report runs/ID
@@ -116,7 +116,7 @@ def report_of_run(
     command: str | None = None,
     failure: str | None = None,
 ) -> Path:
-    """Writes RUN/report.html from the files of a run, and returns its path.
+    """Writes report.html from the files of a run, and returns its path.
 
     Args:
         run_dir: The run's folder.

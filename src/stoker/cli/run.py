@@ -52,7 +52,7 @@ def run_verb(
 ) -> int:
     """Runs the whole chain: profile, decide, train, evaluate, report.
 
-    All records, logs and the report are in a new folder, runs/NAME-DATE-TIME.
+    All records, logs and the report are in a new folder, runs/ID (ID: NAME-DATE-TIME).
 
     Examples:
         stoker run configs/mnist.yaml

@@ -41,8 +41,8 @@ def watch_verb(
     run: Annotated[
         str,
         typer.Argument(
-            metavar="RUN",
-            help="A folder runs/ID or its ID, a log file, or - for a log on stdin.",
+            metavar="ID",
+            help="A run's ID or its folder runs/ID, a log file, or - for a log on stdin.",
             show_default=False,
         ),
     ],

@@ -24,7 +24,7 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
             run goes on without it. 60: importing MLflow takes up to 15 s on a cold disk, the rest
             is for some files over a slow network.
         tensorboard: Whether the script is told a folder for TensorBoard, in STOKER_TENSORBOARD,
-            that is kept: runs/RUN/tensorboard, the folder of `kubernetes.output`, or S3. Off, as
+            that is kept: runs/ID/tensorboard, the folder of `kubernetes.output`, or S3. Off, as
             only a script that writes there has a use for it.
     """
 
