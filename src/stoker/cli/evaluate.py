@@ -52,7 +52,8 @@ def evaluate_verb(
         typer.Option(
             "--gate-of",
             metavar="F",
-            help="Only reads this evaluation.json, and exits with 3 if it did not pass.",
+            help="Only reads this evaluation.json, and exits with 3 if it did not pass (default: "
+            "evaluates).",
         ),
     ] = None,
     promote: Annotated[
