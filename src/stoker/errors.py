@@ -2,6 +2,7 @@
 
     StokerError                  1  a bug, or something no other class names
     ├── UsageError               2  a wrong command line, setting or record (also a ValueError)
+    │   └── DeclinedError           the person did not want to start it
     ├── GateError                3  the model is not as good as the workload's gate asks
     ├── PlatformError            4  a platform refused or lost a request
     │   └── NoCapacityError         it has no hosts for the job, now or by a quota
@@ -71,6 +72,10 @@ class UsageError(StokerError, ValueError):
     """A wrong command line, setting or record."""
 
     exit_code = 2
+
+
+class DeclinedError(UsageError):
+    """The person answered no to the question whether to start: nothing has failed."""
 
 
 class GateError(StokerError):

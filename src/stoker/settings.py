@@ -482,17 +482,31 @@ def _check_workload(workload: Workload, place: Place) -> None:
     check_engine(workload.engine_settings, taken=workload.feed.ports, place=place)
     _check_strategy(workload, place)
     _check_replicas(workload.feed, place)
-    if urlsplit(workload.tracking.mlflow or "").password:
-        raise UsageError(
-            "the address of MLflow holds a password, which records would show",
-            where=place.at("tracking.mlflow"),
-            fix="leave it out; MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-        )
+    _check_mlflow(workload.tracking.mlflow or "", place)
     if workload.constraints.deadline_hours and workload.training.total_steps() is None:
         raise UsageError(
             "a deadline needs the number of steps",
             where=place.at("constraints.deadline_hours"),
             fix="set training.steps, or epochs with samples_per_epoch and global_batch_size",
+        )
+
+
+def _check_mlflow(address: str, place: Place) -> None:
+    # Never with the address: it may hold what nobody is to read.
+    try:
+        has_secret = "@" in urlsplit(address).netloc
+    except ValueError:
+        raise UsageError(
+            "the address of MLflow cannot be read",
+            where=place.at("tracking.mlflow"),
+            fix="https://HOST, or https://HOST:PORT",
+        ) from None
+    if has_secret:
+        raise UsageError(
+            "the address of MLflow holds a user, token or password, which records would show",
+            where=place.at("tracking.mlflow"),
+            fix="leave it out; MLflow reads MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME "
+            "and MLFLOW_TRACKING_PASSWORD",
         )
 
 

@@ -140,7 +140,7 @@ def kept(
         step=measured.steps if measured else 0,
         parameters=parameters_of(training) if training else {},
         metrics=metrics_of(training, evaluation),
-        tags={**tags, **(_tags_of(training) if training else {})},
+        tags={**tags, **(_tags_of(training) if training else {"stoker_status": "failed"})},
         files=tuple(str(file) for file in files if file.is_file()),
     )
     return _asked(order, timeout=timeout or settings.timeout_seconds, environ=environ)
@@ -213,7 +213,8 @@ def _tags_of(training: Training) -> dict[str, str]:
         "stoker_model": training.model_uri,
         "stoker_failure": training.cause if training.status == "failed" else None,
     }
-    return {name: value for name, value in told.items() if value}
+    # Empty ones take the place of an earlier attempt's.
+    return {name: value or "" for name, value in told.items()}
 
 
 def _address(settings: TrackingSettings) -> str:
@@ -235,7 +236,8 @@ def _asked(order: TrackingOrder, *, timeout: float, environ: Mapping[str, str]) 
         return TrackedRun(trouble="its plugin is missing: pip install sagemaker-mlflow")
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "stoker.tracking"],
+            # -P: no file of the current folder takes the place of a library's.
+            [sys.executable, "-P", "-m", "stoker.tracking"],
             input=msgspec.json.encode(order),
             capture_output=True,
             timeout=timeout,
@@ -296,7 +298,8 @@ def _written(order: TrackingOrder) -> TrackedRun:
     for names in _parts(new):
         points = [Metric(name, metrics[name], now, order.step) for name in names]
         client.log_batch(run_id, metrics=points)
-    tags = {**order.tags, RUN_TAG: order.run}
+    told = {name: value for name, value in order.tags.items() if value or name in there.tags}
+    tags = {**told, RUN_TAG: order.run}
     client.log_batch(run_id, tags=[RunTag(name, tags[name]) for name in sorted(tags)])
     trouble = _with_files(client, run_id, order.files)
     # Last: whoever waits for the end finds all of it.

@@ -183,7 +183,7 @@ HIDDEN = {
         *("--param", "--executor-input"),
     },
     "evaluate": {
-        *("--gate-of", "--always", "--outputs", "--delete"),
+        *("--always", "--outputs", "--delete"),
         *("--param", "--executor-input"),
     },
     "start": {"--decision", "--parent-run"},

@@ -38,6 +38,7 @@ from stoker.records import (
     Gate,
     KubernetesSettings,
     TodaysGroup,
+    TrackingSettings,
     read_json,
     to_document,
     write_json,
@@ -611,6 +612,7 @@ def test_a_pool_without_gpus_has_no_parameters_of_gpus() -> None:
     [
         ({"image": None}, "the pipeline needs the workload's image"),
         ({"cluster": None}, "the pipeline needs the workload's cluster"),
+        ({"tracking": TrackingSettings(mlflow="file:mlruns")}, "do not share a folder"),
         ({"kubernetes": None}, "does not say .* on g5.xlarge"),
         ({"gate": (Gate(metric="a", min_champion=0.0),)}, "nothing says which that is"),
         ({"hyperparameters": {"note": "x" * MAX_WORKLOAD_BYTES}}, "the workload's document has"),

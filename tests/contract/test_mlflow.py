@@ -1,7 +1,9 @@
 """Runs in MLflow, by its own client on a folder; servers that do not answer."""
 
+import json
 import os
 import socket
+import sys
 from pathlib import Path
 
 import msgspec
@@ -9,6 +11,7 @@ import pytest
 
 from stoker.records import Evaluation, TrackingSettings
 from stoker.tracking import kept, started
+from support.command import stoker
 from support.sample_records import training
 
 pytest.importorskip("mlflow")
@@ -73,3 +76,35 @@ def test_a_server_that_does_not_answer_costs_no_more_than_its_deadline() -> None
         settings = TrackingSettings(mlflow=address, timeout_seconds=0.5)
         told = started(settings, run="mnist-1", tags={}, environ=os.environ)
     assert (told.run_id, told.trouble) == ("", "no answer within 0.5 s")
+
+
+# Four times MLflow is imported.
+@pytest.mark.timeout(300)
+def test_a_training_that_fails_and_then_succeeds_is_one_finished_run(tmp_path: Path) -> None:
+    # A file of the user's must not take the place of the library.
+    (tmp_path / "mlflow.py").write_text("raise ImportError('not the library')")
+    script = tmp_path / "fails_once.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        "tried = pathlib.Path(__file__).with_name('tried')\n"
+        "sys.exit(0 if tried.exists() else tried.touch() or 'out of luck')\n"
+    )
+    workload = {
+        "name": "mnist",
+        "command": [sys.executable, str(script)],
+        "tracking": {"mlflow": "file:store", "timeout_seconds": 90},
+    }
+    words = ("train", json.dumps(workload), "--name", "mnist-1")
+    codes, tags = [], []
+    for _ in range(2):
+        done = stoker(*words, cwd=tmp_path)
+        codes.append(done.returncode)
+        runs = list((tmp_path / "store").glob("*/*/meta.yaml"))
+        assert len(runs) == 1, done.stderr
+        tags.append(texts(runs[0].parent / "tags"))
+    assert codes == [6, 0]
+    assert [each["stoker_status"] for each in tags] == ["failed", "succeeded"]
+    assert tags[0]["stoker_failure"]
+    assert not tags[1]["stoker_failure"]
+    assert "status: 3" in runs[0].read_text()
+    assert set(texts(runs[0].parent / "artifacts")) == {"training.json", "report.html"}

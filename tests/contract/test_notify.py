@@ -4,15 +4,18 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.cli.edge import run as command
 from stoker.cli.notify import telling
-from stoker.errors import GateError, TerminatedError
+from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import Outcome, body_of, post
-from stoker.records import NotifySettings, Workload, to_json
+from stoker.records import NotifySettings, Workload, to_json, write_json
+from support import sample_records
 from support.moto import AwsServer
 
 SECRET = "T0/B0/a-secret"
@@ -144,6 +147,44 @@ def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
         "run": "https://kubeflow.example/#/runs/details/0a1b2c3d-4e5f"
     }
     assert SECRET not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("status", ['{"state": "CANCELLED"}', "{{$.pipeline_task_final_status}}"])
+def test_a_run_of_a_pipeline_that_did_not_succeed_is_not_told_so(
+    receiver: Receiver, status: str
+) -> None:
+    words = ["train", to_json(of(on="always")), "--run-id", "0a1b2c3d-4e5f"]
+    assert command([*words, "--clean-up", status]) == 0
+    (body,) = receiver.bodies
+    assert body["stoker"]["status"] == "stopped"
+
+
+def test_a_training_that_was_stopped_is_not_told_as_failed(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stopped = msgspec.structs.replace(sample_records.training(), status="stopped")
+    records = {
+        "profile": sample_records.profile(),
+        "decision": sample_records.decision(),
+        "training": stopped,
+    }
+    words = []
+    for name, record in records.items():
+        write_json(Path(f"{name}.json"), record)
+        words += [f"--{name}", f"{name}.json"]
+    monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist-1")
+    assert command(["evaluate", to_json(of(on="always")), *words]) == 143
+    monkeypatch.delenv("STOKER_PIPELINE_RUN")
+    monkeypatch.setattr("stoker.cli.train.train_and_keep", lambda *_, **__: stopped)
+    assert command(["train", to_json(of(on="always")), "--name", "mnist-1"]) == 143
+    assert [body["stoker"]["status"] for body in receiver.bodies] == ["stopped", "stopped"]
+
+
+def test_a_no_to_the_question_of_costs_is_not_told(receiver: Receiver) -> None:
+    with pytest.raises(DeclinedError), telling(of(on="always"), run="1", step="train", quiet=False):
+        raise DeclinedError("not started: you said no")
+    assert not receiver.bodies
 
 
 def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(

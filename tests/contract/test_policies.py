@@ -436,6 +436,16 @@ def test_the_scheduler_may_start_this_pipeline_only() -> None:
     assert [action for action, _ in actions(rendered()["scheduler-role.json"])] == [start]
 
 
+def test_an_app_of_mlflow_asks_for_a_right_more_than_a_server() -> None:
+    app = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-0a1b2c"
+    policies = rendered(f"tracking.mlflow={app}")
+    for part in ("execution", "step"):
+        of_part = actions(policies[f"{part}-role.json"])
+        found = {action for action, statement in of_part if statement["Resource"] == [app]}
+        assert found == {"sagemaker:CallMlflowAppApi", *OF_MLFLOW}
+    assert "sagemaker:CallMlflowAppApi" not in rendered_actions()
+
+
 @pytest.fixture(scope="module")
 def template() -> str:
     """The stack of a workload that says all it may."""

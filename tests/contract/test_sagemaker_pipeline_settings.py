@@ -305,6 +305,10 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
         ("sagemaker", {"sagemaker": None}, (), ["no settings for SageMaker", "output_uri"]),
         ("sagemaker", {"image": None}, (), ["needs the workload's image"]),
         ("sagemaker", {"cluster": None}, (), ["needs the workload's cluster"]),
+        (
+            *("sagemaker", {"tracking": TrackingSettings(mlflow="sqlite:mlflow.db")}, ()),
+            ["do not share a folder", "key tracking.mlflow"],
+        ),
         ("sagemaker", {}, ("--train-step", "native"), ["needs a decision", "--decision"]),
         ("sagemaker", {}, ("--train-step", "nativ"), ["did you mean native?"]),
         ("sagemaker", {}, ("--decision", "decision.json"), ["--train-step native"]),

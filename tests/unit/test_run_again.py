@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.run import STEPS, forget_later, next_step
-from stoker.errors import PlatformError
+from stoker.cli.run import STEPS, Chain, forget_later, next_step
+from stoker.errors import DeclinedError, PlatformError
 from stoker.platforms.local import lock_run_folder
 from stoker.settings import workload_from
+from support.command import stoker
+
+WORKLOAD = "name: mnist\ncommand: [python, train.py]\ncluster: {dnn: {instance_type: local.c1}}\n"
 
 
 @pytest.fixture
@@ -54,3 +57,51 @@ def test_a_run_that_still_runs_keeps_its_folders(run_dir: Path) -> None:
 def test_after_an_example_comes_a_script_of_one_s_own(script: str, code: int, command: str) -> None:
     workload = workload_from({"name": "x", "command": ["python", script]})
     assert next_step(workload, "w.yaml", code) == f"next:      {command}"
+
+
+def test_a_gate_against_a_champion_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    gate = "gate: [{metric: accuracy, min_champion: -0.01}]\n"
+    (tmp_path / "w.yaml").write_text(WORKLOAD + gate)
+    (tmp_path / "train.py").write_text("")
+    done = stoker("run", "w.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "gate accuracy holds the model against the champion" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("doing", "end", "code", "tracked"),
+    [
+        # Nothing has begun, so that nothing has failed.
+        ("train", DeclinedError("not started: you said no"), 2, []),
+        # The training is done: it would be under way for ever there.
+        ("evaluate", KeyboardInterrupt(), 130, [True]),
+        # It has written its own end.
+        ("train", KeyboardInterrupt(), 130, []),
+        ("train", PlatformError("refused"), 4, [False]),
+    ],
+)
+def test_what_a_chain_that_ends_early_tells_mlflow(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    doing: str,
+    end: BaseException,
+    code: int,
+    tracked: list[bool],
+) -> None:
+    (tmp_path / "w.yaml").write_text(WORKLOAD)
+    (tmp_path / "train.py").write_text("")
+    found: list[bool] = []
+
+    def steps(chain: Chain) -> None:
+        chain.doing = doing
+        raise end
+
+    def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
+        found.append(is_stopped)
+        return ""
+
+    monkeypatch.setattr("stoker.cli.run.steps", steps)
+    monkeypatch.setattr("stoker.cli.run.track", track)
+    assert stoker("run", "w.yaml", cwd=tmp_path).returncode == code
+    assert found == tracked

@@ -89,6 +89,8 @@ def test_set_wins_over_the_file(tmp_path: Path) -> None:
         ("- a\n", "a mapping", "w.yaml"),
         (GOOD + "platform: locl\n", "'locl' is not one of", "w.yaml:7, key platform"),
         (GOOD + "constraints: {deadline_hours: 2}\n", "number of steps", "w.yaml:7"),
+        (GOOD + "tracking: {mlflow: 'https://TOKEN@host'}\n", "holds a user", "w.yaml:7"),
+        (GOOD + "tracking: {mlflow: 'https://[mlflow'}\n", "cannot be read", "w.yaml:7"),
     ],
 )
 def test_an_error_says_what_and_where(tmp_path: Path, text: str, what: str, where: str) -> None:

@@ -1,12 +1,27 @@
 """What a run's records become in MLflow, and what its script is told of it."""
 
+import json
+import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from stoker.records import Evaluation, GateResult, TrackingSettings
+from stoker.errors import PlatformError
+from stoker.platforms.local import lock_run_folder
+from stoker.records import (
+    Evaluation,
+    GateResult,
+    TrackingSettings,
+    Training,
+    Workload,
+    to_json,
+    write_json,
+)
 from stoker.tracking import TrackedRun, handed, kept, metrics_of, parameters_of, started
+from support import sample_records
+from support.command import stoker
 from support.sample_records import training
 
 SERVER = TrackingSettings(mlflow="https://mlflow.example/team/")
@@ -63,3 +78,68 @@ def test_without_mlflow_or_its_plugin_the_line_says_what_to_install(
     monkeypatch.setattr("stoker.tracking.find_spec", lambda name: None)
     told = kept(SERVER, run="r", tags={}, training=None, environ={})
     assert told.trouble == "mlflow is not installed: pip install 'stoker[mlflow]'"
+
+
+TRACKED = to_json(Workload(name="mnist", command=("true",), tracking=SERVER))
+
+
+@pytest.fixture
+def kept_runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the commands would write to MLflow."""
+    found: list[dict[str, Any]] = []
+
+    def keep(*_: object, **told: Any) -> str:
+        found.append(told)
+        return ""
+
+    monkeypatch.setattr("stoker.cli.tracking.keep_tracked", keep)
+    return found
+
+
+def test_a_second_start_of_a_run_that_still_runs_leaves_it_as_it_is(
+    tmp_path: Path, kept_runs: list[dict[str, Any]]
+) -> None:
+    folder = tmp_path / "runs" / "mnist-1"
+    lock = lock_run_folder(folder, run="mnist-1")
+    try:
+        done = stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path)
+    finally:
+        os.close(lock)
+    assert (done.returncode, kept_runs) == (4, [])
+    assert "mnist-1 is still running" in done.stderr
+    assert not list(folder.iterdir())
+
+
+def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
+    tmp_path: Path, kept_runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PlatformError("refused")
+
+    monkeypatch.setattr("stoker.cli.train.train_and_keep", refuse)
+    ends: list[Training | None] = []
+    for first in (None, training()):
+        if first:
+            write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
+        assert stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path).returncode == 4
+        ends.append(kept_runs.pop()["training"])
+    assert ends == [None, training()]
+
+
+def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(
+    tmp_path: Path, kept_runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    words = []
+    for name in ("profile", "decision", "training"):
+        write_json(tmp_path / f"{name}.json", getattr(sample_records, name)())
+        words += [f"--{name}", f"{name}.json"]
+    monkeypatch.setattr("stoker.cli.evaluate.shutil.copyfile", full)
+    done = stoker("evaluate", TRACKED, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mlflow: no files are kept there: [Errno 28]" in done.stdout + done.stderr
+    (told,) = kept_runs
+    assert told["files"] == []
+    assert json.loads((tmp_path / "evaluation.json").read_text())["passed"]

@@ -376,3 +376,14 @@ def test_a_long_double_of_another_processor_than_x86_is_refused(
     monkeypatch.setattr(codec, "LONG_DOUBLE_IS_X86", False)
     with pytest.raises(ShippingError, match="has other bits on x86"):
         codec.encode([np.ones(3, dtype=dtype)], allow_pickle=True)
+
+
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_a_long_double_that_was_made_on_x86_is_refused_elsewhere(
+    dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "LONG_DOUBLE_IS_X86", True)
+    encoded = codec.encode([np.ones(3, dtype=dtype)], allow_pickle=False)
+    monkeypatch.setattr(codec, "LONG_DOUBLE_IS_X86", False)
+    with pytest.raises(ProtocolError, match="long double"):
+        codec.decode(encoded.tree, np.zeros(encoded.nbytes, np.uint8), allow_pickle=False)

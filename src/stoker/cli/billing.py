@@ -6,7 +6,7 @@ from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
 from stoker.decide.choose import own_storage_words
 from stoker.decide.pricing import START_UP_SECONDS, break_even_words
-from stoker.errors import UsageError
+from stoker.errors import DeclinedError
 from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
 from stoker.settings import named_instance_type
 from stoker.text import ms, usd
@@ -24,7 +24,7 @@ def confirm(
     """Prints what the job will cost and asks; does not ask where there is no terminal.
 
     Raises:
-        UsageError: If the person says no.
+        DeclinedError: If the person says no.
     """
     if workload.platform_info.is_this_machine:
         return
@@ -60,7 +60,7 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
     """Does the same for a run of a pipeline, which decides on its cluster later.
 
     Raises:
-        UsageError: If the person says no.
+        DeclinedError: If the person says no.
     """
     if workload.cluster:
         today = Group.of_today(workload.cluster.dnn)
@@ -78,7 +78,8 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
 
 
 def _ask(*, assume_yes: bool) -> None:
-    refused = UsageError("not started: you said no", fix="use --yes to start without this question")
+    words = "not started: you said no"
+    refused = DeclinedError(words, fix="use --yes to start without this question")
     ask("start it", assume_yes=assume_yes, refused=refused)
 
 

@@ -1,14 +1,17 @@
 """`stoker evaluate` checks a training against its quality gates and its prediction."""
 
+import contextlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.options import AsJson, OutputFiles, Overrides, Report, StepParams
+from stoker.cli.progress import say
 from stoker.errors import GateError, UsageError
 
 if TYPE_CHECKING:
@@ -49,8 +52,8 @@ def evaluate_verb(
         typer.Option(
             "--gate-of",
             metavar="F",
-            help="Only reads this evaluation.json, and exits with 3 if it did not pass.",
-            hidden=True,
+            help="Only reads this evaluation.json, and exits with 3 if it did not pass (default: "
+            "evaluates).",
         ),
     ] = None,
     promote: Annotated[
@@ -153,6 +156,9 @@ def evaluate_verb(
         code = exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
         if not record.passed:
             ending.failed(record.reason, exit_code=code or GateError.exit_code)
+        if trained.status == "stopped":
+            # Somebody stopped the training; it has not failed.
+            ending.status = "stopped"
     return 0 if always else code
 
 
@@ -183,7 +189,7 @@ def _judged(
     from stoker.cli.workloads import region_of
     from stoker.evaluate import evaluate, model_quality, summary
     from stoker.platforms.base import tracking_of
-    from stoker.records import Decision, Profile, read_json, write_json, write_text
+    from stoker.records import Decision, Profile, read_json, write_text
     from stoker.settings import pipeline_run
 
     profile, decision, training = records
@@ -230,25 +236,43 @@ def _judged(
             profile_file=profile,
         )
     if workload.tracking.mlflow:
-        with tempfile.TemporaryDirectory() as named:
-            # Under their own names: a pipeline's files are called as it likes.
-            files = {"profile.json": profile, "decision.json": decision, "report.html": report}
-            files["evaluation.json"] = destinations.out or Path("evaluation.json")
-            for name, file in files.items():
-                if file:
-                    shutil.copyfile(file, Path(named, name))
-            write_json(Path(named, "training.json"), trained)
+        # Under their own names: a pipeline's files are called as it likes.
+        named = {"profile.json": profile, "decision.json": decision, "report.html": report}
+        named["evaluation.json"] = destinations.out or Path("evaluation.json")
+        with _copies(named, training=trained, quiet=as_json) as files:
             page = keep_tracked(
                 tracking_of(workload),
                 run=pipeline_run() or trained.job.name,
                 run_id=trained.mlflow_run_id or _managed_run(workload, trained),
                 training=trained,
                 evaluation=record,
-                files=sorted(Path(named).iterdir()),
+                files=files,
                 quiet=as_json,
             )
         links |= {"mlflow": page} if page else {}
     return trained, record
+
+
+@contextlib.contextmanager
+def _copies(
+    named: Mapping[str, Path | None], *, training: "Training", quiet: bool
+) -> Iterator[list[Path]]:
+    """Copies files for MLflow; where that fails it says so, and figures are kept without them."""
+    from stoker.records import write_json
+
+    with contextlib.ExitStack() as stack:
+        files: list[Path] = []
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            for name, file in named.items():
+                if file:
+                    shutil.copyfile(file, folder / name)
+            write_json(folder / "training.json", training)
+            files = sorted(folder.iterdir())
+        except (OSError, UsageError) as err:
+            words = err.what if isinstance(err, UsageError) else str(err)
+            say(f"mlflow: no files are kept there: {words}", quiet=quiet)
+        yield files
 
 
 def _managed_run(workload: "Workload", training: "Training") -> str | None:

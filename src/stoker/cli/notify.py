@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from stoker.cli.progress import say
-from stoker.errors import StokerError
+from stoker.errors import DeclinedError, StokerError
 
 if TYPE_CHECKING:
     from stoker.records import NotifySettings, Workload
@@ -41,8 +41,8 @@ def telling(
 ) -> Iterator[ToldEnding]:
     """Tells the workload's webhook, if it has one, how the block ended.
 
-    What goes wrong with that is a line, and changes nothing. Ctrl-C is not told: whoever pressed it
-    knows.
+    What goes wrong with that is a line, and changes nothing. Ctrl-C is not told, nor a no to
+    the question whether to start: whoever typed it knows.
 
     Args:
         workload: Its `notify` says whom.
@@ -54,6 +54,9 @@ def telling(
     ending = ToldEnding(run=run, step=step)
     try:
         yield ending
+    except DeclinedError:
+        is_told = False
+        raise
     except Exception as err:
         # That the run failed is the greater news, where it did.
         if ending.status != "failed" and isinstance(err, StokerError):

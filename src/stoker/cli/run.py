@@ -14,7 +14,7 @@ import typer
 
 from stoker.cli.options import AsJson, Overrides, Prices, WorkloadFile, Yes, offered
 from stoker.cli.progress import program, relative, say, step_line
-from stoker.errors import StokerError, UsageError
+from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, UsageError
 from stoker.logs import printable
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def run_verb(
     from stoker.records import Group, nearest, to_json
 
     record = resolve([workload], overrides=overrides or ())
+    _refuse_champions(record)
     today = todays_cluster(record).dnn
     say_unused_types(record, [Group.of_today(today)], quiet=as_json)
     if from_step is not None and from_step not in STEPS:
@@ -87,6 +88,9 @@ def run_verb(
     with telling(record, run=run_dir.name, step=STEPS[first], quiet=as_json) as ending:
         try:
             code, evaluation = steps(chain)
+        except DeclinedError as err:
+            report_of_chain(chain, failure=str(err))
+            raise
         except StokerError as err:
             report = report_of_chain(chain, failure=str(err))
             ending.step, ending.links["report"] = chain.doing, str(report)
@@ -97,7 +101,11 @@ def run_verb(
             ending.step = chain.doing
             if not isinstance(err, Exception):
                 say_stopped(chain)
-                report_of_chain(chain, failure=f"stopped in {chain.doing}")
+                report = report_of_chain(chain, failure=f"stopped in {chain.doing}")
+                if chain.doing == "evaluate":
+                    # Else the run would be under way for ever there; a training that was stopped
+                    # has written its end already.
+                    track(chain, report, is_stopped=True)
             raise
         report = report_of_chain(chain)
         ending.step, ending.links["report"] = chain.doing, str(report)
@@ -106,12 +114,31 @@ def run_verb(
             ending.links["mlflow"] = page
         if code:
             ending.failed(why_failed(chain), exit_code=code)
+            if code == EXIT_TERMINATED:
+                # Somebody stopped the training; it has not failed.
+                ending.status = "stopped"
     if as_json:
         print(to_json(evaluation) if evaluation else "null", end="")
     # Not wrapped: a terminal opens an address that is in one piece.
     say(f"{'report':<11}{report.resolve().as_uri()}", quiet=as_json)
     say(next_step(record, workload, code), quiet=as_json)
     return code
+
+
+def _refuse_champions(workload: "Workload") -> None:
+    """Refuses gates against the model in use: nothing would say which that is.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    found = next((gate for gate in workload.gate if gate.needs_champion), None)
+    if found:
+        raise UsageError(
+            f"gate {found.metric} holds the model against the champion, and stoker run knows none",
+            where=f"workload {workload.name}, key gate",
+            fix="the steps one by one, the last one with the model in use: "
+            "stoker evaluate WORKLOAD --champion F ...",
+        )
 
 
 def next_step(workload: "Workload", file: str, code: int) -> str:
@@ -294,8 +321,14 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     return (0 if all(gate.passed for gate in evaluation.gates) else 3), evaluation
 
 
-def track(chain: Chain, report: Path) -> str:
-    """Writes the run to MLflow, where the workload names one; returns its page's address."""
+def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
+    """Writes the run to MLflow, where the workload names one; returns its page's address.
+
+    Args:
+        chain: What was done of it.
+        report: Of the run.
+        is_stopped: Whether somebody waits for this process to end.
+    """
     from stoker.cli.tracking import keep_tracked
     from stoker.platforms.base import tracking_of
     from stoker.records import Evaluation, Training
@@ -309,6 +342,7 @@ def track(chain: Chain, report: Path) -> str:
         training=found_in(folder / "training.json", Training),
         evaluation=found_in(folder / "evaluation.json", Evaluation),
         files=[*(folder / f"{_RECORD_OF[step]}.json" for step in STEPS), report],
+        is_stopped=is_stopped,
         quiet=chain.quiet,
     )
 

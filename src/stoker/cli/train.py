@@ -3,7 +3,9 @@
 A training that Ctrl-C or SIGTERM stops keeps its record, and prints what is kept and how to go on.
 """
 
+import contextlib
 import json
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -152,7 +154,7 @@ def train_verb(
         resolve,
     )
     from stoker.platforms import platform_named
-    from stoker.platforms.local import write_secret
+    from stoker.platforms.local import lock_run_folder, write_secret
     from stoker.records import Decision, Training, groups_in_words, read_json, write_json
     from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
@@ -205,6 +207,10 @@ def train_verb(
     job = prepared(run_dir)
     # Before anything starts: a request that is wrong is refused here, with its key.
     runs_on.plan(job)
+    if workload.platform_info.is_this_machine:
+        # Taken and given back: a run of that name that still runs keeps its files, and its run in
+        # MLflow.
+        os.close(lock_run_folder(run_dir, run=job.name))
     # The report of the run needs them: now, and when `stoker report` writes it again.
     write_json(run_dir / "workload.json", workload)
     if decided:
@@ -238,14 +244,25 @@ def train_verb(
             # It has left a record; a further attempt of a pipeline's step would wait as long again.
             shortage, record = err, read_json(run_dir / "training.json", Training)
         except StokerError:
-            # It would be under way for ever there; a further attempt goes on with it.
-            keep_tracked(job.tracking, run=job.run_name, training=None, quiet=as_json)
+            # It would be under way for ever there; a further attempt goes on with it. One that was
+            # refused leaves the run as it was.
+            earlier = run_dir / "training.json"
+            keep_tracked(
+                job.tracking,
+                run=job.run_name,
+                training=read_json(earlier, Training) if earlier.is_file() else None,
+                quiet=as_json,
+            )
             raise
+        if job.tracking.mlflow:
+            # For MLflow; what it cannot write is said below, where the record is safe.
+            with contextlib.suppress(StokerError):
+                report_of_run(run_dir, workload=workload, command=again)
         page = keep_tracked(
             job.tracking,
             run=job.run_name,
             training=record,
-            files=[*([decision] if decision else ()), run_dir / "training.json"],
+            files=[run_dir / name for name in ("decision.json", "training.json", "report.html")],
             quiet=as_json,
         )
         logs = str(run_dir / "logs")
@@ -256,6 +273,8 @@ def train_verb(
         }
         if record.status != "succeeded":
             ending.failed(record.cause, exit_code=exit_code_of(record))
+            # A training that somebody stopped has not failed.
+            ending.status = record.status
     file = outputs.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs)
     # The record may go elsewhere, and its timeline with it: it is named relative to it.
@@ -291,6 +310,7 @@ def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool
 
 # As Kubeflow says it, and as people type it.
 _FAILED = ("failed", "error", "system_error")
+_SUCCEEDED = ("succeeded", "success")
 
 
 def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
@@ -318,6 +338,9 @@ def _clean_up(
         # Before it may fail itself: that the run failed is the greater news.
         if state in _FAILED:
             ending.failed(why)
+        elif state not in _SUCCEEDED:
+            # Cancelled, or a word that Kubeflow did not fill in.
+            ending.status = "stopped"
         ending.links |= links
         platform = platform_named(workload.platform, settings=workload)
         # Only platforms whose jobs outlive stoker have it; it returns in words what it ended.

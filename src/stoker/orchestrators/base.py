@@ -353,15 +353,21 @@ def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
 
 
 def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:
-    """Refuses a workload without an image or a cluster.
+    """Refuses a workload without an image or a cluster, or with figures that would be lost.
 
     Args:
         image: An example, for the error.
         instance_type: An example, for the error.
 
     Raises:
-        UsageError: Naming the key that is missing.
+        UsageError: Naming the key that is missing, or wrong.
     """
+    if workload.tracking.is_local:
+        raise UsageError(
+            "the steps of a pipeline do not share a folder of this machine",
+            where=f"workload {workload.name}, key tracking.mlflow",
+            fix="the address of a tracking server",
+        )
     for key, found, example in (
         ("image", workload.image, f"image: {image}"),
         ("cluster", workload.cluster, f"cluster: {{dnn: {{instance_type: {instance_type}}}}}"),

@@ -220,7 +220,7 @@ class Encoder:
         # `dtype.str` says nothing of metadata: it would be lost.
         if not ARRAY_DTYPE.fullmatch(array.dtype.str) or array.dtype.metadata:
             return None
-        if not LONG_DOUBLE_IS_X86 and array.dtype.str[1:] in ("f16", "c32"):
+        if _is_other_long_double(array.dtype.str):
             raise ShippingError(
                 f"the batch holds numpy's {array.dtype}, which has other bits on x86 than here",
                 fix="use float64 or complex128",
@@ -369,9 +369,19 @@ def _has_lost_slots(obj: object) -> bool:
     )
 
 
+def _is_other_long_double(name: str) -> bool:
+    """Returns whether a dtype's bits are not those of x86, or not all hosts have it."""
+    return not LONG_DOUBLE_IS_X86 and name[1:] in ("f16", "c32")
+
+
 def _dtype(name: str) -> "np.dtype[np.generic[object]]":
     if not ARRAY_DTYPE.fullmatch(name):
         raise ProtocolError("an array of an unknown dtype")
+    if _is_other_long_double(name):
+        raise ProtocolError(
+            "the batch holds numpy's long double, which has other bits where it was made",
+            fix="use float64 or complex128",
+        )
     try:
         return np.dtype(name)
     except (TypeError, ValueError):

@@ -696,7 +696,10 @@ class _Rights:
     def _mlflow(self) -> Iterator[Statement]:
         """Yields the calls of MLflow's client, in SageMaker's own words for them."""
         if self._tracking.is_managed:
-            yield _allow("KeepFiguresInMlflow", _MLFLOW, [self._tracking.mlflow or ""])
+            address = self._tracking.mlflow or ""
+            # An app asks for this one, too, for all of its API.
+            of_app = ["sagemaker:CallMlflowAppApi"] if ":mlflow-app/" in address else []
+            yield _allow("KeepFiguresInMlflow", [*_MLFLOW, *of_app], [address])
 
     # --- each of them
 
