@@ -31,7 +31,7 @@ class TerminatedError(BaseException):
 
 
 class StokerError(Exception):
-    """Base of all errors of stoker: three facts, of which two may be empty.
+    """Is the base of all errors of stoker: three facts, of which two may be empty.
 
     Attributes:
         what: What went wrong, with the values.
@@ -69,7 +69,7 @@ def _rebuild(kind: type[StokerError], what: str, where: str, fix: str) -> Stoker
 
 # A ValueError, too: in a script it is a wrong argument like any other.
 class UsageError(StokerError, ValueError):
-    """A wrong command line, setting or record."""
+    """A command line, setting or record is wrong."""
 
     exit_code = 2
 

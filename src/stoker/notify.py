@@ -27,7 +27,7 @@ class Outcome:
         run: Name of the run.
         step: Step that failed, or the last one.
         status: succeeded, failed or stopped.
-        exit_code: Of the command; None where it is not known.
+        exit_code: Exit code of the command; None where it is not known.
         error: What failed, in a line; empty where nothing did.
         links: Where to look: what it is to its address or file.
     """

@@ -328,7 +328,7 @@ def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowEnvironment:
-    """The environment's settings for Kubeflow Pipelines; empty where it says nothing.
+    """Holds the environment's settings for Kubeflow Pipelines; empty where it says nothing.
 
     Attributes:
         endpoint: Address of the API.

@@ -50,7 +50,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Tells the process with MLflow what to write.
 
     Attributes:
-        address: Of the server, as MLflow takes it.
+        address: Address of the server, as MLflow takes it.
         run: Name of stoker's run: the run of MLflow with this tag is continued.
         run_id: Run of MLflow, where it is known.
         is_managed: SageMaker has made a run of this name already, without the tag.
@@ -121,12 +121,12 @@ def kept(
     Args:
         settings: Where to.
         run: Name of stoker's run.
-        tags: As of `started`.
+        tags: Tags as for `started`.
         training: The run's record; None: it failed before it trained.
         evaluation: Its evaluation, where there is one.
         run_id: The run in MLflow, where no record has it.
         files: Artifacts; those that are not there are left out.
-        environ: Of this process: MLflow finds its token there.
+        environ: Environment of this process: MLflow finds its token there.
         timeout: Seconds; absent: as the settings say.
     """
     measured = training.measured if training else None

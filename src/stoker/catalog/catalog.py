@@ -39,7 +39,7 @@ _BASELINE_GBPS_PER_VCPU = 0.3125
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """An instance type; None is *not known*.
+    """Describes an instance type; None is *not known*.
 
     Attributes:
         type: Name as the catalog's platform spells it: `ml.c5.xlarge`, `c5.xlarge`, `local.c2`.
@@ -75,7 +75,7 @@ class Instance:
 
     @property
     def capacity(self) -> float:
-        """The vCPUs of one host to divide CPU-seconds by."""
+        """Returns the vCPUs of one host to divide CPU-seconds by."""
         return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
     @property
@@ -87,7 +87,7 @@ class Instance:
 
 
 class Catalog:
-    """The instance types of one platform with their prices.
+    """Holds the instance types of one platform with their prices.
 
     Attributes:
         instances: All types that are listed, by name.
@@ -272,7 +272,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of instance types for one platform.
+    """Lists instance types for one platform.
 
     Attributes:
         rows: Cells by column, with the line of the file they stand in.
@@ -289,7 +289,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of a table."""
+    """Is one line of a table."""
 
     source: str
     line: int

@@ -27,7 +27,7 @@ _BY_HAND = ("family", "gpu_model", "network_gbps", "network_kind", "coremark_per
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolsTable:
-    """A pools file.
+    """Is a pools file.
 
     Attributes:
         columns: Names of the columns, in order.
@@ -249,7 +249,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A type as EC2 describes it; None where it does not say."""
+    """Describes a type as EC2 does; None where it does not say."""
 
     vcpus: int | None = None
     cores: int | None = None
@@ -414,7 +414,7 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewedTable:
-    """A catalog's table.
+    """Is a catalog's table, made anew.
 
     Attributes:
         columns: Names of the columns, in order.

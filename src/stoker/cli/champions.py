@@ -35,7 +35,7 @@ def champion_metrics(
     Args:
         named: A file, a folder of champions, or registry:GROUP; empty: none is named.
         workload: Whose gates ask.
-        region: Of the registry.
+        region: Region of the registry.
 
     Raises:
         UsageError: If a gate asks for it, and nothing says which it is.

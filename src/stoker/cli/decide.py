@@ -46,7 +46,7 @@ _LARGEST_RECORD = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """The user's own numbers, in place of a profile; times are in seconds per global step."""
+    """Holds the user's own numbers, in place of a profile; times are in seconds per global step."""
 
     instance_type: Annotated[
         str | None,

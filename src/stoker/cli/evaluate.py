@@ -178,8 +178,8 @@ def _judged(
 
     Args:
         records: Profile, decision and training: files, or the last one's text.
-        outputs_uri: As of `_training`.
-        may_be_lost: As of `_training`.
+        outputs_uri: Address, as for `_training`.
+        may_be_lost: As for `_training`.
         champion: The model in use.
         links: Gets the page of MLflow.
     """

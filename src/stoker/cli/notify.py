@@ -20,7 +20,7 @@ class ToldEnding:
     """Holds what is known so far of how a command ends.
 
     Attributes:
-        status: Of the run, where the command itself ends well whatever became of it.
+        status: Status of the run; the command itself may end well whatever became of it.
     """
 
     run: str

@@ -18,7 +18,7 @@ from stoker.platforms import PLATFORMS
 
 
 class Verb(Protocol):
-    """A verb of the command line; its exit code is 0 where it returns none."""
+    """Is a verb of the command line; its exit code is 0 where it returns none."""
 
     def __call__(self, **values: object) -> int | None:
         """Runs the verb with the values that the command line names."""
@@ -222,7 +222,7 @@ PlatformName = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFiles:
-    """The output files that the command line names, the same for all components."""
+    """Holds the output files that the command line names, the same for all components."""
 
     out: Annotated[
         Path | None,

@@ -49,7 +49,7 @@ MODEL = "system.Model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInput:
-    """The outputs that Kubeflow expects of a step.
+    """Lists the outputs that Kubeflow expects of a step.
 
     Attributes:
         output_file: File in which Kubeflow looks for the outputs.
@@ -160,7 +160,7 @@ def _wrong(what: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """The destinations of a component's outputs.
+    """Says where a component's outputs go.
 
     Attributes:
         out: File for the record; None: NAME.json in the current folder.

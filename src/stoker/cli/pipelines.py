@@ -61,7 +61,7 @@ RunName = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """The place of the target, as far as the command line names it."""
+    """Says where the target is, as far as the command line names it."""
 
     host: Annotated[
         str | None,

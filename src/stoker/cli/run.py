@@ -326,7 +326,7 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
 
     Args:
         chain: What was done of it.
-        report: Of the run.
+        report: Report of the run.
         is_stopped: Whether somebody waits for this process to end.
     """
     from stoker.cli.tracking import keep_tracked

@@ -48,7 +48,7 @@ def keep_tracked(
     """Writes a run's records to MLflow, where the workload names one; returns its page's address.
 
     Args:
-        tracking: Of the workload, with an experiment.
+        tracking: The workload's settings, with an experiment.
         run: Name of the run.
         training: Its record; None: it failed before it trained.
         evaluation: Its evaluation, where there is one.

@@ -88,7 +88,7 @@ class RunView:
 
     Attributes:
         run: Run id; empty until the first line.
-        progress: Of rank 0; None until a step is logged.
+        progress: Progress of rank 0; None until a step is logged.
         interval: Latest report of the feed; None without a feed, as in a run of one host.
         happenings: The latest events, as `HH:MM:SS host what`.
         status: How the run ended; empty while it runs.
@@ -378,7 +378,7 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
     """Reads the run and shows it until it ends.
 
     Args:
-        source: Of the log.
+        source: Source of the log.
         show: Draws or prints the state of the run.
         once: Whether to show only what the source has now; of standard input all that comes.
 

@@ -44,7 +44,7 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
     """Says why nothing that costs is advised yet; empty where it may be.
 
     Args:
-        profile: With its states.
+        profile: Profile with its states.
         storage: Whether data hosts bring a storage of their own.
         bottleneck: Today's.
     """
@@ -111,7 +111,7 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
 
     Args:
         found: The figures and plans.
-        profile: With its states and fixes.
+        profile: Profile with its states and fixes.
         is_taken: Whether the profile was taken on another type: a further one there is advised
             elsewhere.
     """

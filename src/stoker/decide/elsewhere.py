@@ -92,7 +92,7 @@ def taken_as(
     """Returns the work of the profiled host as that of hosts of type `target`, and how it was done.
 
     Args:
-        work: As the profile says it, corrected on the profiled host.
+        work: Work as the profile says it, corrected on the profiled host.
         profile: Where the work comes from.
         target: The type that is taken for today's.
         processes: Trainer processes of one host of it.

@@ -115,7 +115,7 @@ class Work:
 
     @property
     def parallel_seconds(self) -> float:
-        """Worker-seconds of loading that more workers divide among them."""
+        """Returns worker-seconds of loading that more workers divide among them."""
         return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
 
     @property
@@ -130,7 +130,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """Hosts of one type. workers: data workers of one host; None: as many as its vCPUs."""
+    """Counts hosts of one type. workers: data workers of one host; None: as many as its vCPUs."""
 
     instance: Instance
     count: int
@@ -139,7 +139,7 @@ class Hosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterShape:
-    """A cluster.
+    """Describes a cluster.
 
     Attributes:
         dnn: The hosts that train; with `workers` 0 and data hosts they load nothing.
@@ -157,12 +157,12 @@ class ClusterShape:
 
     @property
     def machines(self) -> int:
-        """All hosts together."""
+        """Counts all hosts together."""
         return self.dnn.count + sum(hosts.count for hosts in self.data)
 
     @property
     def data_hosts(self) -> int:
-        """Hosts that only load."""
+        """Counts hosts that only load."""
         return sum(hosts.count for hosts in self.data)
 
 
@@ -198,7 +198,7 @@ class _TermLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The model's figures for a cluster.
+    """Holds the model's figures for a cluster.
 
     Attributes:
         step_seconds: Time of a step with today's global batch, also where the replicas differ.

@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One finding.
+    """Is one finding.
 
     Attributes:
         name: What was looked at; one word.

@@ -40,7 +40,7 @@ def examine_account(
     """Looks at what the workload names in its account; gives each finding as soon as it is made.
 
     Args:
-        workload: With settings for SageMaker.
+        workload: Workload with settings for SageMaker.
         decision: Whose plans' quotas are looked at, too.
         aws: The account; absent: what boto3 finds.
 
@@ -231,7 +231,7 @@ class NeededQuota:
     """A quota of the account, as far as a workload needs it.
 
     Attributes:
-        name: As Service Quotas calls it.
+        name: Name as Service Quotas calls it.
         value: That is needed: hosts, or seconds.
         why: What needs it.
         is_vital: Whether nothing can run without it; else some plans or steps could not.

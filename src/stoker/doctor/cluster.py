@@ -183,7 +183,7 @@ def job_findings(cluster: ClusterApi, workload: Workload) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimUse:
-    """A PersistentVolumeClaim as the pods of a workload mount it.
+    """Says how the pods of a workload mount a PersistentVolumeClaim.
 
     Attributes:
         what: Key of the workload that names it.

@@ -52,10 +52,11 @@ def to_device(
 
     Args:
         batches: A loader, or anything that yields batches.
-        device: As in `torch.Tensor.to`; on a CPU nothing is copied ahead.
-        dtype: Of what were uint8 tensors, a floating one; float32 if `mean` or `std` are given.
-        mean: Of the pixels, as a share of 255; one for all, or one for each channel, which is the
-            third dimension from the end.
+        device: Device as in `torch.Tensor.to`; on a CPU nothing is copied ahead.
+        dtype: What uint8 tensors become, a floating type; float32 if `mean` or `std` are
+            given.
+        mean: Mean of the pixels, as a share of 255; one for all, or one for each channel, which is
+            the third dimension from the end.
         std: Their deviation, likewise.
 
     Raises:
@@ -157,7 +158,7 @@ class DeviceBatches(Generic[_T]):
 
 
 class _CopiedAhead(Generic[_T]):
-    """One epoch on CUDA; the batch after the present one is under way."""
+    """Iterates over one epoch on CUDA; the batch after the present one is under way."""
 
     def __init__(self, owner: DeviceBatches[_T], batches: Iterator[_T]) -> None:
         self._owner = owner

@@ -35,7 +35,7 @@ _PCG = (np.random.PCG64, np.random.PCG64DXSM)
 
 
 class Kind(NamedTuple):
-    """A kind of generator: how it is read, written and seeded.
+    """Describes a kind of generator: how it is read, written and seeded.
 
     Attributes:
         read: Returns its state, of use in this process only.
@@ -171,7 +171,7 @@ Dictionary = Mapping[object, object]
 
 
 class FoundGenerator(NamedTuple):
-    """A generator.
+    """Is a generator that was found.
 
     Attributes:
         path: Where it was found first.
@@ -274,7 +274,7 @@ def put_back(states: Iterable[tuple[FoundGenerator, object]]) -> None:
 
 
 class _Walk:
-    """One walk; sees each object once, and runs no code of theirs.
+    """Walks once; sees each object once, and runs no code of theirs.
 
     Args:
         caches: Addresses of dictionaries that are not watched any more.

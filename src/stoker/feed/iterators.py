@@ -26,7 +26,7 @@ from stoker.feed.timeline import Steps
 
 
 class Epoch:
-    """One epoch over a loader, as the books see it: numbers, words, sizes, times.
+    """Counts one epoch over a loader: numbers, words, sizes, times.
 
     Args:
         is_inline: Batches are made in this process.
@@ -36,7 +36,7 @@ class Epoch:
         num_workers: What `get_worker_info()` says: the script's, at least 1.
         order: What the sampler gives, and how far the epoch is.
         number: Counts the loader's iter() calls, or is that of a loaded state.
-        id: Of the epoch in its session with the feed; see FeedSession.
+        id: Number of the epoch in its session with the feed; see FeedSession.
         steps: Its timeline.
     """
 
@@ -120,7 +120,7 @@ class Epoch:
 
 
 class Counted:
-    """The base of all iterators: the books say how far they are, to go on from there."""
+    """Is the base of all iterators: it counts how far they are, to go on from there."""
 
     _epoch: Epoch
 
@@ -214,7 +214,7 @@ class SeededFetcher:
 
 
 class PreservingFetcher(SeededFetcher):
-    """A fetcher for the trainer's own process: its random state is restored after each batch."""
+    """Fetches in the trainer's own process: its random state is restored after each batch."""
 
     def fetch(self, index: object) -> object:
         """Returns the batch, the same wherever it is made."""
@@ -226,7 +226,7 @@ class SeedingInit:
     """A worker_init_fn that makes a torch worker seed its batches, after the user's own.
 
     Args:
-        num_workers: Of the script, at least 1.
+        num_workers: Number of workers of the script, at least 1.
     """
 
     def __init__(self, user: WorkerInit | None, seeding: Seeding, *, num_workers: int) -> None:
@@ -255,7 +255,7 @@ class SeedingInit:
 
 
 class LoaderView:
-    """A loader as its iterator sees it, with some attributes replaced."""
+    """Shows a loader to its iterator, with some attributes replaced."""
 
     def __init__(self, loader: "DataLoader[object]", **changes: object) -> None:
         self._loader = loader
@@ -266,7 +266,7 @@ class LoaderView:
 
 
 class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ignore[misc]
-    """torch's iterator without workers."""
+    """Is torch's iterator without workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch
@@ -303,7 +303,7 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
 
 
 class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
-    """torch's iterator with workers."""
+    """Is torch's iterator with workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch
@@ -370,7 +370,7 @@ def torch_iterator(
     """Returns torch's iterator for `loader`.
 
     Args:
-        num_workers: In place of the loader's own, where it was decided.
+        num_workers: Takes the place of the loader's own number, where it was decided.
     """
     is_map_style = loader._dataset_kind == _DatasetKind.Map
     seeding: Seeding = process.settings.feed.seeding if is_map_style else "torch"

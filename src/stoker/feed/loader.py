@@ -28,7 +28,7 @@ MakeIterator = Callable[[AnyLoader], _BaseDataLoaderIter]
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):
-    """Drop-in for `torch.utils.data.DataLoader`; every argument means what it means there.
+    """Takes the place of `torch.utils.data.DataLoader`; every argument means what it means there.
 
         from stoker import DataLoader
 

@@ -48,7 +48,7 @@ _MAX_DEPTH = 8
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A sampler (or an iterable dataset) with a state of its own, by torchdata's convention."""
+    """Has a state of its own, by torchdata's convention: a sampler, or an iterable dataset."""
 
     def state_dict(self) -> object:
         """Returns its state."""
@@ -185,7 +185,7 @@ def _python_tuple(state: object) -> tuple[object, ...]:
 
 
 class _Kept(NamedTuple):
-    """A kind of generator: how its state is read and set."""
+    """Describes a kind of generator: how its state is read and set."""
 
     read: Callable[[object], object]
     write: Callable[[object, object], object]

@@ -15,7 +15,7 @@ UNKNOWN_BATCH_BYTES = 64 << 20
 
 
 class Holding(Protocol):
-    """One loader's batches."""
+    """Holds one loader's batches."""
 
     @property
     def committed_bytes(self) -> int:

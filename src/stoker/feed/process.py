@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 class SamplerSnapshot(TypedDict):
-    """Random states and samplers' states at a moment.
+    """Holds random states and samplers' states of one moment.
 
     Attributes:
-        torch: Of torch's default generator.
-        python: Of the module `random`.
-        numpy: Of NumPy's global generator.
+        torch: State of torch's default generator.
+        python: State of the module `random`.
+        numpy: State of NumPy's global generator.
         generators: States of the generators that the loader and its samplers hold.
-        epochs: Of samplers that count them (`set_epoch`).
-        own: Of samplers with a `state_dict`.
+        epochs: Epochs of samplers that count them (`set_epoch`).
+        own: States of samplers with a `state_dict`.
     """
 
     torch: "torch.Tensor"
@@ -47,7 +47,7 @@ class SamplerSnapshot(TypedDict):
 
 
 class Begun(TypedDict):
-    """The beginning of an epoch under way, and how far it came.
+    """Says how the epoch under way began, and how far it came.
 
     Attributes:
         num_yielded: Batches that the script got.
@@ -71,17 +71,17 @@ class Begun(TypedDict):
 
 
 class LoaderState(TypedDict):
-    """The state of a loader.
+    """Holds the state of a loader.
 
     Attributes:
         version: Version of this format.
         loader: What the loader that takes the state has to have in common.
         epoch: Number of the one under way, or of the next.
         num_yielded: Batches of it that the script got.
-        base_seed: Of the epoch under way, or of the last; None: there was none.
+        base_seed: Seed of the epoch under way, or of the last; None: there was none.
         keeps_seed: All epochs have one base seed, as with torch's persistent workers.
         begun: None between epochs.
-        now: At the time of the state.
+        now: Random states at the time of the state.
     """
 
     version: int
@@ -95,7 +95,7 @@ class LoaderState(TypedDict):
 
 
 class Rewind:
-    """The states of a loader's generators after each of the last draws of one epoch; 5 kB a draw.
+    """Keeps the generators' states after each of the last draws of one epoch: 5 kB per draw.
 
     Args:
         generators: All that the sampler may draw from.
@@ -186,7 +186,7 @@ def _bytes_of(states: "list[torch.Tensor]") -> bytes:
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """The progress of one epoch: what was drawn, handed out and yielded.
+    """Counts the progress of one epoch: what was drawn, handed out and yielded.
 
     Attributes:
         first: Batches that were yielded before this process took the epoch up.
@@ -195,7 +195,8 @@ class Position:
         ahead: See Begun; and the last one yielded, which may be held back from the script.
         resumed: What is still to be made good of a loaded state.
         is_inline: Batches are made in this process.
-        rewind: Of generators that the sampler draws from further ahead than with torch's loader.
+        rewind: Puts generators back that the sampler draws from further ahead than with torch's
+            loader.
     """
 
     epoch: int
@@ -274,7 +275,7 @@ class Unfed(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class TrainerProcess:
-    """This process as a trainer."""
+    """Describes this process as a trainer."""
 
     settings: ProcessSettings
     timeline: Timeline

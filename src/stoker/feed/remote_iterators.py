@@ -31,7 +31,7 @@ from stoker.logs import Log
 
 
 class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
-    """One epoch (with persistent workers: one after the other) over the feed.
+    """Iterates over one epoch of the feed (with persistent workers: one after the other).
 
     What torch's iterators do in the trainer is done by their common base, so that samplers, base
     seed and warnings are the same.
@@ -176,7 +176,7 @@ def _dropped(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
 
 
 class StreamIterator(FeedIterator):
-    """One epoch (with persistent workers: one after the other) over the shards of the dataset."""
+    """Iterates over the dataset's shards, an epoch (persistent workers: one after the other)."""
 
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         super().__init__(loader, process, feed)

@@ -35,15 +35,15 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     """Sums over the steps of one loader; the first step of each epoch is left out.
 
     Attributes:
-        steps: From one batch asked for to the next.
+        steps: Number of steps, from one batch asked for to the next.
         trainer_cpu_seconds: CPU time of this process.
-        next_cpu_seconds: Of its iterating thread while it asks for a batch; of steps that are read
-            together the first one counts for all.
+        next_cpu_seconds: CPU-seconds of its iterating thread while it asks for a batch; of steps
+            that are read together the first one counts for all.
         wall_seconds: Wall-clock time of the steps.
         span_steps: Those over which the following were taken.
         children_cpu_seconds: CPU time of all processes below this one.
         feed_cpu_seconds: CPU time of this process's threads that receive batches.
-        read_bytes: From storage, this process and its children; None: the system does not tell.
+        read_bytes: From storage, by this process and its children; None: the system does not tell.
         sized_batches: Batches whose tensors were counted.
         batch_bytes: Bytes of these batches together.
         num_workers: Children that made batches, the most seen.
@@ -68,7 +68,7 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
 
 
 class RankUsage(msgspec.Struct, kw_only=True):
-    """The usage of one trainer process; loaders by their number."""
+    """Sums up the usage of one trainer process; loaders by their number."""
 
     rank: int
     loaders: dict[int, LoaderUsage] = msgspec.field(default_factory=dict)

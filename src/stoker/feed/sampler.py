@@ -22,7 +22,7 @@ from stoker.feed.seeding import Occurrences
 
 
 class SamplerOrder:
-    """The index sampler of a loader as its iterators see it: what it gives is counted.
+    """Shows a loader's index sampler to its iterators, and counts what it gives.
 
     Args:
         loader: Whose sampler it is.
@@ -56,7 +56,7 @@ class SamplerOrder:
         """Begins a new epoch, or goes on with the one of a state that was loaded.
 
         Args:
-            again: By an iterator that had epochs before, whose base seed torch keeps.
+            again: Whether by an iterator that had epochs before, whose base seed torch keeps.
         """
         books = self._books
         last = books.position
@@ -94,7 +94,7 @@ class SamplerOrder:
 
     @property
     def base_seed(self) -> int:
-        """The base seed of the epoch."""
+        """Returns the base seed of the epoch."""
         return self.position.base_seed or 0
 
     def drew_base_seed(self, seed: int) -> None:
@@ -241,7 +241,7 @@ class SamplerOrder:
 
 
 class _Draws:
-    """The iterator of a `SamplerOrder`; like the sampler's own it may go on after an error."""
+    """Iterates over a `SamplerOrder`; like the sampler's own it may go on after an error."""
 
     def __init__(self, order: SamplerOrder, position: Position, iterator: Iterator[object]) -> None:
         self._order = order

@@ -203,8 +203,8 @@ class Seeder:
 
     Args:
         roots: What makes the batches, by the names that paths of generators begin with.
-        num_workers: Of the script, for `get_worker_info()`; None: there is to be none, as in the
-            trainer's own process.
+        num_workers: Number of workers of the script, for `get_worker_info()`; None: there is to be
+            none, as in the trainer's own process.
         warns: Says, once a path, what looks like a generator and cannot be seeded.
     """
 

@@ -37,8 +37,8 @@ def timed(
 
     Args:
         batches: Any iterable; its errors, and those of its iterators, are passed on.
-        samples: In a batch: a number, or a function of the batch. Absent: the first dimension of
-            the first array in it, else its length.
+        samples: Samples in a batch: a number, or a function of the batch. Absent: the first
+            dimension of the first array in it, else its length.
         name: Batches of one name are those of one loader, which a new source may give each epoch.
             Absent: its name is the line of the script that this is called on.
     """
@@ -119,7 +119,7 @@ class TimedEpoch:
 
 
 class _TimedIterator(Iterator[_T]):
-    """One epoch; not a generator, for after an error of a batch some sources go on."""
+    """Iterates over one epoch; no generator, because some sources go on after a batch's error."""
 
     def __init__(
         self, source: Iterator[_T], epoch: TimedEpoch, samples: Samples[_T] | None

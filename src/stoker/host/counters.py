@@ -24,7 +24,7 @@ class BytesRead:
 
     Attributes:
         asked: Through the system's read calls, whether or not the page cache had it.
-        fetched: From storage.
+        fetched: Bytes from storage.
     """
 
     asked: int

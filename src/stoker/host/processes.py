@@ -115,7 +115,7 @@ def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str
     """Says why a program cannot be started, and what to do about it.
 
     Args:
-        program: As the command names it.
+        program: Program as the command names it.
         folder: That relative paths begin at; None: this process's.
     """
     path = Path(folder or "", program)

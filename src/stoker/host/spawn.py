@@ -22,7 +22,7 @@ def wrapped(
     Args:
         command: Program and arguments.
         signal_number: What the kernel sends it when this process (the starting thread) ends.
-        cores: To pin it to; none: where this process may run.
+        cores: Cores to pin it to; none: where this process may run.
     """
     pinned = ",".join(str(core) for core in cores) or "-"
     # -I and -S: no site-packages, no variable of the user's: a few milliseconds, and none of the

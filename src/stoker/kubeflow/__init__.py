@@ -372,7 +372,7 @@ def finish(
         outcome: How the run ended, as Kubeflow tells it.
         image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
-        platform: Of the job.
+        platform: Platform of the job.
         run_id: The run's own id.
     """
     return _container(

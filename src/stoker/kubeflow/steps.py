@@ -76,7 +76,7 @@ class Value(Protocol):
 
 
 class TaskContainer(Protocol):
-    """The container of a step, as kfp describes it."""
+    """Describes the container of a step, as kfp does."""
 
     image: str
 
@@ -158,7 +158,7 @@ class Task(Protocol):
 
 
 class ComponentSpec(Protocol):
-    """The interface of a component, as kfp describes it."""
+    """Describes the interface of a component, as kfp does."""
 
     @property
     def name(self) -> str:
@@ -172,7 +172,7 @@ class ComponentSpec(Protocol):
 
 
 class Component(Protocol):
-    """A component of kfp: called inside of a pipeline it makes a step."""
+    """Is a component of kfp: called inside of a pipeline it makes a step."""
 
     @property
     def name(self) -> str:
@@ -270,8 +270,10 @@ class PipelineRun:
         """Returns a run for a pipeline of your own.
 
         Args:
-            workload: With an image and today's cluster, as of `stoker.settings.read_workload`.
-            parameters: Of your pipeline, in place of what the workload says: image=image.
+            workload: Workload with an image and today's cluster, as of
+                `stoker.settings.read_workload`.
+            parameters: Parameters of your pipeline, in place of what the workload says:
+                image=image.
 
         Raises:
             UsageError: If the workload lacks what the steps need, or has no such parameter.
@@ -324,7 +326,7 @@ class PipelineRun:
         """Returns the inputs of a component that the run knows.
 
         Args:
-            component: Of stoker, or one of yours with inputs of the same names.
+            component: Component of stoker, or one of yours with inputs of the same names.
             own: Inputs that come first.
         """
         shared: dict[str, object] = {
@@ -353,7 +355,7 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     Args:
         task: A step of kfp.
         run: Its `kubernetes.control` says what the pod asks for, and how long it may take.
-        name: In the console.
+        name: Name in the console.
     """
     task.set_display_name(name).set_caching_options(False)
     if run.request.pod is None:
@@ -380,8 +382,8 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
 
     Args:
         task: A step of kfp.
-        run: As of `control_step`.
-        name: In the console.
+        run: Run as for `control_step`.
+        name: Name in the console.
         num_retries: How often it is tried again, after one minute, two, four. A training's adopts
             the job, and fails only where the cluster does not answer or refuses; a profile's (0)
             would begin anew.
@@ -407,7 +409,7 @@ def on_todays_host(task: Task, run: PipelineRun, *, name: str) -> Task:
     Args:
         task: A step of kfp.
         run: Its `cluster.dnn` and `kubernetes.pools` say what a host of today's type is.
-        name: In the console.
+        name: Name in the console.
     """
     task.set_display_name(name).set_caching_options(False)
     pod, settings = run.request.pod, run.request.settings
@@ -456,7 +458,7 @@ def pipeline(
         request: Gives it a name and parameters.
         body: Makes the steps. Its first argument is the run; further ones, with annotations and
             defaults, are parameters of the pipeline, too.
-        description: For whoever looks at it in Kubeflow.
+        description: Description for whoever looks at it in Kubeflow.
     """
     own = list(inspect.signature(body).parameters.values())[1:]
     names = [parameter.name for parameter in request.parameters]

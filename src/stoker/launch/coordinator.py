@@ -130,14 +130,14 @@ class Coordinator:
     """Serves launchers and ranks of one run.
 
     Args:
-        keys: Of the run.
-        run_id: Of the run.
+        keys: Keys of the run.
+        run_id: Names the run.
         agents: Data hosts.
         followers: dnn hosts besides the leader.
         feed: Lease and start deadline.
-        log: Of the leader.
+        log: Log of the leader.
         address: Interface to listen on: `*`, or an address.
-        port: To listen on.
+        port: Port to listen on.
         on_failure: Called in the coordinator's thread when a follower left with a failure, was lost
             or did not come.
         straggler_seconds: How long, after the end, hosts that never came are waited for.

@@ -83,12 +83,12 @@ def sagemaker_variables(
     """Returns the SM_* variables of the toolkit.
 
     Args:
-        topology: Of the run.
+        topology: Topology of the run.
         base_dir: The job folder.
         values: The hyperparameters.
         num_cpus: vCPUs of this host.
         num_accelerators: GPUs of this host.
-        environ: Of the launcher: the job's name, and what the image says about itself.
+        environ: The launcher's: the job's name, and what the image says about itself.
 
     Raises:
         UsageError: If a file of the job folder is malformed.

@@ -51,7 +51,7 @@ class RunOutcome:
 
     Attributes:
         exit_code: The training command's own, None where it never ran or another host ended it.
-        failure: In the words of the failing part; None unless it failed.
+        failure: Failure in the words of the failing part; None unless it failed.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -75,11 +75,11 @@ def leave_in_pod(
     """Leaves what is kept of a dnn host where it outlives its pod: in its log and its status.
 
     Args:
-        base_dir: With output/failure.
+        base_dir: Folder with output/failure.
         output: Folder of this host with its records.
-        topology: Of the run.
-        exit_code: Of the launcher.
-        log: Of this host.
+        topology: Topology of the run.
+        exit_code: Exit code of the launcher.
+        log: Log of this host.
     """
     log_files(output, under="stoker" if topology.is_leader else f"stoker/{topology.host}", log=log)
     # The kubelet mounts it; elsewhere no such file is to be made.
@@ -237,7 +237,7 @@ _FILE = "failure-rank{rank}.json"
 
 
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The failure of a rank, as its exception hook wrote it."""
+    """Says how a rank failed, as its exception hook wrote it."""
 
     rank: int
     host: str = ""
@@ -255,7 +255,7 @@ def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
 
     Args:
         who: Such as `the training command on algo-1`.
-        exit_code: As a shell counts.
+        exit_code: Exit code as a shell counts.
         stderr: The end of what it wrote there, between it lines of stoker's own log.
     """
     lines = [line for line in stderr.splitlines() if parse_line(line) is None]
@@ -280,7 +280,7 @@ def _traceback_in(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """A rank that ended badly; exit_code as a shell counts."""
+    """Is a rank that ended badly; exit_code as a shell counts."""
 
     rank: int
     exit_code: int
@@ -337,7 +337,7 @@ _CAUSE = "failure-cause-rank{rank}.json"
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """The first failing rank of this host and its exit code."""
+    """Names the first failing rank of this host, with its exit code."""
 
     rank: int
     exit_code: int

@@ -40,12 +40,12 @@ What = Literal["joined", "rejoined", "left", "lost", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something that happened to a host.
+    """Says what happened to a host.
 
     Attributes:
         kind: `agent` of a data host, `follower` of a dnn host.
-        reason: For people; empty where `what` says it all.
-        exit_code: Of the follower's training command, where it left.
+        reason: Reason for people; empty where `what` says it all.
+        exit_code: Exit code of the follower's training command, where it left.
     """
 
     what: What
@@ -65,7 +65,7 @@ class Change:
 
 @dataclass(slots=True)
 class _Seat:
-    """A host that belongs to the run: not yet there, there, lost or left."""
+    """Is a host that belongs to the run: not yet there, there, lost or left."""
 
     kind: Literal["agent", "follower"]
     join: Join | None = None
@@ -79,10 +79,10 @@ class _Seat:
 
 
 class Members:
-    """The hosts of a run besides the leader.
+    """Keeps the hosts of a run, but for the leader, and declares those lost that fall silent.
 
     Args:
-        run_id: Of the run; launchers of another run are refused.
+        run_id: Names the run; launchers of another run are refused.
         agents: Data hosts.
         followers: dnn hosts besides the leader.
         lease_seconds: A launcher that is silent for longer is lost.

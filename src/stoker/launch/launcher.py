@@ -326,7 +326,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Args:
         command: Program and arguments of the training; `train` alone means the command that
             the job names (see `stoker.launch.launcher`).
-        environ: Of this process.
+        environ: Environment of this process.
 
     Raises:
         UsageError: If the environment, the job folder or the code is malformed.

@@ -163,11 +163,11 @@ class Membership:
 
     Args:
         join: What this host says of itself; see `new_incarnation`.
-        keys: Of the run.
+        keys: Keys of the run.
         address: Name or address of the leader; a name is resolved anew at each reconnect.
-        port: Of its coordinator.
+        port: Port of its coordinator.
         feed: Lease and start deadline.
-        log: Of this host.
+        log: Log of this host.
         on_verdict: Called once, in the thread, when this launcher has to end.
         trainers_heard_at: Gives when this host last had a sign of life of a trainer, monotonic
             seconds: while it serves one, a silent leader stands still and is not lost.
@@ -473,7 +473,7 @@ class HostRun:
         output: Folder for timelines, failures and the record; only dnn hosts have it.
         folder: Where the command runs, with modules that data hosts may need, too; None: here.
         inbox: Where signals and decisions come in.
-        keys: Of the run; None where it has one host, or no token.
+        keys: Keys of the run; None where it has one host, or no token.
     """
 
     settings: ProcessSettings

@@ -45,7 +45,7 @@ def measure(
     Args:
         ranks: The main loader's steps of this host's ranks.
         progress: Last reports of ranks on all hosts, for those without a timeline here.
-        replica_of: Of a rank; the samples that ranks of one replica share count once.
+        replica_of: Gives a rank's replica; the samples that ranks of one replica share count once.
     """
     if not ranks:
         return None
@@ -112,13 +112,13 @@ def passive_profile(
     """Makes the profile of a run that ended, from what its ranks left; None if that is too little.
 
     Args:
-        record: Of the leader; its dnn group is the first.
+        record: Record of the leader; its dnn group is the first.
         timelines: The main loader's steps of the leader's ranks.
         usages: What they used.
         progress: Last report of each rank, where there is a data group.
         host_types: Type of each data host, by its name.
-        vcpus: Of this dnn host, usable.
-        catalog: For the CPU speeds of types.
+        vcpus: vCPUs of this dnn host, usable.
+        catalog: Has the CPU speeds of types.
     """
     measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:
@@ -184,7 +184,7 @@ def _loading(
     """Finds the cost of loading where it arises: in the feed, in children, or in the trainer.
 
     Args:
-        usage: Of the main loader, rank by rank.
+        usage: Usage of the main loader, rank by rank.
         made: CPU-seconds of a global step's batches that the feed made, rank by rank.
         dnn: The group of the ranks.
 

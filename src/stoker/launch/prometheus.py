@@ -158,8 +158,8 @@ def metrics_served(
     Args:
         feed: Port and interface.
         coordinator: None in a run of one host, which has no feed to look into.
-        run_id: Of the run.
-        log: Of the leader.
+        run_id: Names the run.
+        log: Log of the leader.
 
     Raises:
         UsageError: If prometheus-client is not installed.

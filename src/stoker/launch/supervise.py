@@ -34,7 +34,7 @@ _PARTIAL_LINE_SECONDS = 0.5
 
 
 class OutputTail:
-    """The last STDERR_TAIL_BYTES of a stream."""
+    """Keeps the last STDERR_TAIL_BYTES of a stream."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
@@ -143,11 +143,11 @@ class Ending:
     """Tells how a command ended.
 
     Attributes:
-        exit_code: As a shell counts: 128 + n for a command that signal n ended.
+        exit_code: Exit code as a shell counts: 128 + n for a command that signal n ended.
         signals: Those that the launcher got.
         decided: Why the launcher ended it, if it did.
         stderr: The end of what it wrote there.
-        killed_for_memory: In words, where the kernel did it.
+        killed_for_memory: What the kernel killed for memory, in words; empty: nothing.
     """
 
     exit_code: int
@@ -197,7 +197,7 @@ def supervise(
         command: Program and arguments; the program must be found.
         environ: Its whole environment.
         inbox: Where signals and decisions come in.
-        log: Of this host.
+        log: Log of this host.
         on_tick: Called about twice a second.
         folder: Where it runs; None: here.
         beside: Children of this process whose exit status is left to whoever started them.

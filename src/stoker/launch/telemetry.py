@@ -40,7 +40,7 @@ _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRate:
-    """One trainer process over an interval; its figures are columns, see `_FIGURES`."""
+    """Describes one trainer process over an interval; its figures are columns, see `_FIGURES`."""
 
     name: str
     batches_per_second: _Figure
@@ -51,7 +51,7 @@ class RankRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRate:
-    """The data workers of one host over an interval; its figures are columns, see `_FIGURES`."""
+    """Describes one host's data workers over an interval; figures are columns, see `_FIGURES`."""
 
     kind: Literal["host", "local"]
     name: str
@@ -78,7 +78,7 @@ class HostRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedInterval:
-    """All ranks and hosts over the same seconds."""
+    """Describes all ranks and hosts over the same seconds."""
 
     start_seconds: float
     seconds: float
@@ -214,7 +214,7 @@ def _joined(rates: Iterable[tuple[float, _RateT]], whole: float) -> tuple[_RateT
 
 
 class _Share(NamedTuple):
-    """The counters of a host for one rank, before and after `seconds` of that rank's clock."""
+    """Holds a host's counters for one rank, before and after `seconds` of that rank's clock."""
 
     rank: int
     seconds: float
@@ -325,7 +325,7 @@ class FeedLog:
 
     Args:
         path: The CSV file; made with the first interval.
-        log: Of the leader.
+        log: Log of the leader.
         progress: Last report of each rank.
         clock: Monotonic seconds.
     """
@@ -421,7 +421,7 @@ def bottleneck_of(
     The words do not repeat the wait: whoever shows them shows it next to them, of the same steps.
 
     Args:
-        interval: With the rates of ranks and hosts.
+        interval: Interval with the rates of ranks and hosts.
         does_loading_wait: Whether one worker alone waits for what it reads, as a profile measured
             it; None: not known. Workers without a CPU may as well wait for their turn on it.
         names: What hosts are called, where that is not their name.
@@ -528,7 +528,7 @@ class ProgressLog:
 
     Args:
         timeline: CSV that rank 0 writes; need not be there yet.
-        log: Of this host.
+        log: Log of this host.
         clock: Monotonic seconds.
     """
 

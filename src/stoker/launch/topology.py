@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostGroup:
-    """Hosts of one instance group, in the order given; instance_type is empty if not known."""
+    """Lists the hosts of one instance group in order; instance_type is empty if not known."""
 
     name: str
     role: Role
@@ -109,8 +109,9 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
     Args:
         base_dir: SageMaker's /opt/ml, or the folder used in its place.
-        environ: Of this process; STOKER_ROLES, JSON {group: dnn|data}, decides roles that the
-            groups' names do not tell (a group whose name begins with `data` makes batches).
+        environ: Environment of this process; STOKER_ROLES, JSON {group: dnn|data}, decides roles
+            that the groups' names do not tell (a group whose name begins with `data` makes
+            batches).
 
     Raises:
         UsageError: If the description is malformed, or has not exactly one dnn group.

@@ -56,9 +56,9 @@ class Release:
     Args:
         output: STOKER_OUTPUT of the ranks.
         run: The coordinator on the leader, the membership on another dnn host.
-        ranks: Of this host.
-        all_ranks: Of all dnn hosts, as they were started: each counts, also where commands on
-            several hosts know nothing of each other.
+        ranks: Ranks of this host.
+        all_ranks: Ranks of all dnn hosts, as they were started: each counts, also where commands
+            on several hosts know nothing of each other.
     """
 
     def __init__(

@@ -28,11 +28,11 @@ def orchestrator_named(
     """Returns the orchestrator of that name, for a workload or for a run that exists.
 
     Args:
-        name: As on the command line.
+        name: Name as on the command line.
         workload: Whose pipeline it is; it gives settings and region.
         run: An ARN gives the region, too.
-        flags: Of the connection to Kubeflow; sagemaker has none.
-        options: Of runs and schedules on Kubeflow.
+        flags: Flags of the connection to Kubeflow; sagemaker has none.
+        options: Options of runs and schedules on Kubeflow.
 
     Raises:
         UsageError: If there is none, or the workload has no settings for it.

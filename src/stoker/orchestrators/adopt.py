@@ -24,7 +24,7 @@ from stoker.records import Channel, Json, Role, Scalar
 
 
 class _Part(msgspec.Struct, kw_only=True, rename="pascal"):
-    """Base of all parts; keys that it does not name are ignored."""
+    """Is the base of all parts; keys that it does not name are ignored."""
 
 
 class S3Source(_Part):
@@ -38,7 +38,7 @@ class S3Source(_Part):
 
 
 class FileSystemSource(_Part):
-    """A folder of EFS or FSx for Lustre that a channel mounts."""
+    """Names a folder of EFS or FSx for Lustre that a channel mounts."""
 
     file_system_id: str
     file_system_type: str
@@ -59,7 +59,7 @@ class JobSource(_Part):
 
 
 class ChannelPart(_Part):
-    """One input channel."""
+    """Describes one input channel."""
 
     channel_name: str
     data_source: JobSource = msgspec.field(default_factory=JobSource)
@@ -78,7 +78,7 @@ class MetricPart(_Part):
 
 
 class Algorithm(_Part):
-    """Image, entry point and arguments."""
+    """Names image, entry point and arguments."""
 
     training_image: str | None = None
     algorithm_name: str | None = None
@@ -89,7 +89,7 @@ class Algorithm(_Part):
 
 
 class GroupPart(_Part):
-    """One instance group."""
+    """Describes one instance group."""
 
     instance_group_name: str
     instance_type: str
@@ -97,7 +97,7 @@ class GroupPart(_Part):
 
 
 class Resources(_Part):
-    """The hosts."""
+    """Describes the hosts."""
 
     instance_type: str | None = None
     instance_count: int | None = None
@@ -127,7 +127,7 @@ class Stopping(_Part):
 
 
 class VpcPart(_Part):
-    """The network that hosts join."""
+    """Names the network that hosts join."""
 
     security_group_ids: tuple[str, ...] = ()
     subnets: tuple[str, ...] = ()
@@ -141,14 +141,14 @@ class Checkpoints(_Part):
 
 
 class FinalMetric(_Part):
-    """A metric's last value."""
+    """Holds a metric's last value."""
 
     metric_name: str
     value: float
 
 
 class JobAnswer(_Part):
-    """The answer of DescribeTrainingJob.
+    """Is the answer of DescribeTrainingJob.
 
     Attributes:
         others: Settings that are set, and that a workload cannot hold.
@@ -222,7 +222,7 @@ _WIDTH = 96
 
 @dataclass(frozen=True, slots=True)
 class YamlEntry:
-    """A key with its value, or with entries of its own. Without a key: comments only.
+    """Is a key with its value, or with entries of its own. Without a key: comments only.
 
     A note that begins with blanks is a line to copy: it is not wrapped.
     """
@@ -314,11 +314,11 @@ def _json(text: str) -> tuple[bool, Json]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedHosts:
-    """Today's hosts.
+    """Describes today's hosts.
 
     Attributes:
-        instance_type: Of the dnn group.
-        count: Of the dnn group.
+        instance_type: Instance type of the dnn group.
+        count: Count of the dnn group.
         roles: Name of each instance group to its role; {} for a homogeneous job.
         notes: How the roles were found, and what else users should know.
     """
@@ -456,7 +456,7 @@ class TrainingStart:
     """Tells how a job starts.
 
     Attributes:
-        command: Of the workload.
+        command: Command of the workload.
         notes: Sentences on where it comes from, and what to look at.
         source: Package of the training's code.
         channels: Names of channels that carry code or tokens, no data.
@@ -474,7 +474,7 @@ def start_of(job: JobAnswer, drivers: Mapping[str, Json] | None) -> TrainingStar
     """Finds out how `job` starts.
 
     Args:
-        job: As the service describes it.
+        job: Job as the service describes it.
         drivers: Content of the channel `sm_drivers`: sourcecode.json, and distributed.json under
             the key `distributed`; None where it could not be read, or there is none.
     """
@@ -666,7 +666,7 @@ def channel_entries(
     """Returns the channels of `job` as a workload's, with the job's groups by their roles.
 
     Args:
-        job: As the service describes it.
+        job: Job as the service describes it.
         start: Names the channels that carry no data.
         roles: Name of each instance group to its role.
     """
@@ -742,10 +742,10 @@ def platform_entries(
     """Returns the workload's `sagemaker` settings, without SageMaker's defaults and unset ones.
 
     Args:
-        job: As the service describes it.
+        job: Job as the service describes it.
         start: Names the package of the code.
         region: Where the job is.
-        tags: Of the job.
+        tags: Tags of the job.
         notes: Put after the settings.
     """
     resources, output, stopping = (
@@ -844,10 +844,10 @@ _STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """A workload made of a training job.
+    """Holds a workload made of a training job.
 
     Attributes:
-        name: Of the workload.
+        name: Name of the workload.
         text: Its YAML, with comments on what was taken and what could not be known.
     """
 
@@ -897,10 +897,10 @@ def workload_of(
     """Returns the workload of a job.
 
     Args:
-        job: As the service describes it.
-        catalog: Of SageMaker's instance types, to tell accelerators.
+        job: Job as the service describes it.
+        catalog: Catalog of SageMaker's instance types, to tell accelerators.
         region: Where the job is.
-        tags: Of the job.
+        tags: Tags of the job.
         tag_notes: What is to be said of them.
         drivers: What the SDK's ModelTrainer left in the channel `sm_drivers`, where it was read.
 

@@ -39,7 +39,7 @@ ENDED: tuple[State, ...] = ("stopped", "failed", "succeeded")
 
 
 class Pipeline(Protocol):
-    """A compiled pipeline: all that an upload needs, made with no network."""
+    """Is a compiled pipeline: all that an upload needs, made with no network."""
 
     @property
     def name(self) -> str:
@@ -117,8 +117,8 @@ class Started:
     Attributes:
         run: What `stoker status` takes.
         id: The orchestrator's own name of the run (an ARN).
-        parameters: As sent; the others have the pipeline's defaults.
-        warnings: For whoever started it, such as an upload that is out of date.
+        parameters: Parameters as sent; the others have the pipeline's defaults.
+        warnings: Warnings for whoever started it, such as an upload that is out of date.
     """
 
     run: str
@@ -143,11 +143,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A schedule of a pipeline.
+    """Is a schedule of a pipeline.
 
     Attributes:
         parameters: Parameters that it gives to each run.
-        next_run: In UTC; None where it is off or cannot be told.
+        next_run: Next run in UTC; None where it is off or cannot be told.
         id: The orchestrator's own name of it, where it has another.
         note: What else users should know.
         url: Its page, where it has one.
@@ -172,10 +172,10 @@ class StepState:
         depth: 0 for a step of the pipeline, 1 for one inside a condition, and so on; a job that a
             step started stands below it.
         kind: Training, Processing, Condition, Fail, RegisterModel ...
-        cause: Of a step that failed.
+        cause: Cause of a step that failed.
         job: Name of the step's job; empty where it has none.
         url: The job's own page.
-        outcome: Of a condition: True or False.
+        outcome: Outcome of a condition: True or False.
         attempts: 1, or more where the orchestrator tried again.
     """
 
@@ -203,7 +203,7 @@ class RunState:
         id: The orchestrator's own name (an ARN).
         pipeline: Name of the pipeline; empty for a job on its own.
         parameters: Where they are known.
-        steps: In the pipeline's order, each above those inside it.
+        steps: Steps in the pipeline's order, each above those inside it.
         notes: What else was done as it was stopped, a line each.
     """
 
@@ -386,12 +386,12 @@ WORKLOAD = "workload.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The files that an upload puts where the steps look for them.
+    """Holds the files that an upload puts where the steps look for them.
 
     Attributes:
         uri: The folder; its name is a digest of what is in it.
         files: Name to content.
-        workload: As the steps read it: with an address of the code in place of a folder.
+        workload: Workload as the steps read it: with an address of the code in place of a folder.
     """
 
     uri: str
@@ -403,8 +403,8 @@ def pack_inputs(workload: Workload, *, folder: Path | None = None) -> Inputs:
     """Packs the workload and its code under an address made of a digest of their content.
 
     Args:
-        workload: With settings for SageMaker.
-        folder: With a relative `sagemaker.source`; absent: the current one.
+        workload: Workload with settings for SageMaker.
+        folder: Folder with a relative `sagemaker.source`; absent: the current one.
 
     Raises:
         UsageError: If there are no settings for SageMaker, or the code cannot be packed.

@@ -26,7 +26,7 @@ class CronField:
     """Tells what a field may hold.
 
     Attributes:
-        name: As errors call it.
+        name: Name as errors call it.
         low, high: The least and the greatest number.
         words: Names of the numbers from `low` on.
         special: Letters with a meaning that only the service checks.
@@ -100,8 +100,8 @@ def next_time(
     Args:
         is_day: Whether a day is one of the schedule's.
         hours, minutes, seconds: The times of such a day.
-        now: With a time zone.
-        zone: In which days and hours are read.
+        now: Time with a time zone.
+        zone: Days and hours are read in this time zone.
     """
     today = now.astimezone(zone).date()
     times = [sorted(hours), sorted(minutes), sorted(seconds)]
@@ -206,8 +206,8 @@ def next_run(
 
     Args:
         expression: `cron(...)` or `rate(...)`.
-        now: With a time zone.
-        time_zone: In which a cron expression is read.
+        now: Time with a time zone.
+        time_zone: A cron expression is read in this time zone.
         start: First run of a rate.
     """
     every = period(expression)

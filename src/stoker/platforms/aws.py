@@ -131,11 +131,11 @@ _CONFLICTS = 3
 
 
 class Aws:
-    """AWS as one account and region see it.
+    """Talks to AWS for one account and region.
 
     Args:
         region: Absent: AWS_REGION, else what boto3 finds.
-        clients: By service, instead of boto3's own (for recorded answers).
+        clients: Clients by service, instead of boto3's own (for recorded answers).
         sleep: Waits so many seconds.
         clock: Monotonic seconds, for deadlines.
     """
@@ -181,8 +181,8 @@ class Aws:
         """Makes one call; returns the answer as JSON (times as ISO 8601 in UTC, no metadata).
 
         Args:
-            service: As boto3 names it: `sagemaker`.
-            operation: As in the API: `CreateTrainingJob`.
+            service: Service as boto3 names it: `sagemaker`.
+            operation: Operation as in the API: `CreateTrainingJob`.
             **parameters: Of the operation.
 
         Raises:
@@ -442,7 +442,7 @@ def products(aws: Aws, *, service: str, filters: Sequence[Mapping[str, str]]) ->
     Args:
         aws: An account, in a region that has the price list.
         service: `AmazonSageMaker` or `AmazonEC2`.
-        filters: Of GetProducts.
+        filters: Filters of GetProducts.
 
     Raises:
         AwsError: If AWS refuses, throttles or cannot be reached.

@@ -41,7 +41,7 @@ TENSORBOARD = "output/tensorboard"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A training job, the same for all platforms.
+    """Describes a training job, the same for all platforms.
 
     Attributes:
         name: Run id: letters, digits and dashes.
@@ -49,7 +49,7 @@ class JobSpec:
             absent: its own.
         command: Program and arguments of the training.
         groups: The dnn group first.
-        channels: By name.
+        channels: Channels by name.
         hyperparameters: Put after the command.
         environment: More variables for the user's command.
         settings: What all processes of the run are told, except for what `groups` say.
@@ -146,7 +146,7 @@ def leader_record(output_dir: Path | None) -> Training | None:
     """Returns the record that the leader's launcher left in its outputs; None if it cannot be read.
 
     Args:
-        output_dir: As in `JobEnd`.
+        output_dir: Folder as in `JobEnd`.
     """
     if output_dir is None:
         return None
@@ -169,7 +169,7 @@ RequestT = TypeVar("RequestT")
 
 
 class Run(Protocol):
-    """A submitted job."""
+    """Is a submitted job."""
 
     name: str
 

@@ -36,10 +36,10 @@ def job_left(error: PlatformError, *, run: str) -> PlatformError:
 
 
 class FollowedRun(ABC):
-    """A submitted job; it is looked at only while `lines`, `wait` or `stop` runs.
+    """Follows a submitted job; it is looked at only while `lines`, `wait` or `stop` runs.
 
     Args:
-        name: Of the job, as its service calls it.
+        name: Name of the job, as its service calls it.
         run: Its name in stoker's own log.
         service: Who speaks where it is not a host.
         log_folder: Gets a file for each host.

@@ -54,7 +54,7 @@ class LocalHost:
 
     Attributes:
         cores: Cores that it is pinned to; empty where it is not.
-        num_cores: Of its instance type.
+        num_cores: Number of cores of its instance type.
     """
 
     name: str
@@ -222,7 +222,7 @@ def start_host(
     Args:
         request: The run.
         host: One of its hosts.
-        environ: Of the launcher.
+        environ: Environment of the launcher.
         lock: Descriptor that the launcher inherits, see `lock_run_folder`.
 
     Raises:
@@ -274,10 +274,10 @@ def host_variables(
     Args:
         request: The run.
         host: One of its hosts.
-        environ: To start from; variables of an outer run are left out.
+        environ: Environment to start from; variables of an outer run are left out.
         ports: Host to the first of its ports.
         engine: How the servers of the engine are reached.
-        token_file: With the run's token.
+        token_file: File with the run's token.
     """
     job = request.job
     leader_port = ports[request.leader.name]
@@ -345,11 +345,11 @@ _POLL_SECONDS = 0.05
 
 
 class LocalRun:
-    """A submitted job; creating it starts its hosts.
+    """Is a submitted job; creating it starts its hosts.
 
     Args:
         request: What to run.
-        environ: Of the hosts' processes; variables of an outer run are left out.
+        environ: Environment of the hosts' processes; variables of an outer run are left out.
 
     Raises:
         UsageError: If a channel's folder is not there.
@@ -619,7 +619,7 @@ class LocalPlatform:
 
     Args:
         cores: That hosts may use; absent: all that this process may use.
-        environ: Of the hosts' processes; absent: this process's.
+        environ: Environment of the hosts' processes; absent: this process's.
     """
 
     name = "local"

@@ -37,7 +37,7 @@ def log_files(folder: Path, *, under: str, log: Log) -> None:
     Args:
         folder: Folders inside it are left out.
         under: What their names begin with where they are read back.
-        log: Of the host.
+        log: Log of the host.
     """
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in MAX_BYTES)

@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.02
 
 
 class Board(Protocol):
-    """A place where ranks leave short notes for each other."""
+    """Keeps short notes that ranks leave for each other."""
 
     def post(self, name: str, text: str) -> None:
         """Leaves a note; seen whole or not at all."""
@@ -76,7 +76,7 @@ class FileBoard:
 
 
 class Agreement:
-    """The steps at which the ranks agreed to change phase.
+    """Holds the steps at which the ranks agreed to change phase.
 
     Args:
         lead_steps: Steps between announcement and change, where there is more than one rank.
@@ -168,7 +168,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """A trainer process among the others.
+    """Says which trainer process this is among the others.
 
     Attributes:
         leads_host: The first of its host.
@@ -185,7 +185,7 @@ _MEET_SECONDS = 30.0
 
 
 class Findings:
-    """The result of this rank, which grows from phase to phase.
+    """Collects the result of this rank, which grows from phase to phase.
 
     Args:
         folder: Folder of `profile-rank{R}.json`.
@@ -217,7 +217,7 @@ class Findings:
 
     @property
     def result(self) -> RankResult:
-        """The rank's result so far."""
+        """Returns the rank's result so far."""
         return self._result
 
     @property

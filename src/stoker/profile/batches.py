@@ -132,7 +132,7 @@ _CACHED_BYTES = 2 << 30
 
 
 class Cache:
-    """The first batches of a loader, 8 at most, and 2 GiB of them."""
+    """Keeps the first batches of a loader, 8 at most, and 2 GiB of them."""
 
     def __init__(self) -> None:
         self.batches: list[object] = []
@@ -210,7 +210,7 @@ MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
 
 class Choice:
-    """The main loader: the first that is read with gradients on; the next one when it is gone.
+    """Chooses the main loader: the first read with gradients on; the next one when it is gone.
 
     Attributes:
         has_changed: A second loader took the place of one that the script only looked at.

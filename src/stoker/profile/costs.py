@@ -31,7 +31,7 @@ class _Call(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Timed:
-    """One transform so far; bytes are of all calls, where they can be told of each."""
+    """Counts one transform so far; bytes are of all calls, where they can be told of each."""
 
     name: str
     calls: int = 0
@@ -63,7 +63,7 @@ class Timed:
 
 @dataclass(slots=True)
 class Composed:
-    """All transforms of a dataset."""
+    """Holds all transforms of a dataset."""
 
     timed: list[Timed] = field(default_factory=list)
 
@@ -218,7 +218,7 @@ _MAX_NAME = 200
 
 
 class CostTask:
-    """The task of a worker: fetches and collates, with every transform timed."""
+    """Is a worker's task: it fetches and collates, with every transform timed."""
 
     def __call__(self, source: TaskSource, *, until: float) -> tuple[Cost, ...]:
         """Returns the rows; none where the dataset gave less than two batches."""

@@ -51,7 +51,7 @@ Stamp = tuple[int, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One drain of a loader.
+    """Is one drain of a loader.
 
     Attributes:
         stamps: Stamps of each worker's batches.
@@ -75,7 +75,7 @@ class StampedCollate:
 
 
 class Endless:
-    """The loader's own index batches, again and again."""
+    """Yields the loader's own index batches, again and again."""
 
     def __init__(self, indices: object) -> None:
         self._indices = indices
@@ -337,7 +337,7 @@ def run_in_workers(
 
 
 class _Shell(torch.utils.data.Dataset[object]):
-    """A dataset of tasks: to get an item is to do it."""
+    """Is a dataset of tasks: to get an item is to do it."""
 
     def __init__(
         self,
@@ -504,7 +504,7 @@ _MIN_WAIT = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRead:
-    """One batch of one worker; `wait_seconds`: neither on a CPU nor ready to run."""
+    """Times one batch of one worker; `wait_seconds`: neither on a CPU nor ready to run."""
 
     wall_seconds: float
     wait_seconds: float
@@ -514,7 +514,7 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The same batches of one worker, cold and then warm; `first` found out which files."""
+    """Times the same batches of one worker, cold and then warm; `first` found out which files."""
 
     first: tuple[BatchRead, ...] = ()
     cold: tuple[BatchRead, ...] = ()
@@ -522,7 +522,7 @@ class Passes:
 
 
 class ReadPasses:
-    """The task of a worker: reads its batches, drops their files, reads them cold, then warm."""
+    """Is a worker's task: it reads its batches, drops their files, reads them cold, then warm."""
 
     def __call__(self, source: TaskSource, *, until: float) -> Passes | None:
         """Returns the three passes; the later ones are empty where the first read nothing."""

@@ -67,7 +67,7 @@ def install_beside(subclass: type[Loader]) -> None:
 
 
 class _Sessions:
-    """The session of this process; a forked rank begins one of its own."""
+    """Keeps the session of this process; a forked rank begins one of its own."""
 
     def __init__(self, new: Callable[[], ProfileSession]) -> None:
         self._new = new
@@ -123,7 +123,7 @@ def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
 
 
 class ProfiledIterator:
-    """One pass over a loader, as torch's iterator to the script."""
+    """Iterates over one epoch of a loader; to the script it is torch's iterator."""
 
     def __init__(self, session: ProfileSession, loader: Loader, original: Iterate) -> None:
         self._session = session

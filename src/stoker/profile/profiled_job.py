@@ -115,7 +115,7 @@ _AS_SCRIPT = "jupyter nbconvert --to script NOTEBOOK, then: stoker profile -- py
 
 
 class UnmeasuredError(UsageError):
-    """No profile could be made.
+    """Says why no profile could be made.
 
     Attributes:
         observed: What is known all the same; None if nothing is.
@@ -142,7 +142,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """The time and CPU that the command and all below it used, all hosts together.
+    """Sums up the time and CPU that the command and all below it used, all hosts together.
 
     Attributes:
         wall_seconds: Time of the host that took longest.
@@ -156,7 +156,7 @@ class Used:
 
     @property
     def utilization(self) -> float:
-        """The share of all vCPUs that the command used."""
+        """Returns the share of all vCPUs that the command used."""
         return min(1.0, self.cpu_seconds / max(1e-9, self.wall_seconds * self.vcpus * self.hosts))
 
 

@@ -12,7 +12,7 @@ from stoker.records import read_text
 
 
 class ProfiledEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass over the main loader, its first batch left out: that one waits for workers to start.
+    """Times one epoch of the main loader, without its first batch: that waits for workers to start.
 
     Attributes:
         batches: So many are behind the means.
@@ -97,7 +97,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantity: `samples` is the number of steps or batches behind it."""
+    """Describes one quantity: `samples` is the number of steps or batches behind it."""
 
     mean: float
     median: float
@@ -107,7 +107,7 @@ class Quartiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AsIs(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's loop, untouched.
+    """Describes the user's loop, untouched.
 
     Attributes:
         step_seconds: Time from batch to batch, over blocks of steps (workers deliver in bursts).
@@ -131,7 +131,7 @@ class AsIs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps with cached batches: what the trainer costs where it never waits for data."""
+    """Times the steps with cached batches: what the trainer costs where it never waits for data."""
 
     step_seconds: Quartiles
     trainer_cpu_seconds: Quartiles
@@ -139,7 +139,7 @@ class AcceleratorOnly(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
-    """The loader without the model, at one number of workers of this rank.
+    """Times the loader without the model, at one number of workers of this rank.
 
     Attributes:
         cpu_seconds: CPU time of a worker for a batch: fetch, collate and hand-over.
@@ -158,7 +158,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of the feed for the trainer, per batch, measured by sealed ones over loopback.
+    """Is what the feed costs the trainer, per batch, measured by sealed ones over loopback.
 
     Attributes:
         thread_seconds: CPU time of the trainer's own thread.
@@ -190,7 +190,7 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of one part of loading, per sample, in one worker alone; see TransformCost."""
+    """Is what one part of loading costs, per sample, in one worker alone; see TransformCost."""
 
     name: str
     within: Literal["getitem", "collate"] | None = None
@@ -201,7 +201,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """The equipment and the name of this host; None: not known.
+    """Describes this host, its equipment and its name; None: not known.
 
     Attributes:
         accelerators: Accelerators that the driver shows.
@@ -218,7 +218,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a batch: samples, bytes, and how its images are stored.
+    """Describes a batch: samples, bytes, and how its images are stored.
 
     Attributes:
         samples: Samples of one rank.
@@ -236,7 +236,7 @@ class BatchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the script gave its loader.
+    """Holds the settings that the script gave its loader.
 
     Attributes:
         torch_threads: Threads of torch's operations in the trainer; None: not known.
@@ -263,7 +263,7 @@ class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankResult(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; parts that were not reached are None.
+    """Holds all that one rank measured; parts that were not reached are None.
 
     Attributes:
         missing: Why the profile is not complete; empty where it is.

@@ -36,7 +36,7 @@ FIRST_WORDS_SECONDS = 12.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoFar:
-    """The figures of the steps after the first batch, warm-up and unfinished step included.
+    """Sums up the steps after the first batch, warm-up and unfinished step included.
 
     Attributes:
         steps: Steps that have ended.

@@ -21,7 +21,7 @@ _FASTER = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """The figures of a rank's phases, taken together.
+    """Puts the figures of a rank's phases together.
 
     Attributes:
         rank: The rank's measurements.
@@ -39,7 +39,7 @@ class Signs:
 
     @property
     def workers(self) -> int:
-        """Loader workers of this rank."""
+        """Returns the number of loader workers of this rank."""
         return self.rank.loader.num_workers if self.rank.loader else 0
 
     @property
@@ -49,14 +49,14 @@ class Signs:
 
     @property
     def wait_share(self) -> float:
-        """Share of a step that waits for data; 0 to 1."""
+        """Returns the share of a step that waits for data; 0 to 1."""
         return wait_share(
             step_seconds=self.step_seconds, wait_seconds=self.as_is.wait_seconds.median
         )
 
     @property
     def lost_share(self) -> float:
-        """Share of a step that cached batches would save, waiting included; 0 to 1."""
+        """Returns the share of a step that cached batches would save, waiting included; 0 to 1."""
         if self.rank.accelerator is None:
             return self.wait_share
         # Loading on the trainer's CPUs slows its steps even where no batch is waited for.
@@ -65,7 +65,7 @@ class Signs:
 
     @property
     def worker_idle_share(self) -> float:
-        """Share of a worker's time for a batch without computing or waiting for a CPU; 0 to 1."""
+        """Returns the share of a batch's time that is neither computing nor waiting for a CPU."""
         if self.alone is None or self.alone.wall_seconds.mean <= 0:
             return 0.0
         return max(0.0, 1 - self.alone.cpu_seconds.mean / self.alone.wall_seconds.mean)

@@ -85,7 +85,7 @@ REPLAY_ENOUGH = Enough(steps=60, least=0.05, usual=0.20, most=0.25, last=0.30)
 
 @dataclass(slots=True, kw_only=True)
 class AsIsSteps:
-    """The user's own steps: from one batch to the next, never over the end of an epoch.
+    """Times the user's own steps: from one batch to the next, never over the end of an epoch.
 
     Args:
         workers: Loader workers of this rank.
@@ -269,7 +269,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class _TimerSpec(ctypes.Structure):
-    """The kernel's `struct itimerspec`: after how long it expires first, and then how often."""
+    """Is the kernel's `struct itimerspec`: after how long it expires first, and then how often."""
 
     _fields_ = (
         ("interval_seconds", ctypes.c_long),
@@ -462,7 +462,7 @@ class StepWatch:
 
 
 class _WatchedStretch:
-    """One stretch of steps without a pause."""
+    """Watches one stretch of steps without a pause."""
 
     def __init__(self, *, is_reading: Callable[[], bool]) -> None:
         self._thread_id = threading.get_native_id()
@@ -530,7 +530,7 @@ class _WatchedStretch:
 
 
 class _Knocker:
-    """The knocking thread.
+    """Is the thread that asks for the interpreter lock, again and again.
 
     Args:
         is_reading: Whether the thread that made this is in next() now.

@@ -55,7 +55,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Place:
-    """The place of keys: the file's name, and line numbers where the parser keeps them.
+    """Says where keys are: the file's name, and line numbers where the parser keeps them.
 
     Args:
         source: Name of the file, or of another source of the document.

@@ -27,7 +27,7 @@ NOMINAL = "nominal"
 
 
 class Group(Record, frozen=True, kw_only=True):
-    """Hosts of one type with one role.
+    """Counts hosts of one type with one role.
 
     Attributes:
         name: Name of the group, in logs and in the platform's job.
@@ -65,7 +65,7 @@ def groups_in_words(groups: Iterable[Group]) -> str:
 
 
 class Predicted(Record, frozen=True, kw_only=True):
-    """The prediction of a plan: its step, its limits and its cost.
+    """Predicts a plan: its step, its limits and its cost.
 
     Attributes:
         step_seconds: Predicted step, in seconds of wall clock.
@@ -152,7 +152,7 @@ def plan_in_words(plan: Plan) -> str:
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """One question of the flow chart as walked.
+    """Is one question of the flow chart as walked.
 
     Attributes:
         question: The question, in words.
@@ -180,7 +180,7 @@ class Advice(Record, frozen=True, kw_only=True):
 
 
 class Prices(Record, frozen=True, kw_only=True):
-    """The origin of the prices.
+    """Says where the prices come from.
 
     Attributes:
         date: Day of the oldest price, ISO 8601; absent: not known.
@@ -243,7 +243,7 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
 
 
 class Decision(Record, frozen=True, kw_only=True):
-    """The ranked plans, the chosen one, and why.
+    """Holds the ranked plans, the chosen one, and why.
 
     Attributes:
         schema: Version of this file's form.

@@ -171,7 +171,7 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineHost(Record, frozen=True, kw_only=True):
-    """The way that others reach one host's servers of an engine.
+    """Says how others reach one host's servers of an engine.
 
     Attributes:
         address: Name or address.
@@ -197,7 +197,7 @@ _PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """A place in a text: `{name}`, or `{name:port}`."""
+    """Is a place in a text: `{name}`, or `{name:port}`."""
 
     name: str
     port: str = ""

@@ -51,7 +51,7 @@ _ORDER: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "storage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLoading:
-    """The resource that loader workers share, by their measured throughput.
+    """Describes the resource that loader workers share, by their measured throughput.
 
     Attributes:
         seconds: Time of a global step with any number of workers; 0: more workers load more.
@@ -66,7 +66,7 @@ class SharedLoading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a global step on the hosts that train, all ranks together.
+    """Holds the parts of a global step on the hosts that train, all ranks together.
 
     Attributes:
         accelerator_seconds: Time of the trainer's step with data at hand.
@@ -96,12 +96,12 @@ class Parts:
 
     @property
     def free_vcpus(self) -> float:
-        """The vCPUs that other programs leave."""
+        """Returns the vCPUs that other programs leave."""
         return max(self.vcpus - self.others_vcpus, self.vcpus * LEAST_FREE)
 
     @property
     def parallel_seconds(self) -> float:
-        """The worker-seconds that more workers divide among them."""
+        """Returns the worker-seconds that more workers divide among them."""
         return max(0.0, self.loader_wall_seconds - self.shared.least * self.shared.seconds)
 
     @property
@@ -133,7 +133,7 @@ class Parts:
 
     @property
     def limit(self) -> Limit:
-        """The term that sets the pace."""
+        """Returns the term that sets the pace."""
         terms, step = self.terms, self.step_seconds
         return next(name for name in _ORDER if terms[name] >= step * (1 - 1e-9))
 

@@ -25,7 +25,7 @@ _PREFIX = "ml."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformInfo:
-    """The facts about one platform.
+    """Holds the facts about one platform.
 
     Attributes:
         type_prefix: Prefix of the names of its instance types.
@@ -81,7 +81,7 @@ Role = Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:iam::[0-9]{12}:role/
 
 
 class Vpc(Record, frozen=True, kw_only=True):
-    """The network that hosts join; its security groups must let them reach each other by TCP.
+    """Names the network that hosts join; its security groups must let them reach each other by TCP.
 
     Attributes:
         subnets: IDs of subnets, such as subnet-0a1b2c3d. One zone is best: traffic between zones is
@@ -106,7 +106,7 @@ class MetricDefinition(Record, frozen=True, kw_only=True):
 
 
 class Framework(Record, frozen=True, kw_only=True):
-    """The framework of an image; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6.
+    """Names the framework of an image; heterogeneous clusters need PyTorch 1.10 or TensorFlow 2.6.
 
     Attributes:
         name: Framework of the image.
@@ -118,7 +118,7 @@ class Framework(Record, frozen=True, kw_only=True):
 
 
 class ControlSettings(Record, frozen=True, kw_only=True):
-    """The small steps of the pipeline: decide, evaluate, and train as it waits for its job.
+    """Describes the pipeline's small steps: decide, evaluate, and train as it waits for its job.
 
     Attributes:
         image: Image of these steps. Absent: the workload's own.
@@ -140,7 +140,7 @@ class ControlSettings(Record, frozen=True, kw_only=True):
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):
-    """The registration of a model that passed its gate.
+    """Says how a model that passed its gate is registered.
 
     Attributes:
         group: Group of the model registry. Absent: the workload's name.
@@ -266,7 +266,7 @@ Champion = Annotated[
 
 
 class Toleration(Record, frozen=True, kw_only=True):
-    """A taint that pods tolerate.
+    """Names a taint that pods tolerate.
 
     Attributes:
         key: Key of the taint. Absent: any, with the operator Exists.
@@ -282,7 +282,7 @@ class Toleration(Record, frozen=True, kw_only=True):
 
 
 class NodeRule(Record, frozen=True, kw_only=True):
-    """A rule on a node's label: a requirement; with a weight, 1 to 100, only a preference.
+    """Sets a rule on a node's label: a requirement; with a weight, 1 to 100, only a preference.
 
     Attributes:
         key: Key of the label.
@@ -316,7 +316,7 @@ class NodePool(Record, frozen=True, kw_only=True):
 
 
 class PodVolume(Record, frozen=True, kw_only=True):
-    """A volume of a group's pods, from exactly one of claim, secret, config_map and scratch.
+    """Mounts a volume in a group's pods: exactly one of claim, secret, config_map and scratch.
 
     Attributes:
         name: Name of the volume, unique in the pod.
@@ -418,7 +418,7 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
 
 
 class ControlPodSettings(Record, frozen=True, kw_only=True):
-    """The pods of a pipeline's steps that train nothing: decide, evaluate, gate, the follower ...
+    """Describes the pods of steps that train nothing: decide, evaluate, gate, the follower ...
 
     Attributes:
         image: Image of these pods. Absent: the workload's own; one without torch starts sooner

@@ -46,7 +46,7 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
 
     @property
     def capacity(self) -> float | None:
-        """The vCPUs of one host to divide by; None: the catalog's."""
+        """Returns the vCPUs of one host to divide by; None: the catalog's."""
         return self.vcpus if self.quota_vcpus is None else self.quota_vcpus
 
 
@@ -65,7 +65,7 @@ class ProfiledData(Record, frozen=True, kw_only=True):
 
 
 class StepTerms(Record, frozen=True, kw_only=True):
-    """The parts of one *global* step: all ranks together do one step.
+    """Holds the parts of one *global* step: all ranks together do one step.
 
     Attributes:
         step_seconds: Seconds of wall clock, median, as is.
@@ -108,14 +108,14 @@ class StepTerms(Record, frozen=True, kw_only=True):
 
     @property
     def wait_share(self) -> float | None:
-        """The share of a step that waits for data; None: not known."""
+        """Returns the share of a step that waits for data; None: not known."""
         if self.wait_seconds is None:
             return None
         return wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
 
 
 class LoaderRate(Record, frozen=True, kw_only=True):
-    """The rate of the loader without the model, at one number of workers.
+    """Is the rate of the loader without the model, at one number of workers.
 
     Attributes:
         workers: Loader workers of one host, all ranks.
@@ -127,7 +127,7 @@ class LoaderRate(Record, frozen=True, kw_only=True):
 
 
 class Observed(Record, frozen=True, kw_only=True):
-    """Utilisation of the dnn hosts: fractions of all vCPUs and of all GPUs.
+    """Says how much of the dnn hosts was used: fractions of all vCPUs and of all GPUs.
 
     Attributes:
         cpu_utilization: Busy share of all vCPUs, 0 to 1.
@@ -172,7 +172,7 @@ class Observed(Record, frozen=True, kw_only=True):
 
 
 class Spread(Record, frozen=True, kw_only=True):
-    """Spread of one measured field.
+    """Says how widely one measured field spread.
 
     Attributes:
         low: Lower quartile, in the field's unit.
@@ -186,7 +186,7 @@ class Spread(Record, frozen=True, kw_only=True):
 
 
 class Check(Record, frozen=True, kw_only=True):
-    """The self-check: do the parts explain the whole?
+    """Answers the self-check: do the parts explain the whole?
 
     Attributes:
         predicted_step_seconds: The step that the parts give, in seconds.
@@ -202,7 +202,7 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 class TransformCost(Record, frozen=True, kw_only=True):
-    """The cost of one part of loading a sample, CPU-seconds of one worker alone.
+    """Is what one part of loading a sample costs, in CPU-seconds of one worker alone.
 
     The rows `getitem` and `collate` are the whole; what a row is `within` is part of it.
 
@@ -226,7 +226,7 @@ class TransformCost(Record, frozen=True, kw_only=True):
 
 
 class Fix(Record, frozen=True, kw_only=True):
-    """A change to the script or its settings that costs no host.
+    """Proposes a change to the script or its settings that costs no host.
 
     Attributes:
         id: Name of the change, for programs.
@@ -257,7 +257,7 @@ class ProfileState(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """The measured parts of a global step of the workload.
+    """Holds the measured parts of a global step of the workload.
 
     Attributes:
         schema: Version of this file's form.
@@ -302,7 +302,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
     @property
     def timed_step(self) -> StepTerms:
-        """The step.
+        """Returns the step as it was timed.
 
         Raises:
             UsageError: If the profile knows of none.

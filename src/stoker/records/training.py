@@ -48,7 +48,7 @@ class Host(Record, frozen=True, kw_only=True):
 
 
 class Measured(Record, frozen=True, kw_only=True):
-    """The figures of the main loader (most batches), epochs' first steps left out.
+    """Holds the figures of the main loader (most batches), epochs' first steps left out.
 
     Medians over means of blocks of 20 consecutive steps: a median of single steps would miss the
     wait that ends a burst of batches. A spread's samples are blocks.
@@ -76,7 +76,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
     @property
     def wait_share(self) -> float:
-        """The share of a step that waits for data."""
+        """Returns the share of a step that waits for data."""
         return wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
 
 
@@ -121,7 +121,7 @@ class Training(Record, frozen=True, kw_only=True):
         hosts: Hosts that took part.
         strategy: How the trainer processes were started.
         engine: What made data on the data group.
-        hyperparameters: As the command got them, a run's own values among them.
+        hyperparameters: Values as the command got them, a run's own values among them.
         measured: Figures of the steps; absent: no step was timed.
         metrics: Metrics that the script reported, the last value of each name.
         model_uri: Where the model is; absent: the script saved none.
@@ -154,7 +154,7 @@ class Training(Record, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> str:
-        """The line of the failure that names its cause, fit for a terminal."""
+        """Returns the line of the failure that names its cause, fit for a terminal."""
         if self.status == "stopped" and not self.failure:
             return "it was ended before it was done"
         return cause_of(self.failure or "")
@@ -211,7 +211,7 @@ class GateResult(Record, frozen=True, kw_only=True):
 
 
 class StepCost(Record, frozen=True, kw_only=True):
-    """Time and cost of a step.
+    """Holds time and cost of a step.
 
     Attributes:
         step_seconds: A step, in seconds of wall clock.
@@ -244,7 +244,7 @@ class Band(Record, frozen=True, kw_only=True):
 
 
 class Performance(Record, frozen=True, kw_only=True):
-    """The promise against the outcome.
+    """Compares the promise with the outcome.
 
     Attributes:
         baseline: The profiled step, before.

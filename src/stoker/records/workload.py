@@ -28,7 +28,7 @@ from stoker.records.tracking import NotifySettings, TrackingSettings
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
-    """The hosts that train today.
+    """Names the hosts that train today.
 
     Attributes:
         instance_type: Type of these hosts, as the catalog calls it, with or without `ml.`: on this
@@ -44,7 +44,7 @@ class TodaysGroup(Record, frozen=True, kw_only=True):
 
 
 class Cluster(Record, frozen=True, kw_only=True):
-    """Today's cluster.
+    """Describes today's cluster.
 
     Attributes:
         dnn: The hosts that train today. Profiles are measured on them, and every plan is compared
@@ -55,7 +55,7 @@ class Cluster(Record, frozen=True, kw_only=True):
 
 
 class Channel(Record, frozen=True, kw_only=True):
-    """One input of the job.
+    """Describes one input of the job.
 
     Attributes:
         uri: Where the data is: a folder (local), an s3:// address, efs://FILE_SYSTEM/FOLDER or
@@ -122,7 +122,7 @@ class Constraints(Record, frozen=True, kw_only=True):
 
 
 class TrainingSize(Record, frozen=True, kw_only=True):
-    """The length of a training: steps, or epochs with samples_per_epoch and global_batch_size.
+    """Says how long a training is: steps, or epochs with samples_per_epoch and global_batch_size.
 
     It turns the seconds and dollars of a step into those of the whole training.
 
@@ -149,7 +149,7 @@ class TrainingSize(Record, frozen=True, kw_only=True):
 
 
 class Gate(Record, frozen=True, kw_only=True):
-    """A bound on one metric that the training reports.
+    """Bounds one metric that the training reports.
 
     At least one of the four bounds is needed; of two lower (or upper) ones the stricter holds.
 
@@ -320,7 +320,7 @@ def is_run_of(name: str, run_id: str) -> bool:
 
 # Its keys for the platforms are those of `PlatformSettings`.
 class Workload(PlatformSettings, frozen=True, kw_only=True):
-    """The user's training command with its inputs, gate and today's cluster.
+    """Describes the user's training command with its inputs, gate and today's cluster.
 
     Attributes:
         schema: Version of this file's form; may be left out.
@@ -368,7 +368,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
     @property
     def platform_info(self) -> PlatformInfo:
-        """The facts about its platform."""
+        """Returns the facts about its platform."""
         return PLATFORM_INFOS[self.platform]
 
     @property

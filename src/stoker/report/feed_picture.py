@@ -33,15 +33,15 @@ _PRESENT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class FeedStory:
-    """The report's figures on the feed.
+    """Holds the report's figures on the feed.
 
     Attributes:
-        intervals: In the order of time, at least one.
+        intervals: Intervals in the order of time, at least one.
         whole: All of them as one.
-        limit: Of the whole run.
-        present_limit: Of its last quarter.
+        limit: Limit of the whole run.
+        present_limit: Limit of its last quarter.
         names: What hosts are called.
-        wait_share: Of a step, as the run's record has it.
+        wait_share: Share of a step that waits, as the run's record has it.
     """
 
     intervals: tuple[FeedInterval, ...]
@@ -53,12 +53,12 @@ class FeedStory:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Head and style class of each column of the hosts' table, after the host's name."""
+        """Returns head and style class of each column of the hosts' table, but the host's name."""
         return _COLUMNS
 
     @property
     def rows(self) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-        """Rows of the hosts' table: the host's name, and each cell with its style class."""
+        """Returns rows of the hosts' table: the host's name, and each cell with its style class."""
         styles = [style for _, style in _COLUMNS]
         return tuple(
             (_name(host, self.names), tuple(zip(_cells(host), styles, strict=True)))
@@ -79,7 +79,8 @@ def read_feed(
         path: The file.
         names: What hosts are called, where that is not their name.
         does_loading_wait: Whether a loader worker alone waits for what it reads; None: not known.
-        wait_share: Of a step of the whole run, as its record has it; None: the file's own mean.
+        wait_share: Share of a step that waits, over the whole run, as its record has it; None:
+            the file's own mean.
     """
     try:
         # The leader may have been killed while it wrote: half a character must not cost the
@@ -103,10 +104,10 @@ def read_feed(
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """One row of the picture: a value at each moment, None where it is not known.
+    """Is one row of the picture: a value at each moment, None where it is not known.
 
     Attributes:
-        top: Of the scale.
+        top: Top of the scale.
         marks: Moments in seconds at which something happened, with words.
     """
 

@@ -90,7 +90,7 @@ _FLAT_STEPS = 200
 
 @dataclass(frozen=True, slots=True)
 class ReportPicture:
-    """The same drawing for wide and for narrow pages."""
+    """Holds the same drawing for wide and for narrow pages."""
 
     wide: Markup
     narrow: Markup
@@ -220,7 +220,7 @@ _PLANS_AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """A plan of the table with its rank, from 0, and its bar."""
+    """Is a plan of the table with its rank, from 0, and its bar."""
 
     index: int
     plan: Plan

@@ -29,7 +29,7 @@ from stoker.text import NBSP, TimeUnit, digits, usd
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A plan in the plane of time and cost.
+    """Places a plan in the plane of time and cost.
 
     Attributes:
         cost: Dollars for 1000 steps, or CPU-seconds per step where nobody is billed.
@@ -46,7 +46,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Step time with so many data hosts; today's cluster has none, and its step was measured."""
+    """Is the step time with so many data hosts: none on today's cluster, as it was measured."""
 
     data_hosts: int
     step_seconds: float
@@ -58,7 +58,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Step time against the number of data hosts of one type.
+    """Holds step times by the number of data hosts of one type.
 
     Attributes:
         rungs: Numbers of data hosts, from none on.

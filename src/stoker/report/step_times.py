@@ -47,7 +47,7 @@ class Bin:
 
 
 class Quantiles(NamedTuple):
-    """Step time at 5, 25, 50, 75 and 95 % of the blocks of steps, in seconds."""
+    """Holds the step time at 5, 25, 50, 75 and 95 % of the blocks of steps, in seconds."""
 
     p5: float
     p25: float
@@ -437,7 +437,7 @@ _INTERVAL_ROW = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One row: a value with its band, in seconds; low and high are equal where no band is known."""
+    """Is one row: a value in seconds with its band, whose ends are equal where none is known."""
 
     name: str
     kind: Literal["predicted", "measured"]

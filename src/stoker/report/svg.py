@@ -57,7 +57,7 @@ class Box:
 
 
 class Drawing:
-    """One SVG element that grows by its methods; `y` points down.
+    """Is one SVG element that grows by its methods; `y` points down.
 
     Attributes:
         labels: The boxes of all texts so far.
@@ -211,7 +211,7 @@ Place = tuple[float, float, Anchor]
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """A panel's axes: pixels of values."""
+    """Holds a panel's axes: it gives pixels of values."""
 
     left: float
     right: float

@@ -43,7 +43,7 @@ _SHORTER = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 @dataclass(frozen=True, slots=True)
 class TransformRow:
-    """One part of loading; bytes are words, empty where they are not known."""
+    """Describes one part of loading; bytes are words, empty where they are not known."""
 
     name: str
     is_part: bool
@@ -78,7 +78,7 @@ def _size(cost: TransformCost) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Step times in seconds, costs in dollars per 1000 steps; None where not known.
+    """Holds step times in seconds, costs in dollars per 1000 steps; None where not known.
 
     Attributes:
         prediction_error: measured / predicted - 1.
@@ -336,7 +336,7 @@ Tone = Literal["good", "mixed", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The head of the report.
+    """Is the head of the report.
 
     Attributes:
         tone: Whether the news is good; the mark and the badge say the same in words.

@@ -80,7 +80,7 @@ def profile_step(
         run: Its parameters name cluster, image and input data.
         image: Image of the hosts; absent: the run's.
         depends_on: Steps to wait for.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the output `profile`: the folder of profile.json.
@@ -140,7 +140,7 @@ def profile_or_reuse(
     With `sagemaker.overlap: refuse` a step comes first that fails while another run is under way.
 
     Args:
-        run: Of the pipeline.
+        run: Run of the pipeline.
         after: Makes the steps that follow, of a run and of the profile: a step, or an address.
         depends_on: Steps to wait for.
     """
@@ -190,7 +190,7 @@ def decide_step(
         profile: The step that measures, or a folder with profile.json.
         image: Image of the step; absent: that of the control steps.
         depends_on: Steps to wait for, besides.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the output `decision`; `value_in(step, "action")` reads decision.json.
@@ -229,10 +229,10 @@ def hand_over_step(
     is one of `stoker upload sagemaker --train-step handover`.
 
     Args:
-        run: Of the pipeline.
+        run: Run of the pipeline.
         profile: The step that measured, or a folder with profile.json.
         decision: The step that decides.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
     """
     return control_step(
         run,
@@ -271,7 +271,7 @@ def train_step(
         decision: The step that decides.
         image: Image of the hosts that train; absent: the run's.
         depends_on: Steps to wait for, besides.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the outputs `training`, the folder of training.json, and `model`, the address
@@ -334,12 +334,12 @@ def native_train_step(
     each are parameters (`DnnInstanceType`, `DataInstanceCount`, `DataWorkers`, ...).
 
     Args:
-        run: Of a pipeline with a decision (`--train-step native`), or of one that hands over.
+        run: Run of a pipeline with a decision (`--train-step native`), or of one that hands over.
         token: The step that makes the token, which waits for what comes before.
-        has_data_group: In a pipeline that hands over: false for a run that has none.
+        has_data_group: Set in a pipeline that hands over: false for a run that has none.
         image: Image of the hosts; absent: the run's.
         depends_on: Steps to wait for, besides.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the outputs `model` (an address that is known once it has ended), `jobs`, the
@@ -413,7 +413,7 @@ def evaluate_step(
             training.json is taken out of the job's outputs.
         image: Image of the step; absent: that of the control steps.
         depends_on: Steps to wait for, besides.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
 
     Returns:
         The step, with the outputs `evaluation` (a folder), `report` and `model_quality`;
@@ -464,10 +464,10 @@ def gate_step(
     does it; the service's own documentation shows numbers and texts only.
 
     Args:
-        run: Of the pipeline.
+        run: Run of the pipeline.
         evaluation: A step whose first property file has `passed` and `reason`: stoker's or yours.
         passed: Steps of a model that passed, such as its registration.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
     """
     report = evaluation.outputs.get("report")
     return ConditionStep(
@@ -507,7 +507,7 @@ def register_step(
         training: A train step, or one of yours with an output `model`, the address of an archive.
         evaluation: The step that judged; of stoker's the model has metrics and report, too.
         depends_on: Steps to wait for.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
     """
     model, left = run.settings.model, evaluation.outputs
     judged = (

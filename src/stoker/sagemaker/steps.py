@@ -154,7 +154,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
     Args:
         name: Unique in the pipeline: letters, digits and dashes.
         kind: What the request is for; a job's request comes without the job's name.
-        request: As in the API; any value may be a pipeline variable.
+        request: Request as in the API; any value may be a pipeline variable.
         outputs: Name to address of what it leaves, for later steps.
         depends_on: Steps, or `StepDependency` for another outcome than success.
         property_files: JSON outputs that conditions and other steps may read.
@@ -286,7 +286,7 @@ class SageMakerPipelineRun:
     Attributes:
         request: What the pipeline is compiled from.
         parameters: Values by name; what is not there is as the workload says.
-        execution_id: Of the run whose folder the steps write to: letters and digits.
+        execution_id: Id of the run whose folder the steps write to: letters and digits.
         suffix: The end of each step's name, which tells branches apart.
         own: Parameters of the pipeline that only its own function knows, by argument.
     """
@@ -309,11 +309,12 @@ class SageMakerPipelineRun:
         """Returns a run for a pipeline of your own.
 
         Args:
-            workload: With settings for SageMaker, an image and today's cluster, as of
+            workload: Workload with settings for SageMaker, an image and today's cluster, as of
                 `stoker.settings.read_workload`.
             folder: Project folder, which has `sagemaker.source`; absent: the current one.
             decision: Whose groups a native training step has.
-            parameters: Of your pipeline, in place of what the workload says: image=image.
+            parameters: Parameters of your pipeline, in place of what the workload says:
+                image=image.
 
         Raises:
             UsageError: If the workload lacks what the steps need, or has no such parameter.
@@ -435,7 +436,7 @@ def control_step(
 
     Args:
         run: Gives it role, network, keys and tags.
-        name: Of the step; the run's branch is added.
+        name: Name of the step; the run's branch is added.
         command: Program and arguments; a value of 256 characters at most.
         image: Image of the container; absent: that of the control steps.
         inputs: Name to address; an input lies in `INPUT/NAME`. The workload is always there.
@@ -446,8 +447,8 @@ def control_step(
         instance_type: Type of the host; absent: that of the control steps.
         role: ARN of the step's role; absent: that of the control steps.
         depends_on: Steps to wait for.
-        display_name: In the console; absent: the name without the branch.
-        description: In the console.
+        display_name: Name in the console; absent: the name without the branch.
+        description: Description in the console.
         max_run_seconds: After it the service stops the step.
         is_isolated: It needs no network, and has none where the workload's job has none.
     """

@@ -81,7 +81,7 @@ class Service:
 
     @property
     def num_sent(self) -> int:
-        """Batches sent so far, over all sessions."""
+        """Counts the batches sent so far, over all sessions."""
         return self._outbox.num_sent
 
     @property
@@ -359,7 +359,7 @@ class Agent:
 
     Attributes:
         port: The bound one, after `open`.
-        batch_port: As `port`, for batches.
+        batch_port: Port for batches, chosen as `port` is.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class Agent:
 
     @property
     def num_sent(self) -> int:
-        """Batches sent so far."""
+        """Counts the batches sent so far."""
         return self._service.num_sent if hasattr(self, "_service") else 0
 
     @property

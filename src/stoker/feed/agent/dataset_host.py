@@ -38,8 +38,8 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     """The agent asks a dataset host to fork a worker, whose channel comes as descriptor.
 
     Attributes:
-        worker_id: Of the worker of a shard, the shard.
-        num_workers: Of the worker of a shard, the number of shards.
+        worker_id: For the worker of a shard: the shard.
+        num_workers: For the worker of a shard: the number of shards.
     """
 
     token: int
@@ -75,7 +75,7 @@ from_dataset_host = msgspec.msgpack.Decoder(Held | Exited)
 
 
 class WorkerProcess:
-    """A worker that a dataset host forked; see `ChildProcess` in workers.pool."""
+    """Is a worker that a dataset host forked; see `ChildProcess` in workers.pool."""
 
     def __init__(self, dataset_host: "DatasetHost", token: int) -> None:
         self._dataset_host = dataset_host
@@ -103,7 +103,7 @@ class DatasetHost:
     """A process that holds one spec.
 
     Attributes:
-        channel: To poll for reading; then `handle`.
+        channel: Socket to poll for reading; then `handle`.
         held: Whether the spec could be unpickled; None: not known yet.
     """
 
@@ -161,7 +161,7 @@ class DatasetHost:
 
 
 class ForkServer:
-    """The fork server process; start it from a thread that lives as long as it shall.
+    """Runs the fork server process; start it from a thread that lives as long as it shall.
 
     Args:
         host: Named in errors.
@@ -241,7 +241,7 @@ PoolKey = tuple[Literal["seeding", "session"], str]
 
 @dataclass(eq=False)
 class HostedSpec:
-    """A spec from its order on: expected, held, ready or failed.
+    """Follows a spec from its order on: expected, held, ready or failed.
 
     Attributes:
         state: expected (a trainer was asked for it), held (its dataset host unpickles it), ready,
@@ -254,7 +254,7 @@ class HostedSpec:
         error: What the spec itself raised, for `unpack_error`; empty: this host cannot use
             it, which says nothing of others.
         first_worker: Id of its first data worker.
-        worker_step: From one id to the next.
+        worker_step: Distance from one id to the next.
         was_wrong: Something else has arrived under its name before.
     """
 
@@ -358,7 +358,7 @@ MAX_UNUSED_SPECS = 2
 
 
 class Specs:
-    """All specs of a data host; owns the fork server.
+    """Holds all specs of a data host; owns the fork server.
 
     Args:
         workers: How many each pool has.
@@ -520,7 +520,7 @@ class Specs:
         """Gives a job to a worker of a pool, which begins with its first one.
 
         Args:
-            key: Of a pool that `can_take` the job, unless it is pinned.
+            key: Names a pool that `can_take` the job, unless it is pinned.
         """
         spec = self._specs[digest]
         pool = self._pool(spec, key, base_seed=next(iter(job.order.seed), 0))

@@ -44,12 +44,12 @@ MAX_REQUESTS_PER_CREDIT = 8
 
 @dataclass(eq=False)
 class AgentSession:
-    """One loader of one trainer process.
+    """Serves one loader of one trainer process.
 
     Attributes:
         identity: Routing id of its connection.
         spec: Digest of the spec it uses now.
-        base_seed: Of workers that start before they have a job; None: they start with one.
+        base_seed: Seed of workers that start before they have a job; None: they start with one.
         is_ready: A Ready for that spec was sent to it.
         credits: The number that was sent to it last.
         requests: Those that are queued or being made, by epoch and number.
@@ -81,14 +81,14 @@ class AgentSession:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A batch that a session asked for.
+    """Is a batch that a session asked for.
 
     Attributes:
         spec: Digest of the spec that the session used when it asked; as `seeding`.
         make: What it asked for.
         is_dropped: Nobody wants it any more.
         arrival: Its place among requests of the same number, from the queue; None: not queued yet.
-        generation: Of its shard's process; 0: it is of no shard.
+        generation: Generation of its shard's process; 0: it is of no shard.
     """
 
     session: AgentSession
@@ -107,7 +107,7 @@ class Request:
 
 
 class Queue:
-    """Requests that wait, of all sessions, in order of batch number."""
+    """Holds the requests that wait, of all sessions, in order of batch number."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Request]] = []
@@ -268,7 +268,7 @@ class Outbox:
 
     Attributes:
         sent_bytes: Bytes of batches that the transport still holds, as of the last `settle`.
-        batch_bytes: Of the last batch; None: there was none.
+        batch_bytes: Bytes of the last batch; None: there was none.
         num_sent: Batches sent so far, over all sessions.
     """
 

@@ -128,7 +128,7 @@ def _hold_next(sock: socket.socket) -> None:
 
 
 class _Modules:
-    """The modules that a template imports for its dataset hosts.
+    """Knows the modules that a template imports for its dataset hosts.
 
     Attributes:
         is_first: No dataset host was forked yet.

@@ -236,7 +236,7 @@ class _Stranger:
 
 
 class _SendLine:
-    """One trainer's batches: they wait for its connection, then a thread sends them.
+    """Sends one trainer's batches: they wait for its connection, then a thread sends them.
 
     Attributes:
         connection: None: the ticket was not shown yet.

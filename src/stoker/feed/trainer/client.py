@@ -562,7 +562,7 @@ CLOSE_SECONDS = 8.0
 
 
 class Feed:
-    """Batches from the data group and from local workers, for the loaders of this process.
+    """Gets batches from the data group and from local workers, for the loaders of this process.
 
     Raises:
         UsageError: If the run's token is missing, or the coordinator's address is none.

@@ -39,9 +39,9 @@ class BatchReceiver:
 
     Args:
         address: IP address of the data host.
-        ticket: For this connection; used up by it.
-        buffers: For this thread alone.
-        pool: For what is still sealed.
+        ticket: Ticket for this connection; used up by it.
+        buffers: Buffers for this thread alone.
+        pool: Pool for what is still sealed.
         take: Called in the thread with the packed message of a batch and the bytes of its payload,
             which it receives by `reader.read`.
         ended: Called in the thread, once, after all else.
@@ -297,7 +297,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A host's failure: it could make nothing for a session; others perhaps can.
+    """Says that a host failed: it could make nothing for a session; others perhaps can.
 
     Attributes:
         epoch_id: Id of the epoch in which it failed.
@@ -315,15 +315,15 @@ class Failure:
 
 
 class AgentLink(Link):
-    """The link to the agent of one data host: what is said, and, next to it, batches.
+    """Links this process to the agent of one data host: what is said, and, next to it, batches.
 
     Attributes:
         member: The host, as the roster has it.
         opened: Session to the digest of the spec that it was last opened with, on this connection.
         ready: Sessions that may ask.
         failed: Sessions for which it could make nothing, on this connection.
-        receiver: Of its batches; None: there is none yet.
-        has_asked: For a batch, on this connection.
+        receiver: Receiver of its batches; None: there is none yet.
+        has_asked: Whether it has asked for a batch on this connection.
         is_leaving: The agent drains.
         is_listed: The roster has it.
     """

@@ -44,7 +44,8 @@ def resolve(name: str, *, attempt: int = 0) -> str:
 
     Args:
         name: Name of the host.
-        attempt: Of several addresses each has its turn: one may be that of a pod that is gone.
+        attempt: Counts tries: of several addresses each has its turn, for one may be that of a pod
+            that is gone.
 
     Raises:
         OSError: If the name is not known.
@@ -70,7 +71,7 @@ def is_address(name: str) -> bool:
 
 
 class Connection:
-    """A DEALER socket with its monitor; used by the I/O thread only.
+    """Is a DEALER socket with its monitor; used by the I/O thread only.
 
     Args:
         keys: Keys of the run.

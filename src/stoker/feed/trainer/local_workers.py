@@ -52,7 +52,7 @@ def _run_child(
 
 
 class LocalWorkers:
-    """Children of this process, made by the thread that iterates and used by the I/O thread.
+    """Makes batches in child processes: the thread that iterates starts them, the I/O thread asks.
 
     Args:
         spec: What they make batches with; forked children share it, others get `packed`. Of an

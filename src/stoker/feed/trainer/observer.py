@@ -20,7 +20,7 @@ MAX_HOSTS_TOLD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The state of one session: what changed after the last look, and what is now.
+    """Tells the state of one session: what changed after the last look, and what is now.
 
     Attributes:
         taken: Batches that the trainer took since the last look.
@@ -60,7 +60,7 @@ class _HostBooks:
 
 
 class Observer:
-    """The books of one process; used under the feed's lock.
+    """Counts for one process; used under the feed's lock.
 
     Args:
         own_host: Whose the local workers are.
@@ -108,8 +108,8 @@ class Observer:
         """Returns all that was counted so far.
 
         Args:
-            standings: Of the sessions; each is added to the books, so give each only once. None
-                between two epochs: the hosts are still there, then.
+            standings: Standings of the sessions; each is added to the books, so give each only
+                once. None between two epochs: the hosts are still there, then.
         """
         in_flight: Counter[str] = Counter()
         standings = tuple(standings)

@@ -39,7 +39,7 @@ _SPREADS = 2.0
 
 
 class PeerState:
-    """The books of one peer.
+    """Counts what one peer was asked for, and how long it takes.
 
     Args:
         is_remote: Each time that it is asked costs a message over the network.
@@ -50,7 +50,7 @@ class PeerState:
         asked: Number to when it was asked for, and to how many it then had.
         p95_seconds: From asking to arrival, of the last batches; None: there was none.
         reach_seconds: So long before its turn a batch is asked for.
-        service_seconds: From one batch to the next, smoothed; 0: not known.
+        service_seconds: Seconds from one batch to the next, smoothed; 0: not known.
     """
 
     __slots__ = (
@@ -136,7 +136,7 @@ _MAX_WINDOW_PER_CREDIT = 32
 
 
 class Scheduler(ABC):
-    """The books of one session: its peers, and the numbers of the epoch under way.
+    """Schedules one session: its peers, and the numbers of the epoch under way.
 
     What is common to both policies is here. They are two classes and not one: a window that follows
     pace and late batches that are retried elsewhere have no meaning where a process makes a shard
@@ -252,7 +252,7 @@ class Scheduler(ABC):
         """Takes a batch (or its exception); False if it is to be dropped: it came before, say.
 
         Args:
-            generation: Of its shard's process, as all that follows.
+            generation: Generation of its shard's process, as all that follows.
             digest: Checksum of all that the process made in this epoch.
             random_state: Random states with which it began the epoch, if it sent them.
 

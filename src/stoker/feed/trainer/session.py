@@ -31,7 +31,7 @@ LOCAL: Peer = ("local",)
 
 
 class Asked(msgspec.Struct):
-    """The payload of a number: the packed index, and the words that its batch is seeded with.
+    """Is the payload of a number: the packed index, and the words that its batch is seeded with.
 
     Attributes:
         shared_seed: Torch's, for data pipes.
@@ -43,10 +43,10 @@ class Asked(msgspec.Struct):
 
 
 class FeedSession:
-    """The books of one loader.
+    """Holds what the feed knows of one loader.
 
     Args:
-        name: Of the session, unique in the run.
+        name: Name of the session, unique in the run.
         lock: The feed's.
         wake: Wakes the I/O thread.
         schedule: Its `max_bytes` are what may wait in this process, of all its loaders.
@@ -55,7 +55,7 @@ class FeedSession:
         schedule: Under the lock, as all that follows.
         epoch: Number of the epoch under way, or of the last one.
         epoch_id: Names that epoch: it only grows, so what is late of an earlier one is refused.
-        base_seed: With which the agents' workers start at once; None: when there is a batch.
+        base_seed: The agents' workers start with it at once; None: when there is a batch.
         is_busy: An epoch is under way.
         spec: What the workers of this epoch are to have.
         local: Local workers, if any.
@@ -135,7 +135,7 @@ class FeedSession:
         Args:
             asked_each: The payload of every number of an iterable dataset, which has no indices.
             is_eager: Draws from the sampler now, not at the first `next`.
-            base_seed: With which the agents' workers start at once; None: when there is a batch.
+            base_seed: The agents' workers start with it at once; None: when there is a batch.
         """
         with self._lock:
             is_new_spec = self.spec is None or self.spec.digest != spec.digest
@@ -175,7 +175,7 @@ class FeedSession:
         """Returns the next batch of that epoch, in the sampler's order; waits until it is there.
 
         Args:
-            timeout_seconds: As the loader's `timeout`; 0: no bound but the feed's own.
+            timeout_seconds: The loader's `timeout`; 0: no bound but the feed's own.
 
         Raises:
             StopIteration: At the end of the epoch.
@@ -339,14 +339,14 @@ class FeedSession:
 
 
 class SharedState:
-    """The state that the I/O thread of a feed and the threads that iterate share.
+    """Holds the state that the I/O thread of a feed and the threads that iterate share.
 
     Attributes:
         lock: Over the sessions and all that is theirs; held for microseconds.
         sessions: Name to session.
         failure: Ends every session, later ones too.
         wake_fd: An eventfd for the I/O thread's poll; see `sleeps`.
-        receivers: Of batches, as long as anybody has them.
+        receivers: Receive batches; kept as long as anybody has a batch of theirs.
     """
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:

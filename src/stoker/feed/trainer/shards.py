@@ -32,7 +32,7 @@ from stoker.feed.wire.protocol import Stream
 
 @dataclass(slots=True)
 class Shard:
-    """The books of one shard.
+    """Counts the batches of one shard.
 
     Attributes:
         owner: Whose process makes it; None: nobody's.
@@ -47,7 +47,7 @@ class Shard:
         state: Random states with which the epoch, or one before it, began, as its process has sent
             them; empty: as it is seeded.
         earlier: Batches that were asked of each epoch since then.
-        state_at_end: With which the next epoch begins.
+        state_at_end: The next epoch begins with it.
     """
 
     owner: Peer | None = None

@@ -111,7 +111,7 @@ class Arena:
 
 
 class Tag(IntEnum):
-    """The kind of a node."""
+    """Names the kind of a node."""
 
     LIST = 0
     TUPLE = 1
@@ -603,13 +603,13 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A value ready to travel.
+    """Is a value ready to travel.
 
     Attributes:
         tree: The description, for `decode`.
         nbytes: Bytes of the payload.
         has_pickle: Whether the receiver must allow pickles.
-        in_place: Of the payload, bytes that lie in the arena already.
+        in_place: Bytes of the payload that lie in the arena already.
     """
 
     tree: bytes

@@ -260,7 +260,7 @@ class HandshakeGuard:
 
     Args:
         server: A ROUTER that is bound to `port`; call `close` before it is closed.
-        allow_list: Of its context.
+        allow_list: Keys that its context lets in.
     """
 
     def __init__(

@@ -153,7 +153,7 @@ LARGE_SPEC_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """The settings of torch for the script's whole process: a forked worker would inherit them.
+    """Holds torch's settings for the script's whole process: a forked worker would inherit them.
 
     Attributes:
         default_dtype: None: torch's own.
@@ -195,8 +195,8 @@ class DatasetSpec:
         num_workers: The script's, at least 1: what `get_worker_info()` says while a batch is made.
         num_threads: torch's threads in a worker; torch's own loader has 1.
         is_iterable: The dataset is only iterated: a worker has one stream.
-        drop_last: Of a stream; a map-style loader's sampler drops.
-        globals: Of the trainer's process.
+        drop_last: For a stream; a map-style loader's sampler drops.
+        globals: Settings of torch in the trainer's process.
     """
 
     dataset: object
@@ -258,13 +258,13 @@ class DatasetPlace:
 
 @dataclass(frozen=True, slots=True)
 class PackedSpec:
-    """A pickled spec.
+    """Is a pickled spec.
 
     Attributes:
         data: The pickle.
         digest: Names the spec: see `digest`.
         warnings: What the user should know, a sentence each.
-        num_workers: As the spec's.
+        num_workers: The spec's.
     """
 
     data: bytes
@@ -431,7 +431,7 @@ class Arrival:
         nbytes: Size of all pieces together.
 
     Attributes:
-        descriptor: Of the memory; closed by `close`.
+        descriptor: Descriptor of the memory; closed by `close`.
 
     Raises:
         OSError: If there is no memory.

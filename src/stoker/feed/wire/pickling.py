@@ -342,7 +342,7 @@ def culprit(parts: Mapping[str, object]) -> str:
     """Returns the part that cannot be pickled, as `dataset.lock (_thread.lock)`.
 
     Args:
-        parts: By name; the first one that cannot is looked into.
+        parts: Parts by name; the first one that cannot is looked into.
     """
     for name, part in parts.items():
         if part is None or _pickles(part):

@@ -68,7 +68,7 @@ RunStage = Literal["begun", "led", "ready"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Base of all messages."""
+    """Is the base of all messages."""
 
 
 class Join(Message, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Join(Message, frozen=True, kw_only=True):
 
     Attributes:
         address: Under which trainers reach this host.
-        port: Of its agent; 0 for a follower.
+        port: Port of its agent; 0 for a follower.
         batch_port: Where an agent sends batches from.
         workers: Data workers of the host.
         incarnation: Random; a host that comes back has another one.
@@ -127,14 +127,14 @@ class Start(Message, frozen=True, kw_only=True):
     """A follower is to start the daemon of mpirun, which runs on the leader; repeated until known.
 
     Attributes:
-        arguments: Of the daemon; which program that is, the follower knows.
+        arguments: Arguments of the daemon; the follower knows which program that is.
     """
 
     arguments: Annotated[tuple[Argument, ...], msgspec.Meta(max_length=MAX_START_ARGUMENTS)]
 
 
 class State(Message, frozen=True, kw_only=True):
-    """The run's state, in answer to Beat, and unasked when it changes.
+    """Tells the run's state, in answer to Heartbeat, and unasked when it changes.
 
     Attributes:
         outcome: absent while the run goes on. To data hosts only, released: the training goes on,
@@ -173,7 +173,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """An agent that trainers may dial; seconds since its last beat.
 
     Attributes:
-        place: Of its host among those of the data group, from 0: the same for every rank.
+        place: Place of its host among those of the data group, from 0: the same for every rank.
     """
 
     host: Identifier
@@ -215,15 +215,15 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         is_local: They are children of the rank.
         batches: That the rank used.
-        frame_bytes: Of all that came, duplicates among them.
+        frame_bytes: Bytes of all that came, duplicates among them.
         duplicates: Batches that came after another host's.
         moved: Batches that were taken away from the host: it was lost, dropped them, or is late.
         in_flight: Batches it is asked for, now.
         credits: How many it may be asked for, now; 0: it is gone.
-        busy_seconds: Of its workers together, wall clock.
+        busy_seconds: Busy seconds of its workers together, wall clock.
         cpu_seconds: CPU time of its workers together.
         num_workers: That have made a batch.
-        workers: Of a great many, the first ones.
+        workers: The first ones, where there are a great many.
     """
 
     host: Identifier
@@ -241,10 +241,10 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The feed as a rank sees it.
+    """Counts the feed's work as a rank sees it.
 
     Attributes:
-        seconds: Of the rank's clock, since its feed began: what rates are taken over.
+        seconds: Seconds of the rank's clock since its feed began; rates are taken over them.
         taken: Batches that the trainer took so far.
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
         ready: Batches that are ready now.
@@ -284,7 +284,7 @@ class Ticket(Message, frozen=True, kw_only=True):
     """Opens one connection for batches, once; never shown.
 
     Attributes:
-        ticket: To be sent as its first bytes.
+        ticket: Is sent as its first bytes.
         key: The first one that its records are sealed with, see sealing.
     """
 
@@ -309,10 +309,10 @@ class Open(Message, frozen=True, kw_only=True):
         spec: Digest of the pickled spec.
         spec_bytes: Its size.
         seeding: How a worker seeds each batch.
-        base_seed: Of the epoch that begins: workers start with it while the spec is on its way;
-            None: they start with the first batch that is asked for.
+        base_seed: Seed of the epoch that begins: workers start with it while the spec is on its
+            way; None: they start with the first batch that is asked for.
         first_worker: Id of the host's first data worker, for worker_init_fn.
-        worker_step: From one id to the next: the ids of other hosts are in between.
+        worker_step: Distance from one id to the next: the ids of other hosts are in between.
         host: The data host that it is for; empty: any.
     """
 
@@ -336,7 +336,7 @@ class Need(Message, frozen=True, kw_only=True):
 
 
 class Ship(Message, frozen=True, kw_only=True):
-    """A piece of the pickled spec, in the frame: it begins at `offset`, pieces come in order."""
+    """Carries a piece of the pickled spec in the frame, from `offset` on; pieces come in order."""
 
     spec: Identifier
     offset: Count = 0
@@ -373,7 +373,7 @@ class Credits(Message, frozen=True, kw_only=True):
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stream of an iterable dataset; the position of a batch in it is number // num_shards.
+    """Names a stream of an iterable dataset; the position of a batch in it is number // num_shards.
 
     Attributes:
         shard: Worker id of torch's loader.
@@ -421,7 +421,7 @@ class Make(Message, frozen=True, kw_only=True):
 
 
 class Made(Message, frozen=True, kw_only=True):
-    """A batch, on a connection for batches only; `tree` describes its payload (see codec).
+    """Carries a batch, on a connection for batches only; `tree` describes its payload (see codec).
 
     Attributes:
         generation: The generation of its stream, see Stream.
@@ -462,7 +462,7 @@ class Raised(Message, frozen=True, kw_only=True):
         generation: The generation of its stream, see Stream.
         digest: Checksum of all that its stream gave in this epoch.
         is_final: The stream cannot go on: it is not what it was before it was lost.
-        state: As of a batch.
+        state: State as for a batch.
     """
 
     session: Identifier

@@ -63,7 +63,7 @@ def records(nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 class _Key:
-    """The current key of a connection, and the number of the next record."""
+    """Holds the current key of a connection, and the number of the next record."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -131,12 +131,12 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The authenticated head of a batch.
+    """Is the authenticated head of a batch.
 
     Attributes:
         packed: The message, or its first part.
-        missing_bytes: Of the message, in records of their own.
-        payload_bytes: Of the payload, in the records that follow.
+        missing_bytes: Bytes of the message, in records of their own.
+        payload_bytes: Bytes of the payload, in the records that follow.
     """
 
     packed: bytes

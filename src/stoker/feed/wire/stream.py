@@ -39,7 +39,7 @@ SMALL_BYTES = 64 << 10
 
 
 class _Lent(weakref.ref["Bytes"]):
-    """A block and the array that exports it: a third of what `weakref.finalize` costs."""
+    """Holds a block and the array that exports it: a third of what `weakref.finalize` costs."""
 
     __slots__ = ("block", "free")
     block: mmap.mmap
@@ -126,7 +126,7 @@ class BatchWriter:
     """The data host's end of a connection; used by one thread.
 
     Args:
-        pool: For the sealed records, one at a time.
+        pool: Pool for the sealed records, one at a time.
     """
 
     def __init__(self, connection: socket.socket, sealer: Sealer, pool: BufferPool) -> None:
@@ -173,7 +173,7 @@ class BatchReader:
     """The trainer's end of a connection; used by one thread.
 
     Args:
-        pool: For the sealed records, one at a time.
+        pool: Pool for the sealed records, one at a time.
         max_head_bytes: A longer message is refused before there is memory for it.
         silent_seconds: See SILENT_SECONDS.
     """

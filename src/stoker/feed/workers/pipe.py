@@ -38,7 +38,7 @@ class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
         index: What the sampler gave; of a shard, what it gives for every batch.
         seed: Seed words; a shard has its base seed alone, with which its worker begins.
         epoch_id: Another one begins a shard again.
-        number: Of a shard: the position in it is number // num_shards.
+        number: In a shard, the position in it is number // num_shards.
         stream: The shard that the batch is of, and how a new process goes on with it.
     """
 
@@ -96,7 +96,7 @@ class Error(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         is_final: The stream cannot go on.
-        state: As of a batch: random states with which the epoch began.
+        state: As for a batch: random states at the beginning of the epoch.
     """
 
     error: bytes

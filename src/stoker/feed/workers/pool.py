@@ -40,11 +40,11 @@ KILL_SECONDS = 5.0
 
 
 class ChildProcess(Protocol):
-    """A worker's process: what `multiprocessing.Process` is, too."""
+    """Is a worker's process: what `multiprocessing.Process` is, too."""
 
     @property
     def exitcode(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs or where it is not known."""
+        """Returns the exit status, negative for a signal; None while it runs or is not known."""
         ...
 
     def kill(self) -> None:
@@ -140,10 +140,10 @@ def job_of(make: Make, key: tuple[object, ...]) -> WorkerJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRole:
-    """The role of a process: one of the workers for any job, or the only one for a shard.
+    """Says what a process is for: one of the workers for any job, or the only one for a shard.
 
     Attributes:
-        number: Of the worker, from 0; or of the shard.
+        number: Number of the worker, from 0; or of the shard.
         num_shards: 0: it is for any job.
         base_seed: The base seed of the shard.
     """
@@ -155,19 +155,19 @@ class WorkerRole:
 
 @dataclass(eq=False)
 class Result:
-    """The result of a job: a batch, an error, or nothing.
+    """Is the result of a job: a batch, an error, or nothing.
 
     Attributes:
-        tree: Of the batch (see codec); None for an error.
+        tree: Describes the batch (see codec); None for an error.
         payload: uint8 view of the worker's shared memory, to be given back by `release`; its base
             is no array. None for an error, and for a batch without payload.
-        error: For `unpack_error`; also set where the job is lost.
+        error: Is read by `unpack_error`; also set where the job is lost.
         summary: One line of it.
         is_lost: The workers died that tried it.
-        digest: Of a shard: checksum of all that its worker made in this epoch.
-        state: Of a shard that persists: random states, see pipe.
-        is_end: Of a shard: it has no batch there.
-        is_final: Of a shard that raised: it cannot go on.
+        digest: For a shard: checksum of all that its worker made in this epoch.
+        state: For a shard that persists: random states, see pipe.
+        is_end: Whether the shard has no batch there.
+        is_final: Whether the shard raised and cannot go on.
     """
 
     job: WorkerJob
@@ -199,7 +199,7 @@ class WorkerEnd:
 
     Attributes:
         jobs: What it was given and has not answered; the first is being made.
-        deaths_in_a_row: Of the worker of that number, since its last batch.
+        deaths_in_a_row: Deaths of the worker of that number, since its last batch.
         slots: Its shared memory, by number.
         first: The order that it was started for, of the worker of a shard; None: it takes any job.
         begun_at: When it came to its first job; monotonic seconds.
@@ -335,7 +335,7 @@ class WorkerPool:
     Args:
         start: Starts a worker with its end of the channel (which the pool closes afterwards in this
             process) and returns its process.
-        num_workers: Of those for any job; those of shards come with their jobs.
+        num_workers: Number of workers for any job; those of shards come with their jobs.
         host: Named in errors.
         wake: Called by `Result.release` from whatever thread: have the event loop call `flush`.
         on_death: Called in the event loop with how a worker ended.

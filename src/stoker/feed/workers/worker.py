@@ -93,9 +93,9 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
-        worker_id: For worker_init_fn: no other process of the run has it, of this spec and rank. Of
+        worker_id: Told to worker_init_fn: no other process has it, of this run, spec and rank. Of
             an iterable dataset the shard, for the seed, too.
-        num_workers: For `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
+        num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
         base_seed: The same; with `torch` seeding until a job says another.
         seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
@@ -324,7 +324,7 @@ def answer(order: JobOrder, slots: Slots, source: BatchSource) -> Batch | Error 
 
 
 class IndexedSource:
-    """The batches of a map-style dataset: any, in any order."""
+    """Makes batches of a map-style dataset: any, in any order."""
 
     def __init__(
         self,
@@ -452,10 +452,10 @@ def _fetcher_of(spec: DatasetSpec, dataset: object, kind: int, *, drop_last: boo
 
 
 class ShardStream:
-    """The dataset's iterator; a place that failed counts as a batch.
+    """Wraps the dataset's iterator; a place that failed counts as a batch.
 
     Attributes:
-        name: In errors.
+        name: Name in errors.
         position: Batches that were asked of it in this epoch.
         is_exhausted: There is no batch at `position`.
         state: Random states with which the epoch began, where it is to tell them.
@@ -579,7 +579,7 @@ class ShardStream:
 
 
 class ShardSource:
-    """The batches of a stream: one after the other, from the first that has not arrived.
+    """Makes the batches of a stream: one after the other, from the first that has not arrived.
 
     Attributes:
         digest: Checksum of all that the stream gave in this epoch, errors among it.

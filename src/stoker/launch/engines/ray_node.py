@@ -96,9 +96,9 @@ def store_bytes(memory_bytes: int, *, free_shm_bytes: int | None, share: float) 
     """Returns the size of the object store: a share of the memory, as far as /dev/shm has it.
 
     Args:
-        memory_bytes: Of the host or its control group.
-        free_shm_bytes: In /dev/shm; None: there is none.
-        share: Of the memory.
+        memory_bytes: Memory of the host or its control group.
+        free_shm_bytes: Free bytes in /dev/shm; None: there is none.
+        share: Share of the memory.
     """
     wanted = int(memory_bytes * share)
     if free_shm_bytes is not None:

@@ -101,9 +101,9 @@ class EngineOrder:
     """The commands that this host runs of the run's engine.
 
     Attributes:
-        servers: In the order in which they are started.
+        servers: Servers in the order in which they are started.
         environment: More variables for the training command.
-        stop_seconds: From the end of the training until what still runs is killed.
+        stop_seconds: Seconds from the end of the training until what still runs is killed.
         needs_all: The training cannot go on without one of the data hosts.
     """
 
@@ -303,12 +303,12 @@ _POLL_SECONDS = 0.02
 
 
 class Server:
-    """A command of an engine; its lines go to this process's output after `[engine PART]`.
+    """Runs a command of an engine; its lines go to this process's output after `[engine PART]`.
 
     Args:
         order: What to run.
         folder: Where; None: here.
-        log: Of this host.
+        log: Log of this host.
         on_failure: Called at most once, in a thread, with words for people: it ended on its own, or
             was not ready in time.
     """
@@ -482,7 +482,7 @@ def stop_servers(
     """Ends servers with all that they started: asks, and kills what still runs then.
 
     Args:
-        servers: Of this host.
+        servers: Servers of this host.
         seconds: Until what still runs is killed.
         is_urgent: Whether that is to be done at once.
     """

@@ -48,12 +48,12 @@ def command_of(
     """Returns mpirun over the hosts of the dnn group, as the leader starts it.
 
     Args:
-        command: Of a rank, with its program found.
+        command: Command of a rank, with its program found.
         hosts: The leader first.
         processes_per_host: Ranks of a host; they are numbered host by host.
         agent_socket: Socket that its agent asks through, see MpiSession.
         more: Arguments of the user's, after ours.
-        environ: Of the command.
+        environ: Environment of the command.
         start_deadline_seconds: After which mpirun gives up on a host's daemon.
 
     Raises:
@@ -163,7 +163,7 @@ class MpiSession:
 
     Args:
         start: Has a host's launcher start its daemon; returns why not. None: not the leader.
-        log: Of this host.
+        log: Log of this host.
     """
 
     def __init__(self, start: StartDaemon | None, log: Log) -> None:
@@ -193,7 +193,7 @@ class MpiSession:
         Args:
             master: Address and port of rank 0's store.
             folder: Where the command runs; None: where the launcher was started.
-            environ: Of the command, with the TMPDIR that ranks are to have.
+            environ: Environment of the command, with the TMPDIR that ranks are to have.
         """
         told = {
             "master_addr": master[0],
@@ -256,10 +256,10 @@ class MpiHost:
     """The state of a dnn host while mpirun runs; closed when it has ended.
 
     Args:
-        run: Of this host.
-        environ: Of the training command.
-        coordinator: On the leader, where there are other hosts.
-        membership: On a follower.
+        run: Run of this host.
+        environ: Environment of the training command.
+        coordinator: Set on the leader, where there are other hosts.
+        membership: Set on a follower.
         master: Address and port of rank 0's store.
 
     Raises:
@@ -295,7 +295,7 @@ class MpiHost:
         """Returns the command that this host starts; a follower waits for it, or ends before.
 
         Args:
-            command: Of the training, with its program found.
+            command: Command of the training, with its program found.
             processes_per_host: Ranks of a host.
             more: Arguments of the user's for mpirun.
 

@@ -43,9 +43,9 @@ def backend_of(
 
     Args:
         strategy: smddp.
-        instance_type: Of the dnn group; empty where it is not known.
+        instance_type: Instance type of the dnn group; empty where it is not known.
         host: This one's name, for errors.
-        environ: Of the training command.
+        environ: Environment of the training command.
 
     Raises:
         UsageError: Where the library is absent, or not for this type, and there is no fallback.

@@ -30,7 +30,7 @@ class Trainer:
     Attributes:
         strategy: none: the command itself; torchrun: one process a rank; smddp: the same with
             SageMaker's library; mpi: mpirun on the leader.
-        settings: Of the strategy.
+        settings: Settings of the strategy.
         processes_per_host: Ranks of one host.
         arguments: After the command: the job's hyperparameters.
         variables: What SageMaker's toolkit would export, and the network interface for NCCL and
@@ -57,10 +57,10 @@ class Trainer:
         Blocks for as long as torch's import takes where SageMaker's library is tried.
 
         Args:
-            settings: Of this launcher.
-            topology: Of the run.
-            environ: Of this launcher.
-            log: Of this host; gets a line if another backend is used.
+            settings: Settings of this launcher.
+            topology: Topology of the run.
+            environ: Environment of this launcher.
+            log: Log of this host; gets a line if another backend is used.
 
         Raises:
             UsageError: If the strategy cannot use this host, or a file of the job folder is
@@ -122,13 +122,13 @@ class Trainer:
         """Returns the command's whole environment.
 
         Args:
-            settings: Of this launcher.
-            topology: Of the run.
-            environ: Of this launcher.
+            settings: Settings of this launcher.
+            topology: Topology of the run.
+            environ: Environment of this launcher.
             output: STOKER_OUTPUT.
             coordinator: Its name and port, where there is one.
-            launcher_pid: Of this process.
-            folder: With the training's code, whose modules all its processes may import.
+            launcher_pid: This process.
+            folder: Folder with the training's code, whose modules all its processes may import.
         """
         told = replace(
             settings,
@@ -162,10 +162,10 @@ class Trainer:
         """Returns the command as it is started on this host; see MpiHost for mpi.
 
         Args:
-            command: With its program found, and all arguments.
-            topology: Of the run.
+            command: Command with its program found, and all arguments.
+            topology: Topology of the run.
             master: Address and port of torchrun's store on the leader.
-            feed: For the start deadline, which torchrun's rendezvous keeps, too.
+            feed: Has the start deadline, which torchrun's rendezvous keeps, too.
         """
         if self.strategy == "none":
             return tuple(command)

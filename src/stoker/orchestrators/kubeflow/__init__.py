@@ -43,7 +43,7 @@ class KubeflowOrchestrator:
     Args:
         connection: How it is reached; nothing is sent before the first verb.
         options: What runs and schedules are asked for besides their parameters.
-        kubeflow: In place of the connection's own, for tests.
+        kubeflow: Takes the place of the connection's own, for tests.
         now: The time, in UTC.
     """
 

@@ -30,11 +30,11 @@ class KubeflowConnection:
     Attributes:
         host: Address of the API; None: by the kube config.
         ui: Address of the pages; empty: not known.
-        namespace: Of the profile; empty: not known.
+        namespace: Namespace of the profile; empty: not known.
         token: Gives the token of this moment: a file's may be renewed; None: none is sent.
-        cookie: Of a session; empty: none is sent.
+        cookie: Cookie of a session; empty: none is sent.
         ca_file: Certificates to trust; None: those of public authorities.
-        context: Of the kube config.
+        context: Context of the kube config.
     """
 
     host: str | None
@@ -54,7 +54,7 @@ class KubeflowConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """The command line's words on the connection; absent: the workload, then the environment."""
+    """Holds the command line's words on the connection, before the workload's and the system's."""
 
     host: str | None = None
     namespace: str | None = None
@@ -170,7 +170,7 @@ class KubeflowError(PlatformError):
     """Kubeflow Pipelines refused a call, or did not answer.
 
     Attributes:
-        status: Of HTTP; 0 where nothing was answered.
+        status: HTTP status; 0 where nothing was answered.
         may_pass: Whether the same call may be answered later.
     """
 
@@ -344,7 +344,7 @@ class _Answer(Protocol):
 
 
 class Kubeflow:
-    """An installation of Kubeflow Pipelines. Each call has a deadline; nothing is kept open.
+    """Talks to Kubeflow Pipelines. Each call has a deadline; no connection is kept open.
 
     Args:
         connection: How it is reached.

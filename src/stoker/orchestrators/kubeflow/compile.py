@@ -59,7 +59,7 @@ class StepPod:
     """The needs of a step's pod that is to be a host of today's type.
 
     Attributes:
-        group: As a job on Kubernetes would have it.
+        group: Group as a job on Kubernetes would have it.
         claims: Name of each claim with data to where it is mounted.
     """
 
@@ -69,14 +69,14 @@ class StepPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowRequest:
-    """All that pipelines/kubeflow.py builds a pipeline from.
+    """Holds all that pipelines/kubeflow.py builds a pipeline from.
 
     Attributes:
-        workload: As the steps read it.
-        parameters: Of the pipeline; the first is the workload itself.
-        pod: Of a step on a host of today's type; None: the workload's platform is `local`, where
-            every pod is as good as another.
-        settings: For Kubernetes.
+        workload: Workload as the steps read it.
+        parameters: Parameters of the pipeline; the first is the workload itself.
+        pod: Pod of a step on a host of today's type; None: the workload's platform is `local`,
+            where every pod is as good as another.
+        settings: Settings for Kubernetes.
     """
 
     workload: Workload
@@ -105,7 +105,8 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
     The project's own `pipelines/kubeflow.py` makes it of `stoker.kubeflow`, with kfp's compiler.
 
     Args:
-        workload: With an image, today's cluster, and, but for the platform `local`, its pool.
+        workload: Workload with an image, today's cluster, and, but for the platform `local`, its
+            pool.
         folder: Project folder; absent: the current one.
 
     Raises:
@@ -256,7 +257,7 @@ _COMPILER = "sdkVersion"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledTask:
-    """A task of a pipeline.
+    """Is a task of a pipeline.
 
     Attributes:
         kind: Container, Condition, Loop, Import or Group.
@@ -276,7 +277,7 @@ class CompiledTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A parameter of an uploaded pipeline; `default` is None where it has none."""
+    """Describes a parameter of an uploaded pipeline; `default` is None where it has none."""
 
     name: str
     kind: str
@@ -288,7 +289,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledSpec:
-    """A pipeline's two documents; `platforms` is {} where it has one only."""
+    """Holds a pipeline's two documents; `platforms` is {} where it has one only."""
 
     pipeline: Document
     platforms: Document

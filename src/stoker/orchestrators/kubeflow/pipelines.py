@@ -27,7 +27,7 @@ _ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A version of a pipeline; `spec` is None where the service does not show it."""
+    """Is a version of a pipeline; `spec` is None where the service does not show it."""
 
     id: str
     name: str

@@ -66,7 +66,7 @@ class FoundRun:
 
     Attributes:
         pipeline: Name of the pipeline that RUN named; empty: it named a run.
-        pipeline_id: Of that pipeline.
+        pipeline_id: Id of that pipeline.
     """
 
     id: str
@@ -181,8 +181,9 @@ class RunOptions:
 
     Attributes:
         experiment: Absent: the workload's settings, else one named as the workload.
-        service_account: Of the pods; absent: the workload's settings, else Kubeflow's own.
-        run_name: Of a run, as the pages show it.
+        service_account: Service account of the pods; absent: the workload's settings, else
+            Kubeflow's own.
+        run_name: Name of a run, as the pages show it.
         version: Name or id of a version; absent: the latest (a schedule: at each start).
         catch_up: Whether a schedule makes up for starts that were missed.
         max_concurrency: Runs of a schedule at the same time.
@@ -450,7 +451,7 @@ _GATE = "gate"
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The service's words on a run's tasks, by name and by id."""
+    """Holds the service's words on a run's tasks, by name and by id."""
 
     by_name: Mapping[str, Mapping[str, Json]]
     by_id: Mapping[str, Mapping[str, Json]]

@@ -89,8 +89,8 @@ def next_start(expression: str, *, now: datetime) -> datetime | None:
     """Returns the next time of six fields, in UTC; None where it is not known.
 
     Args:
-        expression: As the scheduler has it; it may come from other tools.
-        now: With a time zone.
+        expression: Expression as the scheduler has it; it may come from other tools.
+        now: Time with a time zone.
     """
     fields = expression.split()
     try:

@@ -33,10 +33,10 @@ from stoker.records import Decision, SageMakerSettings, Workload
 
 
 class SageMakerOrchestrator:
-    """SageMaker Pipelines, with EventBridge Scheduler for schedules.
+    """Works with SageMaker Pipelines, and with EventBridge Scheduler for schedules.
 
     Args:
-        settings: Of the workload; absent where only a run is asked about.
+        settings: Settings of the workload; absent where only a run is asked about.
         aws: The account; absent: what boto3 finds.
         region: Absent: the settings', else what boto3 finds.
         folder: Project folder; absent: the current one.

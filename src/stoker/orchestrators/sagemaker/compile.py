@@ -47,12 +47,12 @@ _OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRequest:
-    """All that a file in pipelines/ builds a definition from.
+    """Holds all that a file in pipelines/ builds a definition from.
 
     Attributes:
-        workload: As the steps read it.
+        workload: Workload as the steps read it.
         inputs_uri: Folder with workload.json.
-        parameters: Of the pipeline.
+        parameters: Parameters of the pipeline.
         passed: Names of those that every step passes to stoker as `--param`.
         hyperparameters: Those that set a hyperparameter: of profile and training alone.
         profile: CreateTrainingJob of the profile on today's cluster, with the workload's defaults.
@@ -74,13 +74,13 @@ class PipelineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """A compiled pipeline: all that an upload needs.
+    """Holds a compiled pipeline: all that an upload needs.
 
     Attributes:
         name: The workload's.
         description: One line, with a sentence on each parameter: the service has no other place.
         definition: JSON.
-        parameters: Of the pipeline.
+        parameters: Parameters of the pipeline.
         uploads: Address to content of what the steps read.
     """
 
@@ -101,7 +101,7 @@ def compile_pipeline(
     """Compiles the workload's pipeline: the same text whenever and wherever, with no network.
 
     Args:
-        workload: With settings for SageMaker, an image, and today's cluster.
+        workload: Workload with settings for SageMaker, an image, and today's cluster.
         train_step: `launched`: a small step starts, follows and adopts the job that was decided on.
             `native`: a training step of the service's own, its groups set by parameters.
             `handover`: the same in a second run, which the first starts with what it decided.

@@ -178,7 +178,7 @@ def pipeline_url(arn: str, *, domain: str = "") -> str:
     domain is not known it is the page on which people choose one.
 
     Args:
-        arn: Of the pipeline or of the run.
+        arn: ARN of the pipeline or of the run.
         domain: Id of the Studio domain.
     """
     # Ids of Studio's domains begin so.

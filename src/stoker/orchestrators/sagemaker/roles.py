@@ -52,7 +52,7 @@ def role_account(arn: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EcrImage:
-    """An image in ECR; `tag` and `digest` are empty where its name has none."""
+    """Names an image in ECR; `tag` and `digest` are empty where its name has none."""
 
     account: str
     region: str
@@ -75,7 +75,7 @@ class AwsRole:
 
     Attributes:
         parts: Whose rights it has.
-        arn: As in the workload; empty where the workload does not name it.
+        arn: ARN as in the workload; empty where the workload does not name it.
         service: Who may take it on; empty: it is a policy for people.
     """
 
@@ -152,8 +152,9 @@ def roles_of(workload: Workload, *, train_step: str = "launched") -> list[AwsRol
     """Returns the roles of the workload's jobs, pipeline and schedule, and the callers' policy.
 
     Args:
-        workload: With settings for SageMaker, a region and an image in ECR.
-        train_step: As the pipeline is uploaded; a launched one has its step start the job.
+        workload: Workload with settings for SageMaker, a region and an image in ECR.
+        train_step: As for the upload of the pipeline; a launched one has its step start the
+            job.
 
     Raises:
         UsageError: If the workload lacks what the policies name.
@@ -459,7 +460,7 @@ _READ_LOG = ("logs:DescribeLogStreams", "logs:GetLogEvents")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rights:
-    """The statements of one workload, with the names of its account."""
+    """Makes the statements of one workload, with the names of its account."""
 
     workload: Workload
     settings: SageMakerSettings

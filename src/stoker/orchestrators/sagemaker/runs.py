@@ -78,7 +78,7 @@ class FoundExecution:
     Attributes:
         kind: A run of a pipeline, or a training job on its own.
         id: ARN of the run; name of the job.
-        run: In short: PIPELINE/EXECUTION_ID, or the job's name.
+        run: Name in short: PIPELINE/EXECUTION_ID, or the job's name.
         is_newest: RUN named a pipeline, and this is its newest run.
     """
 
@@ -193,12 +193,12 @@ def start_run(
     Args:
         aws: The account.
         workload: Whose pipeline it is.
-        parameters: Of the run.
+        parameters: Parameters of the run.
         folder: Project folder, with the workload's code.
         decision: What the run trains on, decided by the run `parent_run`; called again for the
             same one it starts no second run. Absent: the run decides itself.
         parent_run: Its execution id.
-        version: Of the pipeline: its number, or an alias; absent: the one uploaded last.
+        version: Version of the pipeline: its number, or an alias; absent: the one uploaded last.
 
     Raises:
         UsageError: If the pipeline is not uploaded, or a parameter is unknown or invalid.

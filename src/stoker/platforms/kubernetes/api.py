@@ -72,13 +72,13 @@ INSTALL = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """A call as RBAC names it.
+    """Names a call as RBAC does.
 
     Attributes:
         verb: get, list, watch, create, patch or delete.
-        group: Of the API; empty for the core.
-        resource: In the plural; `pods/log` for what belongs to an object.
-        name: Of the object, where it is about one.
+        group: Group of the API; empty for the core.
+        resource: Resource, in the plural; `pods/log` for what belongs to an object.
+        name: Name of the object, where it is about one.
     """
 
     verb: str
@@ -203,7 +203,7 @@ def failed(
     """Returns an error with the facts of the call.
 
     Args:
-        what: In words.
+        what: Says in words what went wrong.
         action: That failed.
         code: HTTP's; 0: there was no answer.
         reason: Kubernetes' own word.
@@ -403,7 +403,7 @@ def _words(err: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of object as its API's paths name it.
+    """Names a kind of object as its API's paths do.
 
     Attributes:
         is_everywhere: Those of all namespaces are meant.
@@ -460,10 +460,11 @@ PAGE = 500
 
 
 class ClusterApi:
-    """A cluster as one namespace sees it.
+    """Talks to a cluster for one namespace.
 
     Args:
-        context: Of the kube config; absent: its current one, or the pod's own service account.
+        context: Context of the kube config; absent: its current one, or the pod's own service
+            account.
         namespace: Absent: the context's, or the pod's own.
         sleep: Waits so many seconds.
         clock: Monotonic seconds, for deadlines.
@@ -604,10 +605,10 @@ class ClusterApi:
 
         Args:
             resource: Its kind.
-            name: Of one object; empty: of all that `query` selects.
-            part: Of the object.
+            name: Name of one object; empty: of all that `query` selects.
+            part: Part of the object.
             query: The call's parameters.
-            read_seconds: For which the connection may be silent.
+            read_seconds: The connection may be silent for so long.
         """
         verb = "get" if name else "watch"
         action = self._action(verb, resource, name=name, part=part)

@@ -44,7 +44,7 @@ LEASE_MINUTES = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follower:
-    """The process that follows a job.
+    """Names the process that follows a job.
 
     Attributes:
         pod: The pod it runs in; None: somebody's terminal.

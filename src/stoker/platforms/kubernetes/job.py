@@ -84,11 +84,11 @@ def conclude(
     Args:
         state: Its last one; None where the job was gone before it was seen to end.
         is_stopped: Whether the caller stopped it.
-        layout: Of the run.
-        pods: As they were last seen, including deleted ones.
+        layout: Layout of the run.
+        pods: Pods as they were last seen, including deleted ones.
         output: What the dnn hosts left in their logs.
         events: Events that only the cluster saw.
-        log: For what is worth telling.
+        log: Log for what is worth telling.
     """
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
@@ -213,13 +213,13 @@ class RunPicture:
     """The state of a run, as far as the cluster has told it.
 
     Args:
-        layout: Of the run.
+        layout: Layout of the run.
         main: JobSets or TrainJobs.
         uid: Uid of the run's JobSet or TrainJob.
         since: When it was made, ISO 8601.
 
     Attributes:
-        state: Of the job; None until it is told.
+        state: State of the job; None until it is told.
         is_gone: Whether the job does not exist any more.
         events: What happened, for the record.
     """
@@ -438,7 +438,7 @@ LAST_LINES_SECONDS = 10.0
 
 
 class KubernetesRun(FollowedRun):
-    """A submitted job, followed by watching the cluster.
+    """Follows a submitted job by watching the cluster.
 
     Args:
         cluster: That runs it.

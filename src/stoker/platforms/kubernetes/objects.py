@@ -114,17 +114,17 @@ TRAINER_JOB = "node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroup:
-    """One instance group.
+    """Is one instance group.
 
     Attributes:
         job: Name of its replicated job, and of its pods' container.
         hosts: Its hosts' names in the cluster's DNS, with `{index}` for their number.
-        settings: Of its role.
-        node_selector: Of its pods, the pool's and its own.
+        settings: Settings of its role.
+        node_selector: Node selector of its pods, the pool's and its own.
         tolerations: The pool's, its own, and for GPUs where it has some.
         requests: What one pod asks for.
         limits: What one pod may use.
-        gpus: Of one pod.
+        gpus: GPUs of one pod.
     """
 
     group: Group
@@ -148,9 +148,9 @@ class Layout:
     """A job as Kubernetes runs it, whatever the objects are.
 
     Attributes:
-        name: Of all objects.
+        name: Name of all objects.
         groups: The dnn group first.
-        image: Of all pods whose role names none of its own.
+        image: Image of all pods whose role names none of its own.
     """
 
     job: JobSpec
@@ -334,7 +334,7 @@ _TOKEN_MODE = 0o400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mounted:
-    """A volume with its mounts."""
+    """Is a volume with its mounts."""
 
     volume: dict[str, Json]
     mounts: tuple[dict[str, Json], ...]
@@ -656,9 +656,9 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
     """Returns the template of a group's pods.
 
     Args:
-        layout: Of the job.
+        layout: Layout of the job.
         group: One of its groups.
-        of_run: With what only this run has: token, configuration, variables, zone.
+        of_run: Whether with what only this run has: token, configuration, variables, zone.
 
     Raises:
         UsageError: If pods cannot have a volume or variable.

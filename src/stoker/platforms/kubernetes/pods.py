@@ -32,14 +32,14 @@ class PodState:
     """A pod of the run.
 
     Attributes:
-        name: Of the pod; a pod that takes its place has another.
-        group: Of the plan.
+        name: Name of the pod; a pod that takes its place has another.
+        group: Group of the plan.
         host: The same for all pods that have this place in the group.
-        index: Of the host in its group.
+        index: Number of the host in its group.
         is_started: Whether its container has, or had, a process.
         is_running: Whether it has one now.
         restarts: How often the container was started again.
-        attempt: Of the whole job.
+        attempt: Attempt of the whole job.
         ended: How its container ended, if it has; a container that is started again has not.
         waits_for: Why its container does not run, in one word: ImagePullBackOff.
         waits_because: The same in words.
@@ -77,7 +77,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
 
     Args:
         document: The pod.
-        groups: Of the run, by the name of their replicated job.
+        groups: Groups of the run, by the name of their replicated job.
         run: Name of the JobSet.
     """
     described, status = mapping(document, "metadata"), mapping(document, "status")
@@ -194,8 +194,8 @@ class Trouble:
 
     Attributes:
         key: The same while the trouble is the same.
-        group: Of the plan.
-        what: In words.
+        group: Group of the plan.
+        what: Says in words what happened.
         fix: What to do; empty where there is nothing but to wait.
         fix_after: Seconds after which that is worth telling.
         fatal_after: Seconds after which waiting is over; None: never.
@@ -225,7 +225,7 @@ def troubles_of(
 
     Args:
         pods: Those that there are.
-        groups: Of the run.
+        groups: Groups of the run.
         image: That all pods run.
         next_best: The plan to take instead.
         wait_minutes: So long the dnn group's pods may wait for nodes.
@@ -245,7 +245,7 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
     """Returns the trouble of a job whose pods are all refused: quotas, pod security, webhooks.
 
     Args:
-        group: Of the pods.
+        group: Group of the pods.
         message: The job controller's.
     """
     what, fix = f"pods of {group.group.name} are refused: {message}", "ask who runs the cluster"
@@ -449,7 +449,7 @@ _TOLD_BY_PODS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """An event.
+    """Is an event of the cluster.
 
     Attributes:
         about: Kind and name of its object.
@@ -472,7 +472,7 @@ class Happenings:
 
     Args:
         run: Name of its objects.
-        groups: Of the run.
+        groups: Groups of the run.
         since: When the job was made, ISO 8601: earlier events are of another job of that name.
     """
 

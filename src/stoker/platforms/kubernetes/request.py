@@ -91,8 +91,8 @@ def jobset_spec(
     """Returns the spec that a JobSet and the template of a TrainingRuntime have in common.
 
     Args:
-        layout: Of the job.
-        of_run: With what only this run has.
+        layout: Layout of the job.
+        of_run: Whether with what only this run has.
         job_labels: Labels of jobs, by the replicated job's name.
     """
     settings = layout.settings
@@ -117,7 +117,7 @@ def metadata(layout: Layout, *, name: str | None = None, queued: bool = False) -
     """Returns the metadata of an object of the run: its name, namespace, labels and annotations.
 
     Args:
-        layout: Of the job.
+        layout: Layout of the job.
         name: Absent: the run's.
         queued: Whether Kueue admits the object.
     """
@@ -322,13 +322,13 @@ def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedJob:
-    """A replicated job of a JobSet or of a runtime's template.
+    """Is a replicated job of a JobSet or of a runtime's template.
 
     Attributes:
         path: Its place in the document.
-        spec: Of the job.
+        spec: Spec of the job.
         pods: The pods' spec.
-        template: Of the pods.
+        template: Template of the pods.
     """
 
     name: str
@@ -793,7 +793,7 @@ def manifest(
     """Returns the objects as YAML, one document each.
 
     Args:
-        objects: In their order.
+        objects: Objects in their order.
         notes: Words for those who read it, by the object's kind.
     """
     documents = []

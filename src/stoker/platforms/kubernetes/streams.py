@@ -296,7 +296,7 @@ LAST_WORDS_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """A line of a pod's log."""
+    """Is a line of a pod's log."""
 
     pod: PodState
     text: str
@@ -434,7 +434,7 @@ class Following:
     Args:
         cluster: That runs it.
         resource: JobSets or TrainJobs.
-        name: Of the run's objects.
+        name: Name of the run's objects.
         containers: Group to the name of its pods' container.
     """
 

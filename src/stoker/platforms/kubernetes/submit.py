@@ -67,7 +67,7 @@ _SUCCEEDED = ("Completed", "Complete")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectState:
-    """A job as its cluster sees it.
+    """Tells how its cluster sees a job.
 
     Attributes:
         phase: running also while its pods wait for nodes.
@@ -171,8 +171,8 @@ def provide_runtime(
 
     Args:
         cluster: That is to have it.
-        request: With the runtime.
-        owners: Of a runtime that is made, until the TrainJob owns it.
+        request: Request with the runtime.
+        owners: Owners of a runtime that is made, until the TrainJob owns it.
         log: Gets what happens.
 
     Raises:
@@ -239,7 +239,7 @@ class StartedObjects:
     """A job that runs, or has run.
 
     Attributes:
-        lease: By which its leader knows that it is followed; None: it has none.
+        lease: Lease by which its leader knows that it is followed; None: it has none.
     """
 
     uid: str
@@ -266,7 +266,7 @@ def start(
         cluster: That is to run it.
         request: What to make.
         follower: This process; its Workflow, if it has one, owns the job.
-        log: For what is worth telling.
+        log: Log for what is worth telling.
 
     Raises:
         PlatformError: If the cluster refuses, or another job has the name.
@@ -570,7 +570,7 @@ def rbac(
     """Returns ServiceAccount, Role and RoleBinding for those who submit runs.
 
     Args:
-        settings: Of the workload: its namespace, and whose API it uses.
+        settings: Settings of the workload: its namespace, and whose API it uses.
         service_account: An existing one, such as pipeline-runner; absent: `stoker-submit` is made.
 
     Raises:
@@ -671,7 +671,7 @@ def check_rights(
 
     Args:
         cluster: That is to run it.
-        settings: Of the workload.
+        settings: Settings of the workload.
         is_pod: Whether the caller is a pod, which a run of a pipeline may have.
         log: Told of rights that a run can do without.
 

@@ -249,7 +249,7 @@ _JAVA_CLASSES = {
 
 
 class ServiceShape(Protocol):
-    """A part of the model, as botocore describes it."""
+    """Describes a part of the model, as botocore does."""
 
     name: str
     type_name: str
@@ -261,7 +261,7 @@ class Violation:
     """A value that the model does not allow.
 
     Attributes:
-        path: As in `InputDataConfig[0].ChannelName`.
+        path: Path as in `InputDataConfig[0].ChannelName`.
         what: What is wrong, with the value and the limit.
     """
 

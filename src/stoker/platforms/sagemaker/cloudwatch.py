@@ -38,7 +38,7 @@ MAX_PAGES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """One line of a host's log; its time is in milliseconds."""
+    """Is one line of a host's log; its time is in milliseconds."""
 
     millis: int
     host: str
@@ -50,9 +50,9 @@ class JobLogs:
 
     Args:
         aws: The account.
-        job_name: As in the names of the streams.
+        job_name: Name as in the names of the streams.
         num_hosts: Absent: not known.
-        log_group: Of training jobs; other jobs have one of their own.
+        log_group: Log group of training jobs; other jobs have one of their own.
     """
 
     def __init__(
@@ -297,12 +297,12 @@ def read_utilisation(
 
     Args:
         aws: The account.
-        job_name: Of the training job.
+        job_name: Name of the training job.
         roster: Host (algo-1) to group.
         types: Group to instance type.
         sizes: Instance type to its vCPUs and GPUs, with or without `ml.`.
-        begin: Of the training.
-        end: Of the training; the last minute may not be there yet.
+        begin: Beginning of the training.
+        end: End of the training; the last minute may not be there yet.
         now: Points are kept more coarsely with age; absent: the training ended just now.
 
     Raises:
@@ -419,7 +419,7 @@ def point_seconds(seconds: float, *, age_seconds: float = 0.0) -> int:
     """Returns the seconds of a point: the fewest with which a job has MAX_POINTS at most.
 
     Args:
-        seconds: Of the training.
+        seconds: Length of the training.
         age_seconds: Since it began: points of a minute are kept for 15 days, then those of five
             minutes for 63 days, then those of an hour.
     """
@@ -464,14 +464,14 @@ class GroupMembers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedJob:
-    """A training job and the load of its hosts.
+    """Holds a training job and the load of its hosts.
 
     Attributes:
         groups: Name to type and count; a job without groups has one of no name.
         dnn: Name of the group that trains.
-        loads: Of each host.
-        began_at: Of the training: UTC, ISO 8601.
-        minutes: Of training, until its end or until now.
+        loads: Loads of each host.
+        began_at: Beginning of the training: UTC, ISO 8601.
+        minutes: Minutes of training, until its end or until now.
         point_seconds: Seconds that a point of CloudWatch is the mean of.
         notes: How the groups were told apart, where the log does not tell it.
     """
@@ -528,7 +528,7 @@ def observe_job(
 
     Args:
         aws: The account.
-        state: Of the job.
+        state: State of the job.
         sizes: Instance type to its vCPUs and GPUs, of all types of the job.
         log: Its lines; None: read from CloudWatch if groups must be told apart.
         now: The end of a job that runs.

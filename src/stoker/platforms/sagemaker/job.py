@@ -185,11 +185,11 @@ SERVICE = "sagemaker"
 
 
 class SageMakerRun(FollowedRun):
-    """A submitted job, followed by asking the service.
+    """Follows a submitted job by asking the service.
 
     Args:
         aws: The account.
-        request: Of the job, as it was created.
+        request: Request of the job, as it was created.
         asked_name: The name that was asked for; the job has another one where that was taken.
     """
 
@@ -440,7 +440,7 @@ def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | 
     """Fetches training.json, with what lies next to it, of the newest job below `uri`.
 
     Args:
-        uri: Of jobs' outputs: an s3:// folder with JOB/output/output.tar.gz.
+        uri: Where jobs' outputs are: an s3:// folder with JOB/output/output.tar.gz.
         folder: Where it is unpacked to.
         aws: The account; absent: what boto3 finds.
 

@@ -79,7 +79,7 @@ class TrainingJobState:
         secondary: What it is doing, or why it stopped.
         reason: FailureReason, or nothing.
         groups: Instance groups by name: their type and count.
-        began_at: Of the training itself, where it began: UTC, ISO 8601.
+        began_at: Beginning of the training itself, where it began: UTC, ISO 8601.
     """
 
     name: str
@@ -240,7 +240,7 @@ def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
     Left out are .git, virtual environments, caches, *.pyc, runs/ at the top, and empty folders.
 
     Args:
-        folder: With the code.
+        folder: Folder with the code.
         max_bytes: Limit of all files together, before compression.
 
     Raises:
@@ -421,7 +421,7 @@ def start(
         aws: The account.
         request: What to create.
         rename: The same request under another name.
-        log: For what is worth telling.
+        log: Log for what is worth telling.
 
     Raises:
         PlatformError: If the service refuses, or all names are taken.
