@@ -1,0 +1,1 @@
+"""Python imports `sitecustomize` from this folder in each process of a training."""
