@@ -95,7 +95,7 @@ class NoCapacityError(PlatformError):
 
     Attributes:
         types: Instance types that are short; none where the platform does not say.
-        may_pass: Waiting may help; not where a quota is 0, or the job has waited by itself.
+        may_pass: Waiting may help; not where a quota is 0, or the job has waited on its own.
         had_hosts: The job had all its dnn hosts before they were short.
         still_there: What to raise before another job has its turn; None where this one is gone.
     """

@@ -21,7 +21,7 @@ def timed(batches: object) -> tuple[object, object]:
     `fit` asks for batches inside of TensorFlow's graph, where Python sees no wait. So the dataset
     itself notes when a batch was asked for, and when it was there; the callback reads that at the
     end of each step. The first steps of an epoch, in which Keras compiles, are left out of the
-    record as ever. About 0.3 ms a step. With `steps_per_execution` the steps of an execution
+    record as ever. About 0.3 ms per step. With `steps_per_execution` the steps of an execution
     are written as equal ones. Outside of a run both do nothing.
 
     Not known this way: on an accelerator, the device's share of a step, for Keras returns before it

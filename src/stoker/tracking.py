@@ -55,7 +55,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
         run_id: Run of MLflow, where it is known.
         is_managed: SageMaker has made a run of this name already, without the tag.
         status: How the run ended; empty: it goes on.
-        step: Steps that the training has done, at which the metrics stand.
+        step: Steps that the training has done, at which the metrics were taken.
         files: Kept as artifacts.
     """
 

@@ -16,7 +16,7 @@ from stoker.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each worker of a pass that was given up: 5 s by itself, which is seen often."""
+    """For each worker of an epoch that was given up: 5 s by itself, which is seen often."""
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 

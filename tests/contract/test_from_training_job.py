@@ -111,7 +111,7 @@ def adopted(request: Mapping[str, object], tmp_path: Path) -> tuple[str, Workloa
 
 
 def plan(workload: Workload, tmp_path: Path) -> Mapping[str, object]:
-    """The request for today's cluster with one data host beside it."""
+    """The request for today's cluster with one data host next to it."""
     assert workload.cluster is not None
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
     groups = (Group.of_today(workload.cluster.dnn), data)

@@ -1,4 +1,4 @@
-"""The probe of the interpreter lock, beside real threads."""
+"""The probe of the interpreter lock, next to real threads."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ from stoker.profile.step_watch import KNOCK_SECONDS, StepWatch
 
 
 @contextlib.contextmanager
-def beside(target: Callable[[threading.Event], None]) -> Iterator[None]:
+def running(target: Callable[[threading.Event], None]) -> Iterator[None]:
     stop = threading.Event()
     thread = threading.Thread(target=target, args=(stop,))
     thread.start()
@@ -35,7 +35,7 @@ def rest(stop: threading.Event) -> None:
 
 
 def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
-    """What a watch sees in passes of 12 steps, as many as it takes for so many knocks."""
+    """What a watch sees in epochs of 12 steps, as many as it takes for so many knocks."""
     watch = StepWatch()
     deadline = time.monotonic() + 60.0
     while watch.result().knocks < knocks:
@@ -44,15 +44,15 @@ def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
             watch.asked()
             watch.got(now=time.monotonic(), wait=0.0, receive=0.0, is_counted=True)
             time.sleep(2 * KNOCK_SECONDS)
-        watch.pass_ended()
+        watch.epoch_ended()
     return watch.result()
 
 
 @pytest.mark.alone
 def test_a_gil_probe_waits_where_another_thread_holds_the_interpreter_lock_and_not_else() -> None:
-    with beside(spin):
+    with running(spin):
         held = watched()
-    with beside(rest):
+    with running(rest):
         free = watched()
     assert held.held_share > 0.5
     assert held.other_threads_seconds > 0.05 * held.seconds > free.other_threads_seconds
@@ -73,6 +73,6 @@ def timer_slack(seconds: float) -> Iterator[None]:
 
 @pytest.mark.alone
 def test_a_machine_that_wakes_threads_late_does_not_look_like_a_held_lock() -> None:
-    with timer_slack(0.01), beside(rest):
+    with timer_slack(0.01), running(rest):
         free = watched()
     assert free.held_share < 0.3

@@ -1,4 +1,4 @@
-"""stoker.DataLoader beside torch's own: see support/dropin_claims.py. Seeding, and replacement.
+"""stoker.DataLoader next to torch's own: see support/dropin_claims.py. Seeding, and replacement.
 
 With workers, under a data group and without, the same claims are asked in
 faults/test_loader_dropin_fed.py.

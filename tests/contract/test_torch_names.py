@@ -90,7 +90,7 @@ def test_the_function_takes_what_it_is_given(method: object, arguments: list[str
 def test_an_iterator_has_the_attributes_that_are_read_or_set(num_workers: int) -> None:
     iterator = iter(DataLoader(Numbers(), num_workers=num_workers))
     names = {
-        "_base_seed": "the base seed of a pass",
+        "_base_seed": "the base seed of an epoch",
         "_sampler_iter": "what gives the indices",
         "_index_sampler": "replaced by a sampler that counts",
         "_timeout": "the loader's timeout",

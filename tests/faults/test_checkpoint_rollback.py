@@ -18,7 +18,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("is_under_way", [False, True], ids=["between passes", "in a pass"])
+@pytest.mark.parametrize("is_under_way", [False, True], ids=["between epochs", "in an epoch"])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(
     host: Cluster, name: str, is_under_way: bool

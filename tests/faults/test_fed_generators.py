@@ -38,7 +38,7 @@ def hosts() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def fed(hosts: Cluster) -> list[Found]:
-    """From two hosts with two workers each, twice, and once with two local workers beside them."""
+    """From two hosts with two workers each, twice, and once with two local workers next to them."""
     given = {"num_workers": 2, "samples": SAMPLES}
     return [
         by_kind(hosts.train(workers=local, script=SCRIPT, **given).finish()) for local in (0, 0, 2)

@@ -1,4 +1,4 @@
-"""An engine's commands run beside the training, and end with it, in all the ways a run can end."""
+"""An engine's commands run next to the training, and end with it, in all the ways a run can end."""
 
 import re
 from collections.abc import Sequence

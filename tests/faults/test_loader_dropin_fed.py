@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
 SCRIPT = "dropin_claims.py"
 MIXES = [0, 2]
 Found = dict[str, object]
-# Whose loaders have workers by the `workers` of the script: beside a host, the others are asked for
-# one mix.
+# Whose loaders have workers by the `workers` of the script: next to a host, the others are asked
+# for one mix.
 MIXED = [name for name in CLAIMS if name not in PINNED]
 
 
@@ -46,7 +46,7 @@ def alone(kind: str, workers: int, names: tuple[str, ...], seeding: str = "batch
 
 @pytest.fixture(scope="module")
 def fed() -> Iterator[dict[tuple[int, str], Found]]:
-    """What is found by local workers (0 or 2) beside a host with two, and by seeding."""
+    """What is found by local workers (0 or 2) next to a host with two, and by seeding."""
     found = {}
     # They wait more than they work: side by side.
     started("torch", 2, tuple(CLAIMS), "batch")

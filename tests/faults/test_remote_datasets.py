@@ -64,13 +64,13 @@ def test_length_and_kind_come_from_a_data_host_and_the_trainer_builds_nothing(
         trainer.until("pid")
         cluster.start_agent(0, folder=str(tmp_path))
         lines = trainer.finish()
-    start, facts, *passes, split, kind, sized, stream, no_length, broken, missing = lines
+    start, facts, *epochs, split, kind, sized, stream, no_length, broken, missing = lines
     assert start["can_import"] is False
     assert str(start["pid"]) not in (tmp_path / "built").read_text().split()
     assert (facts["length"], facts["batches"]) == (10, 3)
     # The order is the sampler's, which draws in the trainer.
-    assert [sorted(line["ids"]) for line in passes] == [list(range(10))] * 2
-    assert passes[0]["ids"] != passes[1]["ids"]
+    assert [sorted(line["ids"]) for line in epochs] == [list(range(10))] * 2
+    assert epochs[0]["ids"] != epochs[1]["ids"]
     assert sorted(split["ids"]) == list(range(10))
     assert kind["is_iterable"] is True
     assert (sized["batches"], sized["ids"]) == (2, list(range(6)))

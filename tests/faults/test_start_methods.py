@@ -57,7 +57,7 @@ def test_workers_of_one_machine_begin_by_any_start_method(
     assert of_one_machine[start] == forked(shards=1)
 
 
-# Replaced, by spawn and forkserver: so are those beside a data group.
+# Replaced, by spawn and forkserver: so are those next to a data group.
 @pytest.mark.parametrize(
     "start",
     [pytest.param(start, marks=() if start == "fork" else pytest.mark.soak) for start in STARTS],

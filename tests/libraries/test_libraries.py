@@ -44,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
         pytest.MonkeyPatch.context() as patch,
         Cluster(agents=2, workers=1, feed={"start_deadline_seconds": 120.0}) as made,
     ):
-        # Beside other work, monai alone is imported for a minute.
+        # Next to other work, monai alone is imported for a minute.
         patch.setattr(cluster_module, "DEADLINE_SECONDS", 180.0)
         made.wait_for_agents()
         yield made

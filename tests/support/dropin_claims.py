@@ -838,9 +838,9 @@ def persistent_workers_stay(load: Load) -> object:
     loader = load(
         Counting(12), num_workers=2, persistent_workers=True, batch_size=None, collate_fn=same
     )
-    passes = [list(loader) for _ in range(3)]
+    epochs = [list(loader) for _ in range(3)]
     made: dict[int, list[int]] = {}
-    for each in passes:
+    for each in epochs:
         for count, pid in each:
             made.setdefault(pid, []).append(count)
     return [
@@ -898,7 +898,7 @@ def timeout_of_a_slow_sample(load: Load) -> object:
     return raised(lambda: list(loader), "DataLoader timed out after 0.4 seconds")
 
 
-# Passes
+# Epochs
 
 
 @claim
@@ -941,7 +941,7 @@ def early_break_leaves_the_generator(load: Load) -> object:
 
 @pinned
 def pass_that_is_shut_down(load: Load) -> object:
-    """By a name of torch's own that scripts use to be rid of the workers of a pass."""
+    """By a name of torch's own that scripts use to be rid of the workers of an epoch."""
     loader = load(Plain(40), batch_size=2, num_workers=2, persistent_workers=True)
     next(iter(loader))
     loader._iterator._shutdown_workers()
@@ -1196,8 +1196,8 @@ def iterable_datasets(load: Load) -> object:
     found: list[object] = []
     for option in options:
         loader = load(Words(None), **({"num_workers": 2, "collate_fn": same} | option))
-        passes = [list(loader) for _ in range(2)]
-        found.append([sorted(map(str, p)) if "in_order" in option else p for p in passes])
+        epochs = [list(loader) for _ in range(2)]
+        found.append([sorted(map(str, p)) if "in_order" in option else p for p in epochs])
         found.append(raised(lambda loader=loader: len(loader), "no length"))
     sized = load(Words(3), batch_size=2, num_workers=2, collate_fn=same)
     with warnings.catch_warnings(record=True) as caught:
@@ -1425,9 +1425,9 @@ def draws(index: object) -> tuple[float, float, float]:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def content(loader: data.DataLoader, passes: int = 1) -> list[object]:
+def content(loader: data.DataLoader, epochs: int = 1) -> list[object]:
     torch.manual_seed(11)
-    return [shown(batch) for _ in range(passes) for batch in loader]
+    return [shown(batch) for _ in range(epochs) for batch in loader]
 
 
 @seeded
@@ -1562,7 +1562,7 @@ def main() -> None:
     states = Path(given["states"]) if "states" in given else None
     load = Load(cls, given.get("local", given.get("workers", 0)), given.get("pool", 0), states)
     signal.signal(signal.SIGALRM, give_up)
-    # How long torch waits for each worker of a pass that was given up: 5 s, which is seen often.
+    # How long torch waits for each worker of an epoch that was given up: 5 s, which is seen often.
     data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
     for name, function in (CLAIMS | VALUED | SEEDED).items():
         if name not in given.get("only", [name]):

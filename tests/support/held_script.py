@@ -1,7 +1,7 @@
 """A training script whose datasets hold random generators of their own.
 
 Argument: {"num_workers": n, "samples": n, "kinds": names, or all}. Prints a JSON line a kind of
-dataset: the draws of all samples of two passes, who made the batches, and the ids that
+dataset: the draws of all samples of two epochs, who made the batches, and the ids that
 worker_init_fn was given.
 """
 

@@ -193,7 +193,7 @@ def test_settings_may_fix_the_local_workers() -> None:
     (plan,) = _plans(decision, "heterogeneous")
     assert plan.groups[0].workers_per_host == 0
     assert plan.remote_share == 1.0
-    # Alone, data hosts reach more of their CPU than beside hosts that load too.
+    # Alone, data hosts reach more of their CPU than next to hosts that load too.
     assert _predicted(plan).step_seconds == pytest.approx(0.040 / 0.93)
 
 
@@ -575,8 +575,8 @@ def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is() -> None:
     assert "on 1.5 vCPUs: 50.0 ms" in made.path[1].because
     assert any("has 1.5 vCPUs, the catalog's local.c1 1" in text for text in made.warnings)
     # A data host of one core makes all batches, or both kinds of hosts make some.
-    beside = _predicted(_of_types(made, "local.c1", "local.c1")).step_seconds
-    assert 0.075 / (1.5 + 0.93) < beside < 0.050
+    together = _predicted(_of_types(made, "local.c1", "local.c1")).step_seconds
+    assert 0.075 / (1.5 + 0.93) < together < 0.050
 
 
 def test_stale_prices_are_said_to_be_stale() -> None:

@@ -251,7 +251,7 @@ DATA: Json = {"command": ["x"]}
         (
             {"name": "command", "data": {"command": ["{host:server}"]}, "ports": {"server": 5}},
             "engine.data.command[0]",
-            "no port can stand behind host",
+            "host takes no port",
         ),
         (
             {"name": "command", "data": {"command": ["{tf_config:boss}"]}, "ports": {"ps": 5}},

@@ -1,4 +1,4 @@
-"""Rules of the house that no other tool holds: names that stand once, no circles, sentences."""
+"""Rules of the house that no other tool holds: names that occur once, no circles, sentences."""
 
 import ast
 import functools
@@ -56,7 +56,7 @@ def _nothing_is_kept() -> Iterator[None]:
     trees.cache_clear()
 
 
-def test_no_class_name_stands_twice() -> None:
+def test_no_class_name_occurs_twice() -> None:
     places = defaultdict(list)
     for module, found in nodes():
         for node in found:
@@ -136,7 +136,7 @@ def test_modules_that_are_named_in_texts_exist() -> None:
 HEAVY = {"torch", "numpy", "cryptography", "tensorflow", "ray", "boto3", "kubernetes", "kfp"}
 HEAVY |= {"asyncio"}
 # Modules that begin a process, or that a script's process imports before it does anything. A
-# launcher runs beside every training, also in small memory, where torch alone would be 200 MB; a
+# launcher runs next to every training, also in small memory, where torch alone would be 200 MB; a
 # control image has no torch and no numpy; a script may be no torch script.
 LIGHT = [
     *(name for name in MODULES if re.match(r"stoker\.(cli|orchestrators|platforms)\b", name)),

@@ -237,7 +237,7 @@ def test_a_decision_on_it_keeps_the_whole_cluster_at_its_measured_step_and_price
     assert keep.predicted.usd_per_hour == pytest.approx(dnn.usd_per_hour + 2 * data.usd_per_hour)
     assert keep.predicted.speedup == pytest.approx(1.0)
     assert keep.predicted.cost_change == pytest.approx(0.0)
-    # Today's cluster stands there once; more and fewer data hosts of its type stand beside it.
+    # Today's cluster is there once; more and fewer data hosts of its type are next to it.
     same = [
         sum(each.count for each in plan.groups if each.role == "data")
         for plan in decision.plans
@@ -288,8 +288,8 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) ->
     (found,) = read_usage(tmp_path)
     assert found.rank == 3
     own = found.loaders[0]
-    # Ten of eleven: the first of a pass, or its last, is nobody's step. Where others had the CPU at
-    # the end of a pass, the last ones before it are left out.
+    # Ten of eleven: the first of an epoch, or its last, is nobody's step. Where others had the CPU
+    # at the end of an epoch, the last ones before it are left out.
     assert 10 <= own.steps <= 20
     assert own.next_cpu_seconds / own.steps == pytest.approx(0.002, rel=0.3)
     assert own.trainer_cpu_seconds / own.steps == pytest.approx(0.003, rel=0.3)

@@ -1,10 +1,10 @@
-"""Batches that are given out again, and loaders that are read beside the main one."""
+"""Batches that are given out again, and loaders that are read next to the main one."""
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from stoker.profile.batches import CACHED_BATCHES, Cache, LoadersBeside
+from stoker.profile.batches import CACHED_BATCHES, Cache, OtherLoaders
 
 Loader = DataLoader[torch.Tensor]
 
@@ -39,37 +39,37 @@ def test_a_cache_is_bounded_and_goes_round() -> None:
 
 
 def test_a_loader_beside_is_replayed_for_as_long_as_its_epoch_lasts() -> None:
-    beside, own = LoadersBeside(), loader()
+    others, own = OtherLoaders(), loader()
     inner = iter(own)
     read = [
-        beside.next_batch(own, inner, delivered=index, is_replaying=False) for index in range(3)
+        others.next_batch(own, inner, delivered=index, is_replaying=False) for index in range(3)
     ]
-    assert beside.count == 3
-    assert beside.take_waited() > 0
-    assert beside.take_waited() == 0.0
+    assert others.count == 3
+    assert others.take_waited() > 0
+    assert others.take_waited() == 0.0
     # Replayed, its own iterator is not asked: it is at its end.
     again = [
-        beside.next_batch(own, inner, delivered=index, is_replaying=True) for index in range(3)
+        others.next_batch(own, inner, delivered=index, is_replaying=True) for index in range(3)
     ]
     assert all(torch.equal(one, other) for one, other in zip(read, again, strict=True))
     with pytest.raises(StopIteration):
-        beside.next_batch(own, inner, delivered=3, is_replaying=True)
-    assert beside.count == 3
-    assert beside.take_waited() == 0.0
+        others.next_batch(own, inner, delivered=3, is_replaying=True)
+    assert others.count == 3
+    assert others.take_waited() == 0.0
 
 
 def test_a_loader_that_was_not_read_as_is_is_not_replayed() -> None:
-    beside, own = LoadersBeside(), loader()
-    batch = beside.next_batch(own, iter(own), delivered=0, is_replaying=True)
+    others, own = OtherLoaders(), loader()
+    batch = others.next_batch(own, iter(own), delivered=0, is_replaying=True)
     assert torch.equal(batch, torch.arange(4.0))
-    assert beside.count == 0
+    assert others.count == 0
 
 
 def test_a_loader_without_a_length_never_ends_in_the_replay() -> None:
-    beside = LoadersBeside()
+    others = OtherLoaders()
     own = DataLoader(Stream(), batch_size=2)
     inner = iter(own)
-    beside.next_batch(own, inner, delivered=0, is_replaying=False)
+    others.next_batch(own, inner, delivered=0, is_replaying=False)
     for index in range(20):
-        beside.next_batch(own, inner, delivered=index, is_replaying=True)
-    assert beside.count == 1
+        others.next_batch(own, inner, delivered=index, is_replaying=True)
+    assert others.count == 1

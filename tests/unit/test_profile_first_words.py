@@ -49,7 +49,7 @@ def test_waiting_counts_from_the_first_batch_on_the_one_that_lasts_included() ->
     lasting = words.so_far(now=20.0)
     assert lasting is not None
     assert lasting.wait_share == pytest.approx(5 / 10)
-    words.pass_ended()
+    words.epoch_ended()
     between = words.so_far(now=20.0)
     assert between is not None
     assert between.wait_share == pytest.approx(3 / 10)

@@ -1,19 +1,19 @@
-"""Cold against warm reads: what the passes of the workers say."""
+"""Cold against warm reads: what the reads of the workers say."""
 
 from pathlib import Path
 
 import pytest
 
 from stoker.host.counters import OpenedFiles, drop_cached
-from stoker.profile.loader_phases import BatchRead, Passes, summarize_reads
+from stoker.profile.loader_phases import BatchRead, ColdAndWarm, summarize_reads
 
 
 def batch(*, wall: float = 0.010, wait: float = 0.0, asked: int = 0, fetched: int = 0) -> BatchRead:
     return BatchRead(wall_seconds=wall, wait_seconds=wait, asked=asked, fetched=fetched)
 
 
-def passes(cold: BatchRead, warm: BatchRead, *, batches: int = 4) -> Passes:
-    return Passes(first=(warm,) * batches, cold=(cold,) * batches, warm=(warm,) * batches)
+def cold_and_warm(cold: BatchRead, warm: BatchRead, *, batches: int = 4) -> ColdAndWarm:
+    return ColdAndWarm(first=(warm,) * batches, cold=(cold,) * batches, warm=(warm,) * batches)
 
 
 def test_the_storage_rate_is_that_of_all_workers_in_the_time_that_cold_batches_waited_longer() -> (
@@ -21,7 +21,7 @@ def test_the_storage_rate_is_that_of_all_workers_in_the_time_that_cold_batches_w
 ):
     cold = batch(wall=0.030, wait=0.022, asked=1_000_000, fetched=1_000_000)
     warm = batch(wall=0.010, wait=0.002, asked=1_000_000)
-    reads, notes = summarize_reads([passes(cold, warm)] * 2, workers=2)
+    reads, notes = summarize_reads([cold_and_warm(cold, warm)] * 2, workers=2)
     assert notes == []
     assert reads is not None
     assert reads.batch_bytes.mean == 1_000_000
@@ -34,7 +34,7 @@ def test_the_storage_rate_is_that_of_all_workers_in_the_time_that_cold_batches_w
 
 def test_where_cold_batches_wait_no_longer_only_the_bytes_are_known() -> None:
     cold = batch(wall=0.010, wait=0.0001, asked=1_000_000, fetched=1_000_000)
-    reads, notes = summarize_reads([passes(cold, batch(asked=1_000_000))], workers=1)
+    reads, notes = summarize_reads([cold_and_warm(cold, batch(asked=1_000_000))], workers=1)
     assert reads is not None
     assert reads.batch_bytes.mean == 1_000_000
     assert reads.bytes_per_second is None
@@ -42,14 +42,14 @@ def test_where_cold_batches_wait_no_longer_only_the_bytes_are_known() -> None:
 
 
 def test_data_in_memory_gives_nothing_and_no_note() -> None:
-    assert summarize_reads([Passes(first=(batch(asked=300),) * 4)], workers=1) == (None, [])
+    assert summarize_reads([ColdAndWarm(first=(batch(asked=300),) * 4)], workers=1) == (None, [])
     assert summarize_reads([], workers=1) == (None, [])
 
 
 def test_data_that_the_dataset_keeps_after_its_first_read_gives_nothing_and_says_so() -> None:
     first = (batch(asked=1_000_000),) * 4
     kept = (batch(asked=300),) * 4
-    reads, (note,) = summarize_reads([Passes(first=first, cold=kept, warm=kept)], workers=1)
+    reads, (note,) = summarize_reads([ColdAndWarm(first=first, cold=kept, warm=kept)], workers=1)
     assert reads is None
     assert "stays in memory after the first read" in note
 
@@ -57,7 +57,7 @@ def test_data_that_the_dataset_keeps_after_its_first_read_gives_nothing_and_says
 def test_storage_that_is_in_no_book_of_the_kernel_counts_by_what_was_asked_of_it() -> None:
     cold = batch(wall=0.030, wait=0.022, asked=1_000_000)
     warm = batch(wall=0.010, wait=0.002, asked=1_000_000)
-    reads, _ = summarize_reads([passes(cold, warm)], workers=1)
+    reads, _ = summarize_reads([cold_and_warm(cold, warm)], workers=1)
     assert reads is not None
     assert reads.batch_bytes.mean == 1_000_000
     assert reads.bytes_per_second is not None
@@ -66,7 +66,7 @@ def test_storage_that_is_in_no_book_of_the_kernel_counts_by_what_was_asked_of_it
 
 def test_reads_that_could_not_be_made_cold_give_nothing_and_say_so() -> None:
     same = batch(wait=0.002, asked=1_000_000)
-    reads, (note,) = summarize_reads([passes(same, same)], workers=1)
+    reads, (note,) = summarize_reads([cold_and_warm(same, same)], workers=1)
     assert reads is None
     assert "could not be made cold" in note
 

@@ -401,7 +401,7 @@ def test_a_few_workers_more_than_vcpus_are_not_too_many(workers: int, vcpus: int
 
 
 @pytest.mark.parametrize(
-    ("passes", "is_named"),
+    ("waits", "is_named"),
     [
         ((0.060, 0.010, 0.012), True),
         ((0.060, 0.050), False),
@@ -411,10 +411,10 @@ def test_a_few_workers_more_than_vcpus_are_not_too_many(workers: int, vcpus: int
     ],
 )
 def test_later_epochs_are_advised_where_the_first_one_waits_longer(
-    passes: tuple[float, ...], is_named: bool
+    waits: tuple[float, ...], is_named: bool
 ) -> None:
-    epochs = tuple(ProfiledEpoch(batches=20, wait_seconds=own, step_seconds=0.1) for own in passes)
-    fixes = {fix.id: fix for fix in profile_of(rank_of(passes=epochs)).fixes}
+    epochs = tuple(ProfiledEpoch(batches=20, wait_seconds=own, step_seconds=0.1) for own in waits)
+    fixes = {fix.id: fix for fix in profile_of(rank_of(epochs=epochs)).fixes}
     assert ("first-epoch" in fixes) is is_named
     if is_named:
         assert "waits 60.0 ms, of the 2 later ones 11.0 ms" in fixes["first-epoch"].text
@@ -538,9 +538,9 @@ def test_epochs_are_kept_apart_and_their_first_batch_is_left_out() -> None:
         for number, wait in enumerate(waits):
             watch.asked()
             watch.got(now=2.0 * number, wait=wait, receive=0.0, is_counted=False)
-        watch.pass_ended()
-        watch.pass_ended()
-    assert watch.result().passes == (
+        watch.epoch_ended()
+        watch.epoch_ended()
+    assert watch.result().epochs == (
         ProfiledEpoch(batches=2, wait_seconds=1.0, step_seconds=2.0),
         ProfiledEpoch(batches=2, wait_seconds=0.5, step_seconds=2.0),
     )

@@ -115,7 +115,7 @@ def test_credits_that_follow_the_variation_bring_exponential_costs_to_the_bound(
 def test_a_starved_worker_that_has_two_credits_holds_nobody_up_and_one_with_five_does(
     step_seconds: float,
 ) -> None:
-    # As a local worker beside a busy trainer: three batches in ten take ten times longer.
+    # As a local worker next to a busy trainer: three batches in ten take ten times longer.
     def starved(number: int) -> float:
         return 0.4 if random.Random(number).random() < 0.3 else 0.04
 

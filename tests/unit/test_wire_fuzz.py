@@ -16,7 +16,7 @@ from stoker.errors import ProtocolError
 from stoker.feed.wire import codec, protocol
 from stoker.feed.workers.pipe import MAX_MESSAGE_BYTES, Pipe, channel_pair
 
-# What judging bytes may take beside a few times their own number: objects, errors, caches.
+# What judging bytes may take in addition to a few times their own number: objects, errors, caches.
 MAX_EXTRA_BYTES = 2 << 20
 
 DIRECTIONS = {

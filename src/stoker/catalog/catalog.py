@@ -275,7 +275,7 @@ class Table:
     """Lists instance types for one platform.
 
     Attributes:
-        rows: Cells by column, with the line of the file they stand in.
+        rows: Cells by column, with the line of the file they are in.
         price_column: The column this platform pays; None: the table has no prices for it.
         region: Region of the prices, where the column names it.
     """

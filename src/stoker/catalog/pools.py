@@ -341,7 +341,7 @@ def daemon_requests(pods: Sequence[Document]) -> tuple[Decimal, Decimal]:
     cpu = memory = Decimal(0)
     for pod in pods:
         owners = _items(_mapping(pod, "metadata").get("ownerReferences"))
-        # Owned by a Node: the static pods that the kubelet starts by itself.
+        # Owned by a Node: the static pods that the kubelet starts on its own.
         if not any(owner.get("kind") in ("DaemonSet", "Node") for owner in owners):
             continue
         spec = _mapping(pod, "spec")

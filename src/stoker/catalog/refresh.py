@@ -61,7 +61,7 @@ def pools_table(
         pools: Pools of the cluster.
         daemons: Cores and bytes that daemons ask of a node, by pool.
         catalog: Prices and speeds of machines.
-        earlier: The file as it was: prices that stand there are kept.
+        earlier: The file as it was: prices in it are kept.
 
     Raises:
         UsageError: If no pool has room for a pod.

@@ -319,7 +319,7 @@ def _refuse_unknown_host(
     except UsageError as err:
         is_of_workstation = local_instance(profile.host.instance_type) is not None
         if profile.step is None or profile.data or not is_of_workstation:
-            # A price file mends the catalog; such a profile cannot be taken for another type.
+            # A price file completes the catalog; such a profile cannot be taken for another type.
             raise
         priced = [each for each in catalog.instances if each.usd_per_hour is not None]
         # The workload's own type, else the cheapest with one accelerator.

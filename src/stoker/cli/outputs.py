@@ -442,7 +442,7 @@ def training_words(training: Training) -> str:
         return "training succeeded; it read no batch from a loader of stoker"
     took = step_words(step_seconds=measured.step_seconds, wait_seconds=measured.wait_seconds)
     metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
-    # The platform says why: hosts share cores, or cores stand for hosts of a cloud.
+    # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
     caution = f"; {caution}" if caution else ""
     return f"{measured.steps} steps of {took}{metrics}{caution}"

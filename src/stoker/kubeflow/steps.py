@@ -472,7 +472,7 @@ def pipeline(
 
     signature = [*(_argument(parameter, request) for parameter in request.parameters), *own]
     graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
-    # Kubeflow's console shows a parameter's description beside its field.
+    # Kubeflow's console shows a parameter's description next to its field.
     texts = [f"{parameter.name}: {parameter.text}" for parameter in request.parameters]
     lines = "\n".join(f"    {text}" for text in (*texts, *_texts_of(body)))
     graph.__doc__ = f"{description}\n\nArgs:\n{lines}\n"

@@ -26,7 +26,7 @@ from stoker.feed.wire.protocol import (
 
 # Three heartbeats fit into a lease, so that a lost one and a busy machine do not end it.
 BEATS_PER_LEASE = 4
-# A long lease is for hosts that stand still, not for heartbeats: a hole in the network may then
+# A long lease is for hosts that hang, not for heartbeats: a hole in the network may then
 # last nearly as long as the lease, and a process that died is noticed soon.
 MAX_BEAT_SECONDS = 3.0
 # A heartbeat that is late by half an interval: the coordinator looks whether the connection is
@@ -181,7 +181,7 @@ class Members:
         seat.cut_off_at = now if seat.cut_off_at is None else seat.cut_off_at
 
     def stood_still(self, seconds: float) -> None:
-        """Moves all deadlines: for so long nobody could be heard, for the coordinator stood still.
+        """Moves all deadlines: for so long nobody could be heard, for the coordinator hung.
 
         Its process was stopped, or its machine was: what hosts sent meanwhile is still to be read.
         """

@@ -2,7 +2,7 @@
 
 Three things can be behind a leader's silence. Its host is gone, or the network: the lease tells,
 which is long. Its launcher has ended: nobody listens at its port, which tells within seconds, for
-no launcher starts again in the same run. Or it stands still (a live migration, SIGSTOP): then the
+no launcher starts again in the same run. Or it hangs (a live migration, SIGSTOP): then the
 trainers of the run go on, and a data host that serves one has a sign of life.
 """
 
@@ -53,7 +53,7 @@ ENDED_SECONDS = 12.0
 # A connection that ends so soon after a message was ended by the other side: libzmq itself gives up
 # a silent one after 15 s.
 _ALIVE_SECONDS = 9.0
-# A turn of the loop takes a fraction of a second: after a longer one this process had stood still,
+# A turn of the loop takes a fraction of a second: after a longer one this process had hung,
 # and what the leader sent meanwhile is still to be read.
 STANDSTILL_SECONDS = 2.0
 
@@ -98,7 +98,7 @@ class Silence:
         """Notes a turn of the loop; it must be called at each.
 
         Returns:
-            For how many seconds this process stood still, which counts for nothing; else 0.
+            For how many seconds this process hung, which counts for nothing; else 0.
         """
         seconds, self._turned_at = now - self._turned_at, now
         if seconds <= STANDSTILL_SECONDS or self.heard_at is None:
@@ -170,7 +170,7 @@ class Membership:
         log: Log of this host.
         on_verdict: Called once, in the thread, when this launcher has to end.
         trainers_heard_at: Gives when this host last had a sign of life of a trainer, monotonic
-            seconds: while it serves one, a silent leader stands still and is not lost.
+            seconds: while it serves one, a silent leader hangs and is not lost.
         clock: Monotonic seconds.
     """
 

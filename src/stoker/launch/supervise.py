@@ -183,7 +183,7 @@ def supervise(
     log: Log,
     on_tick: Callable[[], None] | None = None,
     folder: Path | None = None,
-    beside: Collection[int] = (),
+    others: Collection[int] = (),
     asks_children: bool = False,
     takes_input: bool = False,
 ) -> Ending:
@@ -200,7 +200,7 @@ def supervise(
         log: Log of this host.
         on_tick: Called about twice a second.
         folder: Where it runs; None: here.
-        beside: Children of this process whose exit status is left to whoever started them.
+        others: Children of this process whose exit status is left to whoever started them.
         asks_children: A first signal goes to the command's children: to ranks of mpirun, which
             itself would kill them a second later.
         takes_input: It reads this process's standard input; else there is none.
@@ -210,7 +210,7 @@ def supervise(
     kills_before = machine.num_memory_kills()
     began, cpu_before = _now(), _cpu_seconds()
     # Earlier children are none of the command's: they end when whoever started them says so.
-    spared = {*beside, *(child.pid for child in psutil.Process().children())}
+    spared = {*others, *(child.pid for child in psutil.Process().children())}
     process = subprocess.Popen(
         # The kernel kills the command if this launcher is killed.
         spawn.wrapped(command, signal_number=signal.SIGKILL),
@@ -233,7 +233,7 @@ def supervise(
     ]
     waiter = _thread(partial(_wait_for, process, inbox))
     signals, decided = _follow(
-        process, inbox, log, on_tick, beside, spared=spared, asks_children=asks_children
+        process, inbox, log, on_tick, others, spared=spared, asks_children=asks_children
     )
     waiter.join()
     # Before the pumps are joined: what the command left behind holds the pipes open.
@@ -314,7 +314,7 @@ def _follow(
     inbox: Inbox,
     log: Log,
     on_tick: Callable[[], None] | None,
-    beside: Collection[int],
+    others: Collection[int],
     *,
     spared: Collection[int],
     asks_children: bool,
@@ -351,7 +351,7 @@ def _follow(
             case _:
                 if on_tick:
                     on_tick()
-                reap_orphans(spared=(process.pid, *beside))
+                reap_orphans(spared=(process.pid, *others))
         if _now() >= kill_at:
             kill_at = float("inf")
             log.event("command_killed", pid=process.pid)

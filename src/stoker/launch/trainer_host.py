@@ -22,7 +22,7 @@ from stoker.feed.process import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.hosts import EngineCommands, beside
+from stoker.launch.engines.hosts import EngineCommands, engine_commands
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.host_leases import Change
@@ -139,7 +139,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 
     coordinator = _coordinator(run, fail)
     lease = FollowerLease(run.settings.follower_lease)
-    engine = beside(run, lambda words: fail(_engine_failure(run, words)))
+    engine = engine_commands(run, lambda words: fail(_engine_failure(run, words)))
     events = [Event(when=now_utc(), what="training started", host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -186,7 +186,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
     if run.keys is None:
         # There is no coordinator without a token: only torchrun connects the hosts.
         trainer = Trainer.of(run.settings, run.topology, run.environ)
-        alone = beside(run, lambda _: None)
+        alone = engine_commands(run, lambda _: None)
         ending = _train(run, command, trainer, alone, leader_ip=None)
         if ending.exit_code:
             _write_failure(run, _failure_of(run, ending))
@@ -207,7 +207,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         log=run.log,
         on_verdict=decide,
     )
-    engine = beside(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
+    engine = engine_commands(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
     membership.start()
     try:
         # The leader's name may resolve late; torchrun is started once it does.
@@ -398,7 +398,7 @@ def _train(
             asks_children=mpi_host is not None,
             # One process a run: ranks would take what is there from each other.
             takes_input=trainer.strategy == "none" and membership is None,
-            beside=engine.pids,
+            others=engine.pids,
         )
         if mpi_host:
             ending = mpi_host.judged(ending)

@@ -170,7 +170,7 @@ class StepState:
 
     Attributes:
         depth: 0 for a step of the pipeline, 1 for one inside a condition, and so on; a job that a
-            step started stands below it.
+            step started comes below it.
         kind: Training, Processing, Condition, Fail, RegisterModel ...
         cause: Cause of a step that failed.
         job: Name of the step's job; empty where it has none.

@@ -37,7 +37,7 @@ _STALE_LOGIN = (
     "InvalidClientTokenId",
     "RequestExpired",
     "UnrecognizedClientException",
-    # botocore's own, of logins that it renews by itself where it can.
+    # botocore's own, of logins that it renews on its own where it can.
     "CredentialRetrievalError",
     "SSOError",
     "SSOTokenLoadError",

@@ -262,7 +262,7 @@ def groups_of_channel(name: str, channel: Channel, groups: Sequence[Group]) -> t
                 where=f"key channels.{name}.groups",
                 fix=nearest(named, [*names, *_ROLES]),
             )
-    # In a job of one group the dnn group loads by itself, and gets what a data group would.
+    # In a job of one group the dnn group loads on its own, and gets what a data group would.
     if len(groups) == 1 or not channel.groups:
         return ()
     found = tuple(g.name for g in groups if g.name in channel.groups or g.role in channel.groups)

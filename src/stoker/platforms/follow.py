@@ -29,7 +29,7 @@ def job_left(error: PlatformError, *, run: str) -> PlatformError:
     """
     try_first = f"{error.fix}; then " if error.fix else ""
     return PlatformError(
-        f"{error.what}, for {UNREACHABLE_SECONDS / 60:.0f} minutes; the job goes on by itself",
+        f"{error.what}, for {UNREACHABLE_SECONDS / 60:.0f} minutes; the job goes on without stoker",
         where=error.where,
         fix=f"{try_first}the same command with --name {run} follows the job again",
     )

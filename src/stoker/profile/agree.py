@@ -316,7 +316,7 @@ def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:
 
 
 def _below() -> list[psutil.Process]:
-    # It removes shared memory that killed workers leave, and ends by itself when all have gone.
+    # It removes shared memory that killed workers leave, and ends on its own when all have gone.
     tracker: object = getattr(resource_tracker, "_resource_tracker", None)
     spared = getattr(tracker, "_pid", None)
     return [child for child in descendants() if child.pid != spared]

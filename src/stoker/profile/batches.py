@@ -150,7 +150,7 @@ class Cache:
         return clone(self.batches[index % len(self.batches)])
 
 
-class LoadersBeside:
+class OtherLoaders:
     """Loaders that a script reads within the main one's steps: labelled and unlabelled data.
 
     The time that a step waits for them is waiting, too; and where the main one's batches come
@@ -182,7 +182,7 @@ class LoadersBeside:
             is_replaying: Whether the main one's batches come from the cache.
 
         Raises:
-            StopIteration: At the end of a pass, of cached batches, too.
+            StopIteration: At the end of an epoch, of cached batches, too.
         """
         cache = self._caches.setdefault(loader, Cache())
         if is_replaying and cache.batches:

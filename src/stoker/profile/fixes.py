@@ -105,19 +105,19 @@ def _fewer_workers(own: Signs, *, is_throttled: bool) -> Fix | None:
 
 def _later_epochs(own: Signs) -> Fix | None:
     """Suggests to profile later epochs, where the first one waits longer: it fills a cache."""
-    passes = [each for each in own.evidence.passes if each.batches >= _LEAST_BATCHES]
-    if len(passes) < 2:
+    epochs = [each for each in own.evidence.epochs if each.batches >= _LEAST_BATCHES]
+    if len(epochs) < 2:
         return None
-    first = passes[0]
+    first = epochs[0]
     # A median: one later epoch may have been disturbed.
-    later = median(each.wait_seconds for each in passes[1:])
+    later = median(each.wait_seconds for each in epochs[1:])
     saved = first.wait_seconds - later
     if saved < 2 * MIN_SHARE * first.step_seconds or first.wait_seconds < _FIRST_RATIO * later:
         return None
     return Fix(
         id="first-epoch",
         text=f"a step of the first epoch waits {ms(first.wait_seconds)}, of the "
-        f"{len(passes) - 1} later ones {ms(later)}: something is cached. Fill the cache before "
+        f"{len(epochs) - 1} later ones {ms(later)}: something is cached. Fill the cache before "
         "the training, or profile later epochs: a training of many epochs is nearer to those",
     )
 

@@ -513,7 +513,7 @@ class BatchRead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class ColdAndWarm:
     """Times the same batches of one worker, cold and then warm; `first` found out which files."""
 
     first: tuple[BatchRead, ...] = ()
@@ -521,25 +521,25 @@ class Passes:
     warm: tuple[BatchRead, ...] = ()
 
 
-class ReadPasses:
+class ReadColdAndWarm:
     """Is a worker's task: it reads its batches, drops their files, reads them cold, then warm."""
 
-    def __call__(self, source: TaskSource, *, until: float) -> Passes | None:
-        """Returns the three passes; the later ones are empty where the first read nothing."""
+    def __call__(self, source: TaskSource, *, until: float) -> ColdAndWarm | None:
+        """Returns the reads; the later ones are empty where the first read nothing."""
         if bytes_read() is None:
             return None
-        # A third of the time for the first pass: cold reads may be much slower, warm ones are not.
+        # A third of the time for the first reads: cold reads may be much slower, warm ones are not.
         opened = OpenedFiles()
         begun = time.monotonic()
         first = _read(source, until=begun + (until - begun) / 3)
         if sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
-            return Passes(first=first)
+            return ColdAndWarm(first=first)
         if not drop_cached(opened.paths()):
-            return Passes(first=first)
-        # Where the first pass found all in memory, the storage may be much slower than it was.
+            return ColdAndWarm(first=first)
+        # Where the first reads found all in memory, the storage may be much slower than it was.
         cold = _read(source, until=until, most=len(first))
         warm = _read(source, until=float("inf"), most=len(cold))
-        return Passes(first=first, cold=cold, warm=warm)
+        return ColdAndWarm(first=first, cold=cold, warm=warm)
 
 
 def measure_reads(
@@ -558,17 +558,19 @@ def measure_reads(
     workers = min(max(1, loader.num_workers), _MAX_WORKERS)
     reports = run_in_workers(
         loader,
-        ReadPasses(),
+        ReadColdAndWarm(),
         workers=workers,
         num_batches=_MAX_BATCHES,
         seconds=seconds,
         iterate=iterate,
     )
-    return summarize_reads([cast("Passes", report) for report in reports], workers=workers)
+    return summarize_reads([cast("ColdAndWarm", report) for report in reports], workers=workers)
 
 
-def summarize_reads(reports: Sequence[Passes], *, workers: int) -> tuple[Reads | None, list[str]]:
-    """Sums up what the workers' passes say of the storage."""
+def summarize_reads(
+    reports: Sequence[ColdAndWarm], *, workers: int
+) -> tuple[Reads | None, list[str]]:
+    """Sums up what the workers' reads say of the storage."""
     first = [each for report in reports for each in report.first]
     if not first or sum(each.asked + each.fetched for each in first) < _MIN_BYTES * len(first):
         return None, []

@@ -252,7 +252,7 @@ class ProfileSession:
         """Tells whether the parts are known without which there is nothing to say."""
         return self._replay is not None and self._replay.steps.count > 0
 
-    def begin_pass(self) -> None:
+    def begin_epoch(self) -> None:
         """Notes that a loader is iterated now."""
         self._loaders += 1
         self._reading.pause()
@@ -275,20 +275,20 @@ class ProfileSession:
         """Returns whether the loader's batches come from the cache: its workers are idle."""
         return self._replay is not None and self._choice.loader is loader
 
-    def end_pass(self) -> None:
+    def end_epoch(self) -> None:
         """Ends the main loader's epoch, whether complete or given up; may be called twice."""
-        self._reading.end_pass()
+        self._reading.end_epoch()
 
-    def batch_beside(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
+    def other_batch(self, loader: Loader, inner: Iterator[object], *, delivered: int) -> object:
         """Returns the next batch of a loader that is not the main one.
 
         Raises:
-            StopIteration: At the end of its pass.
+            StopIteration: At the end of its epoch.
         """
         # Without gradients it is a validation, which is no part of a step.
         if self._reading.steps is None or not torch.is_grad_enabled():
             return next(inner)
-        return self._reading.beside.next_batch(
+        return self._reading.others.next_batch(
             loader, inner, delivered=delivered, is_replaying=self._replay is not None
         )
 
@@ -337,7 +337,7 @@ class ProfileSession:
     def leave_word(self) -> None:
         """Writes what is known, and what is missing: the process ends now."""
         self._reading.has_better_words()
-        self.end_pass()
+        self.end_epoch()
         self._timeline.close()
         replay = self._replay.steps if self._replay else None
         self._write(missing=missing_of(self._reading.steps, replay))
@@ -411,7 +411,7 @@ class ProfileSession:
     def _begin_replay(self, loader: Loader, steps: AsIsSteps) -> Replay:
         if self._agreement.is_late("accelerator", at_step=self._steps):
             self._findings.note("the ranks are not in lockstep: phases did not change together")
-        self.end_pass()
+        self.end_epoch()
         self._timeline.close()
         self._reading.has_better_words()
         found = steps.result()

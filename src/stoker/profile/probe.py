@@ -59,7 +59,7 @@ def install(dataloader_class: type[Loader]) -> None:
     _leave_word_of_steps(sessions, folder)
 
 
-def install_beside(subclass: type[Loader]) -> None:
+def install_subclass(subclass: type[Loader]) -> None:
     """Puts the same profile into a subclass of torch's that has an `__iter__` of its own."""
     sessions = getattr(torch.utils.data.DataLoader.__iter__, "stoker_session", None)
     if isinstance(sessions, _Sessions) and not hasattr(subclass.__iter__, "stoker_session"):
@@ -73,7 +73,7 @@ class _Sessions:
         self._new = new
         self.current = new()
 
-    def for_pass(self) -> ProfileSession | None:
+    def for_epoch(self) -> ProfileSession | None:
         """Returns the session that an epoch which begins now is part of; None in a worker."""
         session = self.current
         if not session.is_here:
@@ -84,7 +84,7 @@ class _Sessions:
         if not session.has_begun:
             atexit.register(session.at_exit)
             _listen(session)
-        session.begin_pass()
+        session.begin_epoch()
         return session
 
 
@@ -92,7 +92,7 @@ def _replace(cls: type[Loader], sessions: _Sessions) -> None:
     original: Iterate = cls.__iter__
 
     def iterate(loader: Loader) -> Iterator[object]:
-        session = sessions.for_pass()
+        session = sessions.for_epoch()
         return original(loader) if session is None else ProfiledIterator(session, loader, original)
 
     iterate.stoker_session = sessions  # type: ignore[attr-defined]
@@ -134,7 +134,7 @@ class ProfiledIterator:
             return
         # -1: before its first batch it cannot take the place of another loader.
         if session.is_main(loader, delivered=-1):
-            session.end_pass()
+            session.end_epoch()
         self._inner = original(loader)
 
     def __iter__(self) -> "ProfiledIterator":
@@ -147,12 +147,12 @@ class ProfiledIterator:
             batch = next(self._inner)
         elif not session.is_main(loader, delivered=self._delivered):
             assert self._inner is not None
-            batch = session.batch_beside(loader, self._inner, delivered=self._delivered)
+            batch = session.other_batch(loader, self._inner, delivered=self._delivered)
         else:
             try:
                 batch = session.next_batch(loader, self._inner)
             except StopIteration:
-                session.end_pass()
+                session.end_epoch()
                 raise
         self._delivered += 1
         return batch

@@ -50,7 +50,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         received_bytes: Bytes that the network interfaces of this host or pod got, without loopback.
         storage_stall_seconds: Some process of the machine waited for storage; None: not known.
         core_looks: CPU-seconds of one and the same short computation, one every 0.1 s.
-        passes: The epochs, in order.
+        epochs: The epochs, in order.
     """
 
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: int = 0
     storage_stall_seconds: float | None = None
     core_looks: tuple[float, ...] = ()
-    passes: tuple[ProfiledEpoch, ...] = ()
+    epochs: tuple[ProfiledEpoch, ...] = ()
 
     @property
     def outside_seconds(self) -> float:

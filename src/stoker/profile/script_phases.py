@@ -18,7 +18,7 @@ from stoker.host.counters import children_cpu_seconds, machine_cpu_seconds
 from stoker.logs import Log
 from stoker.profile import batches
 from stoker.profile.agree import Findings, end_process
-from stoker.profile.batches import Cache, LoadersBeside, facts_of, is_cuda_used, length_of
+from stoker.profile.batches import Cache, OtherLoaders, facts_of, is_cuda_used, length_of
 from stoker.profile.loader_phases import workers_rest
 from stoker.profile.rank_results import AcceleratorOnly, AsIs, Evidence
 from stoker.profile.step_watch import (
@@ -91,7 +91,7 @@ class FirstWords:
         self._asked = None
         self._last = now
 
-    def pass_ended(self) -> None:
+    def epoch_ended(self) -> None:
         """Notes that the loader has no more; what the script does next is not waiting."""
         self._asked = None
 
@@ -133,13 +133,13 @@ class Reading:
     Attributes:
         steps: Steps of the main loader; None before its first batch.
         cache: Its first batches.
-        beside: Loaders that are read within its steps.
+        others: Loaders that are read within its steps.
     """
 
     def __init__(self, *, budget_seconds: float, say: Callable[[SoFar], None]) -> None:
         self.steps: AsIsSteps | None = None
         self.cache = Cache()
-        self.beside = LoadersBeside()
+        self.others = OtherLoaders()
         self._budget = budget_seconds
         self._first_words = FirstWords(say)
         self._watch = StepWatch()
@@ -169,10 +169,10 @@ class Reading:
 
     def begin_anew(self, *, delivered: int) -> None:
         """Starts over with another main loader, which delivered so many batches in this epoch."""
-        self.end_pass()
+        self.end_epoch()
         self.steps = None
         self.cache = Cache()
-        self.beside = LoadersBeside()
+        self.others = OtherLoaders()
         self._watch = StepWatch()
         self._seen_before = max(0, delivered)
 
@@ -196,7 +196,7 @@ class Reading:
         batch = next(inner)
         receive = time.thread_time() - thread_before
         now = time.monotonic()
-        wait = now - asked + self.beside.take_waited()
+        wait = now - asked + self.others.take_waited()
         self._first_words.got(now=now, wait=wait)
         self._rows.got(batches.num_samples(batch))
         steps.got(now=now, cpu=time.process_time(), wait=wait, receive=receive)
@@ -213,14 +213,14 @@ class Reading:
         """Stops watching, so that workers may be forked now."""
         self._watch.pause()
 
-    def end_pass(self) -> None:
+    def end_epoch(self) -> None:
         """Ends the epoch, whether complete or given up; may be called twice."""
         # What follows takes time, too, and must not count.
         if self.steps is not None:
             self.steps.epoch_ended()
-        self._watch.pass_ended()
-        self._first_words.pass_ended()
-        self.beside.take_waited()
+        self._watch.epoch_ended()
+        self._first_words.epoch_ended()
+        self.others.take_waited()
         if self._rows is not None:
             self._rows.end()
             self._rows = None
@@ -403,7 +403,7 @@ def begin_replay(
     ):
         findings.note("the loader's workers did not come to rest before the replay")
     # In most steps: a loader that is read now and then is no part of a step.
-    if reading.beside.count > steps.batches / 2:
+    if reading.others.count > steps.batches / 2:
         findings.note(
             "the steps read from more than one loader: their waiting is in the figures, what "
             f"loading costs is that of {facts_of(loader).dataset} only"

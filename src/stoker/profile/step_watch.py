@@ -380,8 +380,8 @@ def speed_spread(looks: Sequence[float]) -> float | None:
     return float(max(0.0, between - by_chance) ** 0.5 / mean)
 
 
-# 50 knocks a second next to a busy interpreter take 0.3 % of a vCPU; its loop became no slower than
-# it differs from one second to the next, by 0.5 %.
+# 50 knocks per second next to a busy interpreter take 0.3 % of a vCPU; its loop became no slower
+# than it differs from one second to the next, by 0.5 %.
 KNOCK_SECONDS = 0.02
 # Python code gives the lock up after 5 ms, if asked; where the main thread asks for it again and
 # again, between torch's operations, a knock gets it within 0.7 to 1.5 ms. Torch's operations do not
@@ -405,7 +405,7 @@ class StepWatch:
 
     def __init__(self) -> None:
         self._evidence = Evidence()
-        self._passes: list[ProfiledEpoch] = []
+        self._epochs: list[ProfiledEpoch] = []
         self._waits: list[float] = []
         self._pass_began = 0.0
         self._last = 0.0
@@ -441,12 +441,12 @@ class StepWatch:
             self._evidence = _sum(self._evidence, self._watched.end())
             self._watched = None
 
-    def pass_ended(self) -> None:
+    def epoch_ended(self) -> None:
         """Ends the epoch; may be called twice."""
         self.pause()
         steps = len(self._waits) - 1
         if steps > 0:
-            self._passes.append(
+            self._epochs.append(
                 ProfiledEpoch(
                     batches=steps,
                     wait_seconds=sum(self._waits[1:]) / steps,
@@ -458,7 +458,7 @@ class StepWatch:
 
     def result(self) -> Evidence:
         """Returns all that was seen, once the last epoch has ended."""
-        return msgspec.structs.replace(self._evidence, passes=tuple(self._passes))
+        return msgspec.structs.replace(self._evidence, epochs=tuple(self._epochs))
 
 
 class _WatchedStretch:
@@ -601,7 +601,7 @@ def _sum(first: Evidence, second: Evidence) -> Evidence:
     sums = {
         name: getattr(first, name) + getattr(second, name)
         for name in Evidence.__struct_fields__
-        if name not in (*means, "quota_vcpus", "storage_stall_seconds", "passes")
+        if name not in (*means, "quota_vcpus", "storage_stall_seconds", "epochs")
     }
     busy, elsewhere = (
         sum(getattr(own, name) * own.seconds for own in (first, second)) / seconds

@@ -78,7 +78,7 @@ class Place:
         """Returns `file:line, key path` with as much of it as is known."""
         for key in self._overridden:
             if path == key or path.startswith((f"{key}.", f"{key}[")):
-                # It stands in no line of the file: the option that set it is named.
+                # It is in no line of the file: the option that set it is named.
                 return f"--set {key}=..., key {path}"
         probe = path
         # A key that is missing has no line: the mapping that lacks it has.
@@ -120,7 +120,7 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
         document = json.loads(text, object_pairs_hook=_unique_keys)
     except ValueError as err:
         raise UsageError(
-            f"not a JSON document: {err}", where=str(path), fix="write it with stoker, or mend it"
+            f"not a JSON document: {err}", where=str(path), fix="write it with stoker, or fix it"
         ) from None
     return convert(document, kind, Place(str(path)))
 

@@ -245,7 +245,7 @@ def mistake(
     if place.name in PLAIN or place.name in ports:
         if not place.port:
             return None
-        return f"{place}: no port can stand behind {place.name}", place.name, WITH_PORT
+        return f"{place}: {place.name} takes no port", place.name, WITH_PORT
     return f"unknown place {place}", place.name, (*NAMES, *ports)
 
 

@@ -8,7 +8,7 @@ here, so that they cannot say two things about one step. On the hosts that train
              B + (wall - m B) / workers,   the loader's own time
              bytes read / storage rate )      and the largest is the limit: `Parts.limit`
 
-and g + wall / ranks where the trainer loads by itself. B is what the workers share: the measured
+and g + wall / ranks where the trainer loads on its own. B is what the workers share: the measured
 throughput by worker count (1 / t(m) with the fewest workers m, 1 / t(n) with the most) gives
 B = (n t(n) - m t(m)) / (n - m), which no worker and no host makes shorter unless the hosts have a
 storage each. B is 0 where more workers loaded more, as far as the CPU allows it. Pure.
@@ -76,7 +76,7 @@ class Parts:
         trainer_cpu_seconds: CPU-seconds of the trainer processes, receiving inside.
         vcpus: vCPUs of all hosts.
         others_vcpus: vCPUs that other programs kept busy.
-        workers: Loader workers of all hosts; 0: the trainer loads by itself, between its steps.
+        workers: Loader workers of all hosts; 0: the trainer loads on its own, between its steps.
         ranks: Trainer processes of all hosts.
         read_seconds: What the storage needs for a step's bytes; 0: it keeps up, or is not known.
         shared: What the workers share.

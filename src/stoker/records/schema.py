@@ -1,7 +1,7 @@
 """The JSON Schema of a record says of each key what it means, for editors and other languages.
 
-The words are those of the records' docstrings: what stands under `Attributes:` is the description
-of that key, and what stands above it the description of the whole.
+The words are those of the records' docstrings: the text under `Attributes:` describes a key, the
+text above it the whole.
 """
 
 import inspect

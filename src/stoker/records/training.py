@@ -164,7 +164,7 @@ def cause_of(failure: str) -> str:
     """Returns the one line of a failure that names its cause.
 
     Failures begin with it; one that is a bare traceback ends with it. Lines of stoker's own log,
-    which stand between a script's last words, are never it.
+    which are between a script's last words, are never it.
     """
     lines = [line.strip() for line in failure.splitlines()]
     # "stoker 2": the head of each line of the log, up to the century.

@@ -129,7 +129,7 @@ class TrainingSize(Record, frozen=True, kw_only=True):
     Attributes:
         steps: Steps of the whole training; if given, the three keys below are not needed.
         epochs: Passes over the data.
-        samples_per_epoch: Samples of one pass, of all ranks together.
+        samples_per_epoch: Samples of one epoch, of all ranks together.
         global_batch_size: Samples of one step, of all ranks together.
     """
 

@@ -98,7 +98,7 @@ class StepTimes:
         return cut(order[0]) if starts[-1] - starts[0] > seconds else cut(0)
 
     def bins(self, at_most: int) -> list[Bin]:
-        """Divides the whole run into no more than `at_most` neighbourhoods."""
+        """Divides the whole run into `at_most` neighbourhoods at most."""
         # Means of neighbours, not every n-th step: a periodic one (a checkpoint) would show always
         # or never.
         size = math.ceil(len(self.steps) / at_most)

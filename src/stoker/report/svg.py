@@ -161,7 +161,7 @@ class Drawing:
 
 
 def ticks(largest: float, *, at_most: int) -> list[float]:
-    """Returns round numbers from 0 up to `largest`, no more than `at_most` of them."""
+    """Returns round numbers from 0 up to `largest`, `at_most` of them at most."""
     if largest <= 0:
         return [0.0]
     power = 10.0 ** _exponent(largest)

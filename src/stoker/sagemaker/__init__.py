@@ -12,7 +12,7 @@
     upload_inputs(run)
 
 Needs the extra `sagemaker`. A step is one of the SDK's: it has `properties`, waits for
-others by `depends_on`, and stands in lists of steps next to those of the SDK's own classes. What it
+others by `depends_on`, and goes into lists of steps next to those of the SDK's own classes. What it
 leaves is in `outputs`: name to address.
 
 Each function returns a step of the run that it is given. `run.given(...)` is the same run with

@@ -210,7 +210,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         return step
 
 
-# Retries. A kind of error may stand in one policy only.
+# Retries. A kind of error may be in one policy only.
 #   Throttled, or the service had a fault: soon again; the service's own default is about this.
 #   A quota is in use by another run: jobs end, so it is asked for during an hour and a half.
 #   The job broke inside the service: minutes apart; each attempt may be billed.

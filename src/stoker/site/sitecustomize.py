@@ -190,9 +190,9 @@ def _install_timed_probe() -> None:
 
 
 def _install_stateful_probe() -> None:
-    from stoker.profile.probe import install_beside
+    from stoker.profile.probe import install_subclass
 
-    install_beside(sys.modules[_STATEFUL_LOADER].StatefulDataLoader)
+    install_subclass(sys.modules[_STATEFUL_LOADER].StatefulDataLoader)
 
 
 def _leave_word_of_modules() -> None:

@@ -228,7 +228,7 @@ class Service:
             return
         self._log.event("spec_arrives", spec=held.digest, bytes=held.nbytes)
         # In this order all three happen at once: the dataset host unpickles, workers wait to be
-        # forked, and here the digest is taken (0.8 ms a MB). Who ships has the run's token: the
+        # forked, and here the digest is taken (0.8 ms per MB). Who ships has the run's token: the
         # digest finds a mistake, it keeps nobody out.
         self._specs.hold(held)
         for session in self._sessions.values():

@@ -172,7 +172,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
             if stored is not None:
                 return stored
         if is_proxy(obj):
-            raise pickle.PicklingError("what it stands for is in a process beside the trainer")
+            raise pickle.PicklingError("what it refers to is in another process on this host")
         inner = getattr(obj, "_datapipe", None)
         if inner is not None and kind.__name__ in _PIPE_WRAPPERS:
             return (kind, (inner,))
@@ -222,7 +222,7 @@ class SpecUnpickler(pickle.Unpickler):
 
 
 def is_proxy(obj: object) -> bool:
-    """Tells whether it stands for an object in a manager's process (`multiprocessing.Manager`)."""
+    """Tells whether it is a proxy of an object of a manager (`multiprocessing.Manager`)."""
     managers = sys.modules.get("multiprocessing.managers")
     return managers is not None and isinstance(obj, managers.BaseProxy)
 

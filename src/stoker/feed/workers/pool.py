@@ -321,7 +321,7 @@ class Lateness:
 
 
 # Jobs of a worker at a time: the one it makes, and the next, so that it does not wait for the event
-# loop between two (0.4 ms a batch, benchmarks/feed_overhead.py).
+# loop between two (0.4 ms per batch, benchmarks/feed_overhead.py).
 DEPTH = 2
 # A worker that dies this often in a row without one batch is not started again.
 MAX_DEATHS_IN_A_ROW = 3
@@ -636,7 +636,7 @@ class WorkerPool:
         """Ends a dead worker; for any job another one is started, and its jobs are handed on.
 
         Args:
-            failure: Why it is ended, if it has not died by itself.
+            failure: Why it is ended, if it has not died on its own.
         """
         worker.channel.close()
         status = reap(worker.process)

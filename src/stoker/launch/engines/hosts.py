@@ -227,7 +227,7 @@ class EngineCommands(Protocol):
         ...
 
 
-def beside(run: HostRun, on_failure: Callable[[str], None]) -> EngineCommands:
+def engine_commands(run: HostRun, on_failure: Callable[[str], None]) -> EngineCommands:
     """Returns the commands next to the training; none with the feed, or without a data group.
 
     Args:

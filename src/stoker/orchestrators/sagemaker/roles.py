@@ -258,7 +258,7 @@ def _is_given(parameter: str) -> Json:
 
 
 class TemplateDumper(yaml.SafeDumper):
-    """Writes a value that stands twice out twice: CloudFormation takes no aliases."""
+    """Writes a value that occurs twice out twice: CloudFormation takes no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         """Returns that no value is referred to."""

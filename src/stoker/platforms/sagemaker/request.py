@@ -104,7 +104,7 @@ def environment_of(
     """
     told = run_environment(job)
     code = Path(_INPUT, CODE_CHANNEL, PurePosixPath(code_uri).name) if code_uri else None
-    # What the launcher finds by itself takes no variable: the service allows 100.
+    # What the launcher finds on its own takes no variable: the service allows 100.
     are_known = len(job.groups) == 1 or all(_role_by_name(g.name) == g.role for g in job.groups)
     # The run's id is the job's name, which the service tells each container.
     ours = replace(
