@@ -80,7 +80,6 @@ from stoker.records.profile import (
     StepTerms,
     TransformCost,
 )
-from stoker.records.tracking import NotifySettings, TrackingSettings
 from stoker.records.training import (
     Band,
     Evaluation,
@@ -99,9 +98,11 @@ from stoker.records.workload import (
     Constraints,
     FeedSettings,
     Gate,
+    NotifySettings,
     ProfileSettings,
     Storage,
     TodaysGroup,
+    TrackingSettings,
     TrainingSize,
     Workload,
     is_run_of,
