@@ -73,7 +73,7 @@ def timed(batches: object) -> tuple[object, object]:
 
 @dataclass(slots=True)
 class _FitSteps:
-    """The steps of `fit`, from one end of a batch to the next.
+    """Holds the steps of `fit`, from one end of a batch to the next.
 
     Attributes:
         read: Seconds waited and samples so far, of all batches.

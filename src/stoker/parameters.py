@@ -39,7 +39,7 @@ _TAKEN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of a run.
+    """Is one parameter of a run.
 
     Attributes:
         name: Name in snake case.
@@ -61,7 +61,7 @@ class Parameter:
 
     @property
     def camel_name(self) -> str:
-        """The name as SageMaker shows it."""
+        """Returns the name as SageMaker shows it."""
         return camel(self.name)
 
     def check(self, value: str | int | float) -> str:

@@ -108,7 +108,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """The variable that a setting travels in.
+    """Is the variable that a setting travels in.
 
     Attributes:
         name: Name of the variable.
@@ -135,7 +135,7 @@ def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
 
 
 class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group as each pod of the run knows it; `hosts` is the pattern of their names in DNS."""
+    """Is a group as each pod of the run knows it; `hosts` is the pattern of their names in DNS."""
 
     name: str
     instance_type: str = ""
@@ -149,7 +149,7 @@ class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnvironment:
-    """The settings of a run that travel in variables: a platform writes them, a launcher reads.
+    """Holds settings of a run that travel in variables: a platform writes them, a launcher reads.
 
     A setting is declared here once, with its variable; `of` takes it from the workload.
 
@@ -268,7 +268,7 @@ class RunEnvironment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings(RunEnvironment):
-    """The settings that a process of a run finds: those of the run, and those of its launcher.
+    """Holds the settings that a process of a run finds: the run's, and its launcher's.
 
     Attributes:
         has_data_group: Loaders take batches from the feed.
@@ -370,7 +370,7 @@ def kubeflow_environment(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """The pod that this process runs in; its namespace may be known elsewhere only."""
+    """Is the pod that this process runs in; its namespace may be known elsewhere only."""
 
     name: str
     uid: str

@@ -19,7 +19,7 @@ _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", 
 
 @dataclass(frozen=True, slots=True)
 class TimeUnit:
-    """The one unit of time of a report, so that a reader can compare its figures.
+    """Names the one unit of time of a report, so that a reader can compare its figures.
 
     Attributes:
         symbol: Symbol after a figure.

@@ -80,7 +80,7 @@ class Instance:
 
     @property
     def sustained_gbps(self) -> float | None:
-        """The network rate that holds for hours: of a burst figure, the baseline behind it."""
+        """Returns the network rate that holds for hours: a burst figure's baseline."""
         if self.network_gbps is None or not self.is_burst_network:
             return self.network_gbps
         return min(self.network_gbps, _BASELINE_GBPS_PER_VCPU * self.vcpus)

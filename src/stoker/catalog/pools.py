@@ -262,7 +262,7 @@ class ClusterPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """The facts that the nodes of a pool have in common."""
+    """Holds the facts that the nodes of a pool have in common."""
 
     label: str
     value: str

@@ -535,7 +535,7 @@ _EC2 = "ec2_usd_per_hour_us_east_1"
 
 
 class _Remarks:
-    """The remarks that are made of all rows together."""
+    """Holds the remarks that are made of all rows together."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []

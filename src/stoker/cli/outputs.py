@@ -197,7 +197,7 @@ def outputs_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """The values of a record that are passed to Kubeflow.
+    """Holds the values of a record that are passed to Kubeflow.
 
     Attributes:
         parameters: Values by name, for conditions and later steps.

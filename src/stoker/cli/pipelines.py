@@ -156,7 +156,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReach(Reach):
-    """The place of the target for the verbs that name a run; a workload file may tell it."""
+    """Is the place of the target for the verbs that name a run; a workload file may tell it."""
 
     workload: Annotated[
         str | None,
@@ -190,7 +190,7 @@ class RunReach(Reach):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowRun:
-    """The options of runs and schedules that only Kubeflow has."""
+    """Holds the options of runs and schedules that only Kubeflow has."""
 
     experiment: Annotated[
         str | None,

@@ -84,7 +84,7 @@ _HAPPENINGS = {
 
 
 class RunView:
-    """The state of a run, as far as it is known.
+    """Is the state of a run, as far as it is known.
 
     Attributes:
         run: Run id; empty until the first line.
@@ -272,7 +272,7 @@ _LINES_LOOKED_AT = 100_000
 
 
 class LogOfRun:
-    """A log that may still grow, or those of all hosts in `RUN/logs`, also of later ones.
+    """Is a log that may still grow, or those of all hosts in `RUN/logs`, also of later ones.
 
     Args:
         path: The log, or the run's folder.
@@ -303,7 +303,7 @@ class LogOfRun:
 
 
 class StandardInput:
-    """A log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
+    """Is a log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -35,7 +35,7 @@ _ANSWERS = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierRun:
-    """The records of one run."""
+    """Holds the records of one run."""
 
     profile: Profile
     decision: Decision

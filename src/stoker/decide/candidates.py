@@ -29,7 +29,7 @@ _MORE_HOSTS = (2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A cluster that may become a plan.
+    """Is a cluster that may become a plan.
 
     Attributes:
         estimate: None where the model cannot say anything of it.
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """The setting in which plans are made: today's work and hosts, and the catalog.
+    """Is the setting in which plans are made: today's work and hosts, and the catalog.
 
     Attributes:
         today: Today's type, with the vCPUs and accelerators that were measured.

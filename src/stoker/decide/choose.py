@@ -376,7 +376,7 @@ _Reply = Literal["yes", "no", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
-    """The figures and plans that the flow chart is walked with.
+    """Holds the figures and plans that the flow chart is walked with.
 
     Attributes:
         estimate: Today's cluster, as the model sees it.

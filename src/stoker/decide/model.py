@@ -41,7 +41,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The work of one global step. CPU-seconds are those of the profiled host's vCPUs.
+    """Is the work of one global step. CPU-seconds are those of the profiled host's vCPUs.
 
     Attributes:
         reference: The profiled type, with the vCPUs and accelerators that were measured.

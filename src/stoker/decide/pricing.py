@@ -72,7 +72,7 @@ _MOST_OF_DOUBLINGS = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules that a plan is checked against.
+    """Holds the rules that a plan is checked against.
 
     Attributes:
         allowed: Types that dnn and data hosts may have; None: all.

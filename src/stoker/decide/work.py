@@ -215,7 +215,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """The evidence of a profile on loading and computing, where it does not say it outright."""
+    """Is the evidence of a profile on loading and computing, where it does not say it outright."""
 
     step: StepTerms
     cpu_utilization: float | None

@@ -228,7 +228,7 @@ def role_finding(aws: Aws, arn: str, *, parts: Sequence[Part], account: str) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededQuota:
-    """A quota of the account, as far as a workload needs it.
+    """Is a quota of the account, as far as a workload needs it.
 
     Attributes:
         name: Name as Service Quotas calls it.

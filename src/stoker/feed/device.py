@@ -23,7 +23,7 @@ Moments = float | Sequence[float]
 
 @runtime_checkable
 class _Movable(Protocol):
-    """A batch of the user's own type that can be moved by `to` (compare torch's `pin_memory`)."""
+    """Is a batch of the user's own type that `to` can move (compare torch's `pin_memory`)."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
 
@@ -66,7 +66,7 @@ def to_device(
 
 
 class DeviceBatches(Generic[_T]):
-    """The batches of a loader on a device, as `to_device` gives them.
+    """Holds the batches of a loader on a device, as `to_device` gives them.
 
     Attributes:
         device: Where the batches are.
@@ -197,7 +197,7 @@ class _CopiedAhead(Generic[_T]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Coming(Generic[_T]):
-    """A batch, or an error, that the loader gave and the script has not got yet."""
+    """Is a batch, or an error, that the loader gave and the script has not got yet."""
 
     batch: _T | None = None
     error: Exception | None = None

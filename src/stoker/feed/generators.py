@@ -216,7 +216,7 @@ class _WatchedGenerator:
 
 
 class HeldGenerators:
-    """The generators that are reached from some objects.
+    """Holds the generators that are reached from some objects.
 
     Args:
         roots: The objects, by the names that paths begin with.

@@ -223,7 +223,7 @@ class PreservingFetcher(SeededFetcher):
 
 
 class SeedingInit:
-    """A worker_init_fn that makes a torch worker seed its batches, after the user's own.
+    """Is a worker_init_fn that makes a torch worker seed its batches, after the user's own.
 
     Args:
         num_workers: Number of workers of the script, at least 1.

@@ -61,7 +61,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplerParts:
-    """The generators and samplers of a loader, named by where they are, as `sampler.generator`."""
+    """Names the generators and samplers of a loader by where they are: `sampler.generator`."""
 
     generators: dict[str, object]
     samplers: dict[str, object]

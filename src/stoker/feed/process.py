@@ -236,7 +236,7 @@ class Position:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LoaderBooks:
-    """The books of one DataLoader, which are kept from one epoch to the next.
+    """Keeps the books of one DataLoader, which are kept from one epoch to the next.
 
     Attributes:
         number: Counts the loaders of the process in the order of their first iter().
@@ -263,7 +263,7 @@ class LoaderBooks:
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """The word of a rank that takes none.
+    """Is the word of a rank that takes none.
 
     Attributes:
         text: Why, and what helps.

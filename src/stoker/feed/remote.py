@@ -12,7 +12,7 @@ from stoker.feed.wire.pickling import DatasetFactory
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts that a loader has to know of its dataset.
+    """Holds the facts that a loader has to know of its dataset.
 
     Attributes:
         is_iterable: It is only iterated, as torch's IterableDataset.
@@ -24,7 +24,7 @@ class Facts:
 
 
 class Remote(DatasetFactory):
-    """A dataset that is built where batches are made: see `remote`."""
+    """Is a dataset that is built where batches are made: see `remote`."""
 
     def __init__(self, factory: str, arguments: dict[str, object]) -> None:
         module, colon, name = factory.partition(":")

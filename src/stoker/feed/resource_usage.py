@@ -197,7 +197,7 @@ class Usage:
 
 
 class _Span:
-    """The clocks that are read once a second, as they are now."""
+    """Holds the clocks that are read once a second, as they are now."""
 
     def __init__(self, own: LoaderUsage) -> None:
         self.steps = own.steps

@@ -48,7 +48,7 @@ Seeding = Literal["batch", "sample", "torch"]
 
 
 class Numbered(msgspec.Struct):
-    """An index that the sampler gave, and the words that its batch is seeded from."""
+    """Is an index that the sampler gave, and the words that its batch is seeded from."""
 
     words: tuple[int, ...]
     index: object
@@ -98,7 +98,7 @@ def makes_many(dataset: object) -> bool:
 
 
 class OneByOne:
-    """A dataset for a fetcher that asks for one sample after the other."""
+    """Is a dataset for a fetcher that asks for one sample after the other."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset

@@ -50,7 +50,7 @@ def timed(
 
 
 class TimedBatches(Generic[_T]):
-    """Batches that are timed, as `timed` gives them."""
+    """Holds batches that are timed, as `timed` gives them."""
 
     def __init__(
         self, batches: Iterable[_T], *, name: str, samples: Samples[_T] | None = None
@@ -77,7 +77,7 @@ class TimedBatches(Generic[_T]):
 
 
 class _SizedBatches(TimedBatches[_T]):
-    """The batches of a source that has a length, or may have one."""
+    """Holds the batches of a source that has a length, or may have one."""
 
     def __len__(self) -> int:
         return len(cast("Sized", self._batches))
@@ -87,7 +87,7 @@ class _SizedBatches(TimedBatches[_T]):
 
 
 class TimedEpoch:
-    """One epoch over batches that stoker does not make, as the books of this process see it."""
+    """Is one epoch over batches that stoker does not make, as the books of this process see it."""
 
     def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
         self._usage = process.timeline.usage

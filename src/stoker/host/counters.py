@@ -20,7 +20,7 @@ from stoker.host.processes import descendant_pids
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
-    """The bytes that one process has read so far.
+    """Holds the bytes that one process has read so far.
 
     Attributes:
         asked: Through the system's read calls, whether or not the page cache had it.
@@ -45,14 +45,14 @@ def bytes_read(pid: int | None = None) -> BytesRead | None:
 
 
 class Scheduled(NamedTuple):
-    """Seconds that a thread had a CPU, and that it was ready to run while others had it."""
+    """Counts seconds that a thread had a CPU, and that it was ready while others had it."""
 
     cpu: float
     queued: float
 
 
 class Throttling(NamedTuple):
-    """The counts of a control group's CPU quota: periods, those stopped in, and seconds stopped."""
+    """Counts a control group's CPU quota: periods, those stopped in, and seconds stopped."""
 
     periods: int = 0
     throttled_periods: int = 0

@@ -68,7 +68,7 @@ _RETRY_SECONDS = 60
 
 
 class Value(Protocol):
-    """A value that is known when a run starts, or when an earlier step has ended."""
+    """Is a value that is known when a run starts, or when an earlier step has ended."""
 
     def __eq__(self, other: object) -> bool:
         """Makes a condition of a pipeline, not a bool."""
@@ -82,7 +82,7 @@ class TaskContainer(Protocol):
 
 
 class Task(Protocol):
-    """A step, as kfp makes it."""
+    """Is a step, as kfp makes it."""
 
     @property
     def container_spec(self) -> TaskContainer | None:
@@ -190,7 +190,7 @@ class Component(Protocol):
 
 
 class TrainingComponent(ContainerComponent):  # type: ignore[misc]
-    """A component whose command is told hyperparameters that a run changes.
+    """Is a component whose command is told hyperparameters that a run changes.
 
     Each is an input of its own, typed, for a server puts no value into a longer text.
     """
@@ -214,7 +214,7 @@ class TrainingComponent(ContainerComponent):  # type: ignore[misc]
 
 
 class ContainerFunction(Protocol):
-    """A function that kfp makes a component of: it gets a placeholder for each argument."""
+    """Is a function that kfp makes a component of: it gets a placeholder for each argument."""
 
     @property
     def __name__(self) -> str:
@@ -255,7 +255,7 @@ def _type_of(value: object) -> type:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """A run, as its steps see it: the workload, and the values of the pipeline's parameters.
+    """Is a run, as its steps see it: the workload, and the values of the pipeline's parameters.
 
     Attributes:
         request: What the pipeline is compiled from.

@@ -16,7 +16,7 @@ LOOK_SECONDS = 5.0
 
 
 class FollowerLease:
-    """The lease as its files tell it.
+    """Reads the lease as its files tell it.
 
     Args:
         folder: Where the ConfigMap is mounted; None: the run has no lease.

@@ -144,7 +144,7 @@ _POLL_MS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """A reason for which this launcher has to end.
+    """Is a reason for which this launcher has to end.
 
     Attributes:
         kind: decided: the leader said how the run ended; lost: it was silent for longer than the
@@ -467,7 +467,7 @@ def new_incarnation() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class HostRun:
-    """This host's part of a run.
+    """Describes this host's part of a run.
 
     Attributes:
         output: Folder for timelines, failures and the record; only dnn hosts have it.

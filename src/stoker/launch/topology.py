@@ -37,7 +37,7 @@ class HostGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All hosts of a run as one of them sees it.
+    """Holds all hosts of a run as one of them sees it.
 
     Attributes:
         host: This host's name.

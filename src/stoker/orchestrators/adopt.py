@@ -71,7 +71,7 @@ class ChannelPart(_Part):
 
 
 class MetricPart(_Part):
-    """A metric that the service reads from the log."""
+    """Is a metric that the service reads from the log."""
 
     name: str
     regex: str
@@ -134,7 +134,7 @@ class VpcPart(_Part):
 
 
 class Checkpoints(_Part):
-    """The folder that is kept in step with S3."""
+    """Is the folder that is kept in step with S3."""
 
     s3_uri: str = ""
     local_path: str | None = None

@@ -112,7 +112,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A run that has begun.
+    """Is a run that has begun.
 
     Attributes:
         run: What `stoker status` takes.
@@ -166,7 +166,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """One step of a run.
+    """Is one step of a run.
 
     Attributes:
         depth: 0 for a step of the pipeline, 1 for one inside a condition, and so on; a job that a
@@ -196,7 +196,7 @@ class StepState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run of a pipeline, or a job on its own, as it is now.
+    """Is a run of a pipeline, or a job on its own, as it is now.
 
     Attributes:
         run: What `stoker status`, `logs` and `stop` take.
@@ -236,7 +236,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """A run in a list of them."""
+    """Is a run in a list of them."""
 
     run: str
     status: State

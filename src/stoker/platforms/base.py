@@ -158,7 +158,7 @@ def leader_record(output_dir: Path | None) -> Training | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line of a host's log, without the line end."""
+    """Is one line of a host's log, without the line end."""
 
     group: str
     host: str
@@ -188,7 +188,7 @@ class Run(Protocol):
 
 @runtime_checkable
 class ObservedRun(Protocol):
-    """A run whose platform measures how busy its hosts are."""
+    """Is a run whose platform measures how busy its hosts are."""
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
         """Says how busy CPUs and GPUs were, one line a group, or why that cannot be read.
@@ -201,7 +201,7 @@ class ObservedRun(Protocol):
 
 @runtime_checkable
 class AdoptedRun(Protocol):
-    """A run whose job goes on without this process, so that a later attempt can adopt it."""
+    """Is a run whose job goes on without this process, so that a later attempt can adopt it."""
 
     def leave(self) -> str:
         """Leaves the job as it is, unless it is to be stopped; blocks for some seconds at most.

@@ -50,7 +50,7 @@ CLAIMS_FOLDER = "/mnt/pvc"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalHost:
-    """One host of a run.
+    """Is one host of a run.
 
     Attributes:
         cores: Cores that it is pinned to; empty where it is not.
@@ -68,7 +68,7 @@ class LocalHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRequest:
-    """A job as this machine runs it.
+    """Is a job as this machine runs it.
 
     Attributes:
         hosts: The dnn group first; the first one leads.
@@ -206,7 +206,7 @@ def _cannot_start(err: OSError, request: LocalRequest) -> PlatformError:
 
 @dataclass(slots=True)
 class StartedHost:
-    """A host whose launcher has been started."""
+    """Is a host whose launcher has been started."""
 
     host: LocalHost
     process: "subprocess.Popen[bytes]"

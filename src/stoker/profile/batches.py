@@ -223,7 +223,7 @@ class Choice:
 
     @property
     def loader(self) -> DataLoader[object] | None:
-        """The main loader, if there is one and the script still has it."""
+        """Returns the main loader, if there is one and the script still has it."""
         return self._main() if self._main else None
 
     def is_main(

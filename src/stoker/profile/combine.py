@@ -296,7 +296,7 @@ def combine(
 
 
 class _Whole:
-    """A rank's result of which the necessary parts are known to be there."""
+    """Is a rank's result of which the necessary parts are known to be there."""
 
     def __init__(self, rank: RankResult) -> None:
         assert rank.as_is is not None

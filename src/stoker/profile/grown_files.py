@@ -132,7 +132,7 @@ def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
 
 
 class Growth:
-    """The files of one run of a script, from now on.
+    """Finds the files that one run of a script makes grow, from now on.
 
     Args:
         folders: Folders to scan.

@@ -26,7 +26,7 @@ _MAX_NAME = 64
 
 
 class Nvml(Protocol):
-    """The part of `pynvml` that is used."""
+    """Is the part of `pynvml` that is used."""
 
     def nvmlInit(self) -> None:  # noqa: N802 - theirs
         """Opens the driver."""

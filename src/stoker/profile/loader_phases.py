@@ -241,7 +241,7 @@ def _with_workers(
 
 
 class WorkerTask(Protocol):
-    """The work of one loader worker; it must be picklable, as must its report."""
+    """Is the work of one loader worker; it must be picklable, as must its report."""
 
     def __call__(self, source: "TaskSource", *, until: float) -> object:
         """Does it until about `until`, monotonic seconds, and gives the report."""
@@ -250,7 +250,7 @@ class WorkerTask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    """The script's dataset inside a worker, and how its loader makes batches of it.
+    """Is the script's dataset inside a worker, and how its loader makes batches of it.
 
     Attributes:
         indices: A list for each batch, or an index for each item where `is_batched` is false; of a
@@ -380,7 +380,7 @@ class _Shell(torch.utils.data.Dataset[object]):
 
 
 class _TaskInit:
-    """The script's own `worker_init_fn`, which finds its dataset where torch puts it."""
+    """Is the script's own `worker_init_fn`, which finds its dataset where torch puts it."""
 
     def __init__(self, shell: _Shell, own: Callable[[int], None] | None) -> None:
         self._shell = shell

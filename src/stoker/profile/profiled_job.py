@@ -129,7 +129,7 @@ class UnmeasuredError(UsageError):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's report about itself at the end of the command.
+    """Is one process's report about itself at the end of the command.
 
     Attributes:
         packages: Packages that it had imported.
@@ -189,7 +189,7 @@ class Heard:
 
     @property
     def used(self) -> Used | None:
-        """The command's usage as far as it is known; None if nothing is."""
+        """Returns the command's usage as far as it is known; None if nothing is."""
         if not self._hosts:
             return None
         own = list(self._hosts.values())
@@ -551,7 +551,7 @@ class _Deadline:
 
     @property
     def first_seconds(self) -> float:
-        """The seconds within which a loader must have been read."""
+        """Returns the seconds within which a loader must have been read."""
         return max(self.budget_seconds, START_ALLOWANCE_SECONDS)
 
     def _wait(self, seconds: float, then: Callable[[], None]) -> None:

@@ -75,7 +75,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_seconds(self) -> float:
-        """Seconds that the reading thread spent outside next()."""
+        """Returns seconds that the reading thread spent outside next()."""
         return max(0.0, self.seconds - self.wait_seconds)
 
     @property
@@ -85,12 +85,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds that the reading thread, outside next(), neither ran nor was ready to run."""
+        """Returns seconds in which the reading thread, outside next(), neither ran nor could."""
         return max(0.0, self.outside_seconds - self.own_cpu_seconds - self.queued_seconds)
 
     @property
     def collective_seconds(self) -> float:
-        """Seconds of a step that are spent in collectives and in backward."""
+        """Returns seconds of a step that are spent in collectives and in backward."""
         if not self.knocks or not self.steps:
             return 0.0
         return self.collective_knocks / self.knocks * self.outside_seconds / self.steps
@@ -170,7 +170,7 @@ class Receive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reads(msgspec.Struct, frozen=True, kw_only=True):
-    """The reads of this rank's workers, with their files dropped from the page cache and again.
+    """Times reads of this rank's workers, with their files dropped from the page cache and again.
 
     Attributes:
         workers: Workers that read at the same time.
@@ -250,7 +250,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that the script wrote while it was profiled.
+    """Is a file that the script wrote while it was profiled.
 
     Attributes:
         num_bytes: Bytes by which it grew; the size of a new or rewritten file.

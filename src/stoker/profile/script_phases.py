@@ -150,7 +150,7 @@ class Reading:
 
     @property
     def elapsed_seconds(self) -> float:
-        """The seconds after the first batch of the main loader was asked for."""
+        """Returns the seconds after the first batch of the main loader was asked for."""
         return time.monotonic() - self._began if self.steps else 0.0
 
     def begin(self, loader: "DataLoader[object]", *, ranks: int) -> AsIsSteps:

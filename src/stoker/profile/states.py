@@ -44,7 +44,7 @@ class Signs:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of a step as is."""
+        """Returns seconds of a step as is."""
         return self.as_is.step_seconds.median
 
     @property
@@ -95,13 +95,13 @@ class Signs:
 
     @property
     def own_seconds(self) -> float:
-        """Seconds of a step less collectives and backward, in which ranks wait for each other."""
+        """Returns seconds of a step outside collectives and backward, which wait for other ranks."""
         seconds = self.evidence.seconds / self.evidence.steps if self.evidence.steps else 0.0
         return max(0.0, seconds - self.evidence.collective_seconds)
 
     @property
     def rates(self) -> str:
-        """Words on what fewest and most workers load; empty where the loader was tried once."""
+        """Says what fewest and most workers load; empty where the loader was tried once."""
         if self.alone is None or self.many is None:
             return ""
         return (

@@ -52,7 +52,7 @@ USUAL_STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enough:
-    """The conditions under which a phase knows enough, in shares of the budget.
+    """Holds the conditions under which a phase knows enough, in shares of the budget.
 
     Attributes:
         steps: So many, and `least` of the budget, are plenty.
@@ -214,7 +214,7 @@ class ReplaySteps:
 
     @property
     def given(self) -> int:
-        """Batches that were handed out."""
+        """Counts batches that were handed out."""
         return self._given
 
     def is_block_end(self) -> bool:

@@ -112,7 +112,7 @@ class Predicted(Record, frozen=True, kw_only=True):
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """A cluster that could run the workload.
+    """Is a cluster that could run the workload.
 
     Attributes:
         action: What is done to today's cluster: nothing (keep), other settings (tune), a larger
@@ -203,7 +203,7 @@ class Prices(Record, frozen=True, kw_only=True):
 
 
 class Calibration(Record, frozen=True, kw_only=True):
-    """The correction of the cost model's constants by earlier runs on this machine.
+    """Is the correction of the cost model's constants by earlier runs on this machine.
 
     Attributes:
         runs: Runs that a constant was corrected by; 0: too few, nothing is corrected.

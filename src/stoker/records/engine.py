@@ -40,7 +40,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class StrategySettings(Record, frozen=True, kw_only=True):
-    """The way the training's processes are started on the hosts of the dnn group.
+    """Is the way the training's processes are started on the hosts of the dnn group.
 
     Attributes:
         name: `auto`: torchrun where more than one process trains, else none; `torchrun`: one
@@ -98,7 +98,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
 # Here and below without defaults: the engine travels in one variable, of 512 characters on
 # SageMaker.
 class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The test that tells when an engine's server takes work.
+    """Is the test that tells when an engine's server takes work.
 
     Attributes:
         port: Name of one of the engine's ports, on which it must listen.
@@ -114,7 +114,7 @@ class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A command that an engine runs next to the training, on each host of a group or on the leader.
+    """Describes a command that an engine runs on each host of a group, or on the leader.
 
     It stays in the foreground: if it ends before the training, with any code, it has failed.
 
@@ -138,7 +138,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The engine that makes data on the hosts of the data group.
+    """Is the engine that makes data on the hosts of the data group.
 
     In a run without a data group no engine runs, whatever the settings are.
 

@@ -111,7 +111,7 @@ class Parts:
 
     @property
     def terms(self) -> Mapping[Limit, float]:
-        """The seconds of a step that each limit asks for; the slowest one sets the pace."""
+        """Returns the seconds of a step that each limit asks for; the slowest one sets the pace."""
         floor = self.accelerator_seconds + self.receive_seconds
         cpu = (self.loader_cpu_seconds + self.trainer_cpu_seconds) / self.free_vcpus
         latency, storage = 0.0, self.read_seconds
@@ -128,7 +128,7 @@ class Parts:
 
     @property
     def step_seconds(self) -> float:
-        """The step that the parts give: the slowest of the things that overlap."""
+        """Returns the step that the parts give: the slowest of the things that overlap."""
         return max(self.terms.values())
 
     @property

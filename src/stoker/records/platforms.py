@@ -94,7 +94,7 @@ class Vpc(Record, frozen=True, kw_only=True):
 
 
 class MetricDefinition(Record, frozen=True, kw_only=True):
-    """A metric that the service reads from the log.
+    """Is a metric that the service reads from the log.
 
     Attributes:
         name: Name of the metric in CloudWatch.
@@ -170,7 +170,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
 
 
 class SageMakerSettings(Record, frozen=True, kw_only=True):
-    """The settings that SageMaker needs for a workload, next to its plan.
+    """Holds the settings that SageMaker needs for a workload, next to its plan.
 
     Attributes:
         role: ARN of the role that the job takes on.
@@ -341,7 +341,7 @@ class PodVolume(Record, frozen=True, kw_only=True):
 
 
 class PodSettings(Record, frozen=True, kw_only=True):
-    """The needs of one role's pods, next to their pool.
+    """Holds the needs of one role's pods, next to their pool.
 
     Attributes:
         cpu: CPUs that a pod asks for. Absent: the pool's.
@@ -386,7 +386,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
 
 
 class KubeflowSettings(Record, frozen=True, kw_only=True):
-    """The address of Kubeflow Pipelines, and what its runs belong to.
+    """Is the address of Kubeflow Pipelines, and what its runs belong to.
 
     Attributes:
         host: Address of its API; behind a login often the site's with /pipeline. Absent: the
@@ -440,7 +440,7 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
 
 
 class KubernetesSettings(Record, frozen=True, kw_only=True):
-    """The settings that Kubernetes needs for a workload, next to its plan.
+    """Holds the settings that Kubernetes needs for a workload, next to its plan.
 
     Attributes:
         api: jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer, with its runtime.
@@ -560,7 +560,7 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
 
 
 class PlatformSettings(Record, frozen=True, kw_only=True):
-    """The settings of each platform that has any: keys of a workload, which its job carries.
+    """Holds the settings of each platform that has any: keys of a workload, which its job carries.
 
     Attributes:
         on_no_capacity: What is done while the platform has no hosts.

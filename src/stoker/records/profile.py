@@ -24,7 +24,7 @@ _SLACK = 0.7
 
 
 class ProfiledHost(Record, frozen=True, kw_only=True):
-    """The hosts that were measured; vcpus and accelerators of one host, else the catalog's.
+    """Holds the hosts that were measured; vcpus and accelerators of one host, else the catalog's.
 
     Attributes:
         instance_type: Type of these hosts, as the catalog calls it.
@@ -154,7 +154,7 @@ class Observed(Record, frozen=True, kw_only=True):
 
     @property
     def suspect(self) -> Literal["cpu", "accelerator", "neither", "unknown"]:
-        """The limit that such a load suggests, and does not prove: means hide single steps.
+        """Returns the limit that such a load suggests, and does not prove: means hide single steps.
 
         `neither`: both idle, so steps wait for something else (storage, a service, too few loader
         workers), or one thread sets the pace.
@@ -242,7 +242,7 @@ class Fix(Record, frozen=True, kw_only=True):
 
 
 class ProfileState(Record, frozen=True, kw_only=True):
-    """A state that the training is in, named, with the figures that it rests on.
+    """Is a state that the training is in, named, with the figures that it rests on.
 
     Attributes:
         id: cpu, accelerator, storage (or network), workers, gil, throttled, straggler or

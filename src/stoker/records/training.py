@@ -34,7 +34,7 @@ _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(
 
 
 class Host(Record, frozen=True, kw_only=True):
-    """A host of the run.
+    """Is a host of the run.
 
     Attributes:
         host: Name of the host.
@@ -81,7 +81,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """The platform's own name for the run.
+    """Is the platform's own name for the run.
 
     Attributes:
         platform: Platform that ran it.
@@ -109,7 +109,7 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """The record of a run.
+    """Is the record of a run.
 
     Attributes:
         schema: Version of this file's form.
@@ -180,7 +180,7 @@ def cause_of(failure: str) -> str:
 
 
 class GateResult(Record, frozen=True, kw_only=True):
-    """One gate, held against what the run reported.
+    """Is one gate, held against what the run reported.
 
     Attributes:
         metric: Name of the metric.
@@ -228,7 +228,7 @@ class StepCost(Record, frozen=True, kw_only=True):
 
 
 class Band(Record, frozen=True, kw_only=True):
-    """The steps that were promised, from the shortest to the longest.
+    """Holds the steps that were promised, from the shortest to the longest.
 
     Attributes:
         low_seconds: Shortest promised step, in seconds.

@@ -92,7 +92,7 @@ _STORAGE_OF_CHANNEL: Mapping[str, Storage] = MappingProxyType(
 
 
 class Constraints(Record, frozen=True, kw_only=True):
-    """The bounds that a plan must respect.
+    """Holds the bounds that a plan must respect.
 
     Attributes:
         objective: What ranks the plans: the cost of a step, or its time. A faster step that costs
@@ -259,7 +259,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
 
     @property
     def ports(self) -> dict[int, str]:
-        """The ports that it takes on a host, each with the key that says so."""
+        """Returns the ports that it takes on a host, each with the key that says so."""
         # From `port` on: coordinator and agents, batches, the store of torchrun.
         taken = {self.port + index: "feed.port" for index in range(3)}
         if self.metrics_port:
@@ -365,7 +365,7 @@ class NotifySettings(Record, frozen=True, kw_only=True):
 
 
 class _Identity(Record, frozen=True, kw_only=True):
-    """The facts that make a workload the same one."""
+    """Holds the facts that make a workload the same one."""
 
     name: str
     command: tuple[str, ...]
@@ -442,21 +442,21 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
 
     @property
     def strategy_settings(self) -> StrategySettings:
-        """The strategy, where only its name is given with everything else as it is by default."""
+        """Returns the strategy; where only its name is given, all else is as by default."""
         if isinstance(self.strategy, StrategySettings):
             return self.strategy
         return StrategySettings(name=self.strategy)
 
     @property
     def engine_settings(self) -> EngineSettings:
-        """The engine, where only its name is given with everything else as it is by default."""
+        """Returns the engine; where only its name is given, all else is as by default."""
         if isinstance(self.engine, EngineSettings):
             return self.engine
         return EngineSettings(name=self.engine)
 
     @property
     def known_constraints(self) -> Constraints:
-        """The constraints, with the storage that platform and channels tell where no key does."""
+        """Returns the constraints; where no key names the storage, platform and channels do."""
         if self.constraints.storage is not None:
             return self.constraints
         kinds: set[Storage] = {

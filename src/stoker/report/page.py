@@ -237,7 +237,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class LogLink:
-    """A log of the run; href is empty where it does not lie below the report."""
+    """Is a log of the run; href is empty where it does not lie below the report."""
 
     name: str
     href: str

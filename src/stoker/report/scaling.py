@@ -33,7 +33,7 @@ SAMPLES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The runs on clusters of one size.
+    """Holds the runs on clusters of one size.
 
     Attributes:
         size: What the axis counts.

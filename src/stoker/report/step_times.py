@@ -154,7 +154,7 @@ def shown_seconds(step_seconds: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One run of the picture.
+    """Is one run of the picture.
 
     Attributes:
         name: `Before` or `After`.

@@ -38,7 +38,7 @@ def fit(text: str, size: float, width: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The place that a label takes, for layouts that must not overlap."""
+    """Is the place that a label takes, for layouts that must not overlap."""
 
     text: str
     left: float

@@ -353,7 +353,7 @@ class Verdict:
 
     @property
     def mark(self) -> str:
-        """The tone as a sign, for those who do not see its colour."""
+        """Returns the tone as a sign, for those who do not see its colour."""
         return {"good": "\N{CHECK MARK}", "mixed": "!", "bad": "\N{BALLOT X}"}[self.tone]
 
 

@@ -109,7 +109,7 @@ with offline():
 
 
 class PipelineVariable(Protocol):
-    """A value that is known when a run starts, or when an earlier step has ended."""
+    """Is a value that is known when a run starts, or when an earlier step has ended."""
 
     @property
     def expr(self) -> Mapping[str, object]:
@@ -149,7 +149,7 @@ _SHAPES = {
 
 
 class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
-    """A step that is the literal request of a job, or of a model's registration.
+    """Is a step that is the literal request of a job, or of a model's registration.
 
     Args:
         name: Unique in the pipeline: letters, digits and dashes.
@@ -281,7 +281,7 @@ def value_in(step: RequestStep, path: str) -> PipelineVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerPipelineRun:
-    """A run, as its steps see it: the workload, and the values of the pipeline's parameters.
+    """Is a run, as its steps see it: the workload, and the values of the pipeline's parameters.
 
     Attributes:
         request: What the pipeline is compiled from.

@@ -76,7 +76,7 @@ class Service:
 
     @property
     def num_begun(self) -> int:
-        """Batches that workers have, to make now or next."""
+        """Counts batches that workers have, to make now or next."""
         return self._dispatch.num_begun
 
     @property

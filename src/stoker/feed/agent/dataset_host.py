@@ -100,7 +100,7 @@ class WorkerProcess:
 
 
 class DatasetHost:
-    """A process that holds one spec.
+    """Is a process that holds one spec.
 
     Attributes:
         channel: Socket to poll for reading; then `handle`.

@@ -431,7 +431,7 @@ class Dispatch:
 
     @property
     def num_queued(self) -> int:
-        """Requests that no worker has begun."""
+        """Counts requests that no worker has begun."""
         return len(self._queue)
 
     def work(self) -> None:

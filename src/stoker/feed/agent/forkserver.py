@@ -282,7 +282,7 @@ class _Children:
 
 
 class _ForkedAhead:
-    """A process that was forked before there is an order for it, and its channel.
+    """Is a process that was forked before there is an order for it, and its channel.
 
     Args:
         run: Its life, with its end of the channel.

@@ -38,7 +38,7 @@ _JOIN_SECONDS = 2.0
 
 @dataclass(slots=True)
 class OutgoingBatch:
-    """A batch to send.
+    """Is a batch to send.
 
     Attributes:
         packed: The message that describes it.
@@ -227,7 +227,7 @@ class BatchPort:
 
 @dataclass(slots=True)
 class _Stranger:
-    """A connection whose ticket has not come yet."""
+    """Is a connection whose ticket has not come yet."""
 
     connection: socket.socket
     address: str

@@ -176,7 +176,7 @@ Take = Callable[[Sequence[zmq.Frame]], None]
 
 
 class Link:
-    """A host that is dialled by name, and again whenever the connection is lost.
+    """Is a host that is dialled by name, and again whenever the connection is lost.
 
     Args:
         name: Host name or address.

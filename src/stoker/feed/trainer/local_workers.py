@@ -119,7 +119,7 @@ class LocalWorkers:
 
     @property
     def credits(self) -> int:
-        """Batches that may be asked for at a time; 0: no worker is left.
+        """Counts batches that may be asked for at a time; 0: no worker is left.
 
         They do not grow where costs vary: children are asked without a delay, so more would only
         bind later batches to a worker that may be slow for want of a core.

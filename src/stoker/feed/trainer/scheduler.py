@@ -196,7 +196,7 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def num_taken(self) -> int:
-        """Batches of this epoch that were delivered."""
+        """Counts batches of this epoch that were delivered."""
 
     @abstractmethod
     def is_over(self) -> bool:
@@ -373,7 +373,7 @@ class BatchScheduler(Scheduler):
 
     @property
     def num_taken(self) -> int:
-        """Batches of this epoch that were delivered."""
+        """Counts batches of this epoch that were delivered."""
         return self.head
 
     def wanted(self, now: float) -> int:

@@ -174,7 +174,7 @@ class ShardScheduler(Scheduler):
 
     @property
     def num_taken(self) -> int:
-        """Batches of this epoch that were delivered."""
+        """Counts batches of this epoch that were delivered."""
         return sum(shard.taken for shard in self._shards)
 
     def is_over(self) -> bool:

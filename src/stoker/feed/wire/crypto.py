@@ -44,7 +44,7 @@ _ZAP_DOMAIN = b"stoker"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Keys:
-    """The keys that a run's token gives; z85-encoded CURVE keys and a raw MAC key."""
+    """Holds the keys that a run's token gives; z85-encoded CURVE keys and a raw MAC key."""
 
     server_public: bytes
     server_secret: bytes

@@ -62,7 +62,7 @@ ARGUMENT_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnvironment:
-    """The part of the script's environment and arguments that travels.
+    """Is the part of the script's environment and arguments that travels.
 
     Attributes:
         changes: Names and values that the script set; None: it deleted the name.
@@ -187,7 +187,7 @@ class Globals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """The spec that batches are made from: the parts of a loader that a data worker needs.
+    """Is the spec that batches are made from: the parts of a loader that a data worker needs.
 
     Attributes:
         dataset: Map-style dataset, or a `DatasetFactory`.
@@ -212,7 +212,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
-    """The place a spec comes from: travels in front of it, and is read without unpickling it.
+    """Is the place a spec comes from: travels in front of it, and is read without unpickling it.
 
     Attributes:
         directory: The trainer's working directory, from which a script may name its files; empty:
@@ -424,7 +424,7 @@ def digest(data: bytes | memoryview) -> str:
 
 
 class Arrival:
-    """The memory that the pieces of a spec are written to.
+    """Is the memory that the pieces of a spec are written to.
 
     Args:
         name: The spec's: what `digest` says of all pieces together.
@@ -545,7 +545,7 @@ def unpack_error(data: bytes | memoryview) -> Exception:
 
 
 class _Text(str):
-    """A message of a KeyError, which shows the repr: the lines of a traceback must stay lines."""
+    """Keeps the lines of a traceback in a KeyError's message, which shows the repr."""
 
     __slots__ = ()
 

@@ -170,7 +170,7 @@ class Attend(Message, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An agent that trainers may dial; seconds since its last beat.
+    """Is an agent that trainers may dial; seconds since its last beat.
 
     Attributes:
         place: Place of its host among those of the data group, from 0: the same for every rank.
@@ -188,7 +188,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Roster(Message, frozen=True, kw_only=True):
-    """The agents that are there; `expected` hosts make up the data group.
+    """Holds the agents that are there; `expected` hosts make up the data group.
 
     Attributes:
         lost: Silent for longer than their lease.
@@ -202,7 +202,7 @@ class Roster(Message, frozen=True, kw_only=True):
 
 
 class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The work of one data worker for a rank so far: batches, and the seconds it was at them."""
+    """Is the work of one data worker for a rank so far: batches, and the seconds it was at them."""
 
     worker: Count
     batches: Count
@@ -210,7 +210,7 @@ class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The work of one host's data workers for a rank so far.
+    """Is the work of one host's data workers for a rank so far.
 
     Attributes:
         is_local: They are children of the rank.
@@ -297,7 +297,7 @@ class Ticket(Message, frozen=True, kw_only=True):
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """A part, in the frame, of a packed message that is too long for one frame; in order."""
+    """Is a part, in the frame, of a packed message that is too long for one frame; in order."""
 
     is_last: bool
 

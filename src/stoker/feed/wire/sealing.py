@@ -85,7 +85,7 @@ class _Key:
 
 
 class Sealer:
-    """The sender's end of one connection; used by one thread.
+    """Is the sender's end of one connection; used by one thread.
 
     Args:
         key: The one that the receiver got with its ticket.
@@ -145,7 +145,7 @@ class Head:
 
 
 class Unsealer:
-    """The receiver's end of one connection; used by one thread."""
+    """Is the receiver's end of one connection; used by one thread."""
 
     def __init__(self, key: bytes) -> None:
         self._now = _Key(key)

@@ -123,7 +123,7 @@ def tune(connection: socket.socket) -> None:
 
 
 class BatchWriter:
-    """The data host's end of a connection; used by one thread.
+    """Is the data host's end of a connection; used by one thread.
 
     Args:
         pool: Pool for the sealed records, one at a time.
@@ -170,7 +170,7 @@ def _plain_records(packed: bytes, payload: memoryview | None) -> Iterator[memory
 
 
 class BatchReader:
-    """The trainer's end of a connection; used by one thread.
+    """Is the trainer's end of a connection; used by one thread.
 
     Args:
         pool: Pool for the sealed records, one at a time.

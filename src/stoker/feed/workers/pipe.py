@@ -140,7 +140,7 @@ def no_descriptor_left() -> str:
 
 
 class Pipe:
-    """One end of a channel; it owns the socket.
+    """Is one end of a channel; it owns the socket.
 
     Args:
         blocking: True: `send` and `receive` wait (the other end's death ends the wait).

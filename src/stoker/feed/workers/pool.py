@@ -115,7 +115,7 @@ def _quietly(action: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """A batch to make.
+    """Is a batch to make.
 
     Attributes:
         key: The caller's name for it.
@@ -195,7 +195,7 @@ class Result:
 
 @dataclass(eq=False)
 class WorkerEnd:
-    """A worker, as its pool has it.
+    """Is a worker, as its pool has it.
 
     Attributes:
         jobs: What it was given and has not answered; the first is being made.

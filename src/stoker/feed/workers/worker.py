@@ -149,7 +149,7 @@ _UNUSED_BYTES = 64 << 10
 
 
 class Slots:
-    """The shared memory that batches are written to, or built in."""
+    """Is the shared memory that batches are written to, or built in."""
 
     def __init__(self, channel: Pipe) -> None:
         self._channel = channel

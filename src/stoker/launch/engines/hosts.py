@@ -189,7 +189,7 @@ _STOPPED = 128
 
 
 class EngineCommands(Protocol):
-    """The commands that run next to the training on a dnn host."""
+    """Holds the commands that run next to the training on a dnn host."""
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -72,7 +72,7 @@ Part = Literal["leader", "dnn", "data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A way to find out whether a server takes work; see `stoker.records.Ready`."""
+    """Is a way to find out whether a server takes work; see `stoker.records.Ready`."""
 
     address: str
     port: int
@@ -82,7 +82,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOrder:
-    """One command of an engine as this host runs it.
+    """Is one command of an engine as this host runs it.
 
     Attributes:
         command: Program and arguments.
@@ -98,7 +98,7 @@ class ServerOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOrder:
-    """The commands that this host runs of the run's engine.
+    """Holds the commands that this host runs of the run's engine.
 
     Attributes:
         servers: Servers in the order in which they are started.

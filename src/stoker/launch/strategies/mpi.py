@@ -157,7 +157,7 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
 
 
 class MpiSession:
-    """The folder that Open MPI has on this host while it runs; `close` deletes it.
+    """Is the folder that Open MPI has on this host while it runs; `close` deletes it.
 
     On the leader also the socket that mpirun's starts come through.
 
@@ -253,7 +253,7 @@ _ASKED_TO_STOP = 143
 
 
 class MpiHost:
-    """The state of a dnn host while mpirun runs; closed when it has ended.
+    """Is the state of a dnn host while mpirun runs; closed when it has ended.
 
     Args:
         run: Run of this host.

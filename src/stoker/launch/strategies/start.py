@@ -25,7 +25,7 @@ _TOLD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """The training command of each dnn host, and the way to start it.
+    """Is the training command of each dnn host, and the way to start it.
 
     Attributes:
         strategy: none: the command itself; torchrun: one process a rank; smddp: the same with

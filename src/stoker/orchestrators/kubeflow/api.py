@@ -334,7 +334,7 @@ _SERVICES = {
 
 
 class _Answer(Protocol):
-    """An answer of urllib3, as far as it is used here."""
+    """Is an answer of urllib3, as far as it is used here."""
 
     def read1(self, amt: int) -> bytes: ...
 
@@ -543,7 +543,7 @@ class Kubeflow:
 
 
 class _Config(Protocol):
-    """The client's configuration, as far as it is used here."""
+    """Is the client's configuration, as far as it is used here."""
 
     host: str
     api_key: dict[str, str]
@@ -566,7 +566,7 @@ def _keep_host(config: _Config) -> None:
 
 
 class _Health:
-    """An answer for kfp's client, which asks when it starts: it is to leave the namespace to us."""
+    """Answers kfp's client, which asks when it starts: it is to leave the namespace to us."""
 
     multi_user = False
 

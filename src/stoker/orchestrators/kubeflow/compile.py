@@ -56,7 +56,7 @@ COMPONENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPod:
-    """The needs of a step's pod that is to be a host of today's type.
+    """Holds the needs of a step's pod that is to be a host of today's type.
 
     Attributes:
         group: Group as a job on Kubernetes would have it.

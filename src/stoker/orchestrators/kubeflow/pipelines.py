@@ -36,7 +36,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowPipeline:
-    """A pipeline as the service holds it; `latest` is None where it has no version."""
+    """Is a pipeline as the service holds it; `latest` is None where it has no version."""
 
     id: str
     name: str
@@ -254,7 +254,7 @@ def server_notes(kubeflow: Kubeflow, spec: CompiledSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNeed:
-    """A part of pipelines that servers know from a version on; soft: older ones ignore it."""
+    """Is a part of pipelines that servers know from a version on; soft: older ones ignore it."""
 
     version: tuple[int, int]
     has: Callable[[CompiledSpec], bool]

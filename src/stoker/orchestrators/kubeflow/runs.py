@@ -62,7 +62,7 @@ _STATES: Mapping[str, State] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """The run that RUN names, as the service shows it.
+    """Is the run that RUN names, as the service shows it.
 
     Attributes:
         pipeline: Name of the pipeline that RUN named; empty: it named a run.
@@ -177,7 +177,7 @@ _YES, _NO = ("true", "yes", "1"), ("false", "no", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of a run or a schedule besides its parameters.
+    """Holds the options of a run or a schedule besides its parameters.
 
     Attributes:
         experiment: Absent: the workload's settings, else one named as the workload.
@@ -626,7 +626,7 @@ READ_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pod:
-    """A pod that runs a step."""
+    """Is a pod that runs a step."""
 
     name: str
     step: str

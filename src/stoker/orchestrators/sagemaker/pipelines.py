@@ -14,7 +14,7 @@ from stoker.records import Json, SageMakerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerPipeline:
-    """A pipeline as the service holds it; `definition` is None where it cannot be read."""
+    """Is a pipeline as the service holds it; `definition` is None where it cannot be read."""
 
     name: str
     arn: str

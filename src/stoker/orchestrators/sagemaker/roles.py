@@ -71,7 +71,7 @@ def ecr_image(name: str) -> EcrImage | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsRole:
-    """A role as the workload needs it; what people may do is a policy without a role.
+    """Is a role as the workload needs it; what people may do is a policy without a role.
 
     Attributes:
         parts: Whose rights it has.

@@ -73,7 +73,7 @@ STATES: Mapping[str, State] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundExecution:
-    """The run or job that RUN names.
+    """Is the run or job that RUN names.
 
     Attributes:
         kind: A run of a pipeline, or a training job on its own.

@@ -243,7 +243,7 @@ _CERTIFICATE = "check the cluster's certificate in the kube config"
 
 
 class Response(Protocol):
-    """An answer of urllib3, as far as it is used here."""
+    """Is an answer of urllib3, as far as it is used here."""
 
     status: int
     data: bytes
@@ -262,7 +262,7 @@ class Response(Protocol):
 
 
 class ByteStream:
-    """An answer that comes in parts: a watch, or a log. Any thread may close it."""
+    """Is an answer that comes in parts: a watch, or a log. Any thread may close it."""
 
     def __init__(self, response: Response, action: Action) -> None:
         self._response = response

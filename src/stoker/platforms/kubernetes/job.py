@@ -210,7 +210,7 @@ SERVICE = "kubernetes"
 
 
 class RunPicture:
-    """The state of a run, as far as the cluster has told it.
+    """Is the state of a run, as far as the cluster has told it.
 
     Args:
         layout: Layout of the run.

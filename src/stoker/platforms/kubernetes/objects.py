@@ -145,7 +145,7 @@ class PodGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A job as Kubernetes runs it, whatever the objects are.
+    """Is a job as Kubernetes runs it, whatever the objects are.
 
     Attributes:
         name: Name of all objects.

@@ -29,7 +29,7 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodState:
-    """A pod of the run.
+    """Is a pod of the run.
 
     Attributes:
         name: Name of the pod; a pod that takes its place has another.
@@ -190,7 +190,7 @@ _FOR_EVER = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """A reason why hosts of a group do not run.
+    """Is a reason why hosts of a group do not run.
 
     Attributes:
         key: The same while the trouble is the same.

@@ -599,7 +599,7 @@ NO_TOKEN = "made-when-the-job-is-submitted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesRequest:
-    """A job as Kubernetes runs it.
+    """Is a job as Kubernetes runs it.
 
     The job owns secret, configuration, budget and a runtime of its own; their owner references, and
     the job's own to the Workflow that it is made for, are set by submit().

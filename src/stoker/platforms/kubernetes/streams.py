@@ -137,7 +137,7 @@ _TOO_OLD = 410
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """All objects that there are now; what was there and is not among them is gone."""
+    """Holds all objects that there are now; what was there and is not among them is gone."""
 
     resource: Resource
     items: tuple[Document, ...]

@@ -236,7 +236,7 @@ LEFTOVER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedObjects:
-    """A job that runs, or has run.
+    """Is a job that runs, or has run.
 
     Attributes:
         lease: Lease by which its leader knows that it is followed; None: it has none.
@@ -250,7 +250,7 @@ class StartedObjects:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """An attempt to start a job: it notes what has been done so far."""
+    """Is an attempt to start a job: it notes what has been done so far."""
 
     has_asked: bool = False
     runtime_is_made: bool = False

@@ -258,7 +258,7 @@ class ServiceShape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A value that the model does not allow.
+    """Is a value that the model does not allow.
 
     Attributes:
         path: Path as in `InputDataConfig[0].ChannelName`.

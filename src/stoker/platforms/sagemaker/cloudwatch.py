@@ -110,7 +110,7 @@ class JobLogs:
 
 
 class _Stream:
-    """One stream, read from its beginning on."""
+    """Is one stream, read from its beginning on."""
 
     def __init__(self, aws: Aws, name: str, log_group: str) -> None:
         found = re.fullmatch(r".*/(algo-\d+)(?:-\d+)?", name)

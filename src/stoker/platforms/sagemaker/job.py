@@ -100,7 +100,7 @@ def _too_large(where: str, what: str) -> PlatformError:
 
 
 class _Bounded(io.RawIOBase):
-    """A stream of which at most MAX_ARCHIVE_BYTES are read."""
+    """Is a stream of which at most MAX_ARCHIVE_BYTES are read."""
 
     def __init__(self, content: IO[bytes], *, where: str) -> None:
         self._content = content

@@ -158,7 +158,7 @@ PROGRESS_METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerRequest:
-    """A job as SageMaker runs it.
+    """Is a job as SageMaker runs it.
 
     Attributes:
         body: The whole CreateTrainingJob request; it holds nothing secret.

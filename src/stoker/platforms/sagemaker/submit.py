@@ -47,7 +47,7 @@ _QUOTA = re.compile(r"limit '(?P<quota>[^']+)' is (?P<limit>[0-9.]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """A step of a job's life, as the service tells it.
+    """Is a step of a job's life, as the service tells it.
 
     Attributes:
         status: Such as Starting, Downloading, Training, Uploading.
@@ -72,7 +72,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJobState:
-    """A training job as DescribeTrainingJob tells it.
+    """Is a training job as DescribeTrainingJob tells it.
 
     Attributes:
         status: InProgress, Completed, Failed, Stopping or Stopped.
@@ -402,7 +402,7 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedTrainingJob:
-    """A job that runs, or has run: `request` is the one that it was created with."""
+    """Is a job that runs, or has run: `request` is the one that it was created with."""
 
     request: SageMakerRequest
     is_adopted: bool
