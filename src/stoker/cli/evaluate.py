@@ -217,7 +217,7 @@ def _judged(
         as_json=as_json,
         told=told_of_evaluation(record),
     )
-    if workload.platform == "sagemaker" and destinations.out:
+    if workload.platform_info.has_model_registry and destinations.out:
         # Next to it, for the model registry: evaluation.json says more than Studio shows.
         quality = json.dumps(model_quality(trained))
         write_text(destinations.out.with_name("model-quality.json"), quality)
@@ -276,12 +276,13 @@ def _copies(
 
 
 def _managed_run(workload: "Workload", training: "Training") -> str | None:
-    """Returns the run that SageMaker made in its own MLflow for a job that nobody followed."""
+    """Returns the run that a platform made in its own MLflow for a job that nobody followed."""
     from stoker.cli.workloads import region_of
     from stoker.platforms.aws import Aws
     from stoker.platforms.sagemaker.job import mlflow_run_of
+    from stoker.records.platforms import info_of
 
-    if not (workload.tracking.is_managed and training.job.platform == "sagemaker"):
+    if not (workload.tracking.is_managed and info_of(training.job.platform).has_mlflow):
         return None
     return mlflow_run_of(Aws(region=region_of(workload)), training.job.name)
 

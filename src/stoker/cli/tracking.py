@@ -19,18 +19,18 @@ _STOPPED_SECONDS = 15.0
 
 def start_tracking(job: "JobSpec", *, platform: str, quiet: bool) -> "JobSpec":
     """Starts the job's run in MLflow; returns the job whose script writes to the same run."""
-    from stoker.records import PLATFORM_INFOS
+    from stoker.records.platforms import info_of
     from stoker.tracking import handed, started
 
-    # SageMaker makes the run of its own MLflow itself: the job says so.
-    if not job.tracking.mlflow or (job.tracking.is_managed and platform == "sagemaker"):
+    info = info_of(platform)
+    # The platform makes the run of its own MLflow itself: the job says so.
+    if not job.tracking.mlflow or (job.tracking.is_managed and info.has_mlflow):
         return job
-    info = next((info for name, info in PLATFORM_INFOS.items() if name == platform), None)
     tracked = started(
         job.tracking, run=job.run_name, tags=_tags(job.settings.workload_sha256), environ=os.environ
     )
     _say(tracked, without="the run goes on without it", quiet=quiet)
-    told = handed(job.tracking, tracked, is_this_machine=bool(info and info.is_this_machine))
+    told = handed(job.tracking, tracked, is_this_machine=info.is_this_machine)
     return replace(job, environment={**told, **job.environment})
 
 

@@ -95,7 +95,7 @@ class Signs:
 
     @property
     def own_seconds(self) -> float:
-        """Returns seconds of a step outside collectives and backward, which wait for other ranks."""
+        """Returns seconds of a step outside collectives and backward, which wait for ranks."""
         seconds = self.evidence.seconds / self.evidence.steps if self.evidence.steps else 0.0
         return max(0.0, seconds - self.evidence.collective_seconds)
 

@@ -35,6 +35,8 @@ class PlatformInfo:
         needs_training_enum: Its jobs take only types that its API lists for training.
         max_groups: Instance groups that a job may have; None: no bound.
         host_variables: Variables that its hosts have: a launcher knows by them where it runs.
+        has_mlflow: It has an MLflow of its own, in which it makes the run of a job itself.
+        has_model_registry: Its registry takes the quality of a model as a file.
         payer: AWS service whose prices hold there: `sagemaker` or `ec2`; empty: none.
         price_list: The words for these prices.
     """
@@ -45,6 +47,8 @@ class PlatformInfo:
     needs_training_enum: bool = False
     max_groups: int | None = None
     host_variables: tuple[str, ...] = ()
+    has_mlflow: bool = False
+    has_model_registry: bool = False
     payer: str = ""
     price_list: str = ""
 
@@ -57,6 +61,8 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
             needs_training_enum=True,
             max_groups=5,
             host_variables=("TRAINING_JOB_NAME", "SM_CURRENT_HOST"),
+            has_mlflow=True,
+            has_model_registry=True,
             payer="sagemaker",
             price_list="AWS price list, SageMaker training",
         ),
@@ -69,6 +75,11 @@ PLATFORM_INFOS: Mapping[PlatformName, PlatformInfo] = MappingProxyType(
         ),
     }
 )
+
+
+def info_of(platform: str) -> PlatformInfo:
+    """Returns the facts about the platform that a record names; one that is not known has none."""
+    return next((info for name, info in PLATFORM_INFOS.items() if name == platform), PlatformInfo())
 
 
 def bare_type(name: str) -> str:

@@ -399,7 +399,7 @@ def copied_to(
         model_uri: Where a copy of the model is.
     """
     if record.measured and record.measured.timeline_file:
-        name = _beside(run_dir / record.measured.timeline_file, file)
+        name = _next_to(run_dir / record.measured.timeline_file, file)
         record = msgspec.structs.replace(
             record, measured=msgspec.structs.replace(record.measured, timeline_file=name)
         )
@@ -430,7 +430,7 @@ def _measured(measured: Measured | None, facts: TrainingFacts) -> Measured | Non
     )
 
 
-def _beside(timeline: Path, record_file: Path) -> str:
+def _next_to(timeline: Path, record_file: Path) -> str:
     """Returns the timeline's name for its record: copied along if the record is elsewhere."""
     if record_file.parent.resolve() == timeline.parent.resolve():
         return timeline.name
