@@ -24,6 +24,7 @@ from stoker.records import (
     Workload,
     bare_type,
 )
+from stoker.records.base import mapping
 from stoker.records.training import TrainingFacts, training_record
 from stoker.text import cost_change_words, ms, than_predicted
 
@@ -109,7 +110,7 @@ def model_quality(training: Training) -> dict[str, Json]:
 
 def told_metrics(document: Json) -> dict[str, float]:
     """Returns the metrics in a training.json, an evaluation.json or a model-quality.json."""
-    content = document if isinstance(document, Mapping) else {}
+    content = mapping(document)
     values: list[tuple[Json, Json]] = [*_members(content.get("metrics"))]
     gates = content.get("gates")
     values += [

@@ -12,15 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from stoker.platforms.kubernetes.api import (
-    Document,
-    mapping,
-    mappings,
-    name_of,
-    number,
-    text,
-    texts,
-)
+from stoker.platforms.kubernetes.api import name_of, number, text, texts
 from stoker.platforms.kubernetes.objects import is_dns_label
 from stoker.platforms.kubernetes.request import (
     ANCESTOR_LABEL,
@@ -30,6 +22,7 @@ from stoker.platforms.kubernetes.request import (
     replicated_jobs,
 )
 from stoker.records import Json, nearest
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import amount
 
 Schema = Mapping[str, Json]

@@ -20,14 +20,13 @@ from stoker.platforms.sagemaker.checks import (
     channels_of,
     groups_of,
     instance_types,
-    mapping,
-    mappings,
     mode_of,
     problems,
     s3_source,
     text,
 )
 from stoker.records import Json
+from stoker.records.base import mapping, mappings
 
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 SHAPE = MODEL.operation_model("CreateTrainingJob").input_shape

@@ -28,7 +28,6 @@ from stoker.catalog.catalog import (
     parse_table,
 )
 from stoker.records import (
-    Json,
     KubernetesSettings,
     NodePool,
     Toleration,
@@ -36,6 +35,7 @@ from stoker.records import (
     bare_type,
     read_text,
 )
+from stoker.records.base import Document, mapping, mappings
 from stoker.records.platforms import amount, lacks_arm_image
 
 _SOURCE = "kubernetes.pools_file"
@@ -193,8 +193,6 @@ def _tolerations(row: Row) -> Iterator[Toleration]:
             yield Toleration(key=key, effect=chosen)
 
 
-Document = Mapping[str, Json]
-
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _ZONE, _REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 _ARCHITECTURE, _SYSTEM = "kubernetes.io/arch", "kubernetes.io/os"
@@ -290,11 +288,11 @@ class _Node:
         return any(self.labels.get(label) == value for label, value in _SPOT.items())
 
     def allocatable(self, resource: str) -> Decimal:
-        found = _mapping(self.document, "status", "allocatable").get(resource, "0")
+        found = mapping(self.document, "status", "allocatable").get(resource, "0")
         return amount(str(found))
 
     def taints(self) -> set[str]:
-        taints = _items(_mapping(self.document, "spec").get("taints"))
+        taints = mappings(mapping(self.document, "spec").get("taints"))
         return {_taint(taint) for taint in taints if not _is_passing(str(taint.get("key")))}
 
 
@@ -340,15 +338,15 @@ def daemon_requests(pods: Sequence[Document]) -> tuple[Decimal, Decimal]:
     """Returns the cores and bytes that a node's daemons ask for: what every node like it runs."""
     cpu = memory = Decimal(0)
     for pod in pods:
-        owners = _items(_mapping(pod, "metadata").get("ownerReferences"))
+        owners = mappings(mapping(pod, "metadata").get("ownerReferences"))
         # Owned by a Node: the static pods that the kubelet starts on its own.
         if not any(owner.get("kind") in ("DaemonSet", "Node") for owner in owners):
             continue
-        spec = _mapping(pod, "spec")
+        spec = mapping(pod, "spec")
         # An init container with a restart policy is a sidecar: it keeps what it asks for.
-        sidecars = [c for c in _items(spec.get("initContainers")) if c.get("restartPolicy")]
-        for container in (*_items(spec.get("containers")), *sidecars):
-            requests = _mapping(container, "resources", "requests")
+        sidecars = [c for c in mappings(spec.get("initContainers")) if c.get("restartPolicy")]
+        for container in (*mappings(spec.get("containers")), *sidecars):
+            requests = mapping(container, "resources", "requests")
             cpu += amount(str(requests.get("cpu", "0")))
             memory += amount(str(requests.get("memory", "0")))
     return cpu, memory
@@ -402,8 +400,8 @@ def _pool_of_kind(kind: _Kind, members: Sequence[_Node], *, named: str) -> Clust
 
 
 def _node(document: Document) -> _Node:
-    metadata = _mapping(document, "metadata")
-    labels = {key: str(value) for key, value in _mapping(metadata, "labels").items()}
+    metadata = mapping(document, "metadata")
+    labels = {key: str(value) for key, value in mapping(metadata, "labels").items()}
     return _Node(name=str(metadata.get("name")), labels=labels, document=document)
 
 
@@ -417,9 +415,9 @@ def _is_ours(node: _Node) -> bool:
 
 
 def _problem(node: _Node) -> str:
-    if _mapping(node.document, "spec").get("unschedulable"):
+    if mapping(node.document, "spec").get("unschedulable"):
         return "cordoned"
-    conditions = _items(_mapping(node.document, "status").get("conditions"))
+    conditions = mappings(mapping(node.document, "status").get("conditions"))
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
     return "" if ready else "not ready"
 
@@ -431,15 +429,3 @@ def _is_passing(key: str) -> bool:
 def _taint(taint: Document) -> str:
     value = f"={taint['value']}" if taint.get("value") else ""
     return f"{taint.get('key')}{value}:{taint.get('effect')}"
-
-
-def _mapping(document: Json, *keys: str) -> Document:
-    value: Json = document
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
-
-
-def _items(value: Json) -> Iterator[Document]:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        yield from (item for item in value if isinstance(item, Mapping))

@@ -16,6 +16,7 @@ from stoker.catalog.catalog import Catalog, Instance, Table
 from stoker.catalog.pools import ClusterPool
 from stoker.errors import UsageError
 from stoker.records import Json, bare_type
+from stoker.records.base import mapping
 
 _GIB = 2**30
 # What daemons ask of a node where that cannot be read: network, proxy, storage, logs, metrics.
@@ -307,9 +308,9 @@ def machines(described: Iterable[Mapping[str, Json]]) -> Mapping[str, Machine]:
 
 
 def _machine_of(item: Mapping[str, Json]) -> Machine:
-    vcpus, memory = _mapping(item.get("VCpuInfo")), _mapping(item.get("MemoryInfo"))
+    vcpus, memory = mapping(item.get("VCpuInfo")), mapping(item.get("MemoryInfo"))
     mebibytes = memory.get("SizeInMiB")
-    gbps, is_burst = _network(_mapping(item.get("NetworkInfo")).get("NetworkPerformance"))
+    gbps, is_burst = _network(mapping(item.get("NetworkInfo")).get("NetworkPerformance"))
     return Machine(
         vcpus=_whole(vcpus.get("DefaultVCpus")),
         cores=_whole(vcpus.get("DefaultCores")),
@@ -322,9 +323,9 @@ def _machine_of(item: Mapping[str, Json]) -> Machine:
 
 def _accelerators(item: Mapping[str, Json]) -> int | None:
     for holder, key in (("GpuInfo", "Gpus"), ("NeuronInfo", "NeuronDevices")):
-        listed = _mapping(item.get(holder)).get(key)
+        listed = mapping(item.get(holder)).get(key)
         if isinstance(listed, list):
-            counts = [_whole(_mapping(one).get("Count")) or 0 for one in listed]
+            counts = [_whole(mapping(one).get("Count")) or 0 for one in listed]
             # A part of a GPU counts as none here: leave such types as they were.
             return sum(counts) or None
     return None
@@ -351,17 +352,17 @@ def _products(
     """Yields the attributes and hourly prices of each product of the region."""
     for product in products:
         document = _parsed(product)
-        attributes = _mapping(_mapping(document.get("product")).get("attributes"))
+        attributes = mapping(mapping(document.get("product")).get("attributes"))
         if attributes.get("regionCode", region) == region:
             yield attributes, set(_hourly(document))
 
 
 def _hourly(document: Mapping[str, Json]) -> Iterator[str]:
-    terms = _mapping(_mapping(document.get("terms")).get("OnDemand"))
+    terms = mapping(mapping(document.get("terms")).get("OnDemand"))
     for term in terms.values():
-        for dimension in _mapping(_mapping(term).get("priceDimensions")).values():
-            price = _mapping(dimension)
-            usd = _mapping(price.get("pricePerUnit")).get("USD")
+        for dimension in mapping(mapping(term).get("priceDimensions")).values():
+            price = mapping(dimension)
+            usd = mapping(price.get("pricePerUnit")).get("USD")
             is_hourly = str(price.get("unit", "")).lower() in _HOURS
             if is_hourly and isinstance(usd, str) and _is_price(usd):
                 yield _plain(usd)
@@ -369,12 +370,12 @@ def _hourly(document: Mapping[str, Json]) -> Iterator[str]:
 
 def _parsed(product: Json) -> Mapping[str, Json]:
     if not isinstance(product, str):
-        return _mapping(product)
+        return mapping(product)
     try:
         document: Json = json.loads(product)
     except ValueError:
         return {}
-    return _mapping(document)
+    return mapping(document)
 
 
 def _priced_of(found: Mapping[str, set[str]]) -> Priced:
@@ -397,10 +398,6 @@ def _is_price(text: str) -> bool:
 def _plain(usd: str) -> str:
     """Writes `3.0600000000` as `3.06`: the same price, however it is written."""
     return f"{float(usd):.10f}".rstrip("0").rstrip(".")
-
-
-def _mapping(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _whole(value: Json) -> int | None:

@@ -36,7 +36,7 @@ from stoker.records import (
     write_json,
     write_text,
 )
-from stoker.records.base import RecordT
+from stoker.records.base import RecordT, mapping
 from stoker.text import ms, step_words
 
 # The size that Kubeflow and its database accept.
@@ -76,20 +76,20 @@ def read_executor_input(text: str) -> ExecutorInput:
         document: Json = json.loads(text)
     except ValueError as err:
         raise _wrong(f"not JSON: {err}") from None
-    outputs = _mapping(_mapping(document).get("outputs"))
+    outputs = mapping(mapping(document).get("outputs"))
     file = outputs.get("outputFile")
     if not isinstance(file, str) or not file:
         raise _wrong("it names no outputs.outputFile")
     artifacts = {}
-    for name, described in _mapping(outputs.get("artifacts")).items():
-        found = _mapping(described).get("artifacts")
+    for name, described in mapping(outputs.get("artifacts")).items():
+        found = mapping(described).get("artifacts")
         # A list of one, except for lists of artifacts, which no step of ours has.
-        first = _mapping(found[0]) if isinstance(found, list) and found else {}
-        kind = _mapping(first.get("type")).get("schemaTitle")
+        first = mapping(found[0]) if isinstance(found, list) and found else {}
+        kind = mapping(first.get("type")).get("schemaTitle")
         artifacts[name] = (str(kind or ""), str(first.get("uri") or ""))
     return ExecutorInput(
         output_file=Path(file),
-        parameters=frozenset(_mapping(outputs.get("parameters"))),
+        parameters=frozenset(mapping(outputs.get("parameters"))),
         artifacts=artifacts,
     )
 
@@ -146,10 +146,6 @@ def write_executor_output(
     document: dict[str, Json] = {"parameterValues": {**values}, "artifacts": artifacts}
     executor.output_file.parent.mkdir(parents=True, exist_ok=True)
     write_text(executor.output_file, json.dumps(document, indent=1) + "\n")
-
-
-def _mapping(value: Json) -> Mapping[str, Json]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _wrong(what: str) -> UsageError:

@@ -23,8 +23,9 @@ from stoker.orchestrators.sagemaker.roles import (
     trusts,
 )
 from stoker.platforms.aws import Aws, AwsError, split_uri
-from stoker.platforms.sagemaker.checks import file_system, mapping, mappings, text
+from stoker.platforms.sagemaker.checks import file_system, text
 from stoker.records import Decision, Group, Json, Vpc, Workload, bare_type
+from stoker.records.base import mapping, mappings
 from stoker.text import duration
 
 # Of one look; all quotas of SageMaker are some 60 pages.

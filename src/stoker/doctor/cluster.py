@@ -29,10 +29,7 @@ from stoker.platforms.kubernetes.api import (
     WORKFLOWS,
     ApiError,
     ClusterApi,
-    Document,
     Resource,
-    mapping,
-    mappings,
     name_of,
     text,
     texts,
@@ -40,6 +37,7 @@ from stoker.platforms.kubernetes.api import (
 from stoker.platforms.kubernetes.objects import claim_of
 from stoker.platforms.kubernetes.submit import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
+from stoker.records.base import Document, mapping, mappings
 from stoker.settings import kubeflow_environment
 from stoker.train import prepare
 

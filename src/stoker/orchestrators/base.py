@@ -26,6 +26,7 @@ from stoker.parameters import Kind, Parameter
 from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
+from stoker.records.base import mapping, mappings
 
 State = Literal["waiting", "running", "stopping", "stopped", "failed", "succeeded", "not run"]
 
@@ -492,23 +493,23 @@ def differences(old: Json, new: Json) -> tuple[str, ...]:
 
 def _parts(definition: Json) -> Iterator[tuple[str, Mapping[str, Json]]]:
     """Yields what a definition consists of, by name: steps, parameters, the rest."""
-    whole = definition if isinstance(definition, Mapping) else {}
+    whole = mapping(definition)
     yield from _steps(whole.get("Steps"), "the pipeline")
-    for item in _mappings(whole.get("Parameters")):
+    for item in mappings(whole.get("Parameters")):
         yield f"parameter {item.get('Name')}", item
     rest = {key: value for key, value in whole.items() if key not in ("Steps", "Parameters")}
     yield "the definition", rest
 
 
 def _steps(steps: Json, around: str) -> Iterator[tuple[str, Mapping[str, Json]]]:
-    for step in _mappings(steps):
+    for step in mappings(steps):
         own = step.get("Arguments")
         inside: dict[str, Json] = {}
         if isinstance(own, Mapping):
             inside = {key: own[key] for key in _BRANCHES if key in own}
             # A step holds the names of the steps inside it; their changes are shown with them.
             names = {
-                key: [item.get("Name") for item in _mappings(branch)]
+                key: [item.get("Name") for item in mappings(branch)]
                 for key, branch in inside.items()
             }
             own = {**own, **names}
@@ -573,11 +574,6 @@ def _shorten(text: str, start: int = 0) -> str:
 
 def _text(value: Json) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
-
-
-def _mappings(value: Json) -> list[Mapping[str, Json]]:
-    items = value if isinstance(value, list | tuple) else ()
-    return [item for item in items if isinstance(item, Mapping)]
 
 
 # A project folder has pipelines/, which its users edit: they are loaded by path.

@@ -8,7 +8,7 @@ from stoker.errors import UsageError
 from stoker.logs import parse_line
 from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
-from stoker.records.base import Value
+from stoker.records.base import mapping
 from stoker.text import percentage, wrapped
 
 MIN_SAMPLES = 20
@@ -170,11 +170,11 @@ def observed_words(profile: Profile) -> list[str]:
     is_seen = profile.step is not None and profile.step.wait_seconds is not None
     guess = "" if is_seen else f"; {_SUSPECTS[observed.suspect]}"
     lines = wrapped(f"{hosts}: {', '.join(said)}{guess}.")
-    groups, members = _mapping(what.get("groups")), _mapping(what.get("host_group"))
-    cpu, gpu = _mapping(what.get("host_cpu")), _mapping(what.get("host_gpu"))
+    groups, members = mapping(what.get("groups")), mapping(what.get("host_group"))
+    cpu, gpu = mapping(what.get("host_cpu")), mapping(what.get("host_gpu"))
     if not members:
         return lines
-    group_cpu, group_gpu = _mapping(what.get("group_cpu")), _mapping(what.get("group_gpu"))
+    group_cpu, group_gpu = mapping(what.get("group_cpu")), mapping(what.get("group_gpu"))
     lines += ["", f"{'mean of ' + str(what.get('minutes')) + ' min':<44}{'CPU':>6}{'GPU':>7}"]
     for group, words in groups.items():
         title = f"{group or 'all hosts'}  {words}"
@@ -226,10 +226,6 @@ def _notes(job: ObservedJob) -> list[str]:
 
 def _seen(loads: Sequence[HostLoad], group: str) -> int | None:
     return sum(load.group == group and load.cpu is not None for load in loads) or None
-
-
-def _mapping(value: Value) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _rounded(value: float | None) -> float | None:

@@ -27,6 +27,7 @@ ImageName = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
 
 # JSON and YAML documents, as their parsers give them.
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+Document = Mapping[str, Json]
 
 # Free-form values of a record: scalars, and lists and mappings of them.
 Scalar = None | bool | int | float | str
@@ -47,6 +48,25 @@ _PLAIN_WORDS = {
     "bool": "true or false",
 }
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
+
+
+def mapping(document: Json, *keys: str) -> Document:
+    """Returns the mapping at the path `keys`; empty where there is none."""
+    value = _at_path(document, keys)
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(document: Json, *keys: str) -> list[Document]:
+    """Returns the mappings in the list at the path `keys`; empty where there is no list."""
+    value = _at_path(document, keys)
+    items = value if isinstance(value, list | tuple) else ()
+    return [item for item in items if isinstance(item, Mapping)]
+
+
+def _at_path(document: Json, keys: Sequence[str]) -> Json:
+    for key in keys:
+        document = document.get(key) if isinstance(document, Mapping) else None
+    return document
 
 
 # A misspelt key is an error, as it would else leave a default in force without a word.

@@ -17,7 +17,6 @@ from stoker.orchestrators.base import CARRIED, check_complete, fixed, project_pi
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.api import mapping
 from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
 from stoker.platforms.local import CLAIMS_FOLDER
 from stoker.records import (
@@ -28,6 +27,7 @@ from stoker.records import (
     Workload,
     to_document,
 )
+from stoker.records.base import mapping
 
 # Of SageMaker's model registry.
 _NOT_HERE = ("model_group", "approval")

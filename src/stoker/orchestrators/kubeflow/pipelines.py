@@ -18,8 +18,8 @@ from stoker.orchestrators.kubeflow.compile import (
     spec_of_answer,
     spec_of_text,
 )
-from stoker.platforms.kubernetes.api import mapping
 from stoker.records import Json, nearest
+from stoker.records.base import mapping
 
 NEWEST_FIRST = "created_at desc"
 _ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")

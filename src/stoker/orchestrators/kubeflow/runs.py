@@ -35,9 +35,10 @@ from stoker.orchestrators.kubeflow.pipelines import (
 )
 from stoker.parameters import parameters_of, parse
 from stoker.platforms.base import LogLine
-from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi, mapping
+from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi
 from stoker.platforms.kubernetes.submit import delete_jobs_of
 from stoker.records import Json, Profile, Workload, nearest, read_json, to_document
+from stoker.records.base import mapping
 from stoker.settings import workload_from
 
 # A listing of runs shows so many at most: the newest, of the newest 300 of the namespace.

@@ -22,8 +22,8 @@ from stoker.orchestrators.kubeflow.runs import (
     experiment_id,
     in_text,
 )
-from stoker.platforms.kubernetes.api import mapping
 from stoker.records import Json, Workload, nearest
+from stoker.records.base import mapping
 
 _EXAMPLE = "five fields: minute hour day month weekday; or six with seconds first: '0 30 6 * * 1-5'"
 _EVERY = re.compile(r"([1-9][0-9]{0,6})\s*(s|m|h|d)(?:ec|in|our|ay)?(?:ond|ute)?s?", re.ASCII)

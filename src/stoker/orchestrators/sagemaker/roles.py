@@ -22,8 +22,9 @@ from stoker.orchestrators.base import sagemaker_of, schedule_name
 from stoker.orchestrators.sagemaker.compile import TrainStep
 from stoker.orchestrators.sagemaker.schedules import MAX_AGE_SECONDS, RETRIES
 from stoker.platforms.aws import split_uri
-from stoker.platforms.sagemaker.checks import file_system, mapping, mappings, text
+from stoker.platforms.sagemaker.checks import file_system, text
 from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload, nearest
+from stoker.records.base import mapping, mappings
 from stoker.settings import cloud_region
 
 Part = Literal["execution", "step", "pipeline", "scheduler", "starter", "caller"]

@@ -50,6 +50,7 @@ from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, JobLogs, Labels
 from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state, stop_job
 from stoker.records import Decision, Json, Workload, nearest
+from stoker.records.base import mapping
 
 # A listing of runs shows so many at most: the newest.
 MAX_RUNS = 20
@@ -474,7 +475,7 @@ def _definition(aws: Aws, arn: str) -> Json:
 def _told(state: StepState, item: Mapping[str, Json]) -> StepState:
     """Returns the step with what the service says of it."""
     metadata = item.get("Metadata")
-    about = metadata if isinstance(metadata, Mapping) else {}
+    about = mapping(metadata)
     job = next((_member(about, kind, "Arn") for kind in _JOBS if kind in about), "")
     message = _member(about, "Fail", "ErrorMessage")
     kind = state.kind or next(iter(about), "").removesuffix("Job")

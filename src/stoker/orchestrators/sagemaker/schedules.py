@@ -16,6 +16,7 @@ from stoker.orchestrators.sagemaker.pipelines import (
 from stoker.orchestrators.sagemaker.runs import checked_parameters
 from stoker.platforms.aws import Aws, AwsError
 from stoker.records import Json, Workload, nearest
+from stoker.records.base import mapping
 
 # The scheduler retries a start: a run that is an hour late is better left to the next one.
 RETRIES = 3
@@ -187,7 +188,7 @@ def _starts(schedule: Mapping[str, Json], pipeline: str) -> bool:
 
 def _target(schedule: Mapping[str, Json]) -> Mapping[str, Json]:
     target = schedule.get("Target")
-    return target if isinstance(target, Mapping) else {}
+    return mapping(target)
 
 
 def _parameters(schedule: Mapping[str, Json]) -> dict[str, str]:
@@ -203,7 +204,7 @@ def _parameters(schedule: Mapping[str, Json]) -> dict[str, str]:
 def _holds(there: Mapping[str, Json], request: Mapping[str, object]) -> bool:
     """Returns whether the existing schedule is the one asked for."""
     target = request["Target"]
-    wanted = target if isinstance(target, Mapping) else {}
+    wanted = mapping(target)
     held = _target(there)
     return (
         all(there.get(key) == request.get(key) for key in _OURS[:3])

@@ -13,23 +13,7 @@ from typing import Protocol, cast
 
 from stoker.errors import PlatformError, UsageError
 from stoker.records import Json
-
-Document = Mapping[str, Json]
-
-
-def mapping(document: Json, *keys: str) -> Document:
-    """Returns the mapping at the path `keys`."""
-    value: Json = document
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
-
-
-def mappings(document: Json, *keys: str) -> list[Document]:
-    """Returns the list of mappings at the path `keys`."""
-    parent = mapping(document, *keys[:-1])
-    value = parent.get(keys[-1])
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+from stoker.records.base import Document, mapping, mappings
 
 
 def text(document: Document, key: str) -> str:
@@ -234,7 +218,7 @@ def _status(body: str) -> Mapping[str, Json]:
         document = json.loads(body)
     except ValueError:
         return {}
-    return document if isinstance(document, Mapping) else {}
+    return mapping(document)
 
 
 # Next to a pod's token.
@@ -562,7 +546,7 @@ class ClusterApi:
             if err.is_missing:
                 return None
             raise
-        return document if isinstance(document, Mapping) else {}
+        return mapping(document)
 
     def patch(self, resource: Resource, name: str, body: Document) -> Document:
         """Changes the fields that `body` has (a merge patch)."""
@@ -638,7 +622,7 @@ class ClusterApi:
                 )
                 with explained(action):
                     document = json.loads(response.data)
-                return document if isinstance(document, Mapping) else {}
+                return mapping(document)
             except ApiError as err:
                 err.is_repeated = attempt > 0
                 if not err.is_passing or attempt == attempts - 1:

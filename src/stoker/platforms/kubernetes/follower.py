@@ -19,19 +19,10 @@ from dataclasses import dataclass
 
 from stoker.errors import StokerError
 from stoker.logs import Log, now_utc
-from stoker.platforms.kubernetes.api import (
-    CONFIG_MAPS,
-    PODS,
-    WORKFLOWS,
-    ApiError,
-    ClusterApi,
-    Document,
-    mapping,
-    mappings,
-    text,
-)
+from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ApiError, ClusterApi, text
 from stoker.platforms.kubernetes.objects import lease_map
 from stoker.records import KubernetesSettings
+from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 
 # Of a pod's grace, which is 30 s by default: the record has to be written, too.

@@ -24,9 +24,7 @@ from stoker.platforms.kubernetes.api import (
     TRAINJOBS,
     ApiError,
     ClusterApi,
-    Document,
     Resource,
-    mapping,
     text,
 )
 from stoker.platforms.kubernetes.follower import Follower
@@ -64,6 +62,7 @@ from stoker.platforms.kubernetes.submit import (
 )
 from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training
+from stoker.records.base import Document, mapping
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"

@@ -20,7 +20,6 @@ from stoker.platforms.base import (
     groups_of_channel,
     run_environment,
 )
-from stoker.platforms.kubernetes.api import mapping
 from stoker.records import (
     Channel,
     Group,
@@ -34,6 +33,7 @@ from stoker.records import (
     Workload,
     bare_type,
 )
+from stoker.records.base import mapping
 from stoker.records.engine import completed
 from stoker.records.platforms import amount, lacks_arm_image, written
 from stoker.settings import RunEnvironment, RunGroup

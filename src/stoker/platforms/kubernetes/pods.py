@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from stoker.platforms.kubernetes.api import Document, mapping, mappings, number, text
+from stoker.platforms.kubernetes.api import number, text
 from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
 from stoker.records import bare_type
+from stoker.records.base import Document, mapping, mappings
 
 # Newer JobSets count their attempts in this label.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"

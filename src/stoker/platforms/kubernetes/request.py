@@ -22,15 +22,7 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
-from stoker.platforms.kubernetes.api import (
-    Document,
-    mapping,
-    mappings,
-    name_of,
-    number,
-    text,
-    texts,
-)
+from stoker.platforms.kubernetes.api import name_of, number, text, texts
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
     JOBSET_LABEL,
@@ -58,6 +50,7 @@ from stoker.platforms.kubernetes.objects import (
     zone_affinity,
 )
 from stoker.records import Json, KubernetesSettings
+from stoker.records.base import Document, mapping, mappings
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 # Kubernetes' largest limit: a failed pod of the data group is always replaced.

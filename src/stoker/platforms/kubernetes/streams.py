@@ -26,16 +26,15 @@ from stoker.platforms.kubernetes.api import (
     ApiError,
     ByteStream,
     ClusterApi,
-    Document,
     Resource,
     failed,
-    mapping,
     text,
 )
 from stoker.platforms.kubernetes.objects import JOBSET_LABEL
 from stoker.platforms.kubernetes.pods import (
     PodState,
 )
+from stoker.records.base import Document, mapping
 
 # A line may be that much older than one that came before it.
 OVERLAP_SECONDS = 2

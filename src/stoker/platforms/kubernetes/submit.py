@@ -37,10 +37,7 @@ from stoker.platforms.kubernetes.api import (
     Action,
     ApiError,
     ClusterApi,
-    Document,
     Resource,
-    mapping,
-    mappings,
     name_of,
     text,
     texts,
@@ -55,6 +52,7 @@ from stoker.platforms.kubernetes.objects import (
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, metadata
 from stoker.records import Json, KubernetesSettings, is_run_of
+from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 Phase = Literal["suspended", "running", "succeeded", "failed"]

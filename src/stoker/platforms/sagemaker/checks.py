@@ -26,6 +26,7 @@ from stoker.records import (
     bare_type,
     nearest,
 )
+from stoker.records.base import mapping, mappings
 
 Body = Mapping[str, Json]
 
@@ -61,17 +62,6 @@ def mode_of(body: Body, channel: Body) -> str:
     """Returns the channel's own mode, else the job's."""
     algorithm = mapping(body.get("AlgorithmSpecification"))
     return str(channel.get("InputMode") or algorithm.get("TrainingInputMode") or "File")
-
-
-def mapping(value: Json) -> Body:
-    """Returns the value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def mappings(value: Json) -> list[Body]:
-    """Returns the mappings in the value, if it is a list."""
-    items = value if isinstance(value, list | tuple) else ()
-    return [item for item in items if isinstance(item, Mapping)]
 
 
 def text(value: Body, key: str) -> str:

@@ -4,8 +4,9 @@ import json
 
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.sagemaker.checks import mapping, text
+from stoker.platforms.sagemaker.checks import text
 from stoker.records import Json
+from stoker.records.base import mapping
 
 
 def champion_quality(aws: Aws, group: str) -> Json:

@@ -27,9 +27,9 @@ from pathlib import Path
 from stoker.errors import NoCapacityError, PlatformError, StokerError, UsageError
 from stoker.logs import Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
-from stoker.platforms.sagemaker.checks import mapping, mappings
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
+from stoker.records.base import mapping, mappings
 
 FINAL = ("Completed", "Failed", "Stopped")
 
