@@ -11,7 +11,7 @@ from stoker.errors import FeedLostError
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.client import ALL_GONE_SECONDS, LOST_GRACE_SECONDS, Requester
 from stoker.feed.trainer.scheduler import BatchScheduler
-from stoker.feed.trainer.session import LOCAL, Asked, FeedSession, SharedState
+from stoker.feed.trainer.session import LOCAL, AskedBatch, FeedSession, SharedState
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.dataset import DatasetSpec, pack_spec
 from stoker.feed.wire.protocol import Make, Member, Roster
@@ -168,7 +168,7 @@ def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one() ->
         seeding="torch",
         local=None,
         indices=iter(()),
-        asked_each=Asked(b"index", (7,)),
+        asked_each=AskedBatch(b"index", (7,)),
         is_eager=False,
         pins_on=None,
     )

@@ -2,7 +2,7 @@
 
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, HostStage, Join, Leave
-from stoker.launch.host_leases import Members
+from stoker.launch.host_leases import HostLeases
 from stoker.records import FeedSettings
 
 KEYS = Keys.from_token(bytes.fromhex(new_token()))
@@ -27,8 +27,8 @@ def beat(host: str, stage: HostStage, *, life: str = "a") -> Heartbeat:
     return Heartbeat(host=host, incarnation=life, stage=stage)
 
 
-def members() -> Members:
-    group = Members(
+def members() -> HostLeases:
+    group = HostLeases(
         run_id="run",
         agents=("d1",),
         followers=("f1",),

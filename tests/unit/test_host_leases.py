@@ -4,14 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
-from stoker.launch.host_leases import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, Members
+from stoker.launch.host_leases import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, HostLeases
 
 LEASE = 12.0
 START = 1800.0
 
 
-def members(*, agents: tuple[str, ...] = ("d1", "d2"), followers: tuple[str, ...] = ()) -> Members:
-    return Members(
+def members(
+    *, agents: tuple[str, ...] = ("d1", "d2"), followers: tuple[str, ...] = ()
+) -> HostLeases:
+    return HostLeases(
         run_id="run",
         agents=agents,
         followers=followers,
@@ -61,7 +63,7 @@ def test_a_lease_lasts_from_the_last_heartbeat() -> None:
 
 
 def test_heartbeats_stay_frequent_under_a_long_lease() -> None:
-    group = Members(
+    group = HostLeases(
         run_id="run",
         agents=("d1",),
         followers=(),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stoker.feed.trainer.observer import MAX_WORKERS_TOLD, Observer, Standing
+from stoker.feed.trainer.observer import MAX_WORKERS_TOLD, Observer, SessionState
 from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.feed.wire.protocol import (
     FeedWork,
@@ -133,7 +133,7 @@ def test_batches_of_a_late_host_count_as_moved() -> None:
 
 def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
     books = observer()
-    first = Standing(
+    first = SessionState(
         taken=4,
         ready_at_takes=8,
         moved={"data-1": 1},
@@ -142,7 +142,7 @@ def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
         ready=3,
         window=9,
     )
-    second = Standing(
+    second = SessionState(
         taken=1,
         ready_at_takes=0,
         moved=NOTHING,
@@ -162,7 +162,7 @@ def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
 
 def test_a_host_without_credits_is_gone_and_between_two_epochs_it_is_not() -> None:
     books = observer()
-    there = Standing(
+    there = SessionState(
         taken=0,
         ready_at_takes=0,
         moved=NOTHING,

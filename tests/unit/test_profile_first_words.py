@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from stoker.profile.script_phases import FirstWords, SoFar
+from stoker.profile.script_phases import FirstWords, StepsSoFar
 
 
 def test_they_come_while_a_step_is_still_running() -> None:
-    said: list[SoFar] = []
+    said: list[StepsSoFar] = []
     spoken = threading.Event()
 
-    def say(known: SoFar) -> None:
+    def say(known: StepsSoFar) -> None:
         said.append(known)
         spoken.set()
 
@@ -24,7 +24,7 @@ def test_they_come_while_a_step_is_still_running() -> None:
 
 
 def test_they_are_not_said_where_there_are_better_ones() -> None:
-    said: list[SoFar] = []
+    said: list[StepsSoFar] = []
     words = FirstWords(said.append, seconds=60.0)
     words.cancel()
     words.got(now=0.0, wait=0.0)
@@ -44,7 +44,7 @@ def test_waiting_counts_from_the_first_batch_on_the_one_that_lasts_included() ->
     words.asked(now=11.0)
     words.got(now=14.0, wait=3.0)
     known = words.so_far(now=18.0)
-    assert known == SoFar(steps=1, step_seconds=4.0, wait_share=pytest.approx(3 / 8))
+    assert known == StepsSoFar(steps=1, step_seconds=4.0, wait_share=pytest.approx(3 / 8))
     words.asked(now=18.0)
     lasting = words.so_far(now=20.0)
     assert lasting is not None

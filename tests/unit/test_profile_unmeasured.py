@@ -12,10 +12,10 @@ from stoker.profile import explain
 from stoker.profile.profiled_job import (
     _CPU_NOTE,
     NOTE,
+    CommandUsage,
     Heard,
-    Seen,
+    ProcessReport,
     UnmeasuredError,
-    Used,
     notebook_refusal,
     read_seen,
     timed_profile,
@@ -25,8 +25,8 @@ from stoker.profile.profiled_job import (
 from stoker.profile.rank_results import LoaderFacts, RankResult
 from stoker.records import Profile, ProfiledHost, StepTerms, TodaysGroup, write_json
 
-TORCH = Seen(packages=("torch", "json"))
-USED = Used(wall_seconds=10.0, cpu_seconds=5.0, vcpus=2, hosts=1)
+TORCH = ProcessReport(packages=("torch", "json"))
+USED = CommandUsage(wall_seconds=10.0, cpu_seconds=5.0, vcpus=2, hosts=1)
 END = (
     "stoker 2026-11-20T08:00:00.123Z run=r host={host} command_ended pid=1 returncode=0 "
     "wall_seconds={wall} cpu_seconds=4.0 vcpus=2"
@@ -49,9 +49,9 @@ def rank(*, missing: str = "the script ended after 6 batches", number: int = 0) 
 
 def reason(
     *ranks: RankResult,
-    seen: tuple[Seen, ...] = (TORCH,),
+    seen: tuple[ProcessReport, ...] = (TORCH,),
     command: tuple[str, ...] = ("python", "train.py"),
-    used: Used | None = USED,
+    used: CommandUsage | None = USED,
 ) -> UnmeasuredError:
     found = unmeasured(
         ranks,
@@ -72,12 +72,15 @@ def reason(
         (reason(rank(number=1)), "(rank 1)"),
         (reason(rank(missing="")), "it was cut off"),
         (reason(), "imported torch and never read from a DataLoader of torch"),
-        (reason(seen=(Seen(packages=("torch", "tensorflow")),)), "but uses tf.data"),
-        (reason(seen=(Seen(packages=("torch", "nvidia.dali")),)), "but uses DALI"),
-        (reason(seen=(Seen(packages=("jax",)),)), "never imported torch; it uses jax"),
+        (reason(seen=(ProcessReport(packages=("torch", "tensorflow")),)), "but uses tf.data"),
+        (reason(seen=(ProcessReport(packages=("torch", "nvidia.dali")),)), "but uses DALI"),
+        (reason(seen=(ProcessReport(packages=("jax",)),)), "never imported torch; it uses jax"),
         (reason(seen=()), "no Python process of the command could be profiled"),
-        (reason(seen=(Seen(problem="ModuleNotFoundError: x"),)), "ModuleNotFoundError: x"),
-        (reason(seen=(Seen(packages=("ipykernel",)),)), "a notebook ran, in which no DataLoader"),
+        (reason(seen=(ProcessReport(problem="ModuleNotFoundError: x"),)), "ModuleNotFoundError: x"),
+        (
+            reason(seen=(ProcessReport(packages=("ipykernel",)),)),
+            "a notebook ran, in which no DataLoader",
+        ),
         (reason(rank(), command=("jupyter", "nbconvert", "a.ipynb")), "a notebook ran, and ended"),
         (reason(command=("papermill", "a.ipynb", "b.ipynb")), "a notebook ran"),
     ],
@@ -112,14 +115,14 @@ def test_a_launchers_last_line_is_heard_and_others_are_not() -> None:
     assert heard.used is None
     heard.line(END.format(host="algo-1", wall=3.0))
     heard.line(END.format(host="algo-2", wall=5.0))
-    assert heard.used == Used(wall_seconds=5.0, cpu_seconds=8.0, vcpus=2, hosts=2)
+    assert heard.used == CommandUsage(wall_seconds=5.0, cpu_seconds=8.0, vcpus=2, hosts=2)
     assert heard.used.utilization == pytest.approx(8.0 / 20.0)
 
 
 def test_what_processes_left_is_read_and_a_torn_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "seen-1.json").write_text(json.dumps({"packages": ["torch"], "problem": ""}))
     (tmp_path / "seen-2.json").write_text('{"packages": [')
-    assert read_seen(tmp_path) == [Seen(packages=("torch",))]
+    assert read_seen(tmp_path) == [ProcessReport(packages=("torch",))]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,7 @@ def test_a_notebook_given_as_a_script_is_refused(
 
 @pytest.mark.parametrize("packages", [("tensorflow",), ("torch", "ray")])
 def test_users_of_other_loaders_are_told_of_stoker_timed(packages: tuple[str, ...]) -> None:
-    fix = reason(seen=(Seen(packages=packages),)).fix
+    fix = reason(seen=(ProcessReport(packages=packages),)).fix
     assert "stoker.timed(batches)" in fix
     assert "stoker.keras.timed" in fix
 
@@ -160,7 +163,7 @@ def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path: Path
     words = too_few(left(tmp_path, steps=3))
     error = unmeasured(
         [],
-        seen=[Seen(packages=("tensorflow",))],
+        seen=[ProcessReport(packages=("tensorflow",))],
         used=USED,
         command=("python", "train.py"),
         group=TodaysGroup(instance_type="local.c2"),

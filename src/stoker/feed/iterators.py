@@ -119,7 +119,7 @@ class Epoch:
         return self._sizes.popleft() if self._sizes else 0
 
 
-class Counted:
+class CountedIterator:
     """Is the base of all iterators: it counts how far they are, to go on from there."""
 
     _epoch: Epoch
@@ -265,7 +265,7 @@ class LoaderView:
         return getattr(self._loader, name)
 
 
-class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ignore[misc]
+class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # type: ignore[misc]
     """Is torch's iterator without workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
@@ -302,7 +302,7 @@ class SingleProcessIterator(Counted, _SingleProcessDataLoaderIter):  # type: ign
         return self._counted(super().__next__)
 
 
-class MultiProcessingIterator(Counted, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
+class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
     """Is torch's iterator with workers."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:

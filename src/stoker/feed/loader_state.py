@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
 from stoker.feed.process import (
-    Begun,
+    EpochBeginning,
     LoaderBooks,
     LoaderState,
     Position,
@@ -368,7 +368,7 @@ def _not_begun(loaded: LoaderState, now: SamplerSnapshot) -> LoaderState:
     return state
 
 
-def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> Begun:
+def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> EpochBeginning:
     if position.num_yielded is None:
         raise UsageError(
             "in the middle of an epoch, a loader with in_order=False has no state: it is not known "
@@ -380,7 +380,7 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> B
         if not position.is_inline or not isinstance(loader.dataset, Stateful):
             raise stream_error(loader.dataset)
         dataset = copy.deepcopy(loader.dataset.state_dict())
-    return Begun(
+    return EpochBeginning(
         num_yielded=position.num_yielded - num_held,
         num_drawn=position.num_drawn,
         is_drawn_out=position.is_drawn_out,
@@ -429,7 +429,7 @@ def _name_of(sampler: object) -> str:
 def replay_sampler(
     sampler: Iterable[object],
     parts: SamplerParts,
-    begun: Begun,
+    begun: EpochBeginning,
     *,
     now: SamplerSnapshot,
     occurrences: Occurrences | None,

@@ -46,7 +46,7 @@ class SamplerSnapshot(TypedDict):
     own: dict[str, object]
 
 
-class Begun(TypedDict):
+class EpochBeginning(TypedDict):
     """Says how the epoch under way began, and how far it came.
 
     Attributes:
@@ -90,7 +90,7 @@ class LoaderState(TypedDict):
     num_yielded: int
     base_seed: int | None
     keeps_seed: bool
-    begun: Begun | None
+    begun: EpochBeginning | None
     now: SamplerSnapshot
 
 
@@ -192,7 +192,7 @@ class Position:
         first: Batches that were yielded before this process took the epoch up.
         num_yielded: Batches that the script got in all; None: not known, they come out of order.
         num_handed: Batches whose indices were handed out, to be made.
-        ahead: See Begun; and the last one yielded, which may be held back from the script.
+        ahead: See EpochBeginning; and the last one yielded, which may be held back from the script.
         resumed: What is still to be made good of a loaded state.
         is_inline: Batches are made in this process.
         rewind: Puts generators back that the sampler draws from further ahead than with torch's

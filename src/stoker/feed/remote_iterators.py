@@ -17,12 +17,12 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
-from stoker.feed.iterators import Counted, Epoch
+from stoker.feed.iterators import CountedIterator, Epoch
 from stoker.feed.process import TrainerProcess
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
-from stoker.feed.trainer.session import Asked, FeedSession
+from stoker.feed.trainer.session import AskedBatch, FeedSession
 from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
@@ -30,7 +30,7 @@ from stoker.feed.wire.pickling import factories_in
 from stoker.logs import Log
 
 
-class FeedIterator(Counted, _BaseDataLoaderIter):  # type: ignore[misc]
+class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
     """Iterates over one epoch of the feed (with persistent workers: one after the other).
 
     What torch's iterators do in the trainer is done by their common base, so that samplers, base
@@ -230,7 +230,7 @@ class StreamIterator(FeedIterator):
             seeding=self._seeding,
             local=self._local_workers(self._session),
             indices=iter(()),
-            asked_each=Asked(
+            asked_each=AskedBatch(
                 pack_value(self._index, allow_pickle=True),
                 (int(self._base_seed),),
                 self._shared_seed,

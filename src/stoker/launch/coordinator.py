@@ -43,7 +43,7 @@ from stoker.feed.wire.protocol import (
     Unpacker,
     pack,
 )
-from stoker.launch.host_leases import Change, Members
+from stoker.launch.host_leases import Change, HostLeases
 from stoker.logs import Log, now_utc
 from stoker.records import Event, FeedSettings
 
@@ -169,7 +169,7 @@ class Coordinator:
         self._clock = clock
         self._lease_seconds = feed.lease_seconds
         self._turned_at = self._looked_at = clock()
-        self._members = Members(
+        self._members = HostLeases(
             run_id=run_id,
             agents=agents,
             followers=followers,

@@ -66,11 +66,11 @@ def serve(run: HostRun) -> int:
         trainers_heard_at=lambda: agent.trainers_heard_at,
     )
     is_over, is_asked = threading.Event(), threading.Event()
-    steward = threading.Thread(
-        target=_steward, args=(run, agent, is_over, is_asked, own), name="steward", daemon=True
+    watcher = threading.Thread(
+        target=_watch_agent, args=(run, agent, is_over, is_asked, own), name="watcher", daemon=True
     )
     membership.start()
-    steward.start()
+    watcher.start()
     failure: StokerError | None = None
     try:
         agent.run()
@@ -78,7 +78,7 @@ def serve(run: HostRun) -> int:
         failure = err
     finally:
         is_over.set()
-        steward.join()
+        watcher.join()
         membership.leave(reason=_goodbye(agent, failure, verdicts))
         membership.close()
         end_descendants()
@@ -98,7 +98,7 @@ def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[Membershi
     return f"{agent.num_sent} batches sent" + ("" if verdicts else ", asked to stop")
 
 
-def _steward(
+def _watch_agent(
     run: HostRun,
     agent: Agent,
     is_over: threading.Event,

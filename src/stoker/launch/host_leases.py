@@ -1,7 +1,8 @@
 """A host that is silent for longer than its lease is lost: the leader keeps the run's hosts here.
 
-The default is `FeedSettings.lease_seconds` in `records/workload.py`. Pure: the clock is handed in,
-nothing is sent.
+The lease is `FeedSettings.lease_seconds` (60 s by default). Pure: the clock is handed in, nothing is
+sent. `coordinator.py` calls `expire`, tells the ranks, and ends a run that cannot
+go on.
 
 A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
 another incarnation; the older one is superseded and refused from then on. A data host may come
@@ -35,7 +36,7 @@ LATE_BEATS = 1.5
 # A launcher whose connection has ended dials again within a second: one that does not is dead.
 CUT_OFF_SECONDS = 5.0
 
-What = Literal["joined", "rejoined", "left", "lost", "absent"]
+HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Change:
         exit_code: Exit code of the follower's training command, where it left.
     """
 
-    what: What
+    what: HostChange
     host: str
     kind: Literal["agent", "follower"]
     reason: str = ""
@@ -64,7 +65,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _HostState:
     """Is a host that belongs to the run: not yet there, there, lost or left."""
 
     kind: Literal["agent", "follower"]
@@ -78,7 +79,7 @@ class _Seat:
     unfed_ranks: int = 0
 
 
-class Members:
+class HostLeases:
     """Keeps the hosts of a run, but for the leader, and declares those lost that fall silent.
 
     Args:
@@ -105,80 +106,82 @@ class Members:
         self._beat_seconds = heartbeat_seconds(lease_seconds)
         self._start_by = now + start_deadline_seconds
         self._start_deadline_seconds = start_deadline_seconds
-        self._seats = {host: _Seat("agent") for host in agents}
-        self._seats |= {host: _Seat("follower") for host in followers}
+        self._hosts = {host: _HostState("agent") for host in agents}
+        self._hosts |= {host: _HostState("follower") for host in followers}
         self._superseded: set[tuple[str, str]] = set()
 
     @property
     def live(self) -> tuple[str, ...]:
         """Returns hosts whose lease runs."""
-        return tuple(host for host, seat in self._seats.items() if seat.is_live)
+        return tuple(host for host, state in self._hosts.items() if state.is_live)
 
     @property
     def awaited(self) -> tuple[str, ...]:
         """Returns hosts that have never come."""
-        return tuple(host for host, seat in self._seats.items() if seat.join is None)
+        return tuple(host for host, state in self._hosts.items() if state.join is None)
 
     @property
     def unready(self) -> tuple[str, ...]:
         """Returns hosts whose commands of the engine do not take work, or that are not there."""
         return tuple(
-            host for host, seat in self._seats.items() if not seat.is_live or seat.stage == "begun"
+            host
+            for host, state in self._hosts.items()
+            if not state.is_live or state.stage == "begun"
         )
 
     def awaited_followers(self) -> tuple[str, ...]:
         """Returns dnn hosts that are there or may still come: neither done nor lost."""
         return tuple(
             host
-            for host, seat in self._seats.items()
-            if _trains(seat) and (seat.is_live or (seat.join is None and not seat.is_absent))
+            for host, state in self._hosts.items()
+            if _trains(state) and (state.is_live or (state.join is None and not state.is_absent))
         )
 
     def live_followers(self) -> tuple[str, ...]:
         """Returns dnn hosts whose lease runs."""
-        return tuple(h for h, seat in self._seats.items() if seat.is_live and _trains(seat))
+        return tuple(h for h, state in self._hosts.items() if state.is_live and _trains(state))
 
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
         """Lets a launcher in, or refuses it; joining again renews the lease."""
         reason = self._refusal(message)
         if reason:
             return Refused(reason=reason), None
-        seat = self._seats[message.host]
-        change = self._change_of(seat, message)
-        if seat.join and seat.join.incarnation != message.incarnation:
+        state = self._hosts[message.host]
+        change = self._change_of(state, message)
+        if state.join and state.join.incarnation != message.incarnation:
             # The older launcher may hang and wake up: it must not take the place back.
-            self._superseded.add((message.host, seat.join.incarnation))
+            self._superseded.add((message.host, state.join.incarnation))
             # The new launcher has started none of the engine's commands yet.
-            seat.stage = "begun"
-        seat.join, seat.heard_at, seat.is_live, seat.has_left = message, now, True, False
-        seat.cut_off_at = None
+            state.stage = "begun"
+        state.join, state.heard_at, state.is_live, state.has_left = message, now, True, False
+        state.cut_off_at = None
         welcome = Welcome(beat_seconds=self._beat_seconds, lease_seconds=self._lease_seconds)
         return welcome, change
 
     def beat(self, message: Heartbeat, now: float) -> bool:
         """Renews a lease on a heartbeat; False if the sender is not a member and must join."""
-        seat = self._seats.get(message.host)
+        state = self._hosts.get(message.host)
         # One that was given up has to join again, so that its return is told to the ranks.
-        if seat is None or not _speaks_for(seat, message.incarnation) or not seat.is_live:
+        if state is None or not _speaks_for(state, message.incarnation) or not state.is_live:
             return False
-        seat.heard_at, seat.stage, seat.cut_off_at = now, message.stage, None
-        seat.unfed_ranks = message.unfed_ranks
+        state.heard_at, state.stage, state.cut_off_at = now, message.stage, None
+        state.unfed_ranks = message.unfed_ranks
         return True
 
     @property
     def unfed_ranks(self) -> int:
         """Counts ranks of hosts that are here, where none asks for a batch of the feed."""
-        return sum(seat.unfed_ranks for seat in self._seats.values() if seat.is_live)
+        return sum(state.unfed_ranks for state in self._hosts.values() if state.is_live)
 
     def late(self, now: float) -> tuple[str, ...]:
         """Returns hosts whose heartbeat is late: perhaps their connection has ended."""
         longest = LATE_BEATS * self._beat_seconds
-        return tuple(h for h, s in self._seats.items() if s.is_live and now - s.heard_at > longest)
+        return tuple(h for h, s in self._hosts.items() if s.is_live and now - s.heard_at > longest)
 
     def cut_off(self, host: str, now: float) -> None:
         """Notes that the connection of a launcher has ended; unless it comes back it is lost."""
-        seat = self._seats[host]
-        seat.cut_off_at = now if seat.cut_off_at is None else seat.cut_off_at
+        state = self._hosts[host]
+        state.cut_off_at = now if state.cut_off_at is None else state.cut_off_at
 
     def stood_still(self, seconds: float) -> None:
         """Moves all deadlines: for so long nobody could be heard, for the coordinator hung.
@@ -186,21 +189,21 @@ class Members:
         Its process was stopped, or its machine was: what hosts sent meanwhile is still to be read.
         """
         self._start_by += seconds
-        for seat in self._seats.values():
-            seat.heard_at += seconds
-            if seat.cut_off_at is not None:
-                seat.cut_off_at += seconds
+        for state in self._hosts.values():
+            state.heard_at += seconds
+            if state.cut_off_at is not None:
+                state.cut_off_at += seconds
 
     def leave(self, message: Leave) -> Change | None:
         """Takes a launcher's goodbye; None if it was no member."""
-        seat = self._seats.get(message.host)
-        if seat is None or not _speaks_for(seat, message.incarnation) or seat.has_left:
+        state = self._hosts.get(message.host)
+        if state is None or not _speaks_for(state, message.incarnation) or state.has_left:
             return None
-        seat.is_live, seat.has_left = False, True
+        state.is_live, state.has_left = False, True
         return Change(
             what="left",
             host=message.host,
-            kind=seat.kind,
+            kind=state.kind,
             reason=message.reason,
             exit_code=message.exit_code,
         )
@@ -208,32 +211,32 @@ class Members:
     def expire(self, now: float) -> list[Change]:
         """Returns the hosts whose lease or start deadline has passed since the last call."""
         changes = []
-        for host, seat in self._seats.items():
-            reason = self._loss(seat, now)
+        for host, state in self._hosts.items():
+            reason = self._loss(state, now)
             if reason:
-                seat.is_live, seat.cut_off_at = False, None
-                changes.append(Change(what="lost", host=host, kind=seat.kind, reason=reason))
-            elif seat.join is None and not seat.is_absent and now > self._start_by:
-                seat.is_absent = True
+                state.is_live, state.cut_off_at = False, None
+                changes.append(Change(what="lost", host=host, kind=state.kind, reason=reason))
+            elif state.join is None and not state.is_absent and now > self._start_by:
+                state.is_absent = True
                 reason = f"did not come within {self._start_deadline_seconds:g} s"
-                changes.append(Change(what="absent", host=host, kind=seat.kind, reason=reason))
+                changes.append(Change(what="absent", host=host, kind=state.kind, reason=reason))
         return changes
 
-    def _loss(self, seat: _Seat, now: float) -> str:
+    def _loss(self, state: _HostState, now: float) -> str:
         """Says why a live host is lost; empty: it is not."""
-        if not seat.is_live:
+        if not state.is_live:
             return ""
-        silent = now - seat.heard_at
+        silent = now - state.heard_at
         if silent > self._lease_seconds:
             return f"silent for {silent:.0f} s (lease {self._lease_seconds:g} s)"
-        if seat.cut_off_at is not None and now - seat.cut_off_at > CUT_OFF_SECONDS:
+        if state.cut_off_at is not None and now - state.cut_off_at > CUT_OFF_SECONDS:
             return f"its launcher's connection ended, nothing was heard for {silent:.0f} s"
         return ""
 
     def roster(self, now: float) -> Roster:
         """Returns the agents that trainers may dial, those lost, and those that never came."""
-        seats = [seat for seat in self._seats.values() if seat.kind == "agent"]
-        agents = [(place, s, s.join) for place, s in enumerate(seats) if s.join]
+        states = [state for state in self._hosts.values() if state.kind == "agent"]
+        agents = [(place, s, s.join) for place, s in enumerate(states) if s.join]
         return Roster(
             agents=tuple(
                 _member(join, now - s.heard_at, place) for place, s, join in agents if s.is_live
@@ -244,16 +247,16 @@ class Members:
                 # One that said goodbye is in neither list: ranks wait for those that are lost.
                 if not s.is_live and not s.has_left
             ),
-            expected=len(seats),
+            expected=len(states),
             awaited=tuple(
                 host
-                for host, seat in self._seats.items()
-                if seat.kind == "agent" and seat.join is None
+                for host, state in self._hosts.items()
+                if state.kind == "agent" and state.join is None
             ),
         )
 
     def _refusal(self, message: Join) -> str:
-        seat = self._seats.get(message.host)
+        state = self._hosts.get(message.host)
         if message.protocol != PROTOCOL_VERSION:
             return (
                 f"the leader speaks version {PROTOCOL_VERSION} of the protocol, "
@@ -261,23 +264,23 @@ class Members:
             )
         if message.run_id != self._run_id:
             return f"this is run {self._run_id}, not {message.run_id}"
-        if seat is None or seat.kind != message.kind:
+        if state is None or state.kind != message.kind:
             return f"{message.host} is not a host ({message.kind}) of this run"
         if (message.host, message.incarnation) in self._superseded:
             return f"{message.host} has come back as another process"
         return ""
 
-    def _change_of(self, seat: _Seat, message: Join) -> Change | None:
-        if seat.join is None:
-            return Change(what="joined", host=message.host, kind=seat.kind)
+    def _change_of(self, state: _HostState, message: Join) -> Change | None:
+        if state.join is None:
+            return Change(what="joined", host=message.host, kind=state.kind)
         # A join is repeated until its answer comes: this is no news.
-        if seat.is_live and seat.join == message:
+        if state.is_live and state.join == message:
             return None
-        is_same_follower = _follows(seat) and seat.join.incarnation == message.incarnation
-        if is_same_follower and seat.is_live:
+        is_same_follower = _follows(state) and state.join.incarnation == message.incarnation
+        if is_same_follower and state.is_live:
             return None
-        reason = "its launcher started again" if _follows(seat) else ""
-        return Change(what="rejoined", host=message.host, kind=seat.kind, reason=reason)
+        reason = "its launcher started again" if _follows(state) else ""
+        return Change(what="rejoined", host=message.host, kind=state.kind, reason=reason)
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
@@ -285,17 +288,17 @@ def heartbeat_seconds(lease_seconds: float) -> float:
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 
-def _follows(seat: _Seat) -> bool:
-    return seat.kind == "follower"
+def _follows(state: _HostState) -> bool:
+    return state.kind == "follower"
 
 
-def _trains(seat: _Seat) -> bool:
+def _trains(state: _HostState) -> bool:
     """Returns whether it is a dnn host whose training has not come to its end."""
-    return _follows(seat) and seat.stage != "done"
+    return _follows(state) and state.stage != "done"
 
 
-def _speaks_for(seat: _Seat, incarnation: str) -> bool:
-    return seat.join is not None and seat.join.incarnation == incarnation
+def _speaks_for(state: _HostState, incarnation: str) -> bool:
+    return state.join is not None and state.join.incarnation == incarnation
 
 
 def _member(join: Join, silent_seconds: float, place: int) -> Member:

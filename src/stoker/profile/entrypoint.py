@@ -24,7 +24,7 @@ from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.profiled_job import (
     START_ALLOWANCE_SECONDS,
-    Used,
+    CommandUsage,
     has_verdict,
     keep_timed_timeline,
     keep_timeline,
@@ -96,7 +96,7 @@ def _conclude(
     file: Path,
     command: Sequence[str],
     has_passed: bool,
-    used: Used | None,
+    used: CommandUsage | None,
 ) -> int:
     output = output_folder(settings, topology)
     ranks = read_ranks(output)
@@ -145,13 +145,13 @@ def _conclude(
     return 0
 
 
-def _used(*, seconds: float, hosts: int) -> Used | None:
+def _used(*, seconds: float, hosts: int) -> CommandUsage | None:
     """Returns what the command and all below it used; None where other hosts' are unknown."""
     # All that was waited for, grandchildren too; what left the process tree is not in it.
     own = resource.getrusage(resource.RUSAGE_CHILDREN)
     if hosts > 1:
         return None
-    return Used(
+    return CommandUsage(
         wall_seconds=seconds,
         cpu_seconds=own.ru_utime + own.ru_stime,
         vcpus=vcpu_capacity(),

@@ -74,7 +74,7 @@ class StampedCollate:
         return batch, (os.getpid(), time.process_time(), time.monotonic(), queued_seconds())
 
 
-class Endless:
+class EndlessBatches:
     """Yields the loader's own index batches, again and again."""
 
     def __init__(self, indices: object) -> None:
@@ -227,8 +227,8 @@ def _with_workers(
     return torch.utils.data.DataLoader(
         loader.dataset,
         batch_size=loader.batch_size if is_iterable else 1 if batches else None,
-        batch_sampler=Endless(loader.batch_sampler) if batches and not is_iterable else None,  # type: ignore[arg-type]
-        sampler=None if batches or is_iterable else Endless(loader.sampler),
+        batch_sampler=EndlessBatches(loader.batch_sampler) if batches and not is_iterable else None,  # type: ignore[arg-type]
+        sampler=None if batches or is_iterable else EndlessBatches(loader.sampler),
         drop_last=loader.drop_last if is_iterable else False,
         num_workers=workers,
         collate_fn=StampedCollate(loader.collate_fn),
@@ -315,7 +315,7 @@ def run_in_workers(
         Exception: What the dataset raises; RuntimeError if it ends in nothing for 20 s beyond
             `seconds`.
     """
-    shell = _Shell(loader, task, workers=workers, num_batches=num_batches, seconds=seconds)
+    shell = _TaskDataset(loader, task, workers=workers, num_batches=num_batches, seconds=seconds)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         fresh: DataLoader[object] = torch.utils.data.DataLoader(
@@ -336,7 +336,7 @@ def run_in_workers(
         shut_down(iterator)
 
 
-class _Shell(torch.utils.data.Dataset[object]):
+class _TaskDataset(torch.utils.data.Dataset[object]):
     """Is a dataset of tasks: to get an item is to do it."""
 
     def __init__(
@@ -360,7 +360,7 @@ class _Shell(torch.utils.data.Dataset[object]):
         drawn: list[object] = [None] * (workers * num_batches)
         if not self._is_stream:
             source = loader.batch_sampler if self._is_batched else loader.sampler
-            drawn = list(itertools.islice(Endless(source), workers * num_batches))
+            drawn = list(itertools.islice(EndlessBatches(source), workers * num_batches))
         # As torch deals batches out: of W workers, number n gets n, n + W, n + 2 W ...
         self._indices = [drawn[number::workers] for number in range(workers)]
 
@@ -382,7 +382,7 @@ class _Shell(torch.utils.data.Dataset[object]):
 class _TaskInit:
     """Is the script's own `worker_init_fn`, which finds its dataset where torch puts it."""
 
-    def __init__(self, shell: _Shell, own: Callable[[int], None] | None) -> None:
+    def __init__(self, shell: _TaskDataset, own: Callable[[int], None] | None) -> None:
         self._shell = shell
         self._own = own
 

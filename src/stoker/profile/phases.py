@@ -31,7 +31,7 @@ from stoker.profile.rank_results import quartiles
 from stoker.profile.script_phases import (
     Reading,
     Replay,
-    SoFar,
+    StepsSoFar,
     begin_replay,
     close_profile,
     say_accelerator,
@@ -403,7 +403,7 @@ class ProfileSession:
         # all-reduce.
         return self._findings.result.world_size == 1 and steps.count >= USUAL_STEPS
 
-    def _say_so_far(self, known: SoFar) -> None:
+    def _say_so_far(self, known: StepsSoFar) -> None:
         """Logs what is known so far; called in a thread of its own, as a step may be long."""
         if self.is_here:
             say_so_far(self._log, known, rank=self._findings.result.rank)

@@ -128,7 +128,7 @@ class UnmeasuredError(UsageError):
         self.observed = observed
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     """Is one process's report about itself at the end of the command.
 
     Attributes:
@@ -141,7 +141,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used:
+class CommandUsage:
     """Sums up the time and CPU that the command and all below it used, all hosts together.
 
     Attributes:
@@ -188,12 +188,12 @@ class Heard:
             self._hosts[event.host] = (wall, cpu, float(values["vcpus"]))
 
     @property
-    def used(self) -> Used | None:
+    def used(self) -> CommandUsage | None:
         """Returns the command's usage as far as it is known; None if nothing is."""
         if not self._hosts:
             return None
         own = list(self._hosts.values())
-        return Used(
+        return CommandUsage(
             wall_seconds=max(wall for wall, _, _ in own),
             cpu_seconds=sum(cpu for _, cpu, _ in own),
             # Hosts of the dnn group are of one type.
@@ -202,13 +202,13 @@ class Heard:
         )
 
 
-def read_seen(folder: Path) -> list[Seen]:
+def read_seen(folder: Path) -> list[ProcessReport]:
     """Reads what the processes left in `folder`."""
     seen = []
     for file in sorted(folder.glob("seen-*.json")):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             # A process that is killed may leave half a file: what the others left still counts.
-            seen.append(msgspec.json.decode(file.read_bytes(), type=Seen))
+            seen.append(msgspec.json.decode(file.read_bytes(), type=ProcessReport))
     return seen
 
 
@@ -228,8 +228,8 @@ def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None
 def unmeasured(
     ranks: Sequence[RankResult],
     *,
-    seen: Sequence[Seen],
-    used: Used | None,
+    seen: Sequence[ProcessReport],
+    used: CommandUsage | None,
     command: Sequence[str],
     group: TodaysGroup,
     what: dict[str, Value],
@@ -280,7 +280,11 @@ def _cut_off(packages: set[str], *, seconds: float) -> tuple[str, str]:
 
 
 def _problem(
-    ranks: Sequence[RankResult], *, seen: Sequence[Seen], packages: set[str], command: Sequence[str]
+    ranks: Sequence[RankResult],
+    *,
+    seen: Sequence[ProcessReport],
+    packages: set[str],
+    command: Sequence[str],
 ) -> tuple[str, str]:
     is_notebook = "ipykernel" in packages or (
         os.path.basename(command[0]) in _NOTEBOOK_PROGRAMS
@@ -332,7 +336,7 @@ def _too_soon(ranks: Sequence[RankResult]) -> str:
     return f"{words}{of}"
 
 
-def _observations(ranks: Sequence[RankResult], used: Used | None) -> list[str]:
+def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> list[str]:
     found = []
     if used:
         on = f"{used.hosts} hosts of {used.vcpus:g}" if used.hosts > 1 else f"{used.vcpus:g}"
@@ -356,7 +360,7 @@ def _observed(
     problem: str,
     notes: Sequence[str],
     *,
-    used: Used | None,
+    used: CommandUsage | None,
     group: TodaysGroup,
     what: dict[str, Value],
 ) -> Profile | None:

@@ -35,7 +35,7 @@ FIRST_WORDS_SECONDS = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoFar:
+class StepsSoFar:
     """Sums up the steps after the first batch, warm-up and unfinished step included.
 
     Attributes:
@@ -58,7 +58,7 @@ class FirstWords:
     """
 
     def __init__(
-        self, say: Callable[[SoFar], None], *, seconds: float = FIRST_WORDS_SECONDS
+        self, say: Callable[[StepsSoFar], None], *, seconds: float = FIRST_WORDS_SECONDS
     ) -> None:
         self._say = say
         self._seconds = seconds
@@ -100,14 +100,14 @@ class FirstWords:
         if self._timer:
             self._timer.cancel()
 
-    def so_far(self, *, now: float) -> SoFar | None:
+    def so_far(self, *, now: float) -> StepsSoFar | None:
         """Returns what is known; None before the first batch."""
         if self._began is None or now <= self._began:
             return None
         asked = self._asked
         # A wait that goes on counts, too: where a batch takes a minute, it is all there is to say.
         waited = self._waited + (now - asked if asked is not None else 0.0)
-        return SoFar(
+        return StepsSoFar(
             steps=self._steps,
             step_seconds=(self._last - self._began) / self._steps if self._steps else None,
             wait_share=min(1.0, waited / (now - self._began)),
@@ -136,7 +136,7 @@ class Reading:
         others: Loaders that are read within its steps.
     """
 
-    def __init__(self, *, budget_seconds: float, say: Callable[[SoFar], None]) -> None:
+    def __init__(self, *, budget_seconds: float, say: Callable[[StepsSoFar], None]) -> None:
         self.steps: AsIsSteps | None = None
         self.cache = Cache()
         self.others = OtherLoaders()
@@ -234,7 +234,7 @@ class Reading:
         self._first_words.cancel()
 
 
-def say_so_far(log: Log, known: SoFar, *, rank: int) -> None:
+def say_so_far(log: Log, known: StepsSoFar, *, rank: int) -> None:
     """Logs early how much of the time goes on waiting."""
     log.event(
         "profile_so_far",

@@ -26,7 +26,7 @@ from stoker.feed.trainer.answers import Answers, LocalAnswers, drop_local, forge
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.connections import AgentLink, Link
 from stoker.feed.trainer.control import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
-from stoker.feed.trainer.observer import Observer, Standing
+from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol
@@ -295,7 +295,7 @@ class IoThread:
         self._link_of: dict[int, Link] = {}
         self._links: dict[str, AgentLink] = {}
         self._observer = Observer(own_host=settings.host, clock=time.monotonic)
-        self._ended: list[Standing] = []
+        self._ended: list[SessionState] = []
         self._has_begun = False
         pool = BufferPool()
         self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._lost)
@@ -516,7 +516,7 @@ class IoThread:
                 )
             )
 
-    def _standing(self, session: FeedSession) -> Standing:
+    def _standing(self, session: FeedSession) -> SessionState:
         return session.schedule.observe(time.monotonic(), name=self._host_of)
 
     def _host_of(self, peer: Peer) -> str:

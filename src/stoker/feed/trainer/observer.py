@@ -19,7 +19,7 @@ MAX_HOSTS_TOLD = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class SessionState:
     """Tells the state of one session: what changed after the last look, and what is now.
 
     Attributes:
@@ -104,7 +104,7 @@ class Observer:
         mine.batches += 1
         mine.busy_seconds += batch.wall_seconds
 
-    def tell(self, standings: Iterable[Standing]) -> FeedWork:
+    def tell(self, standings: Iterable[SessionState]) -> FeedWork:
         """Returns all that was counted so far.
 
         Args:

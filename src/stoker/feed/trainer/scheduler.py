@@ -27,7 +27,7 @@ from typing import Literal
 
 from stoker.errors import ProtocolError
 from stoker.feed.memory import UNKNOWN_BATCH_BYTES
-from stoker.feed.trainer.observer import Standing
+from stoker.feed.trainer.observer import SessionState
 from stoker.feed.wire.protocol import Stream
 
 # Latencies that are remembered: enough for a p95, few enough to follow a change.
@@ -307,14 +307,14 @@ class Scheduler(ABC):
     def committed_bytes(self) -> int:
         """Bytes of the batches that wait to be taken, and of those under way as far as known."""
 
-    def observe(self, now: float, *, name: Callable[[Peer], str]) -> Standing:
+    def observe(self, now: float, *, name: Callable[[Peer], str]) -> SessionState:
         """Returns the state of the session; its counts begin at 0 again with each call.
 
         Args:
             now: Monotonic seconds.
             name: Returns the host of a peer.
         """
-        standing = Standing(
+        standing = SessionState(
             taken=self._taken,
             ready_at_takes=self._ready_at_takes,
             moved={name(peer): count for peer, count in self._moved.items()},

@@ -30,7 +30,7 @@ from stoker.logs import Log
 LOCAL: Peer = ("local",)
 
 
-class Asked(msgspec.Struct):
+class AskedBatch(msgspec.Struct):
     """Is the payload of a number: the packed index, and the words that its batch is seeded with.
 
     Attributes:
@@ -92,8 +92,8 @@ class FeedSession:
         self.alone_since = time.monotonic()
         self.had_peers = False
         self.is_waiting = False
-        self._asked: dict[int, Asked] = {}
-        self._asked_each: Asked | None = None
+        self._asked: dict[int, AskedBatch] = {}
+        self._asked_each: AskedBatch | None = None
         self.outcomes: dict[int, BatchOutcome] = {}
         self._lock = lock
         self._arrival = threading.Condition(lock)
@@ -125,7 +125,7 @@ class FeedSession:
         seeding: Seeding,
         local: LocalWorkers | None,
         indices: Iterator[Numbered],
-        asked_each: Asked | None = None,
+        asked_each: AskedBatch | None = None,
         is_eager: bool,
         pins_on: int | None,
         base_seed: int | None = None,
@@ -271,13 +271,13 @@ class FeedSession:
 
     def _draw(self, epoch_id: int, first: int, wanted: int) -> None:
         """Draws from the sampler, outside the lock: it is the user's code."""
-        fresh: dict[int, Asked] = {}
+        fresh: dict[int, AskedBatch] = {}
         is_last = False
         while len(fresh) < wanted and not is_last:
             try:
                 numbered = next(self._indices)
                 packed = pack_value(numbered.index, allow_pickle=True)
-                fresh[first + len(fresh)] = Asked(packed, numbered.words)
+                fresh[first + len(fresh)] = AskedBatch(packed, numbered.words)
             except StopIteration:
                 is_last = True
             except Exception as err:

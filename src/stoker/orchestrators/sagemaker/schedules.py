@@ -204,7 +204,7 @@ def _parameters(schedule: Mapping[str, Json]) -> dict[str, str]:
 def _holds(there: Mapping[str, Json], request: Mapping[str, object]) -> bool:
     """Returns whether the existing schedule is the one asked for."""
     target = request["Target"]
-    wanted = mapping(target)
+    wanted = target if isinstance(target, Mapping) else {}
     held = _target(there)
     return (
         all(there.get(key) == request.get(key) for key in _OURS[:3])
