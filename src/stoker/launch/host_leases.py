@@ -1,8 +1,8 @@
 """A host that is silent for longer than its lease is lost: the leader keeps the run's hosts here.
 
-The lease is `FeedSettings.lease_seconds` (60 s by default). Pure: the clock is handed in, nothing is
-sent. `coordinator.py` calls `expire`, tells the ranks, and ends a run that cannot
-go on.
+The lease is `FeedSettings.lease_seconds`, 60 s by default. Pure: the clock is handed in, nothing is
+sent. `coordinator.py` calls `expire` and tells the ranks; where the run cannot go on, its
+`on_failure` ends it (`trainer_host.py`).
 
 A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
 another incarnation; the older one is superseded and refused from then on. A data host may come
