@@ -55,7 +55,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
         run_id: Run of MLflow, where it is known.
         is_managed: SageMaker has made a run of this name already, without the tag.
         status: How the run ended; empty: it goes on.
-        step: Steps that the training has done, at which the metrics were taken.
+        step: Steps that the training has done, at which the metrics stand.
         files: Kept as artifacts.
     """
 
@@ -121,7 +121,7 @@ def kept(
     Args:
         settings: Where to.
         run: Name of stoker's run.
-        tags: Tags as for `started`.
+        tags: As of `started`.
         training: The run's record; None: it failed before it trained.
         evaluation: Its evaluation, where there is one.
         run_id: The run in MLflow, where no record has it.

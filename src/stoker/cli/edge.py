@@ -37,7 +37,7 @@ _NEAR = 0.8
 
 
 class _UsageError(Exception):
-    """Describes the parser's errors."""
+    """The shape of the parser's errors."""
 
     def format_message(self) -> str:
         """Returns the error in words."""

@@ -46,7 +46,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Is the step time with so many data hosts: none on today's cluster, as it was measured."""
+    """Step time with so many data hosts; today's cluster has none, and its step was measured."""
 
     data_hosts: int
     step_seconds: float
