@@ -1,5 +1,7 @@
 """Tells a webhook how a run ended: JSON that Slack, Teams and plain receivers take.
 
+It has `notify.timeout_seconds`; `cli/notify.py` says of which runs, and finds the address.
+
 The webhook's address is a secret: who has it can write to the channel. It is in no record, and in
 no message of an error: those of Python's own libraries can hold it, so only their kind is told.
 """

@@ -3,9 +3,9 @@
 Whoever follows the job writes, before the training (so that the script's own `mlflow.log_metric`
 goes to the same run) and after it, from the records. Ranks need no MLflow.
 
-MLflow's library works in a process of its own, with a deadline: it waits for a server that is away
-for minutes, imports for seconds, and prints. What it cannot do is told in a line, and changes
-nothing else.
+MLflow's library works in a process of its own, for `tracking.timeout_seconds` at most: it waits for
+a server that is away for minutes, imports for seconds, and prints. What it cannot do is told in a
+line, and changes nothing else.
 """
 
 import contextlib
