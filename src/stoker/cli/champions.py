@@ -34,7 +34,7 @@ def champion_metrics(
 
     Args:
         named: A file, a folder of champions, or registry:GROUP; empty: none is named.
-        workload: Whose gates ask.
+        workload: The one whose gates ask.
         region: Region of the registry.
 
     Raises:

@@ -247,7 +247,7 @@ def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:
 
     Args:
         peer: Name or address of a data host or of the dnn leader, with `:PORT` where it differs.
-        port: The feed's.
+        port: Port of the feed.
         token_file: Token of the run, if there is one.
     """
     host, port = _split(peer, port)

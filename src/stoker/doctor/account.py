@@ -42,7 +42,7 @@ def examine_account(
 
     Args:
         workload: Workload with settings for SageMaker.
-        decision: Whose plans' quotas are looked at, too.
+        decision: The one whose plans' quotas are looked at, too.
         aws: The account; absent: what boto3 finds.
 
     Raises:
@@ -233,7 +233,7 @@ class NeededQuota:
 
     Attributes:
         name: Name as Service Quotas calls it.
-        value: That is needed: hosts, or seconds.
+        value: Value that is needed: hosts, or seconds.
         why: What needs it.
         is_vital: Whether nothing can run without it; else some plans or steps could not.
         is_known: Whether Service Quotas must have one of that name.

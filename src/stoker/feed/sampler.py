@@ -25,7 +25,7 @@ class SamplerOrder:
     """Shows a loader's index sampler to its iterators, and counts what it gives.
 
     Args:
-        loader: Whose sampler it is.
+        loader: The one whose sampler it is.
         books: The books of the loader.
         is_inline: Batches are made in this process.
         is_fed: Who asks the sampler is the feed, as far ahead as it sees fit.

@@ -116,7 +116,7 @@ def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str
 
     Args:
         program: Program as the command names it.
-        folder: That relative paths begin at; None: this process's.
+        folder: Folder that relative paths begin at; None: this process's.
     """
     path = Path(folder or "", program)
     if os.path.dirname(program) and path.is_dir():

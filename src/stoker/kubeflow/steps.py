@@ -202,7 +202,7 @@ class TrainingComponent(ContainerComponent):  # type: ignore[misc]
 
         Args:
             hyperparameters: Name, as the workload's parameters spell it, to value.
-            inputs: The component's.
+            inputs: Inputs of the component.
         """
         given = {
             f"{_HYPERPARAMETER}{name}": value for name, value in (hyperparameters or {}).items()

@@ -29,7 +29,7 @@ def orchestrator_named(
 
     Args:
         name: Name as on the command line.
-        workload: Whose pipeline it is; it gives settings and region.
+        workload: The one whose pipeline it is; it gives settings and region.
         run: An ARN gives the region, too.
         flags: Flags of the connection to Kubeflow; sagemaker has none.
         options: Options of runs and schedules on Kubeflow.

@@ -618,7 +618,7 @@ class LocalPlatform:
     """Runs jobs on this machine.
 
     Args:
-        cores: That hosts may use; absent: all that this process may use.
+        cores: Cores that hosts may use; absent: all that this process may use.
         environ: Environment of the hosts' processes; absent: this process's.
     """
 

@@ -178,7 +178,7 @@ class OtherLoaders:
         Args:
             loader: One next to the main one.
             inner: Its own iterator.
-            delivered: Its batches in this pass.
+            delivered: Its batches in this epoch.
             is_replaying: Whether the main one's batches come from the cache.
 
         Raises:
@@ -232,7 +232,7 @@ class Choice:
         """Returns whether `loader` is the main one, or becomes it now.
 
         Args:
-            delivered: Its batches in this pass.
+            delivered: Its batches in this epoch.
             steps: The main loader's so far.
         """
         main = self.loader

@@ -50,7 +50,7 @@ def snapshot(
         folders: Those that do not exist are left out.
         skipped: Folders that are not looked into; so are environments and caches.
         max_files: The scan ends after this number of files.
-        max_seconds: Likewise.
+        max_seconds: The scan ends after this time.
     """
     until = time.monotonic() + max_seconds
     outside = {os.path.realpath(folder) for folder in skipped}
@@ -136,7 +136,7 @@ class Growth:
 
     Args:
         folders: Folders to scan.
-        skipped: And not into these: stoker's own.
+        skipped: Folders not to scan: stoker's own.
     """
 
     def __init__(self, folders: Sequence[Path], *, skipped: Sequence[Path]) -> None:

@@ -312,7 +312,7 @@ class SageMakerPipelineRun:
             workload: Workload with settings for SageMaker, an image and today's cluster, as of
                 `stoker.settings.read_workload`.
             folder: Project folder, which has `sagemaker.source`; absent: the current one.
-            decision: Whose groups a native training step has.
+            decision: The one whose groups a native training step has.
             parameters: Parameters of your pipeline, in place of what the workload says:
                 image=image.
 

@@ -63,7 +63,7 @@ class Observer:
     """Counts for one process; used under the feed's lock.
 
     Args:
-        own_host: Whose the local workers are.
+        own_host: The host of the local workers.
         clock: Monotonic seconds.
     """
 

@@ -35,7 +35,7 @@ class Shard:
     """Counts the batches of one shard.
 
     Attributes:
-        owner: Whose process makes it; None: nobody's.
+        owner: Peer whose process makes it; None: nobody's.
         generation: Counts its starts; an answer of another one is not taken.
         asked: Positions below were asked for.
         arrived: Positions below have come.

@@ -219,7 +219,7 @@ class DatasetPlace:
             it was removed.
         paths: Where the trainer looks for modules: all hosts run one image, so the folder of the
             training script is there, too.
-        modules: That the spec refers to by name.
+        modules: Modules that the spec refers to by name.
         environment: What the script changed in its own.
     """
 

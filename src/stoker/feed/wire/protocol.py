@@ -214,7 +214,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         is_local: They are children of the rank.
-        batches: That the rank used.
+        batches: Batches that the rank used.
         frame_bytes: Bytes of all that came, duplicates among them.
         duplicates: Batches that came after another host's.
         moved: Batches that were taken away from the host: it was lost, dropped them, or is late.
@@ -222,7 +222,7 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         credits: How many it may be asked for, now; 0: it is gone.
         busy_seconds: Busy seconds of its workers together, wall clock.
         cpu_seconds: CPU time of its workers together.
-        num_workers: That have made a batch.
+        num_workers: Number of workers that have made a batch.
         workers: The first ones, where there are a great many.
     """
 

@@ -77,7 +77,7 @@ class Compiled:
     """Holds a compiled pipeline: all that an upload needs.
 
     Attributes:
-        name: The workload's.
+        name: Name of the workload.
         description: One line, with a sentence on each parameter: the service has no other place.
         definition: JSON.
         parameters: Parameters of the pipeline.
@@ -105,7 +105,7 @@ def compile_pipeline(
         train_step: `launched`: a small step starts, follows and adopts the job that was decided on.
             `native`: a training step of the service's own, its groups set by parameters.
             `handover`: the same in a second run, which the first starts with what it decided.
-        decision: Whose plan gives a native step its groups and their defaults.
+        decision: The one whose plan gives a native step its groups and their defaults.
         folder: Project folder, which also has `sagemaker.source`; absent: the current one.
 
     Raises:

@@ -75,7 +75,7 @@ class AwsRole:
     """Is a role as the workload needs it; what people may do is a policy without a role.
 
     Attributes:
-        parts: Whose rights it has.
+        parts: Jobs or services whose rights it has.
         arn: ARN as in the workload; empty where the workload does not name it.
         service: Who may take it on; empty: it is a policy for people.
     """

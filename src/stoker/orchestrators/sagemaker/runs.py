@@ -193,7 +193,7 @@ def start_run(
 
     Args:
         aws: The account.
-        workload: Whose pipeline it is.
+        workload: The one whose pipeline it is.
         parameters: Parameters of the run.
         folder: Project folder, with the workload's code.
         decision: What the run trains on, decided by the run `parent_run`; called again for the

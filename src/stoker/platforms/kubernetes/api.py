@@ -89,7 +89,7 @@ class ApiError(PlatformError):
     Attributes:
         code: HTTP's; 0 where there was no answer.
         reason: Kubernetes' own word, such as AlreadyExists.
-        action: That failed.
+        action: Action that failed.
         user: Who lacks a right, where that is the reason.
         is_final: Whether asking again cannot help, whatever the code is.
         is_repeated: Whether the call was sent before, and that was not answered.
@@ -139,7 +139,7 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
     Args:
         code: HTTP's.
         body: A Status object as JSON, or what a proxy answered.
-        action: That failed.
+        action: Action that failed.
     """
     status = _status(body)
     reason = str(status.get("reason") or "")
@@ -188,7 +188,7 @@ def failed(
 
     Args:
         what: Says in words what went wrong.
-        action: That failed.
+        action: Action that failed.
         code: HTTP's; 0: there was no answer.
         reason: Kubernetes' own word.
         user: Who lacks a right.

@@ -82,7 +82,7 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
 
     Args:
         cluster: Asked for the pod, which names its controller.
-        pod: That this process runs in.
+        pod: Pod that this process runs in.
         log: Told where the pod cannot be read.
     """
     if pod is None or (pod.namespace or cluster.namespace) != cluster.namespace:
@@ -124,7 +124,7 @@ class LeaseKeeper(threading.Thread):
     """Renews the lease of a job, from a thread of its own.
 
     Args:
-        cluster: That has the job.
+        cluster: Cluster that has the job.
         job: Name of the job.
         minutes: After so many without a renewal the run is abandoned; 0: never.
         log: Told when the lease cannot be renewed, and when it can again.

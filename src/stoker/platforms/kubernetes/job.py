@@ -440,7 +440,7 @@ class KubernetesRun(FollowedRun):
     """Follows a submitted job by watching the cluster.
 
     Args:
-        cluster: That runs it.
+        cluster: Cluster that runs it.
         request: What was submitted.
         started: What came of it.
         follower: This process.

@@ -181,7 +181,7 @@ class ObjectWatch(threading.Thread):
     """Tells changes of the objects that `query` selects, from a thread of its own.
 
     Args:
-        cluster: That has them.
+        cluster: Cluster that has them.
         resource: Their kind.
         query: Selectors.
         tell: Is called with each piece of news; may block.
@@ -313,8 +313,8 @@ class PodLog(threading.Thread):
     """Tells the lines of a pod's container, from a thread of its own.
 
     Args:
-        cluster: That runs it.
-        pod: Whose container has started.
+        cluster: Cluster that runs it.
+        pod: The one whose container has started.
         container: Its name.
         tell: Is called with each line; may block.
     """
@@ -431,7 +431,7 @@ class Following:
     """Watches a run with threads of its own until it is closed.
 
     Args:
-        cluster: That runs it.
+        cluster: Cluster that runs it.
         resource: JobSets or TrainJobs.
         name: Name of the run's objects.
         containers: Group to the name of its pods' container.

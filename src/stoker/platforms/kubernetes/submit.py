@@ -168,7 +168,7 @@ def provide_runtime(
     """Makes the runtime unless it is there; returns whether it was made now.
 
     Args:
-        cluster: That is to have it.
+        cluster: Cluster that is to have it.
         request: Request with the runtime.
         owners: Owners of a runtime that is made, until the TrainJob owns it.
         log: Gets what happens.
@@ -261,7 +261,7 @@ def start(
     """Creates the job and what belongs to it, or adopts what an earlier attempt created.
 
     Args:
-        cluster: That is to run it.
+        cluster: Cluster that is to run it.
         request: What to make.
         follower: This process; its Workflow, if it has one, owns the job.
         log: Log for what is worth telling.
@@ -371,7 +371,7 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
     Does not wait for their pods.
 
     Args:
-        cluster: That runs them.
+        cluster: Cluster that runs them.
         run_id: The pipeline's own: the names of the run's jobs end with its first characters.
 
     Raises:
@@ -668,7 +668,7 @@ def check_rights(
     """Checks that the caller has the rights that a run takes.
 
     Args:
-        cluster: That is to run it.
+        cluster: Cluster that is to run it.
         settings: Settings of the workload.
         is_pod: Whether the caller is a pod, which a run of a pipeline may have.
         log: Told of rights that a run can do without.
