@@ -23,6 +23,7 @@ from stoker.platforms.base import (
     LogLine,
     ObservedRun,
     Platform,
+    ResumingPlatform,
     Run,
     leader_record,
 )
@@ -241,11 +242,9 @@ def _refusal(platform: Platform[RequestT], job: JobSpec) -> str:
 
 def _resumed(jobs: Sequence[JobSpec], platform: Platform[RequestT]) -> int:
     """Returns which of the run's jobs an earlier attempt has got hosts for; the first if none."""
-    # Only platforms whose jobs outlive stoker, and may be short of hosts, have it.
-    resumed: Callable[[Sequence[RequestT]], int] | None = getattr(platform, "resumed", None)
-    if resumed is None or len(jobs) == 1:
+    if len(jobs) == 1 or not isinstance(platform, ResumingPlatform):
         return 0
-    return resumed([platform.plan(job) for job in jobs])
+    return platform.resumed([platform.plan(job) for job in jobs])
 
 
 def _needs(job: JobSpec, short: frozenset[str]) -> bool:

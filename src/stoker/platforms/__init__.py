@@ -1,5 +1,14 @@
 """Platforms run jobs: each has a name and the interface of `base`.
 
+What some can do beyond that, and the method that has it:
+
+                                                        local  sagemaker  kubernetes
+    finds the hosts of an earlier attempt  `resumed`      -        x          x
+    says how busy its hosts are            `load_words`   -        x          -
+    leaves a job running as stoker ends    `leave`        -        -          x
+    has a form of its own for a request    `manifest`     -        -          x
+    ends what is left of a run's jobs      `clean_up`     -        -          x
+
 A new one is a package here, a name and a class below, and its name, facts and settings in
 `records/platforms.py`; docs/architecture.md has the rest.
 """

@@ -166,6 +166,7 @@ class LogLine:
 
 
 RequestT = TypeVar("RequestT")
+_GivenT = TypeVar("_GivenT", contravariant=True)
 
 
 class Run(Protocol):
@@ -242,6 +243,19 @@ class Platform(Protocol[RequestT]):
 
         Raises:
             PlatformError: If the platform refuses.
+        """
+        ...
+
+
+@runtime_checkable
+class ResumingPlatform(Protocol[_GivenT]):
+    """Is a platform whose jobs outlive stoker, and may be short of hosts."""
+
+    def resumed(self, requests: Sequence[_GivenT]) -> int:
+        """Returns which of a run's requests an earlier attempt has got hosts for; else 0.
+
+        Raises:
+            PlatformError: If the platform cannot be asked.
         """
         ...
 
