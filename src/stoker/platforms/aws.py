@@ -1,5 +1,9 @@
 """Calls to AWS go through boto3: retried, bounded, with errors in words; so does its price list.
 
+    aws = Aws(region="eu-central-1")
+    aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName="mnist")["TrainingJobStatus"]
+    aws.read_object("s3://bucket/folder/profile.json")
+
 In this order: errors, `Aws` with calls and S3, what its methods need, price list and types.
 """
 
