@@ -82,7 +82,7 @@ check-types:
 check-layers:
 	@$(BIN)/lint-imports
 
-fmt: $(DEV)  ## format, and mend what the linter can mend
+fmt: $(DEV)  ## format, and fix what the linter can fix
 	@$(BIN)/ruff format -q . && $(BIN)/ruff check -q --fix .
 
 # Without --quiet, under which mkdocs counts no warnings, and --strict fails for none.
