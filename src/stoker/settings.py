@@ -370,7 +370,7 @@ def kubeflow_environment(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """Is the pod that this process runs in; its namespace may be known elsewhere only."""
+    """The pod that this process runs in; its namespace may be known elsewhere only."""
 
     name: str
     uid: str

@@ -102,8 +102,8 @@ class KubernetesPlatform:
         A TrainJob is deleted when it has ended, too: it has no TTL. Does not wait for its pods.
 
         Args:
-            name: Name of the run.
-            settings: Settings of its workload.
+            name: Of the run.
+            settings: Of its workload.
 
         Raises:
             PlatformError: If the cluster refuses, or does not answer.

@@ -226,8 +226,8 @@ def troubles_of(
 
     Args:
         pods: Those that there are.
-        groups: Groups of the run.
-        image: Image that all pods run.
+        groups: Of the run.
+        image: That all pods run.
         next_best: The plan to take instead.
         wait_minutes: So long the dnn group's pods may wait for nodes.
     """

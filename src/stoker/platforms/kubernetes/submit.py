@@ -371,7 +371,7 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
     Does not wait for their pods.
 
     Args:
-        cluster: Cluster that runs them.
+        cluster: That runs them.
         run_id: The pipeline's own: the names of the run's jobs end with its first characters.
 
     Raises:
