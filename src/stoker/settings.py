@@ -482,8 +482,8 @@ def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
     raise UsageError(
         f"a placeholder is left: {', '.join(f'{word} in {key}' for word, key, _ in left)}",
         where=place.at(left[0][1]),
-        fix=f"write {', '.join(f'{meant} instead of {word}' for word, _, meant in left)}, "
-        "wherever the file has it",
+        fix="in the whole file, write "
+        f"{', '.join(f'{meant} instead of {word}' for word, _, meant in left)}",
     )
 
 

@@ -49,7 +49,7 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
 
 
 class NotifySettings(Record, frozen=True, kw_only=True):
-    """Says which webhook is told how a run ended. Its address is a secret, and stands in no file.
+    """Says which webhook is told how a run ended. Its address is a secret, and is in no file.
 
     Attributes:
         on: failure: only of runs that failed, a model below its gate among them; always: of all.
