@@ -42,9 +42,7 @@ PLACEHOLDERS = {
     "BUCKET": "the name of your S3 bucket",
     "REGISTRY": "the address of your image registry",
 }
-# Up to the first slash of an address: such a word is no account, region, bucket or host's name.
-_ADDRESS = re.compile(r"(?:[a-z0-9]+://)?([^/]*)")
-_WORD = re.compile(rf"(?<!\w)(?:{'|'.join(PLACEHOLDERS)})(?!\w)")
+_PLACEHOLDER = re.compile(rf"(?<![\w ])(?:{'|'.join(PLACEHOLDERS)})(?![\w ])")
 # Keys whose words are the user's own.
 _OWN_WORDS = ("command", "hyperparameters")
 # Keys and values of a workload, its aliases expanded; large ones have some hundreds.
@@ -474,7 +472,8 @@ def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
     found = {
         word: key
         for key, text in reversed([*_texts(own, "")])
-        for word in _WORD.findall(_ADDRESS.match(text)[1])  # type: ignore[index]
+        # Up to the first slash of an address there is no such name; behind it there may be.
+        for word in _PLACEHOLDER.findall(text.rpartition("://")[2].partition("/")[0])
     }
     if not found:
         return

@@ -194,7 +194,6 @@ def test_watch_refuses_what_is_no_run(
             "",
             "try:   stoker train --group=dnn=1 --json -- ./t.py -x\n",
         ),
-        (["train", "w.yaml", "--epochs", "3"], 2, "", "try:   stoker train --help"),
         (["profile", "--epochs", "3", "t.py"], 2, "", "try:   stoker profile --help"),
         (["run", "t.py", "--epochs", "3"], 2, "", "try:   stoker run --help"),
         # Words after `--` are the script's own.

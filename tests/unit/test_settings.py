@@ -118,10 +118,14 @@ def test_placeholders_are_refused_with_their_keys_and_what_to_put_there(tmp_path
     with pytest.raises(UsageError) as caught:
         read_workload(write(tmp_path, CLOUD))
     error = caught.value
-    assert error.what == "a placeholder is left: ACCOUNT in image, REGION in image, BUCKET in " \
+    assert (
+        error.what == "a placeholder is left: ACCOUNT in image, REGION in image, BUCKET in "
         "channels.training.uri"
+    )
     assert error.where == f"{tmp_path}/w.yaml:4, key image"
-    assert error.fix.startswith("in the whole file, write the 12 digits of your AWS account instead of ACCOUNT")
+    assert error.fix.startswith(
+        "in the whole file, write the 12 digits of your AWS account instead of ACCOUNT"
+    )
     assert "instead of BUCKET" in error.fix
 
 

@@ -45,11 +45,13 @@ class _UsageError(Exception):
     Attributes:
         message: The error in words, without a guess of what was meant.
         option_name: The option that is unknown, where that is the error.
+        possibilities: The options that are near to it.
         ctx: The verb, where it is known.
     """
 
     message: str
     option_name: str
+    possibilities: Sequence[str] | None
     ctx: "Context | None"
 
     def format_message(self) -> str:
@@ -92,7 +94,7 @@ def run(arguments: list[str]) -> int:
             [arguments[0], "--help"] if arguments[0] in VERBS else ["--help"]
         )
         # Of an option that is unknown the parser would add its own guesses, --yes among them.
-        words = err.message if hasattr(err, "option_name") else err.format_message()
+        words = err.message if _is_unknown_option(err) else err.format_message()
         words = words[:1].lower() + words[1:].rstrip(".")
         return _say(
             f"error: {words}\ntry:   {shlex.join([program(), *wanted])}",
@@ -130,11 +132,10 @@ def _corrected(
     err: "_UsageError", arguments: list[str], *, verbs: Collection[str]
 ) -> list[str] | None:
     """Returns the command line that was most likely meant; None if no verb or option is near."""
-    if hasattr(err, "option_name") and (own := _command_at(err, arguments)):
+    if _is_unknown_option(err) and (own := _command_at(err, arguments)):
         return [*arguments[:own], "--", *arguments[own:]]
     # Of an option that the verb does not have, click names those that are near.
-    options: Sequence[str] = getattr(err, "possibilities", None) or ()
-    if options:
+    if _is_unknown_option(err) and (options := err.possibilities):
         typed = err.option_name
         # A guess must not confirm what costs money, and one that is far off is only confusing.
         safe = [option for option in options if option != "--yes"]
@@ -149,6 +150,10 @@ def _corrected(
     first, *others = arguments
     near = [] if first in verbs else difflib.get_close_matches(first, verbs, n=1)
     return [*near, *others] if near else None
+
+
+def _is_unknown_option(err: "_UsageError") -> bool:
+    return hasattr(err, "option_name") and hasattr(err, "possibilities")
 
 
 def _command_at(err: "_UsageError", arguments: list[str]) -> int | None:

@@ -34,8 +34,8 @@ GPU:
 
 With a training script of your own: `stoker profile -- python train.py`.
 
-Workloads for SageMaker and Kubernetes have placeholders (ACCOUNT, REGION, BUCKET, REGISTRY): write your
-own names there. Until then stoker refuses them.
+Workloads for SageMaker and Kubernetes have placeholders (ACCOUNT, REGION, BUCKET, REGISTRY): write
+your own names there. Until then stoker refuses them.
 """
 
 
