@@ -132,8 +132,8 @@ def _corrected(
     err: "_UsageError", arguments: list[str], *, verbs: Collection[str]
 ) -> list[str] | None:
     """Returns the command line that was most likely meant; None if no verb or option is near."""
-    if _is_unknown_option(err) and (own := _command_at(err, arguments)):
-        return [*arguments[:own], "--", *arguments[own:]]
+    if _is_unknown_option(err) and (begin := _command_at(err, arguments)):
+        return [*arguments[:begin], "--", *arguments[begin:]]
     # Of an option that the verb does not have, click names those that are near.
     if _is_unknown_option(err) and (options := err.possibilities):
         typed = err.option_name
