@@ -94,7 +94,7 @@ docs: $(RUN) $(DOCS)  ## the reference from the code, and the site in .cache/sit
 faults: $(DEV)  ## only the tests that kill, stop and cut real processes
 	@$(BIN)/pytest -q tests -m 'fault and not soak'
 
-bench: $(DEV)  ## beside the alternatives, an hour; a short look: make bench BENCH=--quick
+bench: $(DEV)  ## next to the alternatives, an hour; a short look: make bench BENCH=--quick
 	@for file in $(BENCHMARKS); do \
 	  echo "== $$file"; $(BIN)/python "$$file" $(BENCH) || exit 1; done
 

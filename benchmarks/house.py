@@ -60,13 +60,28 @@ class Numbers(torch.utils.data.Dataset):
 for batch in DataLoader(Numbers(), batch_size=4, shuffle=True, num_workers=1):
     pass
 """
+# Names for the placeholders of the example.
+ROLE = "arn:aws:iam::123456789012:role/stoker"
+NAMES = {
+    "image": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/stoker:mnist",
+    "channels.training.uri": "s3://bucket/mnist/",
+    "sagemaker.role": ROLE,
+    "sagemaker.pipeline_role": ROLE,
+    "sagemaker.schedule_role": ROLE,
+    "sagemaker.output_uri": "s3://bucket/stoker",
+    "sagemaker.control": f"{{instance_type: ml.t3.medium, role: '{ROLE}'}}",
+}
 PLANS = {
     "local": ["configs/mnist.yaml", "--group", "dnn=local.c1:1"],
     "sagemaker": [
         "configs/mnist-sagemaker.yaml",
+        *(f"--set={key}={value}" for key, value in NAMES.items()),
         *("--group", "dnn=ml.g5.2xlarge:1", "--group", "data=ml.c6i.4xlarge:2"),
     ],
-    "kubernetes": ["configs/mnist-kubeflow.yaml", "--group", "dnn=gpu:1", "--group", "data=cpu:2"],
+    "kubernetes": [
+        *("configs/mnist-kubeflow.yaml", "--set", "image=registry.example/stoker:mnist"),
+        *("--group", "dnn=gpu:1", "--group", "data=cpu:2"),
+    ],
 }
 
 

@@ -5,7 +5,8 @@ The environment is read here and in `launch.topology`, nowhere else.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,16 @@ from stoker.records import (
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
 
+# What the examples write for names that only the reader knows, and what goes there.
+PLACEHOLDERS = {
+    "ACCOUNT": "the 12 digits of your AWS account",
+    "REGION": "your AWS region",
+    "BUCKET": "the name of your S3 bucket",
+    "REGISTRY": "the address of your image registry",
+}
+_PLACEHOLDER = re.compile(rf"(?<![\w ])(?:{'|'.join(PLACEHOLDERS)})(?![\w ])")
+# Keys whose words are the user's own.
+_OWN_WORDS = ("command", "hyperparameters")
 # Keys and values of a workload, its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
 # In STOKER_OUTPUT: the profile ended the command, whatever the exit codes of its processes are
@@ -449,9 +460,43 @@ def workload_from(
     # Errors name the option where one of these is wrong, not the file.
     keys = [override.partition("=")[0].strip() for override in overrides]
     place = Place(source, lines, overridden=keys)
+    _refuse_placeholders(changed, place)
     workload = convert(changed, Workload, place)
     _check_workload(workload, place)
     return _with_pools_text(workload, place)
+
+
+def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
+    # Before the types: they would say of each what an account looks like, not where it comes from.
+    own = {key: value for key, value in document.items() if key not in _OWN_WORDS}
+    found = {
+        word: key
+        for key, text in reversed([*_texts(own, "")])
+        # Up to the first slash of an address there is no such name; behind it there may be.
+        for word in _PLACEHOLDER.findall(text.rpartition("://")[2].partition("/")[0])
+    }
+    if not found:
+        return
+    left = [(word, found[word], meant) for word, meant in PLACEHOLDERS.items() if word in found]
+    raise UsageError(
+        f"a placeholder is left: {', '.join(f'{word} in {key}' for word, key, _ in left)}",
+        where=place.at(left[0][1]),
+        fix="in the whole file, write "
+        f"{', '.join(f'{meant} instead of {word}' for word, _, meant in left)}",
+    )
+
+
+def _texts(value: Json, path: str) -> Iterator[tuple[str, str]]:
+    """Yields (key path, text) of all texts below a value."""
+    match value:
+        case str():
+            yield path, value
+        case Mapping():
+            for key, below in value.items():
+                yield from _texts(below, f"{path}.{key}" if path else str(key))
+        case list():
+            for index, below in enumerate(value):
+                yield from _texts(below, f"{path}[{index}]")
 
 
 def _with_pools_text(workload: Workload, place: Place) -> Workload:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 RUN_TAG = "stoker_run"
+_STATUS_TAG = "stoker_status"
 # MLflow's own ends of a run.
 _STATUS: Mapping[str, str] = {"succeeded": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 # What one request to a server may hold of each kind.
@@ -55,6 +56,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
         run_id: Run of MLflow, where it is known.
         is_managed: SageMaker has made a run of this name already, without the tag.
         status: How the run ended; empty: it goes on.
+        is_refused: No attempt of this process ran: the end that an earlier one has told stays.
         step: Steps that the training has done, at which the metrics stand.
         files: Kept as artifacts.
     """
@@ -65,6 +67,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     is_managed: bool = False
     status: str = ""
+    is_refused: bool = False
     step: int = 0
     parameters: dict[str, str] = msgspec.field(default_factory=dict)
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
@@ -122,7 +125,8 @@ def kept(
         settings: Where to.
         run: Name of stoker's run.
         tags: As of `started`.
-        training: The run's record; None: it failed before it trained.
+        training: The run's record; None: it failed before it trained, and an end that an earlier
+            attempt has told stays.
         evaluation: Its evaluation, where there is one.
         run_id: The run in MLflow, where no record has it.
         files: Artifacts; those that are not there are left out.
@@ -137,10 +141,11 @@ def kept(
         run_id=run_id or (training.mlflow_run_id if training else None),
         is_managed=settings.is_managed,
         status=_STATUS[training.status] if training else "FAILED",
+        is_refused=training is None,
         step=measured.steps if measured else 0,
         parameters=parameters_of(training) if training else {},
         metrics=metrics_of(training, evaluation),
-        tags={**tags, **(_tags_of(training) if training else {"stoker_status": "failed"})},
+        tags={**tags, **(_tags_of(training) if training else {_STATUS_TAG: "failed"})},
         files=tuple(str(file) for file in files if file.is_file()),
     )
     return _asked(order, timeout=timeout or settings.timeout_seconds, environ=environ)
@@ -205,7 +210,7 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
 
 def _tags_of(training: Training) -> dict[str, str]:
     told = {
-        "stoker_status": training.status,
+        _STATUS_TAG: training.status,
         "stoker_job": training.job.name,
         "stoker_job_url": training.job.url,
         "stoker_platform": training.job.platform,
@@ -298,13 +303,16 @@ def _written(order: TrackingOrder) -> TrackedRun:
     for names in _parts(new):
         points = [Metric(name, metrics[name], now, order.step) for name in names]
         client.log_batch(run_id, metrics=points)
+    ended = _STATUS.get(there.tags.get(_STATUS_TAG, "")) if order.is_refused else None
     told = {name: value for name, value in order.tags.items() if value or name in there.tags}
+    if ended:
+        del told[_STATUS_TAG]
     tags = {**told, RUN_TAG: order.run}
     client.log_batch(run_id, tags=[RunTag(name, tags[name]) for name in sorted(tags)])
     trouble = _with_files(client, run_id, order.files)
     # Last: whoever waits for the end finds all of it.
     if order.status:
-        client.set_terminated(run_id, order.status)
+        client.set_terminated(run_id, ended or order.status)
     else:
         client.update_run(run_id, status="RUNNING")
     changed = sorted(n for n in parameters if there.params.get(n, parameters[n]) != parameters[n])

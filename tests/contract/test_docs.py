@@ -14,6 +14,7 @@ from stoker.catalog import load_catalog
 from stoker.cli.app import VERBS, app_for
 from stoker.parameters import parameters_of
 from stoker.settings import read_workload
+from support.examples import document
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -161,7 +162,7 @@ def test_the_python_versions_of_the_package_are_those_that_tests_ran_on() -> Non
 
 
 def test_the_table_of_parameters_is_that_of_the_pipeline() -> None:
-    workload = read_workload(ROOT / "configs" / "mnist-sagemaker.yaml")
+    workload = read_workload(document("mnist-sagemaker.yaml"))
     text = (ROOT / "docs" / "sagemaker.md").read_text()
     table = text[text.index("| parameter | default") :].partition("\n\n")[0]
     listed = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)

@@ -44,6 +44,8 @@ def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
     said = capsys.readouterr().err
     assert "./q.py is not executable" in said
     assert "chmod +x ./q.py" in said
+    assert edge.run(["train", "q.py"]) == 2
+    assert "try:   python q.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,22 @@ def test_watch_refuses_what_is_no_run(
         # No guess of another meaning, and none that says yes to what costs money.
         (["train", "w.yaml", "--epochs", "3"], 2, "", "try:   stoker train --help"),
         (["train", "w.yaml", "--yess"], 2, "", "try:   stoker train --help"),
+        # A command whose options would be stoker's: it begins after `--`.
+        (
+            ["profile", "--budget", "9", "python", "t.py", "--epochs", "3"],
+            2,
+            "",
+            "error: no such option: --epochs\n"
+            "try:   stoker profile --budget 9 -- python t.py --epochs 3\n",
+        ),
+        (
+            ["train", "--group=dnn=1", "--json", "./t.py", "-x"],
+            2,
+            "",
+            "try:   stoker train --group=dnn=1 --json -- ./t.py -x\n",
+        ),
+        (["profile", "--epochs", "3", "t.py"], 2, "", "try:   stoker profile --help"),
+        (["run", "t.py", "--epochs", "3"], 2, "", "try:   stoker run --help"),
         # Words after `--` are the script's own.
         (
             ["train", "--dry-rn", "--", "./t.py", "--dry-rn"],

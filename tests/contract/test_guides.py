@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,7 @@ from support.guide import GuideShell, steps
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import put_pod, step_pod
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.moto import ACCOUNT, REGION, AwsServer
+from support.moto import AwsServer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0
@@ -191,15 +192,32 @@ def claim(name: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("guide", ["sagemaker.md", "kubeflow.md"])
+def test_a_variable_that_is_not_set_changes_no_file(guide: str, tmp_path: Path) -> None:
+    (line,) = (
+        line
+        for _, lines in steps((ROOT / "docs" / guide).read_text())
+        for line in lines
+        if line.startswith("sed -i")
+    )
+    file = tmp_path / line.split()[-1]
+    file.parent.mkdir()
+    file.write_text(text := (ROOT / "configs" / file.name).read_text())
+    # As interactive shells do, which take a variable that is not set as an empty text.
+    for command in (line, f"export ACCOUNT= REGISTRY=; {line}"):
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env={}, check=False)
+        assert done.returncode != 0
+        assert file.read_text() == text
+
+
 def test_the_sagemaker_guide(
     tmp_path: Path, aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing is claimed of how long a log is waited for.
     monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("stoker.platforms.sagemaker.job.MIN_INTERVAL_SECONDS", 0.01)
-    env = {**aws_server.environ(), "HOME": str(tmp_path), "STOKER": str(ROOT)}
-    names = {"AWS_REGION": REGION, "ACCOUNT": ACCOUNT, "BUCKET": "stoker-guide"}
-    shell = GuideShell(tmp_path, env={**env, **names})
+    (tmp_path / "stoker").symlink_to(ROOT)
+    shell = GuideShell(tmp_path, env={**aws_server.environ(), "HOME": str(tmp_path)})
     left = records(tmp_path / "records", host="ml.g5.xlarge", data="ml.c7i.4xlarge")
     with jobs_leave(archive(left)):
         type_all(shell, "sagemaker.md")
@@ -211,14 +229,13 @@ def test_the_kubeflow_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         # Step 5 has no commands: claims and data are the reader's.
         for name in ("datasets", "runs"):
             api.put("persistentvolumeclaims", claim(name))
+        (tmp_path / "stoker").symlink_to(ROOT)
         config = kube_config(tmp_path, api.url, namespace="kubeflow")
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
             "KUBECONFIG": str(config),
             "KF_PIPELINES_ENDPOINT": pipelines.url,
-            "STOKER": str(ROOT),
-            "REGISTRY": "registry.test:5000",
         }
         monkeypatch.setattr(
             "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(config)

@@ -19,6 +19,7 @@ from stoker.kubeflow import PipelineRun, compiled, control_step, follower, on_to
 from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import NotifySettings, TrackingSettings, to_json
 from support import kubeflow_pipeline as sample
+from support.examples import project
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
@@ -97,8 +98,7 @@ def test_steps_of_ones_own_get_the_pods_of_stokers(own: str) -> None:
 def test_a_notebook_needs_the_workloads_file_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "configs").symlink_to(sample.ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(project(tmp_path))
     exec(compile(block("def what_would_pay("), "notebook.py", "exec"), {"__name__": "notebook"})
     pipeline, pods = parsed((tmp_path / "what-would-pay.yaml").read_text())
     assert set(pipeline["root"]["inputDefinitions"]["parameters"]) == {"image"}

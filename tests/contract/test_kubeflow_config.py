@@ -17,14 +17,15 @@ from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.submit import rbac
 from stoker.records import Profile, ProfiledHost, StepTerms, Workload
 from stoker.settings import read_workload
+from support.examples import project
 
 ROOT = Path(__file__).parents[2]
 FILE = "configs/mnist-kubeflow.yaml"
 
 
 @pytest.fixture
-def workload(monkeypatch: pytest.MonkeyPatch) -> Workload:
-    monkeypatch.chdir(ROOT)
+def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
+    monkeypatch.chdir(project(tmp_path))
     return with_pools(read_workload(FILE))
 
 
@@ -100,9 +101,9 @@ def test_the_example_compiles_for_kubeflow(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("kfp")
     from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 
-    for name in ("components", "configs", "pipelines"):
+    for name in ("components", "pipelines"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(project(tmp_path))
     compiled = compile_kubeflow(read_workload(FILE))
     shutil.rmtree(tmp_path / "configs")
     # Nothing of it is read from files later: the pools are in the document that it carries.

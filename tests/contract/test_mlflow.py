@@ -21,7 +21,7 @@ def texts(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-# Three times MLflow is imported: 3 s each, more on a cold disk.
+# Four times MLflow is imported: 3 s each, more on a cold disk.
 @pytest.mark.timeout(300)
 def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
     tmp_path: Path,
@@ -66,6 +66,9 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
     assert texts(run / "params")["lr"] == "1e-1"
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     assert texts(run / "artifacts") == {"report.html": "<p>report"}
+    # An attempt that was refused, in a pod that has no record: the end is that of the first.
+    kept(settings, run="mnist-1", tags={}, training=None, environ=os.environ)
+    assert texts(run / "tags")["stoker_status"] == "succeeded"
     # FINISHED
     assert "status: 3" in (run / "meta.yaml").read_text()
 

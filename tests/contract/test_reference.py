@@ -11,6 +11,7 @@ import pytest
 
 from stoker.records import Group, to_json
 from support import sagemaker_pipeline
+from support.examples import project
 
 ROOT = Path(__file__).parents[2]
 # Types, and values that an example would only show as they are.
@@ -78,9 +79,7 @@ def test_each_public_name_has_an_example(reference: ModuleType) -> None:
 
 @pytest.fixture
 def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("configs", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(project(tmp_path))
     yield
     sys.modules.pop("example", None)
 

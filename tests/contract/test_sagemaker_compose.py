@@ -42,6 +42,7 @@ from stoker.sagemaker import (
 )
 from stoker.sagemaker.steps import offline
 from support import sagemaker_pipeline as sample
+from support.examples import project
 from support.sagemaker_execution import Execution, in_a_text
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
 
@@ -140,11 +141,7 @@ def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own: 
 def test_a_notebook_needs_the_workloads_file_and_the_sdks_own_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "examples").symlink_to(sample.ROOT / "examples")
-    workload = (sample.ROOT / "configs" / "mnist-sagemaker.yaml").read_text()
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "mnist-sagemaker.yaml").write_text(workload.replace("BUCKET", "bucket"))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(project(tmp_path))
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"AWS_{name}", "none")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

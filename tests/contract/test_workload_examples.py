@@ -7,8 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
+from stoker.errors import UsageError
+from stoker.records import write_json
 from stoker.settings import read_workload
-from support.command import process
+from support import sample_records
+from support.command import process, stoker
+from support.examples import document, project
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,24 +58,61 @@ FILES = sorted(file.name for file in (ROOT / "configs").glob("*.yaml"))
 def test_each_workload_is_run_by_a_test_or_needs_a_service(name: str) -> None:
     covered = COVERED[name]
     assert covered.words in (ROOT / covered.by).read_text()
-    workload = read_workload(ROOT / "configs" / name)
+    workload = read_workload(document(name))
     assert covered.runs == (workload.platform == "local")
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_workload_is_a_request_that_its_platform_takes(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(project(tmp_path))
     shown = CliRunner().invoke(app_for("train"), ["train", f"configs/{name}", "--dry-run"])
     assert shown.exit_code == 0, shown.output
 
 
-def test_the_dry_run_that_smddps_workload_names_shows_the_strategy() -> None:
+@pytest.mark.parametrize("name", [name for name in FILES if not COVERED[name].runs])
+def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name: str) -> None:
+    with pytest.raises(UsageError, match="a placeholder is left") as caught:
+        read_workload(ROOT / "configs" / name)
+    assert f"configs/{name}:" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "profile",
+        "run",
+        "train",
+        "train --dry-run",
+        "train --param Epochs=3",
+        "evaluate --profile p --decision d --training t",
+        "compile sagemaker --out p.json",
+        "upload sagemaker",
+        "start sagemaker",
+        "schedule sagemaker --list",
+        "doctor --aws",
+        "render iam --out policies",
+        "decide profile.json --workload",
+    ],
+)
+def test_each_verb_refuses_a_workload_with_placeholders(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "profile.json", sample_records.profile())
+    done = stoker(*words.split(), str(ROOT / "configs" / "mnist-sagemaker.yaml"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a placeholder is left: ACCOUNT in image" in done.stderr
+    assert "configs/mnist-sagemaker.yaml:13, key image" in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_the_dry_run_that_smddps_workload_names_shows_the_strategy(tmp_path: Path) -> None:
     text = (ROOT / "configs" / "mnist-smddp.yaml").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("#   stoker train ")]
     words = line.removeprefix("#   stoker ").split()
-    done = process(*words, cwd=ROOT)
+    done = process(*words, cwd=project(tmp_path))
     assert done.returncode == 0, done.stderr
     assert '\\"name\\": \\"smddp\\"' in done.stdout
     assert '"ml.c7i.4xlarge"' in done.stdout

@@ -24,7 +24,7 @@ _SHELL = re.compile(r"[|<>&;`]|\$\(")
 def steps(text: str) -> Iterator[tuple[str, list[str]]]:
     """The steps of a guide: their titles, and the lines of their shell blocks."""
     part = text.partition("\n## Ten steps\n")[2].partition("\n## ")[0]
-    for step in re.split(r"\n(?=\*\*\d+\. )", part)[1:]:
+    for step in re.split(r"\n(?=\*\*\d+\. )", part):
         title = step.partition("**")[2].partition("**")[0]
         lines = [line[4:] for line in step.splitlines() if line.startswith("    ")]
         yield title, "\n".join(lines).replace("\\\n", " ").splitlines()
@@ -66,10 +66,9 @@ class GuideShell:
         """Runs a line; what it sets, and the folder that it goes to, stay."""
         words = shlex.split(line, comments=True)
         if words[:1] == ["export"]:
-            for word in words[1:]:
-                name, _, value = word.partition("=")
-                self._env[name] = self._filled(value)
-            return Done(0, "", "")
+            done = self._bash(f"{line}; env -0")
+            self._env.update(text.split("=", 1) for text in done.stdout.split("\0") if text)
+            return done
         if words[:1] == ["cd"]:
             self._folder /= words[1]
             return Done(0, "", "")
@@ -81,6 +80,9 @@ class GuideShell:
             finally:
                 os.environ.clear()
                 os.environ.update(before)
+        return self._bash(line)
+
+    def _bash(self, line: str) -> Done:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", line],
             cwd=self._folder,

@@ -159,12 +159,17 @@ def aws(arguments: list[str]) -> None:
             xform_name(name, "-"): (name, shape)
             for name, shape in model.input_shape.members.items()
         }
-        given = {}
+        given, shown = {}, {}
         for flag, value in zip(rest[::2], rest[1::2], strict=True):
+            if flag in ("--query", "--output"):
+                shown[flag] = value
+                continue
             expect(flag[2:] in known, f"aws {service} {operation} has no {flag}")
             name, shape = known[flag[2:]]
             given[name] = value if shape.type_name == "string" else _structure(value)
-        getattr(client, xform_name(model.name))(**given)
+        answer = getattr(client, xform_name(model.name))(**given)
+        if "--query" in shown:
+            print(answer[shown["--query"]])
 
 
 def _structure(value: str) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 from stoker.orchestrators.sagemaker.roles import iam_files
 from stoker.records import Json, Workload
 from stoker.settings import read_workload
+from support.examples import document
 
 ROOT = Path(__file__).parents[2]
 ACCOUNT, REGION = "123456789012", "eu-central-1"
@@ -39,14 +40,8 @@ TRUSTS = ("trust-lambda.json", "trust-sagemaker.json", "trust-scheduler.json")
 @functools.cache
 def example(*more: str) -> Workload:
     """The example's workload with an account's names."""
-    names = (
-        "channels.training.uri=s3://bucket/mnist/",
-        "sagemaker.output_uri=s3://bucket/stoker",
-        f"sagemaker.region={REGION}",
-        f"image={REGISTRY}/stoker:mnist",
-        f"sagemaker.control.image={REGISTRY}/stoker:control",
-    )
-    return read_workload(ROOT / "configs" / "mnist-sagemaker.yaml", overrides=[*names, *more])
+    names = (f"sagemaker.region={REGION}", *more)
+    return read_workload(document("mnist-sagemaker.yaml"), overrides=names)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from stoker.records import (
     Profile,
     ProfiledHost,
     StepTerms,
+    TakenElsewhere,
 )
 from stoker.report import write_report
 from stoker.report.plans import plans_drawing, scaling_of, spots_of
@@ -79,6 +80,25 @@ def test_scaling_starts_at_todays_step_and_counts_hosts_of_the_chosen_type() -> 
     assert all(r.step_seconds >= scaling.floor_seconds * (1 - 1e-9) for r in scaling.rungs)
     (chosen,) = [rung for rung in scaling.rungs if rung.is_chosen]
     assert chosen.step_seconds == of(decision.plan).step_seconds
+
+
+def test_the_band_begins_at_todays_step_where_that_was_predicted() -> None:
+    decision = starved()
+    taken = TakenElsewhere(
+        profiled_on="local.c1",
+        taken_as="ml.g5.8xlarge",
+        cpu_speed=1.8,
+        cpu_speed_source="given",
+        accelerator_step_source="given",
+    )
+    corners = []
+    for each in (decision, replace(decision, taken_elsewhere=taken)):
+        drawing = plans_drawing(each, unit=MILLISECONDS, width=WIDTHS[0], name="plans")
+        assert drawing is not None
+        (band,) = re.findall(r'class="band" d="([^"]+)"', str(drawing.markup()))
+        corners.append(band.count("L"))
+    # An upper and a lower one more.
+    assert corners[1] == corners[0] + 2
 
 
 def test_data_hosts_that_may_not_be_run_are_in_the_curve_and_not_in_the_front() -> None:

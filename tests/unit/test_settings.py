@@ -100,6 +100,45 @@ def test_an_error_says_what_and_where(tmp_path: Path, text: str, what: str, wher
     assert where in caught.value.where
 
 
+CLOUD = """\
+name: demo
+command: [python, train.py, BUCKET]
+platform: sagemaker
+image: ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:mnist
+channels:
+  training:
+    uri: s3://BUCKET/mnist/
+sagemaker:
+  role: arn:aws:iam::123456789012:role/BUCKET
+  output_uri: s3://mine/BUCKET
+"""
+
+
+def test_placeholders_are_refused_with_their_keys_and_what_to_put_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_workload(write(tmp_path, CLOUD))
+    error = caught.value
+    assert (
+        error.what == "a placeholder is left: ACCOUNT in image, REGION in image, BUCKET in "
+        "channels.training.uri"
+    )
+    assert error.where == f"{tmp_path}/w.yaml:4, key image"
+    assert error.fix.startswith(
+        "in the whole file, write the 12 digits of your AWS account instead of ACCOUNT"
+    )
+    assert "instead of BUCKET" in error.fix
+
+
+def test_an_override_takes_the_place_of_a_placeholder(tmp_path: Path) -> None:
+    # The command, the folder in a bucket and the name of a role are the user's own words.
+    names = ["image=registry/stoker:1", "channels.training.uri=s3://mine/REGION"]
+    workload = read_workload(write(tmp_path, CLOUD), overrides=names)
+    assert workload.command[-1] == "BUCKET"
+    with pytest.raises(UsageError) as caught:
+        read_workload(write(tmp_path, CLOUD), overrides=[*names, "sagemaker.region=REGION"])
+    assert caught.value.where == "--set sagemaker.region=..., key sagemaker.region"
+
+
 def test_an_error_in_an_override_points_at_the_override(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_workload(write(tmp_path, GOOD), overrides=["feed.credits=many"])

@@ -30,6 +30,9 @@ from stoker.logs import printable
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    # Typer brings a copy of click, under no public name.
+    from typer._click import Context
+
 
 _LINES = "\n\t"
 # How alike a wrong option and the one that is suggested are, 0 to 1: `--epochs` is no `--help`.
@@ -37,7 +40,19 @@ _NEAR = 0.8
 
 
 class _UsageError(Exception):
-    """The shape of the parser's errors."""
+    """The shape of the parser's errors.
+
+    Attributes:
+        message: The error in words, without a guess of what was meant.
+        option_name: The option that is unknown, where that is the error.
+        possibilities: The options that are near to it.
+        ctx: The verb, where it is known.
+    """
+
+    message: str
+    option_name: str
+    possibilities: Sequence[str] | None
+    ctx: "Context | None"
 
     def format_message(self) -> str:
         """Returns the error in words."""
@@ -78,8 +93,11 @@ def run(arguments: list[str]) -> int:
         wanted = _corrected(err, arguments, verbs=VERBS) or (
             [arguments[0], "--help"] if arguments[0] in VERBS else ["--help"]
         )
+        # Of an option that is unknown the parser would add its own guesses, --yes among them.
+        words = err.message if _is_unknown_option(err) else err.format_message()
+        words = words[:1].lower() + words[1:].rstrip(".")
         return _say(
-            f"error: {err.format_message().rstrip('.')}\ntry:   {shlex.join([program(), *wanted])}",
+            f"error: {words}\ntry:   {shlex.join([program(), *wanted])}",
             code=UsageError.exit_code,
         )
     except KeyboardInterrupt:
@@ -114,10 +132,11 @@ def _corrected(
     err: "_UsageError", arguments: list[str], *, verbs: Collection[str]
 ) -> list[str] | None:
     """Returns the command line that was most likely meant; None if no verb or option is near."""
+    if _is_unknown_option(err) and (begin := _command_at(err, arguments)):
+        return [*arguments[:begin], "--", *arguments[begin:]]
     # Of an option that the verb does not have, click names those that are near.
-    options: Sequence[str] = getattr(err, "possibilities", None) or ()
-    if options:
-        typed: str = getattr(err, "option_name", "")
+    if _is_unknown_option(err) and (options := err.possibilities):
+        typed = err.option_name
         # A guess must not confirm what costs money, and one that is far off is only confusing.
         safe = [option for option in options if option != "--yes"]
         best = difflib.get_close_matches(typed, safe, n=1, cutoff=_NEAR)
@@ -131,6 +150,30 @@ def _corrected(
     first, *others = arguments
     near = [] if first in verbs else difflib.get_close_matches(first, verbs, n=1)
     return [*near, *others] if near else None
+
+
+def _is_unknown_option(err: "_UsageError") -> bool:
+    return hasattr(err, "option_name") and hasattr(err, "possibilities")
+
+
+def _command_at(err: "_UsageError", arguments: list[str]) -> int | None:
+    """Returns where the user's own command begins that lacks its `--`; None where there is none."""
+    from stoker.cli.options import WORKLOAD_OR_COMMAND
+
+    known = err.ctx.command.params if err.ctx else []
+    if "--" in arguments or not any(each.metavar == WORKLOAD_OR_COMMAND for each in known):
+        return None
+    with_value = {
+        name for each in known if not getattr(each, "is_flag", False) for name in each.opts
+    }
+    at = 1
+    while at < len(arguments) and arguments[at].startswith("-"):
+        name, equals, _ = arguments[at].partition("=")
+        if name == err.option_name:
+            return None
+        at += 2 if name in with_value and not equals else 1
+    is_file = at < len(arguments) and arguments[at].endswith((".yaml", ".yml", ".json"))
+    return at if at < len(arguments) and not is_file else None
 
 
 def _words_to_complete() -> list[str]:
@@ -163,7 +206,8 @@ def _launch(arguments: list[str]) -> int:
     if not command or command[0] in ("-h", "--help"):
         print(
             "Usage: stoker launch -- CMD\n       stoker launch train\n\n"
-            "  Starts this host's part of a job; `train` means the command that the job names."
+            "  Starts this host's part of a job. `train` stands for the command that the job\n"
+            "  names."
         )
         return 0 if command else UsageError.exit_code
     try:

@@ -33,6 +33,9 @@ GPU:
 | containers | the images that hosts run |
 
 With a training script of your own: `stoker profile -- python train.py`.
+
+Workloads for SageMaker and Kubernetes have placeholders (ACCOUNT, REGION, BUCKET, REGISTRY): write
+your own names there. Until then stoker refuses them.
 """
 
 

@@ -106,10 +106,12 @@ def offered(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
+# How help shows the argument of verbs that take a command.
+WORKLOAD_OR_COMMAND = "WORKLOAD | -- CMD"
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="WORKLOAD | -- CMD",
+        metavar=WORKLOAD_OR_COMMAND,
         help="A workload file (.yaml), or a training command after --.",
         show_default=False,
     ),

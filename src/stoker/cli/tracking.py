@@ -50,7 +50,8 @@ def keep_tracked(
     Args:
         tracking: The workload's settings, with an experiment.
         run: Name of the run.
-        training: Its record; None: it failed before it trained.
+        training: Its record; None: it failed before it trained, and an end that an earlier attempt
+            has told stays.
         evaluation: Its evaluation, where there is one.
         run_id: The run in MLflow, where no record has it.
         files: Artifacts.

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -224,17 +224,18 @@ def train_verb(
     is_told = not (outputs.executor or run_id or pipeline_run())
     with telling(workload, run=job.name, step="train", quiet=as_json, is_told=is_told) as ending:
         try:
-            record = train_and_keep(
-                job,
-                platform=runs_on,
-                catalog=catalog,
-                decision=decided,
-                total_steps=workload.training.total_steps(),
-                out=outputs.out,
-                again=again,
-                quiet=as_json,
-                echo=True,
-            )
+            with _evaluation_of(run_dir / "training.json"):
+                record = train_and_keep(
+                    job,
+                    platform=runs_on,
+                    catalog=catalog,
+                    decision=decided,
+                    total_steps=workload.training.total_steps(),
+                    out=outputs.out,
+                    again=again,
+                    quiet=as_json,
+                    echo=True,
+                )
         except (KeyboardInterrupt, TerminatedError):
             # What was measured until then; a job that goes on without us has no record yet.
             if (run_dir / "training.json").is_file():
@@ -296,6 +297,18 @@ def train_verb(
     if shortage:
         raise shortage
     return exit_code_of(record)
+
+
+@contextlib.contextmanager
+def _evaluation_of(record: Path) -> Iterator[None]:
+    """Removes the evaluation of an earlier training of this name, once the record is another."""
+    before = record.read_bytes() if record.is_file() else b""
+    try:
+        yield
+    finally:
+        # A training that was refused has left the earlier one as it was.
+        if record.is_file() and record.read_bytes() != before:
+            record.with_name("evaluation.json").unlink(missing_ok=True)
 
 
 def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:

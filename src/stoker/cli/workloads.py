@@ -40,7 +40,8 @@ def read_with_params(
         UsageError: If the file, a parameter or an override is wrong.
     """
     if params:
-        overrides = [*overrides_of(params, workload=read_workload(file)), *overrides]
+        known = read_workload(file, overrides=overrides)
+        overrides = [*overrides_of(params, workload=known), *overrides]
     return with_pools(read_workload(file, overrides=overrides))
 
 

@@ -268,7 +268,7 @@ class Performance(Record, frozen=True, kw_only=True):
 
 
 class Evaluation(Record, frozen=True, kw_only=True):
-    """Did quality hold, did the promise hold.
+    """Says whether a training passed its gates, and whether its prediction held.
 
     Attributes:
         schema: Version of this file's form.

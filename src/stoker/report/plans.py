@@ -46,7 +46,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Step time with so many data hosts; today's cluster has none, and its step was measured."""
+    """Step time with so many data hosts; today's cluster has none."""
 
     data_hosts: int
     step_seconds: float
@@ -63,11 +63,14 @@ class Scaling:
     Attributes:
         rungs: Numbers of data hosts, from none on.
         floor_seconds: The accelerators' own step: no data host makes it shorter.
+        is_today_measured: Whether today's step was measured, as it is unless the profile was taken
+            elsewhere.
     """
 
     data_type: str
     rungs: tuple[Rung, ...]
     floor_seconds: float
+    is_today_measured: bool
 
 
 def spots_of(decision: Decision) -> list[Spot]:
@@ -141,6 +144,7 @@ def scaling_of(decision: Decision) -> Scaling | None:
         rungs=tuple(found[count] for count in sorted(found)),
         # The utilization was made of it: accelerator-only time over the step (records/decision.py).
         floor_seconds=keep.accelerator_utilization * keep.step_seconds,
+        is_today_measured=decision.taken_elsewhere is None,
     )
 
 
@@ -327,8 +331,8 @@ def _draw_curve(
         drawing.text(x, plane.floor + 17, str(count), css="quiet", size=12, anchor="middle")
     under = fit(f"data hosts ({scaling.data_type})", 12, plane.right - plane.left)
     drawing.text(plane.right, plane.floor + 36, under, css="quiet", size=12, anchor="end")
-    # Without data hosts the step was measured: the band is that of predictions.
-    band = [rung for rung in rungs if rung.data_hosts]
+    # The band is that of predictions.
+    band = [rung for rung in rungs if rung.data_hosts or not scaling.is_today_measured]
     if len(band) > 1:
         upper = [(plane.x(r.data_hosts), plane.y(r.high)) for r in band]
         lower = [(plane.x(r.data_hosts), plane.y(r.low)) for r in band]

@@ -443,7 +443,7 @@ def evaluate_step(
         environment=run.told_run,
         depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
         # Never isolated: a run's own gate may ask the registry for the champion.
-        description="Did quality hold, did the promise hold; the report.",
+        description="Checks the gates and the prediction; writes the report.",
     )
     folder = step.outputs["evaluation"]
     step.outputs["report"] = text(folder, "/report.html")

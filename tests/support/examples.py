@@ -1,0 +1,38 @@
+"""The example workloads, with the names that a reader of the guides puts in."""
+
+import json
+import shutil
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+# Placeholder to the name in its place.
+NAMES = {
+    "ACCOUNT": "123456789012",
+    "REGION": "eu-central-1",
+    "BUCKET": "bucket",
+    "REGISTRY": "registry.example",
+}
+
+
+def filled(name: str) -> str:
+    """The text of a workload in configs/."""
+    text = (ROOT / "configs" / name).read_text()
+    for placeholder, own in NAMES.items():
+        text = text.replace(placeholder, own)
+    return text
+
+
+def document(name: str) -> str:
+    """A workload in configs/ as a JSON document."""
+    return json.dumps(yaml.safe_load(filled(name)))
+
+
+def project(folder: Path) -> Path:
+    """Makes a project with all that workloads name; returns its folder."""
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    for file in (folder / "configs").glob("*.yaml"):
+        file.write_text(filled(file.name))
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
