@@ -558,7 +558,8 @@ def status_verb(
         typer.Option(
             "--besides",
             metavar="ID",
-            help="Only fails with 4 if a run of the pipeline RUN is under way besides this one.",
+            help="Only fails with 4 if a run of the pipeline RUN that began before this one is "
+            "under way.",
             hidden=True,
         ),
     ] = None,
@@ -599,23 +600,23 @@ def status_verb(
 
 
 def _refuse_overlap(service: "Orchestrator", pipeline: str, *, besides: str) -> None:
-    """Checks that no run of a pipeline is under way besides one.
+    """Checks that no run of a pipeline that began before `besides` is still under way.
 
     Raises:
-        PlatformError: If there is another.
+        PlatformError: If there is one.
     """
-    others = [
-        each.run
-        for each in service.runs(pipeline)
-        if each.status in ("running", "stopping") and not each.run.endswith(f"/{besides}")
-    ]
+    from stoker.orchestrators.sagemaker import SageMakerOrchestrator
+
+    if not isinstance(service, SageMakerOrchestrator):
+        raise UsageError("--besides is only for sagemaker", fix="leave it out")
+    others = service.under_way_before(pipeline, besides)
     if others:
         raise PlatformError(
             f"another run of {pipeline} is under way: {', '.join(others)}",
             where="the workload says overlap: refuse",
             fix=f"start again when it has ended, or: stoker stop {service.name} {others[0]}",
         )
-    print(f"no other run of {pipeline} is under way")
+    print(f"no run of {pipeline} that began earlier is under way")
 
 
 def logs_verb(

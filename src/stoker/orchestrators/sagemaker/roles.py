@@ -754,12 +754,12 @@ class _Rights:
             # Tags tell an earlier attempt's job.
             yield self._run_jobs("RunTheTrainingJob")
             yield self._pass("HandTheJobItsRole", [settings.role], _SAGEMAKER)
-        looks = ["sagemaker:DescribePipeline", "sagemaker:ListPipelineExecutions"]
         pipeline = [self.sagemaker(f"pipeline/{self._name}")]
         if self.train_step == "handover":
-            yield _allow("HandOver", [*looks, "sagemaker:StartPipelineExecution"], pipeline)
-        elif settings.overlap == "refuse":
-            yield _allow("LookForOtherRuns", looks, pipeline)
+            starts = ["sagemaker:DescribePipeline", "sagemaker:StartPipelineExecution"]
+            yield _allow("HandOver", starts, pipeline)
+        if settings.overlap == "refuse":
+            yield _allow("LookForOtherRuns", ["sagemaker:ListPipelineExecutions"], pipeline)
         yield _allow(
             "LookAtTheChampion",
             ["sagemaker:DescribeModelPackage", "sagemaker:ListModelPackages"],
