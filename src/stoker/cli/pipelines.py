@@ -535,8 +535,8 @@ def schedule_verb(
         print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
         return
     timing = _timing(service.name, cron=cron, every=every or "", time_zone=time_zone)
-    if service.name == "sagemaker":
-        _ask_for_parameters(service, of, params or (), name=name, assume_yes=yes)
+    kept = [*(params or ()), *(["cache_days=0"] if kubeflow.no_cache else [])]
+    _ask_for_parameters(service, of, kept, name=name, assume_yes=yes)
     with working(f"scheduling {of.name}", quiet=as_json):
         made = service.schedule(of, timing=timing, parameters=params or (), name=name)
     if as_json:
@@ -805,15 +805,21 @@ def _ask_for_parameters(
     lost = [
         f"{key}={value}"
         for key, value in (there.parameters if there else {}).items()
-        if key.lower() not in named
+        if key.replace("_", "").lower() not in named
     ]
     if lost:
         refused = UsageError(
             "not scheduled: you said no",
-            fix=" ".join(["add", *(f"--param {each}" for each in lost), "to keep them, or --yes"]),
+            fix=" ".join(
+                [
+                    "add",
+                    *(f"--param {shlex.quote(each)}" for each in lost),
+                    "to keep them, or --yes",
+                ]
+            ),
         )
         # In a script nobody is asked: what is lost is named in any case.
-        say(f"replaced by the pipeline's defaults: {', '.join(lost)}", quiet=False)
+        say(f"replaced by the pipeline's defaults: {', '.join(map(_short, lost))}", quiet=False)
         ask(f"schedule {full_name} without them", assume_yes=assume_yes, refused=refused)
 
 
