@@ -265,7 +265,7 @@ def upload_verb(
         stoker upload kubeflow configs/mnist-kubeflow.yaml
         stoker upload sagemaker configs/mnist-sagemaker.yaml --yes
     """
-    from stoker.cli.compile import compiled_for
+    from stoker.cli.compile import again_words, compiled_for
 
     of = workload_of(workload, overrides=overrides or ())
     service = reach.target(target, workload=of)
@@ -300,7 +300,8 @@ def upload_verb(
     if done.url:
         # Studio has no address of a single pipeline: the words say where to go from its first page.
         print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))
-    print(f"next:    stoker start {service.name} {workload}{reach.words(service.name)}")
+    again = again_words(overrides=overrides or ())
+    print(f"next:    stoker start {service.name} {workload}{again}{reach.words(service.name)}")
 
 
 def start_verb(
@@ -545,7 +546,7 @@ def schedule_verb(
     print(f"{made.action}: {schedule_line(made)}")
     if made.url:
         print(f"page:    {made.url}")
-    where = reach.words(service.name)
+    where = reach.words(service.name, overrides=overrides or ())
     print(f"delete:  stoker schedule {service.name} {workload} --delete {made.name}{where}")
 
 
