@@ -198,7 +198,7 @@ def test_the_sagemaker_guide(
     monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("stoker.platforms.sagemaker.job.MIN_INTERVAL_SECONDS", 0.01)
     env = {**aws_server.environ(), "HOME": str(tmp_path), "STOKER": str(ROOT)}
-    names = {"AWS_REGION": REGION, "ACCOUNT": ACCOUNT, "BUCKET": "stoker-guide"}
+    names = {"AWS_DEFAULT_REGION": REGION, "ACCOUNT": ACCOUNT, "BUCKET": "stoker-guide"}
     shell = GuideShell(tmp_path, env={**env, **names})
     left = records(tmp_path / "records", host="ml.g5.xlarge", data="ml.c7i.4xlarge")
     with jobs_leave(archive(left)):
