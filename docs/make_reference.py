@@ -763,6 +763,7 @@ MEANINGS = MappingProxyType(
         "PATH": "Where programs are looked for.",
         "POD_NAME": "Name of this pod, by Kubernetes' downward API.",
         "POD_NAMESPACE": "Namespace of this pod, by Kubernetes' downward API.",
+        "POD_RUN_ID": "Id of the pipeline's run that this pod is a step of, by its label.",
         "POD_UID": "UID of this pod, by Kubernetes' downward API.",
         "PYTHONPATH": "Folders of modules; the training's own is put in front.",
         "SAGEMAKER_PROGRAM": "Training script of an estimator of SageMaker's SDK.",

@@ -381,11 +381,16 @@ def kubeflow_environment(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """The pod that this process runs in; its namespace may be known elsewhere only."""
+    """The pod that this process runs in; its namespace may be known elsewhere only.
+
+    Attributes:
+        run_id: Kubeflow's own id of the run of a pipeline that it is a step of; empty: not known.
+    """
 
     name: str
     uid: str
     namespace: str | None
+    run_id: str = ""
 
 
 def own_pod(environ: Mapping[str, str] | None = None) -> OwnPod | None:
@@ -396,7 +401,12 @@ def own_pod(environ: Mapping[str, str] | None = None) -> OwnPod | None:
     uid = env.get("POD_UID") or env.get("KFP_POD_UID")
     if not name or not uid:
         return None
-    return OwnPod(name=name, uid=uid, namespace=env.get("POD_NAMESPACE") or None)
+    return OwnPod(
+        name=name,
+        uid=uid,
+        namespace=env.get("POD_NAMESPACE") or None,
+        run_id=env.get("POD_RUN_ID", ""),
+    )
 
 
 def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workload:

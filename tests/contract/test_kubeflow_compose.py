@@ -148,6 +148,7 @@ def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
         component = getattr(kubeflow, name)
         shown = inspect.signature(component)
         taken = set(component.component_spec.inputs) - {"outcome"}
+        taken |= {"hyperparameters"} if name in ("profile", "train") else set()
         assert set(shown.parameters) == taken
         assert inspect.getdoc(component).startswith(component.description.splitlines()[0])
         assert all(f"{parameter}: " in inspect.getdoc(component) for parameter in taken)

@@ -110,6 +110,7 @@ def test_another_workload_adds_a_version_and_shows_what_changes(
     assert changed.returncode == 0, changed.stderr
     assert "- DefaultValue.feed.credits = 2" in changed.stderr
     assert "+ DefaultValue.feed.credits = 5" in changed.stderr
+    assert "next:    stoker start kubeflow w.yaml --set feed.credits=5\n" in changed.stdout
     assert changed.stdout.startswith("updated: ")
     assert server.sent().count("POST /pipelines") == 1
     (versions,) = server.versions.values()
@@ -469,19 +470,28 @@ def make_job(name: str, **settings: Json) -> None:
     ("api_name", "plural"), [("jobset", "jobsets"), ("trainer", "trainjobs")], ids=str
 )
 def test_stop_deletes_the_jobs_of_the_run_and_no_others(
-    server: KfpServer, api: KubernetesApi, api_name: str, plural: str
+    server: KfpServer,
+    api: KubernetesApi,
+    monkeypatch: pytest.MonkeyPatch,
+    api_name: str,
+    plural: str,
 ) -> None:
     upload(server, namespace=NAMESPACE)
     target = target_at(server, namespace=NAMESPACE)
     id = target.start(workload(), parameters=()).run
     name = workload().run_name(id)
-    for job in (name, f"profile-{name}", "mnist-0badcafe"):
+    for job in (name, "mnist-0badcafe"):
         make_job(job, api=api_name)
+    # A profile's name has nothing of the run: its step says whose it is.
+    for key, value in {"POD_NAME": "step", "POD_UID": "uid", "POD_RUN_ID": id}.items():
+        monkeypatch.setenv(key, value)
+    make_job("mnist-profile-20261122-110000", api=api_name)
     state = target.stop(id)
     assert state.status == "stopped"
     (note,) = state.notes
     assert note.startswith(f"deleted in namespace {NAMESPACE}: ")
     assert name in note
+    assert "mnist-profile-20261122-110000" in note
     assert api.names(plural) == ["mnist-0badcafe"]
 
 

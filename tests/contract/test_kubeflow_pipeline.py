@@ -281,6 +281,7 @@ def test_the_step_that_creates_a_job_knows_its_own_pod_and_is_tried_again() -> N
         "POD_NAME": "metadata.name",
         "POD_UID": "metadata.uid",
         "POD_NAMESPACE": "metadata.namespace",
+        "POD_RUN_ID": "metadata.labels['pipeline/runid']",
     }
     found = sample.tasks(pipeline)
     assert found["train-2"]["retryPolicy"]["maxRetryCount"] == 3

@@ -181,6 +181,20 @@ def test_a_schedule_that_somebody_turned_off_is_turned_on_again(server: KfpServe
     assert add(server).action == "updated"
 
 
+def test_parameters_that_a_schedule_would_lose_are_named_and_kept_when_named_again(
+    server: KfpServer, file: str
+) -> None:
+    upload(server)
+    daily = ("schedule", "kubeflow", file, "--cron", "0 6 * * *")
+    gate = "gate=accuracy>=0.9, loss<=0.2"
+    for words in (("--param", gate, "--no-cache"), ("--param", gate, "--no-cache")):
+        code, _, said = stoker(*daily, *words)
+        assert (code, "replaced" in said) == (0, False)
+    _, made, said = stoker(*daily, "--json", "--yes")
+    assert f"replaced by the pipeline's defaults: cache_days=0, {gate}" in said
+    assert json.loads(made)["parameters"] == {}
+
+
 def test_an_old_schedule_stays_if_the_new_one_is_refused(server: KfpServer) -> None:
     upload(server)
     before = add(server)

@@ -1363,6 +1363,30 @@ def test_clean_up_deletes_what_runs_and_nothing_else(
     assert api.names("jobsets") == [NAME]
 
 
+@pytest.mark.parametrize(
+    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
+)
+def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    api_name: str,
+    has_ended: bool,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    monkeypatch.setenv("POD_RUN_ID", "5b1f6c3e-0000-4000-8000-00000000abcd")
+    platform.submit(plan(platform, with_settings(job, api=api_name)))
+    if has_ended:
+        api.end_job(NAME)
+    settings = with_settings(job, api=api_name).platform_settings
+    assert platform.clean_up("mnist-0badcafe", settings, run_id="0badcafe-0000") == ""
+    run_id = "5b1f6c3e-0000-4000-8000-00000000abcd"
+    assert NAME in platform.clean_up("mnist-5b1f6c3e", settings, run_id=run_id)
+    assert api.names(PLURAL[api_name]) == []
+
+
 # --- being told to end
 
 

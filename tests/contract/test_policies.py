@@ -480,7 +480,10 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for(template: st
     }
     assert by_condition == {
         "Schedule": "HasSchedule",
-        **dict.fromkeys(("FailureTopic", "FailureTopicPolicy", "FailureRule"), "HasFailureEmail"),
+        **dict.fromkeys(
+            ("ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"),
+            "HasFailureEmail",
+        ),
     }
     schedule = made["Resources"]["Schedule"]["Properties"]
     pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/mnist"
@@ -488,6 +491,14 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for(template: st
     # In a topic's policy EventBridge supports no conditions.
     topic = made["Resources"]["FailureTopicPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     assert ["Condition" in each for each in topic] == [False]
+    # A start that is given up is no run, of which the rule could tell.
+    alarm = made["Resources"]["ScheduleAlarm"]["Properties"]
+    assert (alarm["MetricName"], alarm["TreatMissingData"]) == (
+        "InvocationDroppedCount",
+        "notBreaching",
+    )
+    assert alarm["AlarmActions"] == [{"Ref": "FailureTopic"}]
+    assert "cloudwatch.amazonaws.com" in topic[0]["Principal"]["Service"]
     rule = made["Resources"]["FailureRule"]["Properties"]["EventPattern"]
     assert rule["detail"]["pipelineArn"] == [pipeline]
 

@@ -295,6 +295,9 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
         assert summary["parameters"]["InstanceType"] == "ml.g5.2xlarge"
         text = (tmp_path / "out" / "def.json").read_text()
         assert text == sample.compiled(kind).definition
+    done = stoker(*words[:5], *native, "--set", "feed.credits=5", cwd=tmp_path)
+    again = "stoker upload sagemaker mnist.json --train-step native --decision decision.json"
+    assert f"next:      {again} --set feed.credits=5\n" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -407,7 +407,7 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """The client reads KUBECONFIG when it is imported."""
     location = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
     monkeypatch.setattr(location, str(path), raising=True)
-    for name in ("POD_NAME", "POD_UID", "KFP_POD_NAME", "KFP_POD_UID"):
+    for name in ("POD_NAME", "POD_UID", "POD_RUN_ID", "KFP_POD_NAME", "KFP_POD_UID"):
         monkeypatch.delenv(name, raising=False)
     # The cluster is near, and nothing is claimed of how long a back-off or a tick is.
     monkeypatch.setattr("stoker.platforms.kubernetes.streams.MIN_DELAY_SECONDS", 0.02)

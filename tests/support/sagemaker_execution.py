@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -169,9 +170,12 @@ class Account:
 
     def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
         """moto's runs, which it calls Succeeded at once, those under way as they are."""
+        # On the wire, a number.
+        since = {"CreatedAfter": datetime.fromtimestamp(float(str(asked["CreatedAfter"])), UTC)}
+        asked |= since if "CreatedAfter" in asked else {}
         found = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", **asked)
         summaries = [
-            {key: value for key, value in item.items() if key != "StartTime"}
+            {**item, "StartTime": datetime.fromisoformat(str(item["StartTime"])).timestamp()}
             | ({"PipelineExecutionStatus": "Executing"} if _id_of(item) in self.executing else {})
             for item in _items(found["PipelineExecutionSummaries"])
         ]

@@ -150,6 +150,11 @@ def test_a_trainers_runtime_stands_for_its_job(api: KubernetesApi) -> None:
     findings = found("kubernetes.api=trainer")
     assert one(findings, "job").text == "the cluster would take its TrainingRuntime (dry run)"
     assert not api.names("trainingruntimes")
+    assert not api.names("trainjobs")
+    api.unknown_fields = {"spec.runtimePatches"}
+    older = one(found("kubernetes.api=trainer"), "job")
+    assert (older.state, "spec.runtimePatches" in older.text) == ("fail", True)
+    assert "update Kubeflow Trainer to 2.2 or newer" in older.fix
     runtime = one(found("kubernetes.api=trainer", "kubernetes.runtime=theirs"), "job")
     assert (runtime.state, runtime.text) == ("fail", "TrainingRuntime theirs is not there")
 

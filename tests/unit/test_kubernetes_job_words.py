@@ -75,6 +75,18 @@ def troubles(*pods: PodState, next_best: str = "another") -> list[Trouble]:
 # --- waiting
 
 
+def test_hosts_that_wait_for_an_image_name_their_own() -> None:
+    for role, image in (("dnn", "image:1"), ("data", "data:1")):
+        (trouble,) = troubles_of(
+            [pod(role, waits_for="ImagePullBackOff", waits_because="not found")],
+            lay_out(job(name=RUN, settings={"data": {"image": "data:1"}})).groups,
+            image="image:1",
+            next_best="",
+            wait_minutes=60,
+        )
+        assert f"wait for the image {image} (ImagePullBackOff): not found" in trouble.what
+
+
 def test_what_is_short_is_named_once_each() -> None:
     assert short_of(NODES + NODES) == ["nvidia.com/gpu", "cpu"]
     assert short_of("0/1 nodes are available: 1 Too many pods.") == []

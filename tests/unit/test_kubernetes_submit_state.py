@@ -280,6 +280,8 @@ def test_a_pod_is_known_by_its_own_names_or_those_of_a_pipeline() -> None:
     )
     both = {"POD_NAME": "q", "POD_UID": "v", "POD_NAMESPACE": "n", "KFP_POD_NAME": "p"}
     assert own_pod(both) == OwnPod(name="q", uid="v", namespace="n")
+    of_run = own_pod({**both, "POD_RUN_ID": "5b1f6c3e"})
+    assert of_run == OwnPod(name="q", uid="v", namespace="n", run_id="5b1f6c3e")
 
 
 def test_an_object_is_owned_without_being_changed() -> None:

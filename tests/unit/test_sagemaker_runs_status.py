@@ -494,6 +494,39 @@ def test_status_as_json_holds_the_same_facts(
     assert steps[1]["name"] == "Profile"
 
 
+def listed(execution: str, minute: int, status: str = "Executing") -> dict[str, object]:
+    return {
+        "PipelineExecutionArn": f"{PIPELINE}/execution/{execution}",
+        "PipelineExecutionStatus": status,
+        "StartTime": at(minute),
+    }
+
+
+def test_of_two_runs_that_are_under_way_only_the_later_one_is_refused(
+    answers: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Next to a day's training an hourly schedule leaves many refused runs.
+    newest = [listed("later", 2), *(listed(f"refused-{n}", 2, "Failed") for n in range(99))]
+    for _ in ("earlier", "later"):
+        summaries = "PipelineExecutionSummaries"
+        answers.add("list_pipeline_executions", {summaries: newest, "NextToken": "more"})
+        oldest = [listed("earlier", 1), listed("before", 0, "Succeeded")]
+        answers.add("list_pipeline_executions", {summaries: oldest})
+    # Its step may begin when the later run is there already.
+    pipelines.status_verb("sagemaker", "mnist", besides="earlier", reach=REACH)
+    assert "no run of mnist that began earlier is under way" in capsys.readouterr().out
+    with pytest.raises(PlatformError, match="under way: mnist/earlier") as refused:
+        pipelines.status_verb("sagemaker", "mnist", besides="later", reach=REACH)
+    assert "stoker stop sagemaker mnist/earlier" in refused.value.fix
+
+
+def test_a_run_that_is_not_listed_yet_gives_way_to_all(answers: Recorded) -> None:
+    runs = [listed("other", 2)]
+    answers.add("list_pipeline_executions", {"PipelineExecutionSummaries": runs})
+    with pytest.raises(PlatformError, match="under way: mnist/other"):
+        pipelines.status_verb("sagemaker", "mnist", besides="mine", reach=REACH)
+
+
 def test_a_stop_of_what_has_ended_says_so_and_is_no_error(
     answers: Recorded, capsys: pytest.CaptureFixture[str]
 ) -> None:

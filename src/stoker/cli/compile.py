@@ -1,6 +1,8 @@
 """`stoker compile` writes a workload's pipeline as a file, with no network."""
 
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,7 +96,18 @@ def compile_verb(
         say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
     for file in files:
         say(f"component: {file}", quiet=False)
-    say(f"next:      stoker upload {target} {workload}", quiet=False)
+    again = again_words(train_step=train_step, decision=decision, overrides=overrides or ())
+    say(f"next:      stoker upload {target} {workload}{again}", quiet=False)
+
+
+def again_words(
+    *, train_step: str = "launched", decision: Path | None = None, overrides: Sequence[str] = ()
+) -> str:
+    """Returns the options with which the next command means the same pipeline, after a blank."""
+    words = [] if train_step == "launched" else ["--train-step", train_step]
+    words += ["--decision", str(decision)] if decision else []
+    words += [word for override in overrides for word in ("--set", override)]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def compiled_for(

@@ -265,7 +265,7 @@ def upload_verb(
         stoker upload kubeflow configs/mnist-kubeflow.yaml
         stoker upload sagemaker configs/mnist-sagemaker.yaml --yes
     """
-    from stoker.cli.compile import compiled_for
+    from stoker.cli.compile import again_words, compiled_for
 
     of = workload_of(workload, overrides=overrides or ())
     service = reach.target(target, workload=of)
@@ -300,7 +300,8 @@ def upload_verb(
     if done.url:
         # Studio has no address of a single pipeline: the words say where to go from its first page.
         print(f"page:    {done.url}" + ("  (Studio, Pipelines)" if "landing" in done.url else ""))
-    print(f"next:    stoker start {service.name} {workload}{reach.words(service.name)}")
+    again = again_words(overrides=overrides or ())
+    print(f"next:    stoker start {service.name} {workload}{again}{reach.words(service.name)}")
 
 
 def start_verb(
@@ -535,8 +536,8 @@ def schedule_verb(
         print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
         return
     timing = _timing(service.name, cron=cron, every=every or "", time_zone=time_zone)
-    if service.name == "sagemaker":
-        _ask_for_parameters(service, of, params or (), name=name, assume_yes=yes)
+    kept = [*(params or ()), *(["cache_days=0"] if kubeflow.no_cache else [])]
+    _ask_for_parameters(service, of, kept, name=name, assume_yes=yes)
     with working(f"scheduling {of.name}", quiet=as_json):
         made = service.schedule(of, timing=timing, parameters=params or (), name=name)
     if as_json:
@@ -545,7 +546,7 @@ def schedule_verb(
     print(f"{made.action}: {schedule_line(made)}")
     if made.url:
         print(f"page:    {made.url}")
-    where = reach.words(service.name)
+    where = reach.words(service.name, overrides=overrides or ())
     print(f"delete:  stoker schedule {service.name} {workload} --delete {made.name}{where}")
 
 
@@ -558,7 +559,8 @@ def status_verb(
         typer.Option(
             "--besides",
             metavar="ID",
-            help="Only fails with 4 if a run of the pipeline RUN is under way besides this one.",
+            help="Only fails with 4 if a run of the pipeline RUN that began before this one is "
+            "under way.",
             hidden=True,
         ),
     ] = None,
@@ -599,23 +601,23 @@ def status_verb(
 
 
 def _refuse_overlap(service: "Orchestrator", pipeline: str, *, besides: str) -> None:
-    """Checks that no run of a pipeline is under way besides one.
+    """Checks that no run of a pipeline that began before `besides` is still under way.
 
     Raises:
-        PlatformError: If there is another.
+        PlatformError: If there is one.
     """
-    others = [
-        each.run
-        for each in service.runs(pipeline)
-        if each.status in ("running", "stopping") and not each.run.endswith(f"/{besides}")
-    ]
+    from stoker.orchestrators.sagemaker import SageMakerOrchestrator
+
+    if not isinstance(service, SageMakerOrchestrator):
+        raise UsageError("--besides is only for sagemaker", fix="leave it out")
+    others = service.under_way_before(pipeline, besides)
     if others:
         raise PlatformError(
             f"another run of {pipeline} is under way: {', '.join(others)}",
             where="the workload says overlap: refuse",
             fix=f"start again when it has ended, or: stoker stop {service.name} {others[0]}",
         )
-    print(f"no other run of {pipeline} is under way")
+    print(f"no run of {pipeline} that began earlier is under way")
 
 
 def logs_verb(
@@ -804,15 +806,21 @@ def _ask_for_parameters(
     lost = [
         f"{key}={value}"
         for key, value in (there.parameters if there else {}).items()
-        if key.lower() not in named
+        if key.replace("_", "").lower() not in named
     ]
     if lost:
         refused = UsageError(
             "not scheduled: you said no",
-            fix=" ".join(["add", *(f"--param {each}" for each in lost), "to keep them, or --yes"]),
+            fix=" ".join(
+                [
+                    "add",
+                    *(f"--param {shlex.quote(each)}" for each in lost),
+                    "to keep them, or --yes",
+                ]
+            ),
         )
         # In a script nobody is asked: what is lost is named in any case.
-        say(f"replaced by the pipeline's defaults: {', '.join(lost)}", quiet=False)
+        say(f"replaced by the pipeline's defaults: {', '.join(map(_short, lost))}", quiet=False)
         ask(f"schedule {full_name} without them", assume_yes=assume_yes, refused=refused)
 
 

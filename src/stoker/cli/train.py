@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
@@ -33,7 +33,13 @@ if TYPE_CHECKING:
     from stoker.platforms.base import JobSpec, Platform, RequestT
     from stoker.records import Decision, Json, PlatformSettings, Training, Workload
 
-_CleanUp = Callable[[str, "PlatformSettings"], str]
+
+class _CleanUp(Protocol):
+    """A platform's way to end the jobs of a run."""
+
+    def __call__(self, name: str, settings: "PlatformSettings", *, run_id: str = "") -> str:
+        """Returns in words what it ended."""
+        ...
 
 
 def train_verb(
@@ -175,7 +181,14 @@ def train_verb(
         workload = read_with_params(words[0], overrides=sets, params=params or ())
         job_name = name or workload.run_name(run_id or "")
         links = _page_of(workload, run_id)
-        _clean_up(job_name, workload=workload, status=clean_up, links=links, as_json=as_json)
+        _clean_up(
+            job_name,
+            run_id=run_id or "",
+            workload=workload,
+            status=clean_up,
+            links=links,
+            as_json=as_json,
+        )
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
     workload = resolve(words or (), overrides=sets, params=params or ())
@@ -336,9 +349,15 @@ def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
 
 
 def _clean_up(
-    job: str, *, workload: "Workload", status: str, links: Mapping[str, str], as_json: bool
+    job: str,
+    *,
+    run_id: str,
+    workload: "Workload",
+    status: str,
+    links: Mapping[str, str],
+    as_json: bool,
 ) -> None:
-    """Ends the job of a run if it still exists, and says how the run ended, to a webhook as well.
+    """Ends the jobs of a run that still exist, and says how the run ended, to a webhook as well.
 
     Raises:
         PlatformError: If the platform does not answer, or refuses.
@@ -356,9 +375,9 @@ def _clean_up(
             ending.status = "stopped"
         ending.links |= links
         platform = platform_named(workload.platform, settings=workload)
-        # Only platforms whose jobs outlive stoker have it; it returns in words what it ended.
+        # Only platforms whose jobs outlive stoker have it.
         clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
-        ended = clean_up(job, workload) if clean_up else ""
+        ended = clean_up(job, workload, run_id=run_id) if clean_up else ""
     if as_json:
         print(json.dumps({"run": job, "state": state, "reason": why, "ended": ended}))
         return

@@ -21,7 +21,7 @@ told to Kubeflow by the verb itself (`--executor-input`), for its pages and for 
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ParamSpec
 
 from kfp import dsl
@@ -86,6 +86,10 @@ def _shown(made: Component, function: Callable[P, ContainerSpec]) -> Component:
         if name in (made.component_spec.inputs or {})
         and parameter.annotation is not PipelineTaskFinalStatus
     ]
+    if isinstance(made, TrainingComponent):
+        kind = inspect.Parameter.KEYWORD_ONLY
+        changed = Mapping[str, object] | None
+        inputs.append(inspect.Parameter("hyperparameters", kind, default=None, annotation=changed))
     shown = {
         "__doc__": function.__doc__,
         "__signature__": inspect.Signature(inputs, return_annotation=Task),
@@ -142,6 +146,8 @@ def profile(
         input_data: Address of the training data; empty: the workload has none.
         reuse_profile: Text of a profile.json that is taken as it is; empty: profile.
         cache_key: Any text: Kubeflow re-uses only a profile that was made with the same.
+        hyperparameters: Values in place of the workload's, by the names of their parameters:
+            {"batch_size": 128}.
         profile: profile.json.
         metrics: Seconds of a step and of its parts.
         summary: The verdict in words.
@@ -253,6 +259,8 @@ def train(
         input_data: Address of the training data; empty: the workload has none.
         epochs: Epochs of the training; 0: as the workload says.
         pools_file: Text of the CSV file of node pools; empty: those of the workload.
+        hyperparameters: Values in place of the workload's, by the names of their parameters:
+            {"batch_size": 128}.
         record: training.json.
         metrics: What the script reported, and seconds of a step.
         summary: What the training did, in words.

@@ -65,6 +65,14 @@ _CHANNELS = {
 _HYPERPARAMETER = "hyperparameter_"
 _SHM = "shm"
 _RETRY_SECONDS = 60
+# What a follower is told of its pod. The label is Kubeflow's own; an input would do for the run's
+# id, too, but no profile could be taken from the cache then.
+_OWN_POD = {
+    "NAME": "name",
+    "UID": "uid",
+    "NAMESPACE": "namespace",
+    "RUN_ID": "labels['pipeline/runid']",
+}
 
 
 class Value(Protocol):
@@ -394,7 +402,7 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
     if run.request.pod is None:
         return task
     kubernetes.set_timeout(task, 0)
-    for key, path in (("NAME", "name"), ("UID", "uid"), ("NAMESPACE", "namespace")):
+    for key, path in _OWN_POD.items():
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
     for key, text in STAY_ANNOTATIONS.items():
         kubernetes.add_pod_annotation(task, key, text)

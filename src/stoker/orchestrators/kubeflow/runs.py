@@ -749,7 +749,7 @@ def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
     while True:
         found = find_run(kubeflow, found.id)
         if _has_ended(found):
-            return replace(state_of(kubeflow, found), notes=(note,) if note else ())
+            return replace(state_of(kubeflow, found), notes=(note,))
         if kubeflow.clock() >= deadline:
             raise PlatformError(
                 f"{found.id} is {state_of_run(found.document)} after {STOP_SECONDS:.0f} s",
@@ -782,13 +782,18 @@ def _end_jobs(kubeflow: Kubeflow, run_id: str) -> str:
 
     Kubeflow ends a run's own pods, and no job: that is left to the step that follows it.
     """
-    namespace = kubeflow.namespace or kubeflow.connection.namespace or _NAMESPACE
+    named = kubeflow.namespace or kubeflow.connection.namespace
+    namespace = named or _NAMESPACE
     try:
         cluster = ClusterApi(context=kubeflow.connection.context, namespace=namespace)
         deleted = delete_jobs_of(cluster, run_id)
     except StokerError as err:
         return f"its jobs are left to the run's own last step: {err.what}"
-    return f"deleted in namespace {namespace}: {', '.join(deleted)}" if deleted else ""
+    if deleted:
+        return f"deleted in namespace {namespace}: {', '.join(deleted)}"
+    # Jobs of a workload may be elsewhere: who sees nothing deleted is to know where was looked.
+    advice = "" if named else "; if its jobs are in another one: --workload W, or --namespace N"
+    return f"no job of the run is left in namespace {namespace}{advice}"
 
 
 def _has_ended(found: FoundRun) -> bool:

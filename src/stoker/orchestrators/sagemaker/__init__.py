@@ -25,6 +25,7 @@ from stoker.orchestrators.sagemaker.runs import (
     start_run,
     state_of,
     stop_run,
+    under_way_before,
 )
 from stoker.orchestrators.sagemaker.schedules import add_schedule, delete_schedule, list_schedules
 from stoker.platforms.aws import Aws
@@ -117,6 +118,10 @@ class SageMakerOrchestrator:
         """Returns the newest runs of the pipeline that RUN names; () if it names something else."""
         found = find_run(self._aws, run)
         return runs_of(self._aws, found.run.partition("/")[0]) if found.is_newest else ()
+
+    def under_way_before(self, pipeline: str, execution: str) -> tuple[str, ...]:
+        """Returns the runs of a pipeline that began before one of its runs, and have not ended."""
+        return under_way_before(self._aws, pipeline, execution, now=self._now())
 
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
         """Yields log lines of all steps and hosts until now, or of one group's hosts."""

@@ -202,7 +202,7 @@ def stack(workload: Workload, *, train_step: str = "launched") -> str:
     """Returns a CloudFormation template, as YAML: roles, callers' policy, schedule, mail.
 
     The schedule is made where the stack's parameter ScheduleExpression is set, and mail of runs
-    that fail is sent where FailureEmail is.
+    that fail, or that a schedule could not start, is sent where FailureEmail is.
 
     Raises:
         UsageError: As `roles_of`.
@@ -242,6 +242,7 @@ def stack(workload: Workload, *, train_step: str = "launched") -> str:
         parameters["TimeZone"] = _parameter("Of a cron expression, as Europe/Berlin", "UTC")
         conditions["HasSchedule"] = _is_given("ScheduleExpression")
         resources["Schedule"] = _schedule_resource(workload, settings)
+        resources["ScheduleAlarm"] = _schedule_alarm(workload)
     template["Parameters"] = dict(parameters)
     template["Conditions"] = dict(conditions)
     template["Resources"] = resources
@@ -326,13 +327,37 @@ def _schedule_resource(workload: Workload, settings: SageMakerSettings) -> Json:
     }
 
 
+def _schedule_alarm(workload: Workload) -> Json:
+    """Returns an alarm on starts that EventBridge has given up: no run has failed then."""
+    return {
+        "Type": "AWS::CloudWatch::Alarm",
+        "Condition": "HasFailureEmail",
+        "Properties": {
+            "AlarmDescription": f"A schedule, such as {schedule_name(workload, None)}, could not "
+            "start its run",
+            "Namespace": "AWS/Scheduler",
+            # The service counts by groups of schedules: those of `stoker schedule` are in this one.
+            "MetricName": "InvocationDroppedCount",
+            "Dimensions": [{"Name": "ScheduleGroup", "Value": "default"}],
+            "Statistic": "Sum",
+            "Period": 300,
+            "EvaluationPeriods": 1,
+            "Threshold": 0,
+            "ComparisonOperator": "GreaterThanThreshold",
+            # Between two starts there are no figures.
+            "TreatMissingData": "notBreaching",
+            "AlarmActions": [{"Ref": "FailureTopic"}],
+        },
+    }
+
+
 def _mail_resources(workload: Workload) -> dict[str, Json]:
-    """Returns a topic with an address, and the rule that writes to it of runs that have failed."""
+    """Returns a topic with an address, and the rule that tells it of runs that have failed."""
     pipeline = _Rights.of(workload, train_step="launched").sagemaker(f"pipeline/{workload.name}")
     may_publish: Statement = {
-        "Sid": "TheRule",
+        "Sid": "TheRuleAndTheAlarm",
         "Effect": "Allow",
-        "Principal": {"Service": "events.amazonaws.com"},
+        "Principal": {"Service": ["cloudwatch.amazonaws.com", "events.amazonaws.com"]},
         "Action": "sns:Publish",
         # Without a condition: in a topic's policy EventBridge supports none.
         "Resource": {"Ref": "FailureTopic"},
@@ -756,12 +781,12 @@ class _Rights:
             # Tags tell an earlier attempt's job.
             yield self._run_jobs("RunTheTrainingJob")
             yield self._pass("HandTheJobItsRole", [settings.role], _SAGEMAKER)
-        looks = ["sagemaker:DescribePipeline", "sagemaker:ListPipelineExecutions"]
         pipeline = [self.sagemaker(f"pipeline/{self._name}")]
         if self.train_step == "handover":
-            yield _allow("HandOver", [*looks, "sagemaker:StartPipelineExecution"], pipeline)
-        elif settings.overlap == "refuse":
-            yield _allow("LookForOtherRuns", looks, pipeline)
+            starts = ["sagemaker:DescribePipeline", "sagemaker:StartPipelineExecution"]
+            yield _allow("HandOver", starts, pipeline)
+        if settings.overlap == "refuse":
+            yield _allow("LookForOtherRuns", ["sagemaker:ListPipelineExecutions"], pipeline)
         yield _allow(
             "LookAtTheChampion",
             ["sagemaker:DescribeModelPackage", "sagemaker:ListModelPackages"],

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -154,6 +154,49 @@ def runs_of(aws: Aws, pipeline: str) -> tuple[RunSummary, ...]:
     items = [item for item in (found if isinstance(found, list) else ()) if isinstance(item, dict)]
     newest_first = sorted(items, key=lambda item: str(item.get("StartTime", "")), reverse=True)
     return tuple(_summary(pipeline, item) for item in newest_first[:MAX_RUNS])
+
+
+# The service's own bound of a training job; a run waits for hosts, too.
+_LONGEST_RUN = timedelta(days=30)
+
+
+def under_way_before(aws: Aws, pipeline: str, execution: str, *, now: datetime) -> tuple[str, ...]:
+    """Returns the runs of a pipeline that began before one of its runs, and have not ended.
+
+    Of two runs that are under way only the later one learns of the other, whichever asks first. All
+    that began in the last 30 days are looked at: next to one that trains for a day, an hourly
+    schedule leaves a page of refused ones.
+
+    Args:
+        aws: The account.
+        pipeline: Name of the pipeline.
+        execution: Id of the run that asks; one that is not listed yet counts as the latest.
+        now: Time in UTC.
+    """
+    listed = aws.pages(
+        "sagemaker",
+        "ListPipelineExecutions",
+        items="PipelineExecutionSummaries",
+        PipelineName=pipeline,
+        CreatedAfter=now - _LONGEST_RUN,
+        SortBy="CreationTime",
+        SortOrder="Descending",
+        MaxResults=100,
+    )
+    found = {each.run: each for each in (_summary(pipeline, item) for item in listed)}
+    mine = found.pop(f"{pipeline}/{execution}", None)
+
+    def is_earlier(other: RunSummary) -> bool:
+        if mine is None or mine.began is None or other.began is None:
+            return True
+        # Of two that began at the same moment one has to give way.
+        return (other.began, other.run) < (mine.began, mine.run)
+
+    return tuple(
+        each.run
+        for each in found.values()
+        if each.status in ("running", "stopping") and is_earlier(each)
+    )
 
 
 def _summary(pipeline: str, item: Mapping[str, Json]) -> RunSummary:

@@ -96,7 +96,7 @@ class KubernetesPlatform:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return 0
 
-    def clean_up(self, name: str, settings: PlatformSettings) -> str:
+    def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
         """Deletes the jobs of a run that have not ended; returns in words what it ended.
 
         A TrainJob is deleted when it has ended, too: it has no TTL. Does not wait for its pods.
@@ -104,6 +104,7 @@ class KubernetesPlatform:
         Args:
             name: Of the run.
             settings: Of its workload.
+            run_id: Of the pipeline's run, whose profile may be a job, too.
 
         Raises:
             PlatformError: If the cluster refuses, or does not answer.
@@ -113,7 +114,7 @@ class KubernetesPlatform:
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
         deleted = []
         try:
-            for found in jobs_of_run(cluster, resource, name):
+            for found in jobs_of_run(cluster, resource, name, run_id=run_id):
                 state, job = job_state(found), name_of(found)
                 if state.is_deleted or (state.has_ended and resource != TRAINJOBS):
                     continue

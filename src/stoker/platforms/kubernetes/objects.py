@@ -60,6 +60,8 @@ ISTIO_INJECT = "sidecar.istio.io/inject"
 ROLE_LABEL = "stoker/role"
 
 RUN_ANNOTATION = "stoker/run"
+# Of whoever made the job: a profile's name does not tell it.
+PIPELINE_RUN_ANNOTATION = "stoker/pipeline-run"
 REQUEST_ANNOTATION = "stoker/request-sha256"
 WORKLOAD_ANNOTATION = "stoker/workload-sha256"
 

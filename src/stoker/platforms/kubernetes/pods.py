@@ -227,7 +227,7 @@ def troubles_of(
     Args:
         pods: Those that there are.
         groups: Of the run.
-        image: That all pods run.
+        image: Of pods whose role names none of its own.
         next_best: The plan to take instead.
         wait_minutes: So long the dnn group's pods may wait for nodes.
     """
@@ -340,7 +340,7 @@ def _not_pulled(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterat
     found = [p for p in pods if p.waits_for in (*_IMAGE, *_IMAGE_FOR_EVER)]
     if not found:
         return
-    first = found[0]
+    first, image = found[0], group.settings.image or image
     seconds = _FOR_EVER if first.waits_for in _IMAGE_FOR_EVER else IMAGE_SECONDS
     yield Trouble(
         key=f"image {group.group.name}",

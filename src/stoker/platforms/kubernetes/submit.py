@@ -45,6 +45,7 @@ from stoker.platforms.kubernetes.api import (
 from stoker.platforms.kubernetes.follower import Follower, LeaseKeeper
 from stoker.platforms.kubernetes.objects import (
     MANAGED_BY_LABEL,
+    PIPELINE_RUN_ANNOTATION,
     REQUEST_ANNOTATION,
     RUN_ANNOTATION,
     TOKEN_KEY,
@@ -274,7 +275,8 @@ def start(
     try:
         if request.runtime is not None:
             attempt.runtime_is_made = provide_runtime(cluster, request, owners, log=log)
-        job = _create_or_adopt(cluster, request, owners, attempt, log)
+        run_id = follower.pod.run_id if follower.pod else ""
+        job = _create_or_adopt(cluster, request, owners, attempt, log, run_id=run_id)
         _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
     except BaseException as err:
         # An adopted job goes on when this attempt fails, unless the user asked to stop.
@@ -351,8 +353,17 @@ def is_going_on(cluster: ClusterApi, request: KubernetesRequest) -> bool:
     return state.phase != "failed" and not state.is_deleted
 
 
-def jobs_of_run(cluster: ClusterApi, resource: Resource, run: str) -> Iterator[Document]:
-    """Yields the jobs of a run: one for each of its tries that is still there."""
+def jobs_of_run(
+    cluster: ClusterApi, resource: Resource, run: str, *, run_id: str = ""
+) -> Iterator[Document]:
+    """Yields the jobs of a run that are still there.
+
+    Args:
+        cluster: That has them.
+        resource: JobSets or TrainJobs.
+        run: Its name: one job for each of its tries.
+        run_id: Of the pipeline's run, whose profile may be a job, too.
+    """
     try:
         found, _ = cluster.list(resource, query=_OURS)
     except ApiError as err:
@@ -361,8 +372,17 @@ def jobs_of_run(cluster: ClusterApi, resource: Resource, run: str) -> Iterator[D
             raise
         return
     for job in found:
-        if text(mapping(job, "metadata", "annotations"), RUN_ANNOTATION) == run:
+        if _is_step_of(job, run_id) or _run_of(job) == run:
             yield job
+
+
+def _run_of(job: Document) -> str:
+    return text(mapping(job, "metadata", "annotations"), RUN_ANNOTATION)
+
+
+def _is_step_of(job: Document, run_id: str) -> bool:
+    annotations = mapping(job, "metadata", "annotations")
+    return bool(run_id) and text(annotations, PIPELINE_RUN_ANNOTATION) == run_id
 
 
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
@@ -372,7 +392,7 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
 
     Args:
         cluster: That runs them.
-        run_id: The pipeline's own: the names of the run's jobs end with its first characters.
+        run_id: The pipeline's own: the names of its trainings end with its first characters.
 
     Raises:
         ApiError: If the cluster refuses, or does not answer.
@@ -389,8 +409,8 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
             continue
         for job in found:
             state, name = job_state(job), name_of(job)
-            run = text(mapping(job, "metadata", "annotations"), RUN_ANNOTATION)
-            if is_run_of(run, run_id) and not (state.has_ended or state.is_deleted):
+            is_its = _is_step_of(job, run_id) or is_run_of(_run_of(job), run_id)
+            if is_its and not (state.has_ended or state.is_deleted):
                 cluster.delete(resource, name, uid=state.uid)
                 deleted.append(f"{job.get('kind') or resource.plural} {name}")
     if len(refusals) > 1:
@@ -404,6 +424,8 @@ def _create_or_adopt(
     owners: list[Document],
     attempt: _Attempt,
     log: Log,
+    *,
+    run_id: str,
 ) -> Document:
     resource = _resource(request.main)
     seconds = request.layout.settings.grace_seconds + GONE_SECONDS
@@ -411,7 +433,7 @@ def _create_or_adopt(
     while cluster.clock() < deadline:
         try:
             attempt.has_asked = True
-            job = cluster.create(resource, owned(request.main, owners))
+            job = cluster.create(resource, owned(_of_pipeline(request.main, run_id), owners))
             log.event("job_created", job=request.name, namespace=cluster.namespace)
             return job
         except ApiError as err:
@@ -438,6 +460,15 @@ def _create_or_adopt(
         where=_place(request, cluster.namespace),
         fix="check what keeps it: kubectl get pods; or choose another --name",
     )
+
+
+def _of_pipeline(document: Document, run_id: str) -> Document:
+    """Returns the job with the run of the pipeline that a step makes it for."""
+    if not run_id:
+        return document
+    described = mapping(document, "metadata")
+    annotations = {**mapping(described, "annotations"), PIPELINE_RUN_ANNOTATION: run_id}
+    return {**document, "metadata": {**described, "annotations": annotations}}
 
 
 def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: str) -> None:
