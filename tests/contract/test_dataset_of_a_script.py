@@ -43,16 +43,16 @@ def test_where_it_is_not_known_what_was_there_nothing_travels() -> None:
     assert environment_at_start("0") is None
 
 
-def test_a_spawned_rank_was_started_with_what_its_parent_was() -> None:
+def test_a_rank_that_multiprocessing_starts_anew_was_started_with_what_its_parent_was() -> None:
     code = (
         "import multiprocessing, os\n"
         "from stoker.feed.wire import dataset as s\n"
         "os.environ['SET'] = 'by the parent'\n"
-        "context = multiprocessing.get_context('spawn')\n"
-        "with context.Pool(1) as pool:\n"
-        "    print(pool.apply(s.ScriptEnvironment.of_this_process).changes)\n"
+        "for method in ('spawn', 'forkserver'):\n"
+        "    with multiprocessing.get_context(method).Pool(1) as pool:\n"
+        "        print(pool.apply(s.ScriptEnvironment.of_this_process).changes)\n"
     )
-    assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the parent'),)\n"
+    assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the parent'),)\n" * 2
 
 
 class Numbers:

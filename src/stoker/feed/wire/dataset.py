@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import mmap
+import multiprocessing
 import os
 import pickle
 import re
@@ -54,6 +55,8 @@ _OF_ONE_PROCESS = re.compile(
     r"|COLUMNS|LINES|VIRTUAL_ENV|XDG_RUNTIME_DIR|LC_CTYPE|_)$"
 )
 _RANK_ARGUMENT = re.compile(r"^--local[-_]rank(=|$)")
+# How multiprocessing starts a child that it spawns, and its fork server.
+_STARTED_ANEW = re.compile(r"--multiprocessing-fork|from multiprocessing\.forkserver import main")
 
 # Always as many: the arguments may be others in each rank, which is no reason for a dataset to be
 # held twice. So they are no part of what names a spec, and its size does not tell them.
@@ -107,10 +110,11 @@ class ScriptEnvironment:
 
 def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
     """Returns the environment that this script was started with; None: it is not known."""
-    # A child that multiprocessing spawned was started with what the script had set by then: the
-    # parent's shows what the script changed.
-    if pid == "self" and "--multiprocessing-fork" in sys.orig_argv:
-        pid = str(os.getppid())
+    # A child that multiprocessing spawned, or its fork server forked, was started with what the
+    # script had set by then: the parent's shows what the script changed.
+    parent = multiprocessing.parent_process()
+    if pid == "self" and parent is not None and _STARTED_ANEW.search(" ".join(sys.orig_argv)):
+        pid = str(parent.pid)
     try:
         text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
