@@ -1,26 +1,30 @@
 """Downloads the wheels of the image and builds stoker's own, so that `docker build` needs no index.
 
     python containers/build/wheels.py --out CONTEXT [--python-version 3.12] [--machine aarch64]
-        [--torch cpu|none] [--lock FILE]
+        [--torch cpu|none] [--torch-version 2.10.0] [--lock FILE]
 
 The build context gets four folders: control (what the command line and AWS need), torch and stoker,
 one a layer of the image, and sbom, of which nothing stays. Each holds the wheels and SHA256SUMS,
 which the build verifies; the sums of control and torch are in wheels.sha256. Versions are those of
 constraints.txt. What is downloaded must have a hash of requirements/, except torch, whose builds
-for CPUs and for CUDA have one version, and NVIDIA's libraries that a CUDA build brings: LOCK holds
-these fast.
+for CPUs and for CUDA have one version, NVIDIA's libraries that a CUDA build brings, and what
+another version of torch needs in other versions than the locked ones: LOCK holds these fast.
 """
 
 import argparse
 import hashlib
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -38,6 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--torch", choices=("any", "cpu", "none"), default="any", help="which build of torch"
     )
+    parser.add_argument("--torch-version", default="", help="with --torch cpu, as 2.10.0")
     parser.add_argument("--lock", type=Path, help="an earlier wheels.sha256 that must come out")
     options = parser.parse_args()
     if options.lock and not options.lock.is_file():
@@ -51,11 +56,10 @@ def main() -> None:
     extras = project["optional-dependencies"]
     control = ["pip", *project["dependencies"], *(one for e in CONTROL_EXTRAS for one in extras[e])]
     download(options.out / "control", control, target, locked="image-control")
-    torch = ["torch"]
+    torch = ["-c", str(CONSTRAINTS), "torch"]
     if options.torch == "cpu":
-        check_cpu_build(target)
-        # All that it needs is locked. pip would look for more by the markers of this machine.
-        torch = ["--no-deps", *torch]
+        torch_version = options.torch_version or locked_versions(CONSTRAINTS)["torch"]
+        torch = cpu_build(torch_version, target, machine=options.machine, python_version=version)
     if options.torch != "none":
         download(options.out / "torch", extras["torch"], target, locked="image-torch", also=torch)
     download(options.out / "sbom", [], target, locked="image-sbom")
@@ -87,19 +91,49 @@ def foreign(version: str, machine: str) -> list[str]:
     return words
 
 
-def check_cpu_build(target: list[str]) -> None:
-    """Ends with an error, before gigabytes come, where pip would take a CUDA build of torch."""
+def cpu_build(version: str, target: list[str], *, machine: str, python_version: str) -> list[str]:
+    """Returns pip's words for torch's CPU build, and for what it needs that is not locked.
+
+    Where pip would take a CUDA build it ends with an error, before gigabytes come.
+    """
+    asked = f"torch=={version}"
     words = ("--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:", "--report=-")
     folder = ("--target=unused", *target) if target else ()
-    report = pip("install", *words, *folder, "-c", str(CONSTRAINTS), "torch")
+    report = pip("install", *words, *folder, asked)
     found = json.loads(report)["install"][0]["metadata"]
-    version, needs = found["version"], found.get("requires_dist", [])
-    if any(need.startswith(("nvidia-", "cuda-")) and "extra ==" not in need for need in needs):
+    # Of the image, not of this machine: one wheel's metadata can speak of all processors.
+    environment = {
+        "platform_machine": machine,
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "python_version": python_version,
+        "extra": "",
+    }
+    needs = [
+        need
+        for need in map(Requirement, found.get("requires_dist", []))
+        if need.marker is None or need.marker.evaluate(environment)
+    ]
+    if any(need.name.startswith(("nvidia-", "cuda-")) for need in needs):
         sys.exit(
-            f"error: pip finds torch {version} with CUDA, of which CPU hosts have no use\n"
+            f"error: pip finds torch {found['version']} with CUDA, of which CPU hosts have no use\n"
             "try:   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make image-data, "
             "PyTorch's index of CPU builds"
         )
+    locked = locked_versions(ROOT / "requirements" / "image-torch.txt")
+    names = {need: canonicalize_name(need.name) for need in needs}
+    others = [
+        f"{name}{need.specifier}"
+        for need, name in names.items()
+        if name not in locked or locked[name] not in need.specifier
+    ]
+    # pip would look for what torch needs by the markers of this machine.
+    return ["--no-deps", asked, *others]
+
+
+def locked_versions(file: Path) -> dict[str, str]:
+    """Returns the version of each package in a file of pip's."""
+    return dict(re.findall(r"(?m)^([\w.-]+)==([^\s;\\]+)", file.read_text()))
 
 
 def download(
@@ -117,14 +151,15 @@ def download(
         requirements: What the build installs from the folder.
         target: pip's words for another Python than this one.
         locked: Name of the file in requirements/ with their versions and hashes.
-        also: Packages without a hash, at their versions of constraints.txt; words of pip's.
+        also: Packages without a hash; words of pip's.
     """
     wanted = "".join(f"{requirement}\n" for requirement in requirements)
     lock = ROOT / "requirements" / f"{locked}.txt"
     asked = "\n".join(
         (wanted, *also, *target, platform.machine(), CONSTRAINTS.read_text(), lock.read_text())
     )
-    stamp = folder / ".asked"
+    # Not among the wheels, which the build looks at: the same files give the same layer.
+    stamp = folder.with_suffix(".asked")
     digest = hashlib.sha256(asked.encode()).hexdigest()
     if stamp.exists() and stamp.read_text() == digest:
         print(f"wheels: {folder.name} as before")
@@ -134,7 +169,7 @@ def download(
     (folder / "requirements.txt").write_text(wanted)
     words = ("download", "--only-binary=:all:", "--dest", str(folder), *target)
     if also:
-        pip(*words, "-c", str(CONSTRAINTS), *also)
+        pip(*words, *also)
     # Last, so that no file without its hash takes the place of one with it.
     pip(*words, "--require-hashes", "--no-deps", "-r", str(lock))
     record_sums(folder)

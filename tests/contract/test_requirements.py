@@ -78,20 +78,47 @@ def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch() -> N
     assert '"--require-hashes", "--no-deps", "-r", str(lock)' in wheels
 
 
+def cpu_build(
+    monkeypatch: pytest.MonkeyPatch, needs: list[str], *, machine: str, version: str
+) -> list[str]:
+    """What wheels.py downloads for an image of data hosts, where pip's torch needs `needs`."""
+    wheels = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))
+    torch = {"metadata": {"version": version, "requires_dist": needs}}
+    find = wheels["cpu_build"]
+    monkeypatch.setitem(find.__globals__, "pip", lambda *_: json.dumps({"install": [torch]}))
+    words: list[str] = find(version, [], machine=machine, python_version="3.11")
+    return words
+
+
+# As torch's wheels for Linux say on PyPI (2.13 on both processors, 2.10 on both), and on PyTorch's
+# index of CPU builds.
+ON_BOTH = 'cuda-toolkit[cudart]==13.0.3; platform_system == "Linux"'
+ON_X86 = 'nvidia-nccl-cu12==2.27.5; platform_system == "Linux" and platform_machine == "x86_64"'
+
+
 @pytest.mark.parametrize(
-    ("needs", "is_refused"),
-    # As torch's wheels for Linux say on PyPI, and on PyTorch's index of CPU builds.
+    ("need", "machine", "is_refused"),
     [
-        (['cuda-toolkit[cudart]==13.0.3; platform_system == "Linux"', "sympy>=1.13.3"], True),
-        (["sympy>=1.13.3", 'nvidia-cutlass-dsl; extra == "cutlass"'], False),
+        (ON_BOTH, "x86_64", True),
+        (ON_BOTH, "aarch64", True),
+        (ON_X86, "x86_64", True),
+        (ON_X86, "aarch64", False),
+        ('nvidia-cutlass-dsl; extra == "cutlass"', "x86_64", False),
     ],
 )
 def test_an_image_for_data_hosts_takes_no_torch_with_cuda(
-    needs: list[str], is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    need: str, machine: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheels = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))
-    torch = {"metadata": {"version": "2.13.0", "requires_dist": needs}}
-    check = wheels["check_cpu_build"]
-    monkeypatch.setitem(check.__globals__, "pip", lambda *_: json.dumps({"install": [torch]}))
     with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
-        check([])
+        needs = ["sympy>=1.13.3", need]
+        words = cpu_build(monkeypatch, needs, machine=machine, version="2.13.0")
+        assert words == ["--no-deps", "torch==2.13.0"]
+
+
+def test_another_torch_brings_what_it_needs_in_other_versions_than_the_locked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Torch 2.6's on PyPI.
+    needs = ["filelock", 'sympy==1.13.1; python_version >= "3.9"', "typing_extensions>=4.10.0"]
+    words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.6.0")
+    assert words == ["--no-deps", "torch==2.6.0", "sympy==1.13.1"]

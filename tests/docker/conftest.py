@@ -13,7 +13,7 @@ from support.docker import CACHE, ROOT, Engine, missing
 
 # As containers/launcher/README.md says: the user's own image on top of stoker's.
 USERS_IMAGE = """
-FROM stoker-launcher
+FROM ${STOKERS}
 RUN --mount=type=bind,source=wheels,target=/wheels pip install -q --no-index -f /wheels pillow
 COPY mnist /work/examples/mnist
 COPY job.py /work/
@@ -33,10 +33,27 @@ def engine() -> Iterator[Engine]:
         for target in ("launcher", "control"):
             engine.make_image(target)
         built = time.monotonic()
-        engine.build(USERS_IMAGE, _users_context(engine.folder / "job"), "job")
+        engine.build(_on("stoker-launcher"), _users_context(engine.folder / "job"), "job")
         print(f"engine and base {imported - started:.1f} s, images {built - imported:.1f} s")
         yield engine
     assert engine.leftovers() == []
+
+
+@pytest.fixture(scope="session")
+def data_image(engine: Engine) -> str:
+    """The image of data hosts with the user's code: torch without CUDA below it."""
+    started = time.monotonic()
+    done = engine.attempt_image("data")
+    if "with CUDA" in done.stderr:
+        pytest.skip("pip finds no torch without CUDA here: PIP_EXTRA_INDEX_URL")
+    assert done.returncode == 0, done.stdout + done.stderr
+    engine.build(_on("stoker-data"), engine.folder / "job", "job-data")
+    print(f"image of data hosts {time.monotonic() - started:.1f} s")
+    return "job-data"
+
+
+def _on(image: str) -> str:
+    return USERS_IMAGE.replace("${STOKERS}", image)
 
 
 def _users_context(folder: Path) -> Path:

@@ -31,9 +31,16 @@ def new_cluster(
     engine: Engine,
     folder: Path,
     channels: Mapping[str, tuple[Path, Sequence[str]]] | None = None,
+    images: Mapping[str, str] | None = None,
 ) -> Cluster:
     return Cluster(
-        engine, folder, image="job", groups=GROUPS, channels=channels, environment=ENVIRONMENT
+        engine,
+        folder,
+        image="job",
+        images=images,
+        groups=GROUPS,
+        channels=channels,
+        environment=ENVIRONMENT,
     )
 
 
@@ -82,10 +89,11 @@ def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster: Cl
     )
 
 
-def test_a_dataset_is_built_on_the_data_hosts_alone_where_its_channel_is(
-    engine: Engine, tmp_path: Path
+def test_a_dataset_is_built_on_the_data_hosts_alone_in_an_image_of_their_own(
+    engine: Engine, data_image: str, tmp_path: Path
 ) -> None:
-    with new_cluster(engine, tmp_path, numbers(tmp_path)) as cluster:
+    images = {"data": data_image}
+    with new_cluster(engine, tmp_path, numbers(tmp_path), images) as cluster:
         cluster.start("python", "job.py")
         assert cluster.wait(seconds=120) == dict.fromkeys(cluster.hosts, 0)
     record = cluster.record(LEADER)

@@ -92,6 +92,28 @@ def test_the_build_leaves_a_statement_of_what_the_image_was_made_of(engine: Engi
     assert sums["requirements/image-control.txt"] == hashlib.sha256(lock).hexdigest()
 
 
+@pytest.mark.usefixtures("data_image")
+def test_the_image_of_data_hosts_has_torch_without_cuda_and_says_of_which_wheel(
+    engine: Engine,
+) -> None:
+    assert config(engine, "stoker-data")["Entrypoint"] == ["stoker", "launch"]
+    script = "python -c 'import torch; print(torch.version.cuda)'; cat /opt/stoker/wheels.sha256"
+    cuda, *sums = shell(engine, "stoker-data", script).splitlines()
+    assert cuda == "None"
+    listed = json.loads(shell(engine, "stoker-data", "cat /opt/stoker/sbom.cdx.json"))
+    hashes = {part["name"]: part.get("hashes") for part in listed["components"]}
+    torch = next(line.split()[0] for line in sums if " torch-" in line)
+    assert hashes["torch"] == [{"alg": "SHA-256", "content": torch}]
+
+    architecture = engine.run("version", "--format={{.Server.Arch}}")
+    context = ROOT / ".cache" / "image" / f"{architecture}-cpu"
+    statement = json.loads((context / "stoker-data.intoto.json").read_text())
+    image = json.loads(engine.run("inspect", "stoker-data"))[0]
+    assert f"sha256:{statement['subject'][0]['digest']['sha256']}" == image["Id"]
+    asked = statement["predicate"]["buildDefinition"]["externalParameters"]
+    assert (asked["target"], asked["platform"]) == ("data", f"linux/{architecture}")
+
+
 @pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
 def test_doctor_finds_nothing_that_fails_in_the_image(engine: Engine, image: str) -> None:
     found = shell(engine, image, "stoker doctor")
@@ -169,6 +191,7 @@ def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path
         ({"DOCKER_HOST": "unix:///nowhere"}, "finds no engine at unix:///nowhere"),
         ({"LOCK": "no-such-file"}, "no such file: no-such-file"),
         ({"PLATFORMS": "linux/riscv64"}, "no platform linux/riscv64"),
+        ({"TORCH_VERSION": "2.10.0"}, "TORCH_VERSION is for the target data, not for launcher"),
     ],
 )
 def test_what_the_build_lacks_is_said_in_two_lines(

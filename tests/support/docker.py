@@ -211,6 +211,8 @@ class Cluster:
 
     Args:
         groups: Group name to its hosts, in SageMaker's order, which need not be sorted.
+        image: What all hosts run.
+        images: Group name to the image that its hosts run instead.
         channels: Channel to (folder with its content, groups that get it).
     """
 
@@ -220,6 +222,7 @@ class Cluster:
         folder: Path,
         *,
         image: str,
+        images: Mapping[str, str] | None = None,
         groups: Mapping[str, Sequence[str]],
         channels: Mapping[str, tuple[Path, Sequence[str]]] | None = None,
         environment: Mapping[str, str] | None = None,
@@ -230,7 +233,11 @@ class Cluster:
         number = os.urandom(3).hex()
         self.job = f"job-{number}"
         self._bridge = f"{BRIDGE}-{number}"
-        self._image = image
+        self._images = {
+            host: (images or {}).get(group, image)
+            for group, hosts in groups.items()
+            for host in hosts
+        }
         token = folder / "stoker_token"
         token.mkdir()
         (token / "token").write_text(new_token())
@@ -265,7 +272,7 @@ class Cluster:
                 # A name that is not there yet is asked for elsewhere, which nobody answers here.
                 *("--dns-option=timeout:1", "--dns-option=attempts:1"),
                 *("--volume", f"{self.base_dir(host)}:/opt/ml"),
-                *("--entrypoint", "stoker", self._image, "launch", "--", *command),
+                *("--entrypoint", "stoker", self._images[host], "launch", "--", *command),
             )
 
     def wait(self, *, seconds: float) -> dict[str, int]:
