@@ -3,6 +3,7 @@
 The cluster is a small server on loopback that checks what it is asked.
 """
 
+import importlib.util
 import json
 import os
 import threading
@@ -21,7 +22,9 @@ from stoker.records import Decision, read_json
 from support import command
 from support.kubernetes_nodes import EKS, pod
 
-kube_config = pytest.importorskip("kubernetes.config.kube_config")
+pytestmark = pytest.mark.skipif(
+    not importlib.util.find_spec("kubernetes"), reason="needs the client of Kubernetes"
+)
 
 _PAGE = 4
 _DAEMONS = [pod({"cpu": "300m", "memory": "500Mi"}), pod({"cpu": "8"}, owner="Job")]
@@ -131,7 +134,9 @@ def stoker(folder: Path, *arguments: str) -> command.Done:
     with (
         mock.patch.dict(os.environ, environ(folder), clear=True),
         # The client reads KUBECONFIG when it is imported.
-        mock.patch.object(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(folder / "config")),
+        mock.patch(
+            "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(folder / "config")
+        ),
     ):
         return command.stoker(*arguments, cwd=folder)
 

@@ -1,5 +1,6 @@
 """Runs in MLflow, by its own client on a folder; servers that do not answer."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -14,7 +15,8 @@ from stoker.tracking import kept, started
 from support.command import stoker
 from support.sample_records import training
 
-pytest.importorskip("mlflow")
+# Not imported here: that takes as long as half of all tests' modules.
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("mlflow"), reason="needs MLflow")
 
 
 def texts(folder: Path) -> dict[str, str]:

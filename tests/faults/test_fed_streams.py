@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, Trainer, run_script, wait_until
+from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -104,7 +104,7 @@ def test_ranks_have_shards_of_their_own(host: Cluster) -> None:
 @pytest.fixture(scope="module")
 def around_a_host() -> tuple[list[Line], list[Line]]:
     """Of a trainer that waits for the only data host, and of one that loses it for a while."""
-    with Cluster(agents=1, workers=2, late=True) as cluster:
+    with Cluster(agents=1, workers=2, late=True, feed=SHORT_LEASE) as cluster:
         trainer = cluster.train(workers=0, script=SCRIPT)
         wait_until(lambda: cluster.coordinator._ranks.senders() != (), "the rank attends")
         cluster.start_agent(0)
@@ -212,7 +212,7 @@ def bereaved() -> dict[str, list[Line]]:
         return trainers
 
     found = {}
-    with Cluster(agents=3, late=True) as cluster:
+    with Cluster(agents=3, late=True, feed=SHORT_LEASE) as cluster:
         cluster.start_agent(0)
         cluster.start_agent(1)
         cluster.wait_for_agents(2)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, Trainer, run_script, wait_until
+from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -97,7 +97,7 @@ def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised(
 def around_a_host() -> dict[str, list[Line]]:
     """What trainers yield while their only data host comes, is killed, and comes back."""
     found = {}
-    with Cluster(agents=1, late=True) as cluster:
+    with Cluster(agents=1, late=True, feed=SHORT_LEASE) as cluster:
         alone = cluster.train(num_workers=1, pause_at=6)
         alone.until("pause")
         waiting = cluster.train(rank=1)
@@ -193,7 +193,7 @@ def test_late_answers_of_a_stopped_host_are_dropped(hosts: Cluster) -> None:
 @pytest.fixture(scope="module")
 def bereaved() -> tuple[Trainer, Trainer]:
     """A trainer that ended with one data host of two, the other killed, and one left by both."""
-    with Cluster(agents=3, late=True) as cluster:
+    with Cluster(agents=3, late=True, feed=SHORT_LEASE) as cluster:
         cluster.start_agent(0)
         cluster.start_agent(1)
         cluster.wait_for_agents(2)

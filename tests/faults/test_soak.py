@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, Trainer, run_script
+from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script
 from support.proxy import Proxy
 
 SECONDS = float(os.environ.get("STOKER_SOAK_SECONDS", "180"))
@@ -156,7 +156,7 @@ def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_
         proxies = [
             (stack.enter_context(Proxy()), stack.enter_context(Proxy())) for _ in range(HOSTS)
         ]
-        cluster = stack.enter_context(Cluster(agents=HOSTS, workers=2, late=True))
+        cluster = stack.enter_context(Cluster(agents=HOSTS, workers=2, late=True, feed=SHORT_LEASE))
         until = str(cluster.folder / "enough")
         scripts = {"feed_script.py": MAP, "stream_script.py": STREAM}
         trainers = [

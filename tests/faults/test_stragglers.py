@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from support.cluster import Cluster, Line, Trainer, run_script, wait_until
+from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script, wait_until
 from support.proxy import Proxy
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -259,7 +259,7 @@ def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_pa
 
 
 def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing() -> None:
-    with Cluster(agents=2, late=True) as cluster:
+    with Cluster(agents=2, late=True, feed=SHORT_LEASE) as cluster:
         cluster.start_agent(0)
         trainer = cluster.train(pause_at=[5, 10], **SLOW)
         trainer.until("pause")

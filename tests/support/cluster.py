@@ -29,7 +29,10 @@ from stoker.records import FeedSettings
 from support.warm_python import WarmProcess, warm_up
 
 SUPPORT = Path(__file__).parent
-FEED = {"lease_seconds": 2.0, "start_deadline_seconds": 40.0}
+# A lease that a starved machine does not end: a host that is lost by its lease leaves, and for the
+# next trainer it never was.
+FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0}
+SHORT_LEASE = {"lease_seconds": 2.0}
 DEADLINE_SECONDS = 60.0
 # Variables that Python or torch read as they start, and those that a script is forked with.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")
@@ -60,10 +63,19 @@ def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_S
 
 
 class Trainer:
-    """A training script under way; its JSON lines are read as they come."""
+    """A training script under way; its JSON lines are read as they come.
 
-    def __init__(self, process: "subprocess.Popen[str] | WarmProcess") -> None:
+    Args:
+        logs: Returns what its cluster's hosts have logged, for a failure.
+    """
+
+    def __init__(
+        self,
+        process: "subprocess.Popen[str] | WarmProcess",
+        logs: Callable[[], str] = lambda: "",
+    ) -> None:
         self.process = process
+        self._logs = logs
         self.lines: list[Line] = []
         self.errors = ""
         self._queue: Queue[Line | None] = Queue()
@@ -90,7 +102,7 @@ class Trainer:
         """Reads on to the first line that has `key`."""
         while True:
             line = self._next()
-            assert line is not None, f"ended before {key}:\n{self.errors}"
+            assert line is not None, f"ended before {key}:\n{self.errors}\n{self._logs()}"
             if key in line:
                 return line
 
@@ -103,7 +115,7 @@ class Trainer:
     def finish(self) -> list[Line]:
         """All its lines, after a good end."""
         code = self.end()
-        assert code == 0, f"exit code {code}:\n{self.errors}"
+        assert code == 0, f"exit code {code}:\n{self.errors}\n{self._logs()}"
         return [line for line in self.lines if "pause" not in line]
 
     def end(self) -> int:
@@ -126,7 +138,8 @@ class Trainer:
             line = self._queue.get(timeout=DEADLINE_SECONDS)
         except Empty:
             raise AssertionError(
-                f"silent for {DEADLINE_SECONDS} s, last {self.lines[-1:]}:\n{self.errors}"
+                f"silent for {DEADLINE_SECONDS} s, last {self.lines[-1:]}:\n{self.errors}\n"
+                f"{self._logs()}"
             ) from None
         if line is None:
             self._has_ended = True
@@ -140,18 +153,20 @@ def run_script(
     *,
     env: Mapping[str, str] | None = None,
     script: str = "feed_script.py",
+    logs: Callable[[], str] = lambda: "",
 ) -> Trainer:
     """Starts a test script of the feed.
 
     Args:
         env: With other variables that matter to the start of Python or torch, it starts anew; else
             it is forked of a Python that has torch imported.
+        logs: See `Trainer`.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     variables = clean | {"OMP_NUM_THREADS": "1"} | dict(env or {})
     argv = [str(SUPPORT / script), json.dumps(dict(given))]
     if _may_be_forked(variables):
-        return Trainer(WarmProcess(argv, variables))
+        return Trainer(WarmProcess(argv, variables), logs)
     return Trainer(
         subprocess.Popen(
             [sys.executable, *argv],
@@ -160,7 +175,8 @@ def run_script(
             stderr=subprocess.PIPE,
             text=True,
             env=variables,
-        )
+        ),
+        logs,
     )
 
 
@@ -298,6 +314,7 @@ class Cluster:
             {"rank": rank, "world": world, **given},
             env=variables | dict(env or {}),
             script=script,
+            logs=self._logs,
         )
         self.trainers.append(trainer)
         return trainer
