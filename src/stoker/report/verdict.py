@@ -392,8 +392,7 @@ def judge(
         return _trained_alone(figures, unit, decision, _promise(figures, unit))
     passed = ", gate passed" if evaluation and evaluation.gates else ""
     if decision and decision.action == "keep":
-        reason = decision.plan.reason or _LIMITS[decision.bottleneck]
-        headline = " ".join([f"stoker does not help here: {_sentence(reason)}", *_wait(figures)])
+        headline = " ".join([_kept(decision), *_wait(figures)])
         return Verdict("mixed", f"kept as it is{passed}", headline, " ".join(lead))
     if figures.speedup is None:
         headline = " ".join(
@@ -435,12 +434,17 @@ def _trained_alone(
     return Verdict(tone, "trained", headline, lead)
 
 
-def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
+def _kept(decision: Decision) -> str:
+    """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
+    is_known = decision.bottleneck != "unexplained"
     reason = _sentence(decision.plan.reason or _LIMITS[decision.bottleneck])
+    return f"{'stoker does not help here' if is_known else 'No advice that costs'}: {reason}"
+
+
+def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
     if decision.action == "keep":
-        return Verdict(
-            "mixed", "kept as it is", f"stoker does not help here: {reason}", " ".join(lead)
-        )
+        return Verdict("mixed", "kept as it is", _kept(decision), " ".join(lead))
+    reason = _sentence(decision.plan.reason or _LIMITS[decision.bottleneck])
     name = plan_name(decision.plan, today=todays_group(decision))
     headline = f"{name[:1].upper()}{name[1:]}: {reason}"
     promise = decision.plan.predicted
