@@ -97,7 +97,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     folder = tmp_path_factory.mktemp("two")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     torchrun += ["--master-port=0", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d"]
-    script = burning(loading=10, model=5, workers=1, batches=40, epochs=500)[1:]
+    # To put a batch together takes up to 4 ms of a slow core: loading is many times that.
+    script = burning(loading=24, model=5, workers=1, batches=40, epochs=500)[1:]
     with starting(folder, core=max(os.sched_getaffinity(0))) as start_command:
         yield Started(start_command(*torchrun, *script), folder)
 
@@ -216,7 +217,7 @@ def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks: Started)
     for result in results:
         assert result.missing == ""
         assert not [note for note in result.notes if "lockstep" in note or "ranks" in note]
-        assert result.drains[0].cpu_seconds.mean == pytest.approx(0.010, rel=0.35)
+        assert result.drains[0].cpu_seconds.mean == pytest.approx(0.024, rel=0.25)
 
 
 class Forked:
