@@ -431,6 +431,18 @@ def test_a_data_group_that_saves_less_than_its_band_is_said_not_to_help() -> Non
     assert _said_of_a_data_group(found) == "no"
 
 
+def test_what_a_data_group_loses_is_not_said_to_be_saved() -> None:
+    tune = _made_up("tune", step=0.08, usd_per_hour=1.0, band=0.1)
+    group = _made_up("heterogeneous", step=0.107, usd_per_hour=2.0, band=0.25)
+    for others, words in (
+        ([group], "a step takes 7% longer, its error band is 25%"),
+        ([tune, group], "a step takes 34% longer, both bands together are"),
+    ):
+        found = _path(others, Constraints(objective="time"))
+        (because,) = (each.because for each in walk(found) if "be faster" in each.question)
+        assert words in because
+
+
 # The front.
 
 _outcomes = st.lists(

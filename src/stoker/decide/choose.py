@@ -551,22 +551,30 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     if free is not None and free.predicted is not None and not is_free(plan, found.keep):
         rival = free.predicted
         because += (
-            f"; beyond the best free plan ({ms(rival.step_seconds)}) it saves "
-            f"{percentage(gain(plan.predicted, rival, objective))}, both bands together are "
+            f"; next to the best free plan ({ms(rival.step_seconds)}): "
+            f"{_change(plan.predicted, rival, found)}, both bands together are "
             f"{percentage(combined_band(plan.predicted, rival))}"
         )
     elif misses_deadline(found.keep.predicted, found.constraints):
         because += "; it makes the deadline, which today's cluster misses"
     elif not groups:
         because += (
-            f"; it saves {percentage(gain(plan.predicted, found.keep.predicted, objective))}, its "
-            f"error band is {percentage(error_band(plan.predicted))}"
+            f"; {_change(plan.predicted, found.keep.predicted, found)}, its error band is "
+            f"{percentage(error_band(plan.predicted))}"
         )
     is_refused = bool(found.fix_first) and not is_free(plan, found.keep)
     if groups and is_refused:
         because += f"; {found.fix_first}: that comes first"
     reply: _Reply = "yes" if groups and not is_refused else "no"
     return Answer(question=question, answer=reply, because=because)
+
+
+def _change(outcome: Predicted, other: Predicted, found: Walk) -> str:
+    """Writes what a plan saves or loses next to another one, by what is asked for."""
+    saved = gain(outcome, other, found.constraints.objective)
+    if found.constraints.objective == "cost":
+        return cost_change_words(-saved, is_billed=found.is_billed)
+    return f"a step takes {percentage(abs(saved))} {'longer' if saved < 0 else 'less time'}"
 
 
 def _is_change_worth_it(found: Walk) -> Answer:
