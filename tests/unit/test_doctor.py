@@ -191,6 +191,24 @@ def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch: pytest.Monk
     assert doctor.torch_check(trains=False).state == "warn"
 
 
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [("2.3.0+cu121", "fail"), ("2.6.1", "fail"), ("2.7.0a0+git1", "ok"), ("2.10.0", "ok")],
+)
+def test_a_pytorch_older_than_what_stoker_leans_on_fails(
+    monkeypatch: pytest.MonkeyPatch, version: str, state: str
+) -> None:
+    monkeypatch.setattr("torch.__version__", version)
+    finding = doctor.torch_check(trains=True)
+    assert (finding.state, version in finding.text) == (state, True)
+    assert ("2.7" in finding.fix) == (state == "fail")
+
+
+def test_the_oldest_pytorch_is_the_one_that_the_package_asks_for() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'"torch>={".".join(map(str, doctor.MIN_TORCH))}"' in project
+
+
 def test_gpus_that_pytorch_cannot_use_fail() -> None:
     assert doctor.accelerators_check({"CUDA_VISIBLE_DEVICES": ""}).text == "none"
     import torch

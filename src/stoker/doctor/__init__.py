@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
@@ -103,6 +104,9 @@ def aws_check(connect: Callable[[], Aws] = Aws) -> Finding:
 
 
 MIN_PYTHON = (3, 11)
+# The first with `torch.accelerator.current_device_index`, by which batches are pinned. Those before
+# 2.6 know no `in_order`, which resume asks for.
+MIN_TORCH = (2, 7)
 # Below this a training process and its libraries alone may not fit.
 MIN_MEMORY_BYTES = 2 << 30
 # PyTorch's own loader workers pass their batches through it; stoker's workers do not.
@@ -135,7 +139,11 @@ def torch_check(*, trains: bool) -> Finding:
             fix="pip install 'stoker[torch]', or the launcher image, where this host has to train",
         )
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-    return Finding(name="torch", state="ok", text=f"{torch.__version__}, {cuda}")
+    text = f"{torch.__version__}, {cuda}"
+    major, minor, *_ = (int(number) for number in re.findall(r"\d+", str(torch.__version__)))
+    if (major, minor) < MIN_TORCH:
+        return Finding(name="torch", state="fail", text=text, fix="use PyTorch 2.7 or newer")
+    return Finding(name="torch", state="ok", text=text)
 
 
 def vcpus_check() -> Finding:
