@@ -9,7 +9,7 @@ ends when it answers.
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ NAME = "mnist-1"
 EXIT_CODE = 7
 SECONDS = 60.0
 PARTS = ("jobsets", "secrets", "configmaps", "poddisruptionbudgets")
+PARTS_OF_TRAINER = ("trainjobs", "trainingruntimes", *PARTS)
+BOTH = pytest.mark.parametrize("api_name", ["jobset", "trainer"])
 # Time in which a controller would have done what it must not do.
 SETTLED_SECONDS = 2.0
 
@@ -98,9 +100,14 @@ def be_step(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> No
         monkeypatch.setenv(key, value)
 
 
-def nothing_is_left(plane: Plane) -> bool:
+def need(plane: Plane, api_name: str) -> None:
+    if api_name == "trainer" and not plane.has_trainer():
+        pytest.skip("the cluster has no Kubeflow Trainer")
+
+
+def nothing_is_left(plane: Plane, parts: Sequence[str] = PARTS) -> bool:
     # A namespace may have objects of its own.
-    found = [name for plural in PARTS for name in plane.names(plural)]
+    found = [name for plural in parts for name in plane.names(plural)]
     return not any(name.startswith(NAME) for name in found)
 
 
@@ -229,12 +236,115 @@ def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(
     assert followed.ended().status == "succeeded"
 
 
+@BOTH
 def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(
+    plane: Plane, tmp_path: Path, follow: Follow, api_name: str
+) -> None:
+    need(plane, api_name)
+    followed = follow(submit(plane, described(plane, tmp_path, api=api_name)))
+    plane.run_pods(NAME)
+    until(lambda: "-0-0: it runs" in followed.status, what="it runs", seconds=SECONDS)
+    plane.end(NAME, EXIT_CODE)
+    end = followed.ended()
+    assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
+    plane.pass_seconds_after_end(SETTLED_SECONDS)
+    assert not plane.pods(NAME, "dnn")
+
+
+@BOTH
+def test_the_next_attempt_replaces_a_job_that_has_failed(
+    plane: Plane, tmp_path: Path, follow: Follow, api_name: str
+) -> None:
+    need(plane, api_name)
+    spec = described(plane, tmp_path, api=api_name)
+    followed = follow(submit(plane, spec))
+    plane.run_pods(NAME)
+    plane.end(NAME, EXIT_CODE)
+    assert followed.ended().status == "failed"
+    again = submit(plane, spec)
+    assert not again.is_adopted
+    followed = follow(again)
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+
+
+def test_all_hosts_are_started_again_as_often_as_is_allowed(
+    plane: Plane, tmp_path: Path, follow: Follow
+) -> None:
+    followed = follow(submit(plane, described(plane, tmp_path, max_restarts=1)))
+    plane.run_pods(NAME)
+    first = plane.pods(NAME, "dnn") + plane.pods(NAME, "data")
+    plane.end(NAME, EXIT_CODE)
+    until(
+        lambda: len(plane.pods(NAME, "dnn")) == 1 and plane.pods(NAME, "dnn")[0] not in first,
+        what="the job is started again",
+        seconds=SECONDS,
+    )
+    plane.run_pods(NAME)
+    assert not {*first} & {*plane.pods(NAME, "data")}
+    plane.end(NAME, EXIT_CODE)
+    end = followed.ended()
+    assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
+    assert "all hosts are started again, for the 1. time" in followed.status
+
+
+def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(
     plane: Plane, tmp_path: Path, follow: Follow
 ) -> None:
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME)
-    until(lambda: f"{NAME}-dnn-0-0: it runs" in followed.status, what="it runs", seconds=SECONDS)
-    plane.end(NAME, EXIT_CODE)
+    plane.take_away(*plane.pods(NAME, "dnn"))
     end = followed.ended()
-    assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
+    assert end.status == "failed"
+    assert "was taken away" in str(end.failure)
+
+
+def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(
+    plane: Plane, tmp_path: Path, follow: Follow
+) -> None:
+    plane.allow_pods(1)
+    followed = follow(submit(plane, described(plane, tmp_path)))
+    plane.run_pods(NAME, count=1)
+    words = "are refused: Error creating: pods"
+    until(lambda: words in followed.status, what="it is said", seconds=SECONDS)
+    assert "free some of the namespace's quota" in followed.status
+    plane.allow_pods(3)
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+
+
+@BOTH
+def test_a_job_that_runs_too_long_is_ended_and_that_is_said(
+    plane: Plane, tmp_path: Path, follow: Follow, api_name: str
+) -> None:
+    need(plane, api_name)
+    seconds = 5
+    spec = described(plane, tmp_path, api=api_name, max_run_seconds=seconds)
+    followed = follow(submit(plane, spec))
+    plane.run_pods(NAME)
+    plane.pass_deadline(NAME)
+    end = followed.ended()
+    assert end.status == "failed"
+    assert f"longer than kubernetes.max_run_seconds, {seconds} s" in str(end.failure)
+    until(lambda: not plane.pods(NAME, "data"), what="no host is left", seconds=SECONDS)
+
+
+def test_a_train_job_s_jobset_has_no_ttl_and_the_last_step_deletes_it_all(
+    plane: Plane, tmp_path: Path, follow: Follow
+) -> None:
+    need(plane, "trainer")
+    settings = KubernetesSettings(namespace=plane.namespace, api="trainer")
+    plane.platform = plane.as_account(rbac(settings, service_account="runner"))
+    spec = described(plane, tmp_path, api="trainer", keep_seconds=1)
+    followed = follow(submit(plane, spec))
+    until(lambda: plane.names("jobsets") == [NAME], what="its JobSet is there", seconds=SECONDS)
+    assert "ttlSecondsAfterFinished" not in plane.get("jobsets", NAME)["spec"]
+    plane.run_pods(NAME)
+    plane.end(NAME, 0)
+    assert followed.ended().status == "succeeded"
+    plane.pass_seconds_after_end(SETTLED_SECONDS)
+    assert plane.names("jobsets") == plane.names("trainjobs") == [NAME]
+    assert "had ended: deleted" in plane.platform.clean_up(NAME, spec.platform_settings)
+    until(lambda: nothing_is_left(plane, PARTS_OF_TRAINER), what="all is gone", seconds=SECONDS)

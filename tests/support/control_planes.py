@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.api import JOBSETS, ClusterApi
+from stoker.platforms.kubernetes.api import PODS, ClusterApi
+from stoker.platforms.kubernetes.objects import ROLE_LABEL
 from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config
 from support.local_job import until
 from support.platform_jobs import use_kube_config
@@ -27,6 +28,8 @@ from support.platform_jobs import use_kube_config
 SECONDS = 60.0
 GROUPS = {
     "jobsets": "apis/jobset.x-k8s.io/v1alpha2",
+    "trainjobs": "apis/trainer.kubeflow.org/v1alpha1",
+    "trainingruntimes": "apis/trainer.kubeflow.org/v1alpha1",
     "poddisruptionbudgets": "apis/policy/v1",
     "workflows": "apis/argoproj.io/v1alpha1",
     "roles": "apis/rbac.authorization.k8s.io/v1",
@@ -47,16 +50,24 @@ class Plane(Protocol):
     namespace: str
     platform: KubernetesPlatform
 
+    def has_trainer(self) -> bool:
+        """Whether Kubeflow Trainer is there."""
+        ...
+
     def names(self, plural: str) -> list[str]:
         """Names of the namespace's objects of a kind, without those that are being deleted."""
         ...
 
-    def run_pods(self, run: str) -> None:
-        """All pods of the job's present attempt run."""
+    def get(self, plural: str, name: str) -> Mapping[str, Any]:
+        """An object as the cluster has it."""
+        ...
+
+    def run_pods(self, run: str, *, count: int | None = None) -> None:
+        """All pods of the job's present attempt run; or as many of them."""
         ...
 
     def pods(self, run: str, group: str) -> list[str]:
-        """Pods of a group that have not ended, by their index."""
+        """Pods of a group that have not ended, by their index: of "dnn" also a TrainJob's."""
         ...
 
     def end(self, run: str, code: int) -> None:
@@ -87,12 +98,20 @@ class Plane(Protocol):
         """Somebody deletes an object."""
         ...
 
+    def pass_deadline(self, run: str) -> None:
+        """The job's own deadline is over."""
+        ...
+
     def pass_seconds_after_end(self, seconds: float) -> None:
         """So long after its end."""
         ...
 
     def allow_no_jobs(self) -> None:
         """The namespace's quota is used up."""
+        ...
+
+    def allow_pods(self, count: int) -> None:
+        """The namespace's quota has room for so many pods."""
         ...
 
     def restart(self) -> None:
@@ -116,15 +135,21 @@ class DoublePlane:
         self._cluster = ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
         self.platform = KubernetesPlatform(cluster=self._cluster)
 
+    def has_trainer(self) -> bool:
+        return True
+
     def names(self, plural: str) -> list[str]:
         return self._api.names(plural)
 
-    def run_pods(self, run: str) -> None:
-        if not self._api.pods(run, "dnn"):
-            self._api.run_pods(run)
+    def get(self, plural: str, name: str) -> Mapping[str, Any]:
+        return self._api.get(plural, name)
+
+    def run_pods(self, run: str, *, count: int | None = None) -> None:
+        self._api.run_pods(run)
 
     def pods(self, run: str, group: str) -> list[str]:
-        return self._api.pods(run, group)
+        is_trained = group == "dnn" and self._api.has("trainjobs", run)
+        return self._api.pods(run, "node" if is_trained else group)
 
     def end(self, run: str, code: int) -> None:
         (leader,) = self.pods(run, "dnn")
@@ -160,6 +185,9 @@ class DoublePlane:
     def delete(self, plural: str, name: str) -> None:
         self._api.remove(plural, name)
 
+    def pass_deadline(self, run: str) -> None:
+        self._api.pass_deadline(run)
+
     def pass_seconds_after_end(self, seconds: float) -> None:
         self._api.pass_seconds_after_end(seconds)
 
@@ -168,6 +196,9 @@ class DoublePlane:
         self._api.faults.append(
             Fault("POST", "jobsets", code=403, message=words, reason="Forbidden", times=99)
         )
+
+    def allow_pods(self, count: int) -> None:
+        self._api.max_pods = count
 
     def restart(self) -> None:
         self._api.forget_history()
@@ -207,7 +238,7 @@ class RealPlane:
 
     def close(self) -> None:
         """Deletes what was made."""
-        for plural in ("jobsets", "workflows", "pods"):
+        for plural in ("trainjobs", "jobsets", "workflows", "pods"):
             with contextlib.suppress(Exception):
                 self._call("DELETE", self._path(plural))
         self._call("DELETE", f"api/v1/namespaces/{self.namespace}")
@@ -215,6 +246,13 @@ class RealPlane:
         self._is_over.set()
         self._kubelet.join(SECONDS)
         self._call("DELETE", f"api/v1/nodes/{self._node}")
+
+    def has_trainer(self) -> bool:
+        groups = self._call("GET", "apis")["groups"]
+        return any(group["name"] == "trainer.kubeflow.org" for group in groups)
+
+    def get(self, plural: str, name: str) -> Mapping[str, Any]:
+        return self._call("GET", self._path(plural, name))
 
     def names(self, plural: str) -> list[str]:
         items = self._call("GET", self._path(plural))["items"]
@@ -224,25 +262,30 @@ class RealPlane:
             if "deletionTimestamp" not in item["metadata"]
         )
 
-    def run_pods(self, run: str) -> None:
-        def all_run() -> bool:
+    def run_pods(self, run: str, *, count: int | None = None) -> None:
+        def wanted() -> int:
             jobset = self._call("GET", self._path("jobsets", run))
-            wanted = sum(
+            return sum(
                 job["replicas"] * job["template"]["spec"]["completions"]
                 for job in jobset["spec"]["replicatedJobs"]
             )
-            return wanted == sum(
+
+        def they_run() -> bool:
+            # Of a TrainJob it is made a moment later.
+            if run not in self.names("jobsets"):
+                return False
+            return (count or wanted()) == sum(
                 pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
                 for pod in self._pods(run)
             )
 
-        until(all_run, what="all pods run", seconds=SECONDS)
+        until(they_run, what="its pods run", seconds=SECONDS)
 
     def pods(self, run: str, group: str) -> list[str]:
         found = [
             (int(pod["metadata"]["labels"][_INDEX]), pod["metadata"]["name"])
             for pod in self._pods(run)
-            if pod["metadata"]["labels"][_LABEL] == group
+            if pod["metadata"]["labels"][ROLE_LABEL] == group
             and pod["status"]["phase"] in ("Pending", "Running")
             and "deletionTimestamp" not in pod["metadata"]
         ]
@@ -303,17 +346,28 @@ class RealPlane:
     def delete(self, plural: str, name: str) -> None:
         self._call("DELETE", self._path(plural, name), {"propagationPolicy": "Background"})
 
+    def pass_deadline(self, run: str) -> None:
+        """Its controllers' clocks run on their own."""
+
     def pass_seconds_after_end(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def allow_no_jobs(self) -> None:
-        quota = _object("ResourceQuota", "none")
-        quota["spec"] = {"hard": {"count/jobsets.jobset.x-k8s.io": "0"}}
-        self._call("POST", self._path("resourcequotas"), quota)
+        self._set_quota("none", {"count/jobsets.jobset.x-k8s.io": "0"})
+
+    def allow_pods(self, count: int) -> None:
+        self._set_quota("pods", {"pods": str(count)})
+
+    def _set_quota(self, name: str, hard: Mapping[str, str]) -> None:
+        path = self._path("resourcequotas", name)
+        if name in self.names("resourcequotas"):
+            self._patch(path, {"spec": {"hard": hard}})
+        else:
+            quota = {**_object("ResourceQuota", name), "spec": {"hard": hard}}
+            self._call("POST", self._path("resourcequotas"), quota)
 
         def is_known() -> bool:
-            found = self._call("GET", self._path("resourcequotas", "none"))
-            return bool(found.get("status", {}).get("hard"))
+            return bool(self._call("GET", path).get("status", {}).get("hard") == hard)
 
         until(is_known, what="the quota counts", seconds=SECONDS)
 
@@ -344,7 +398,7 @@ class RealPlane:
             use_kube_config(patch, file)
             cluster = ClusterApi(namespace=self.namespace)
             # The client reads the file with the first call.
-            cluster.find(JOBSETS, "none")
+            cluster.find(PODS, "none")
             return KubernetesPlatform(cluster=cluster)
 
     # --- the kubelet

@@ -3,9 +3,10 @@
 It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and has the
 troubles of real ones on command: denials, conflicts, answers that are slow or lost, watches that
 drop, versions that are too old, logs that end early. What loses its last owner is collected, at
-once. No other controller runs by itself: tests say what becomes of jobs and pods, with the words
-that the real controllers use, and have those of Job, JobSet and Trainer judge (`fail_pod`,
-`disrupt_pod`, `pass_seconds_after_end`).
+once. Trainer's controller makes a TrainJob's JobSet, and tells the TrainJob how it ended. No other
+one runs by itself: tests say what becomes of jobs and pods, with the words that the real
+controllers use, and have those of Job and JobSet judge (`fail_pod`, `disrupt_pod`, `pass_deadline`,
+`pass_seconds_after_end`).
 """
 
 import contextlib
@@ -117,6 +118,7 @@ class KubernetesApi:
         unknown_fields: Fields that the CRDs of this cluster do not have yet: "spec.new".
         trained_again: TrainJobs whose JobSet was made anew after its TTL.
         namespaces: That are there.
+        max_pods: What the namespace's quota allows; None: it has none.
         is_deletion_held: What is deleted is marked, and stays.
         holds: Plurals whose creation is done, and not answered.
         silent: Plurals of which nothing is answered for a long time.
@@ -136,6 +138,7 @@ class KubernetesApi:
         self.unknown_fields: set[str] = set()
         self.trained_again: list[str] = []
         self.namespaces = {NAMESPACE, "default"}
+        self.max_pods: int | None = None
         self.is_deletion_held = False
         self.holds: set[str] = set()
         self.silent: set[str] = set()
@@ -180,13 +183,25 @@ class KubernetesApi:
     # --- what a cluster's controllers do
 
     def make_pods(self, run: str, *, attempt: int = 0) -> list[str]:
-        """The pods of a JobSet or TrainJob, none of them started; their names."""
+        """The pods of a JobSet that are not there yet, none of them started; their names."""
         with self.changed:
             made = []
             for job in self._replicated_jobs(run):
-                count = job["template"]["spec"]["completions"]
-                made += [self.make_pod(run, job["name"], i, attempt=attempt) for i in range(count)]
+                name, count = job["name"], job["template"]["spec"]["completions"]
+                there = [self._objects["pods", pod] for pod in self.pods(run, name)]
+                indexes = {int(pod["metadata"]["labels"][_INDEX]) for pod in there}
+                for index in sorted({*range(count)} - indexes):
+                    num_pods = len(self.names("pods"))
+                    if self.max_pods is not None and num_pods >= self.max_pods:
+                        self._refuse_pod(f"{run}-{name}-0", num_pods)
+                        break
+                    made.append(self.make_pod(run, name, index, attempt=attempt))
             return made
+
+    def _refuse_pod(self, job: str, num_pods: int) -> None:
+        used = f"requested: pods=1, used: pods={num_pods}, limited: pods={self.max_pods}"
+        words = f'Error creating: pods "{job}-0-x" is forbidden: exceeded quota: pods, {used}'
+        self.tell("Job", job, "FailedCreate", words)
 
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
@@ -196,7 +211,7 @@ class KubernetesApi:
             "kind": "Pod",
             "metadata": {
                 "name": name,
-                "ownerReferences": [self._reference(*self._main(run))],
+                "ownerReferences": [self._reference("jobsets", run)],
                 "labels": {
                     **template["metadata"]["labels"],
                     _JOBSET: run,
@@ -220,6 +235,7 @@ class KubernetesApi:
                 (int(pod["metadata"]["labels"][_INDEX]), name)
                 for (plural, name), pod in self._objects.items()
                 if plural == "pods" and name.startswith(f"{run}-{job}-0-")
+                if pod["status"]["phase"] in ("Pending", "Running")
             ]
         return [name for _, name in sorted(found)]
 
@@ -361,7 +377,7 @@ class KubernetesApi:
             return True
 
     def _judge(self, name: str, *, is_disrupted: bool) -> None:
-        """What becomes of a job one of whose pods has failed: see JobSet's failure_policy.go."""
+        """What becomes of a job one of whose pods has failed, by its own policy."""
         labels = self._objects["pods", name]["metadata"]["labels"]
         run, job = labels[_JOBSET], labels[_REPLICATED]
         spec = self._job(run, job)["template"]["spec"]
@@ -373,6 +389,10 @@ class KubernetesApi:
         if reason == "BackoffLimitExceeded" and spec["backoffLimit"]:
             self._replace_pod(name)
             return
+        self._judge_job(run, job, reason)
+
+    def _judge_job(self, run: str, job: str, reason: str) -> None:
+        """What becomes of a JobSet one of whose jobs has failed: see failure_policy.go."""
         policy = self._jobset_spec(run).get("failurePolicy", {})
         action = "RestartJobSet"
         for rule in policy.get("rules", []):
@@ -380,51 +400,100 @@ class KubernetesApi:
             if (not reasons or reason in reasons) and (not jobs or job in jobs):
                 action = rule["action"]
                 break
-        status = self._objects[self._main(run)].get("status", {})
+        status = self._objects["jobsets", run].get("status", {})
         counted = status.get("restartsCountTowardsMax", 0)
         is_counted = action == "RestartJobSet"
         first = f"(first failed job: {run}-{job}-0)"
         if action == "FailJobSet":
-            words = "jobset failed due to FailJobSet failure policy action"
-            self.end_job(run, "Failed", message=f"{words} {first}")
+            words = "applying FailJobSet failure policy action"
+            by = "FailJobSetFailurePolicyAction"
+            self.end_job(run, "Failed", reason=by, message=f"{words} {first}")
         elif is_counted and counted >= policy.get("maxRestarts", 0):
-            words = "jobset failed due to reaching max number of restarts"
-            self.end_job(run, "Failed", message=f"{words} {first}")
+            words, by = "jobset failed due to reaching max number of restarts", "ReachedMaxRestarts"
+            self.end_job(run, "Failed", reason=by, message=f"{words} {first}")
         else:
             restarts = status.get("restarts", 0) + 1
             for other in [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]:
                 self._drop("pods", other)
-            plural, _ = self._main(run)
-            self.set_status(
-                plural, run, restarts=restarts, restartsCountTowardsMax=counted + is_counted
-            )
+            counts = {"restarts": restarts, "restartsCountTowardsMax": counted + is_counted}
+            self.set_status("jobsets", run, **counts)
             self.run_pods(run, attempt=restarts)
 
-    def pass_seconds_after_end(self, seconds: float) -> None:
-        """So long after their ends JobSets are deleted by their TTL.
-
-        Of a TrainJob the JobSet alone is: Trainer 2.1 to 2.3 takes a failed one's for one that is
-        not made yet, so that it trains again (kubeflow/trainer#3779).
-        """
+    def pass_deadline(self, run: str) -> None:
+        """The job's deadline is over: that of a JobSet's jobs, or a TrainJob's."""
         with self.changed:
-            for plural, name in list(self._objects):
-                found = self._objects.get((plural, name), {})
-                conditions = found.get("status", {}).get("conditions", [])
-                ended = {c["type"] for c in conditions if c["status"] == "True"}
-                if plural not in ("jobsets", "trainjobs") or not ended:
-                    continue
+            train_job = self._objects.get(("trainjobs", run), {})
+            if "activeDeadlineSeconds" in train_job.get("spec", {}):
+                words = "TrainJob exceeded its active deadline"
+                self._fail_train_job(run, "DeadlineExceeded", words)
+                for name in [pod for pod in self.names("pods") if pod.startswith(f"{run}-")]:
+                    self._end_and_drop(name)
+                self._drop("jobsets", run)
+            for job in [] if train_job else self._replicated_jobs(run):
+                if "activeDeadlineSeconds" in job["template"]["spec"]:
+                    for name in self.pods(run, job["name"]):
+                        self._end_and_drop(name)
+                    self._judge_job(run, job["name"], "DeadlineExceeded")
+
+    def pass_seconds_after_end(self, seconds: float) -> None:
+        """So long after their ends JobSets are deleted by their TTL."""
+        with self.changed:
+            for name in self.names("jobsets"):
+                status = self._objects["jobsets", name].get("status", {})
                 ttl = self._jobset_spec(name).get("ttlSecondsAfterFinished")
-                if ttl is None or ttl > seconds:
+                if _held(status) and ttl is not None and ttl <= seconds:
+                    self._delete_foreground("jobsets", name)
+
+    def _run_trainer(self) -> None:
+        """Does what Trainer's controller does with each TrainJob: see its Reconcile in 2.3.
+
+        A JobSet of a failed TrainJob that its TTL has deleted is made anew, and trains again
+        (kubeflow/trainer#3779).
+        """
+        for (plural, name), train_job in list(self._objects.items()):
+            if plural != "trainjobs" or "deletionTimestamp" in train_job["metadata"]:
+                continue
+            held = _held(train_job.get("status", {}))
+            jobset = self._objects.get(("jobsets", name))
+            if jobset is None:
+                if "Complete" in held or held.get("Failed", {}).get("reason") == "DeadlineExceeded":
                     continue
-                if plural == "jobsets":
-                    self._delete_foreground(plural, name)
-                    continue
-                for pod in [pod for pod in self.names("pods") if pod.startswith(f"{name}-")]:
-                    self._drop("pods", pod)
-                if "Failed" in ended:
+                if held:
                     self.trained_again.append(name)
                     self.set_status(plural, name, conditions=[])
-                    self.run_pods(name)
+                self._put_jobset_of(name)
+                continue
+            if jobset["metadata"]["ownerReferences"][0]["uid"] != train_job["metadata"]["uid"]:
+                continue
+            for kind, condition in _held(jobset.get("status", {})).items():
+                kind = {"Completed": "Complete"}.get(kind, kind)
+                if kind in ("Complete", "Failed") and kind not in held:
+                    self.set_status(plural, name, conditions=[{**condition, "type": kind}])
+
+    def _put_jobset_of(self, train_job: str) -> None:
+        runtime = self._objects[("trainjobs", train_job)]["spec"]["runtimeRef"]["name"]
+        template = self._objects["trainingruntimes", runtime]["spec"]["template"]
+        owners = {"ownerReferences": [self._reference("trainjobs", train_job)]}
+        snapshot = {"name": f"{train_job}-runtime-snapshot", "namespace": NAMESPACE, **owners}
+        if ("configmaps", snapshot["name"]) not in self._objects:
+            self._put("configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": snapshot})
+        jobset = {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": train_job, "namespace": NAMESPACE, **copy.deepcopy(owners)},
+            "spec": copy.deepcopy(template["spec"]),
+        }
+        self._put("jobsets", jobset)
+
+    def _fail_train_job(self, name: str, reason: str, message: str) -> None:
+        condition = {
+            "type": "Failed",
+            "status": "True",
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": self._now(),
+        }
+        self.set_status("trainjobs", name, conditions=[condition])
 
     # --- who follows a job: a pod of a step, which Argo made for a run of a pipeline
 
@@ -522,31 +591,36 @@ class KubernetesApi:
             self._put("events", event)
 
     def end_job(
-        self, run: str, kind: str = "Completed", *, message: str = "", **status: Any
+        self,
+        run: str,
+        kind: str = "Completed",
+        *,
+        reason: str = "",
+        message: str = "",
+        **status: Any,
     ) -> None:
         """The job ends; what of it still runs is taken away."""
         with self.changed:
-            plural = "jobsets" if ("jobsets", run) in self._objects else "trainjobs"
-            job = self._objects[plural, run]
-            names = {"Completed": "Complete"} if plural == "trainjobs" else {}
+            default = "AllJobsCompleted" if kind == "Completed" else "FailedJobs"
             condition = {
-                "type": names.get(kind, kind),
+                "type": kind,
                 "status": "True",
-                "reason": "AllJobsCompleted" if kind == "Completed" else "FailedJobs",
+                "reason": reason or default,
                 "message": message or "jobset completed successfully",
                 "lastTransitionTime": self._now(),
             }
-            job["status"] = {"conditions": [condition], **status}
-            if plural == "jobsets":
-                job["status"]["terminalState"] = kind
-            self._changed(plural, run)
+            self.set_status("jobsets", run, conditions=[condition], terminalState=kind, **status)
             for name in [name for name in self.names("pods") if name.startswith(f"{run}-")]:
-                phase = self._objects["pods", name]["status"]["phase"]
-                if phase == "Running":
-                    self.end_pod(name, 143)
-                # One that never started has no container that could end.
-                if phase in ("Pending", "Running"):
-                    self._drop("pods", name)
+                self._end_and_drop(name)
+
+    def _end_and_drop(self, name: str) -> None:
+        """A pod is deleted, unless it has ended."""
+        phase = self._objects["pods", name]["status"]["phase"]
+        # One that never started has no container that could end.
+        if phase == "Running":
+            self.end_pod(name, 143)
+        if phase in ("Pending", "Running"):
+            self._drop("pods", name)
 
     def set_status(self, plural: str, name: str, **status: Any) -> None:
         with self.changed:
@@ -761,6 +835,8 @@ class KubernetesApi:
         self._prune(body, is_strict=query.get("fieldValidation") == "Strict")
         self._validate(body)
         body["metadata"]["namespace"] = place.namespace
+        if kind == "TrainJob":
+            self._check_runtime(body)
         if query.get("dryRun") == "All":
             return body
         self._put(place.plural, body)
@@ -768,6 +844,19 @@ class KubernetesApi:
         # An owner that is not there is as good as one that was deleted.
         self._collect()
         return made
+
+    def _check_runtime(self, train_job: Object) -> None:
+        """Does what Trainer's webhook does."""
+        name = train_job["spec"]["runtimeRef"]["name"]
+        if ("trainingruntimes", name) not in self._objects:
+            raise Refusal(
+                403,
+                "Forbidden",
+                'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: '
+                f'spec.runtimeRef: Invalid value: {{"name":"{name}"}}: TrainingRuntime.trainer.'
+                f'kubeflow.org "{name}" not found: specified trainingRuntime must be created '
+                "before the TrainJob is created",
+            )
 
     def _prune(self, body: Object, *, is_strict: bool) -> None:
         """Drops fields that the CRD does not have, without a word unless the caller is strict."""
@@ -841,6 +930,8 @@ class KubernetesApi:
         self._history.append((self._version, plural, "DELETED", gone))
         self.changed.notify_all()
         self._collect()
+        if plural == "jobsets":
+            self._run_trainer()
 
     def _collect(self) -> None:
         """Does what the garbage collector does: see attemptToDeleteItem in its source."""
@@ -849,11 +940,12 @@ class KubernetesApi:
             if key not in self._objects or not owners:
                 continue
             there = {found["metadata"]["uid"]: found for found in self._objects.values()}
-            known = [there[owner["uid"]] for owner in owners if owner["uid"] in there]
-            solid = [o for o in known if _FOREGROUND not in o["metadata"].get("finalizers", ())]
-            if solid:
-                uids = {owner["metadata"]["uid"] for owner in solid}
-                left = [owner for owner in owners if owner["uid"] in uids]
+            left = [
+                owner
+                for owner in owners
+                if owner["uid"] in there and not _waits_for(there[owner["uid"]], owner)
+            ]
+            if left:
                 if len(left) < len(owners):
                     item["metadata"]["ownerReferences"] = left
                     self._changed(*key)
@@ -873,16 +965,11 @@ class KubernetesApi:
         found["metadata"]["resourceVersion"] = str(self._version)
         self._history.append((self._version, plural, kind, copy.deepcopy(found)))
         self.changed.notify_all()
-
-    def _main(self, run: str) -> tuple[str, str]:
-        return ("jobsets", run) if ("jobsets", run) in self._objects else ("trainjobs", run)
+        if plural in ("jobsets", "trainjobs"):
+            self._run_trainer()
 
     def _jobset_spec(self, run: str) -> Object:
-        found = self._objects[self._main(run)]["spec"]
-        if ("jobsets", run) not in self._objects:
-            runtime = found["runtimeRef"]["name"]
-            found = self._objects["trainingruntimes", runtime]["spec"]["template"]["spec"]
-        spec: Object = found
+        spec: Object = self._objects["jobsets", run]["spec"]
         return spec
 
     def _replicated_jobs(self, run: str) -> list[Object]:
@@ -1004,6 +1091,18 @@ def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
         if labels.get(key) != value:
             return False
     return True
+
+
+def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
+    """Whether an owner is deleted after what refers to it so, and so takes it along now."""
+    is_waiting = _FOREGROUND in owner["metadata"].get("finalizers", ())
+    return is_waiting and bool(reference.get("blockOwnerDeletion"))
+
+
+def _held(status: Mapping[str, Any]) -> dict[str, Object]:
+    """The conditions that hold, by their type."""
+    found = status.get("conditions", [])
+    return {condition["type"]: condition for condition in found if condition["status"] == "True"}
 
 
 def _has_labels(item: Object, wanted: Mapping[str, str] | None) -> bool:

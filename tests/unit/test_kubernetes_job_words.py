@@ -194,6 +194,7 @@ def end(
     *pods: PodState,
     record: Training | None = None,
     is_stopped: bool = False,
+    reason: str = "FailedJobs",
     message: str = "jobset failed",
     layout: Layout = LAYOUT,
     run_dir: Path = Path("nowhere"),
@@ -201,7 +202,7 @@ def end(
     layout = dataclasses.replace(layout, job=dataclasses.replace(layout.job, run_dir=run_dir))
     files = {"stoker/training.json": to_json(record).encode()} if record else {}
     return conclude(
-        ObjectState(uid="u", phase=phase, message=message) if phase else None,
+        ObjectState(uid="u", phase=phase, reason=reason, message=message) if phase else None,
         is_stopped=is_stopped,
         layout=layout,
         pods=pods,
@@ -261,11 +262,11 @@ def test_of_a_host_s_pods_the_last_counts() -> None:
     assert end("failed", third, second, first).exit_code == 2
 
 
-def test_a_job_that_ran_too_long_names_the_setting() -> None:
+@pytest.mark.parametrize("reason", ["DeadlineExceeded", "FailJobSetFailurePolicyAction"])
+def test_a_job_that_ran_too_long_names_the_setting(reason: str) -> None:
     layout = lay_out(job(name=RUN, settings={"max_run_seconds": 60}))
-    words = "job x failed: DeadlineExceeded"
     assert "kubernetes.max_run_seconds, 60 s" in str(
-        end("failed", message=words, layout=layout).failure
+        end("failed", reason=reason, layout=layout).failure
     )
 
 

@@ -66,6 +66,8 @@ from stoker.records.base import Document, mapping
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
+# Of a TrainJob; and of a JobSet, where one rule alone has the action FailJobSet, `out_of_time`.
+_OUT_OF_TIME = ("DeadlineExceeded", "FailJobSetFailurePolicyAction")
 
 
 def conclude(
@@ -170,8 +172,7 @@ def _failure(
     dnn = [pod for (group, _), pod in sorted(latest.items()) if group == layout.dnn.group.name]
     # First: what pods say that were killed for it is a consequence.
     if _ran_too_long(state):
-        limit = layout.settings.max_run_seconds
-        return f"it ran longer than kubernetes.max_run_seconds, {limit} s: {state.message}"
+        return _too_long(layout)
     if training and training.failure:
         return training.failure
     for pod in dnn:
@@ -194,7 +195,11 @@ def _failure(
 
 
 def _ran_too_long(state: ObjectState) -> bool:
-    return "DeadlineExceeded" in state.reason + state.message
+    return state.reason in _OUT_OF_TIME
+
+
+def _too_long(layout: Layout) -> str:
+    return f"it ran longer than kubernetes.max_run_seconds, {layout.settings.max_run_seconds} s"
 
 
 def _model_uri(layout: Layout) -> str | None:
@@ -236,6 +241,7 @@ class RunPicture:
         self._gone_pods: dict[str, PodState] = {}
         self._changed: list[PodState] = []
         self._refused: dict[str, str] = {}
+        self._restarts = 0
 
     @property
     def has_ended(self) -> bool:
@@ -356,13 +362,21 @@ class RunPicture:
                 + (f" by queue {queue}" if queue else ""),
                 "running": "the job is admitted" if before else "the job is there",
                 "succeeded": "the job has succeeded",
-                "failed": f"the job has failed: {now.message or now.reason}",
+                "failed": f"the job has failed: {self._why(now)}",
             }[now.phase]
             yield self._note(words)
-        if now.restarts > (before.restarts if before else 0):
-            yield self._note(f"all hosts are started again, for the {now.restarts}. time")
+        yield from self._see_restarts(now.restarts)
         if now.is_deleted and not (before and before.is_deleted) and not now.has_ended:
             yield self._note("the job is being deleted")
+
+    def _see_restarts(self, restarts: int) -> Iterator[str]:
+        """Tells a restart once: a JobSet counts them, and of a TrainJob its pods alone do."""
+        if restarts > self._restarts:
+            self._restarts = restarts
+            yield self._note(f"all hosts are started again, for the {restarts}. time")
+
+    def _why(self, state: ObjectState) -> str:
+        return _too_long(self._layout) if _ran_too_long(state) else state.message or state.reason
 
     def _take_pods(self, item: Listed | Changed | Gone) -> Iterator[str]:
         if isinstance(item, Listed):
@@ -385,6 +399,7 @@ class RunPicture:
                 yield state
 
     def _see_pod(self, pod: PodState) -> Iterator[str]:
+        yield from self._see_restarts(pod.attempt)
         before = self._pods.get(pod.uid)
         others = [p for p in self.all_pods if p.host == pod.host and p.uid != pod.uid]
         self._pods[pod.uid] = pod

@@ -130,11 +130,12 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
     settings = layout.settings
     policy: dict[str, Json] = {"maxRestarts": settings.max_restarts}
     rules: list[Json] = []
-    if settings.max_restarts and _deadline_of_job(layout):
+    if _deadline_of_job(layout):
         rules.append(
             {
                 "name": "out_of_time",
-                # By default JobSet would start all hosts again, for as long again.
+                # By default JobSet would start all hosts again, for as long again; and its state
+                # does not say why a job of it failed, but only by which action.
                 "action": "FailJobSet",
                 "onJobFailureReasons": ["DeadlineExceeded"],
             }

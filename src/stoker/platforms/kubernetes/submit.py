@@ -215,6 +215,16 @@ def provide_runtime(
         cluster.sleep(LOOK_SECONDS)
 
 
+def _keep_runtime(cluster: ClusterApi, name: str, owners: Sequence[Document]) -> None:
+    """Takes a runtime from its TrainJob, which is about to go: a new TrainJob is to use it."""
+    references: list[Json] = [dict(owner) for owner in owners]
+    try:
+        cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": references}})
+    except ApiError as err:
+        if not err.is_missing:
+            raise
+
+
 def _refuse_runtime(name: str, namespace: str) -> None:
     raise PlatformError(
         f"there is another TrainingRuntime {name}, and a TrainJob that uses it",
@@ -446,15 +456,20 @@ def _create_or_adopt(
             continue
         state = job_state(found)
         _check_is_ours(found, request, namespace=cluster.namespace)
-        if state.is_deleted:
-            cluster.sleep(LOOK_SECONDS)
-        elif state.phase == "failed":
-            log.event("failed_job_replaced", job=request.name, reason=state.message)
-            delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
-        else:
+        if state.phase != "failed" and not state.is_deleted:
             attempt.is_adopted = True
             _adopt(cluster, found, state, owners, log)
             return found
+        if request.runtime is not None and request.runtime_is_ours:
+            _keep_runtime(cluster, name_of(request.runtime), owners)
+            attempt.runtime_is_made = True
+        if state.is_deleted:
+            cluster.sleep(LOOK_SECONDS)
+        else:
+            log.event("failed_job_replaced", job=request.name, reason=state.message)
+            delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
+        if request.runtime is not None:
+            provide_runtime(cluster, request, owners, log=log)
     raise PlatformError(
         f"an earlier {request.main['kind']} of that name is not gone after {2 * seconds:g} s",
         where=_place(request, cluster.namespace),
