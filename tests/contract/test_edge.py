@@ -203,7 +203,7 @@ def test_watch_refuses_what_is_no_run(
             "",
             "try:   stoker train --dry-run -- ./t.py --dry-rn",
         ),
-        (["schema"], 0, "workload   The user's training command", ""),
+        (["schema"], 0, "workload   Describes the user's training command", ""),
     ],
 )
 def test_the_command_line_explains_itself(
