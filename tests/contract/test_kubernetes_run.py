@@ -19,7 +19,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobSpec, leader_record
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes import api as connection
-from stoker.platforms.kubernetes.api import ClusterApi
+from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
 from stoker.platforms.kubernetes.pods import (
@@ -28,7 +28,7 @@ from stoker.platforms.kubernetes.pods import (
     IMAGE_SECONDS,
     QUOTA_SECONDS,
 )
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.submit import keep_runtime, rules
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
@@ -42,6 +42,7 @@ from stoker.records import (
     Workload,
     write_json,
 )
+from stoker.records.base import Document
 from stoker.train import train
 from support.kubernetes_api import (
     NAMESPACE,
@@ -405,6 +406,41 @@ def test_a_job_that_is_being_deleted_is_waited_for(
     stopping.join(20)
     assert not made[0].is_adopted
     assert api.get(plural, NAME)["metadata"]["uid"] != uid
+
+
+def test_a_runtime_is_not_taken_from_the_next_train_job(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    cluster: ClusterApi,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def owners() -> list[str]:
+        owned_by = api.get("trainingruntimes", NAME)["metadata"].get("ownerReferences", [])
+        return [owner["uid"] for owner in owned_by]
+
+    platform.submit(plan(platform, with_settings(job, api="trainer")))
+    uid = api.get("trainjobs", NAME)["metadata"]["uid"]
+    assert owners() == [uid]
+    # Another attempt has made the next TrainJob in the meantime, whose runtime it is now.
+    keep_runtime(cluster, NAME, [], job_uid="of the one before")
+    assert owners() == [uid]
+    references = api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"]
+    api.change("trainingruntimes", NAME, {"metadata": {"ownerReferences": []}})
+    find = cluster.find
+
+    def overtaken(resource: Resource, name: str) -> Document | None:
+        found = find(resource, name)
+        if not owners():
+            api.change("trainingruntimes", NAME, {"metadata": {"ownerReferences": references}})
+        return found
+
+    # Or makes it as this one looks.
+    monkeypatch.setattr(cluster, "find", overtaken)
+    keep_runtime(cluster, NAME, [], job_uid="of the one before")
+    assert owners() == [uid]
+    keep_runtime(cluster, NAME, [], job_uid=uid)
+    assert api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"] == []
 
 
 def test_another_job_of_that_name_is_left_alone(

@@ -217,14 +217,37 @@ def provide_runtime(
         cluster.sleep(LOOK_SECONDS)
 
 
-def _keep_runtime(cluster: ClusterApi, name: str, owners: Sequence[Document]) -> None:
-    """Takes a runtime from its TrainJob, which is about to go: a new TrainJob is to use it."""
-    references: list[Json] = [dict(owner) for owner in owners]
-    try:
-        cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": references}})
-    except ApiError as err:
-        if not err.is_missing:
-            raise
+def keep_runtime(
+    cluster: ClusterApi, name: str, owners: Sequence[Document], *, job_uid: str
+) -> None:
+    """Takes a runtime from a TrainJob that is about to go: the next TrainJob is to use it.
+
+    Another attempt may have made that one already: then it stays its.
+
+    Args:
+        cluster: Cluster that has both.
+        name: Name of the runtime.
+        owners: Owners of the runtime until the next TrainJob owns it.
+        job_uid: Of the TrainJob that goes.
+    """
+    while (found := cluster.find(RUNTIMES, name)) is not None:
+        known = owners_of(found)
+        kept = [owner for owner in known if text(owner, "uid") != job_uid]
+        if not any(text(owner, "kind") == "TrainJob" for owner in kept):
+            uids = {text(owner, "uid") for owner in kept}
+            kept += [owner for owner in owners if text(owner, "uid") not in uids]
+        if kept == known:
+            return
+        references: list[Json] = [dict(owner) for owner in kept]
+        version = text(mapping(found, "metadata"), "resourceVersion")
+        described: Document = {"ownerReferences": references, "resourceVersion": version}
+        try:
+            cluster.patch(RUNTIMES, name, {"metadata": described})
+            return
+        except ApiError as err:
+            # Changed or gone since it was read: looked at again.
+            if err.code not in (404, 409):
+                raise
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:
@@ -468,7 +491,7 @@ def _create_or_adopt(
             _adopt(cluster, found, state, owners, log)
             return found
         if request.runtime is not None and request.runtime_is_ours:
-            _keep_runtime(cluster, name_of(request.runtime), owners)
+            keep_runtime(cluster, name_of(request.runtime), owners, job_uid=state.uid)
             attempt.runtime_is_made = True
         if state.is_deleted:
             cluster.sleep(LOOK_SECONDS)
