@@ -19,15 +19,16 @@ from stoker.logs import Log
 from stoker.platforms.base import JobSpec, leader_record
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes import api as connection
-from stoker.platforms.kubernetes.api import ClusterApi
+from stoker.platforms.kubernetes.api import ClusterApi, Resource
 from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
+from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
     CLAIM_SECONDS,
     IMAGE_SECONDS,
     QUOTA_SECONDS,
 )
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.submit import keep_runtime, rules
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
@@ -41,6 +42,7 @@ from stoker.records import (
     Workload,
     write_json,
 )
+from stoker.records.base import Document
 from stoker.train import train
 from support.kubernetes_api import (
     NAMESPACE,
@@ -404,6 +406,41 @@ def test_a_job_that_is_being_deleted_is_waited_for(
     stopping.join(20)
     assert not made[0].is_adopted
     assert api.get(plural, NAME)["metadata"]["uid"] != uid
+
+
+def test_a_runtime_is_not_taken_from_the_next_train_job(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    cluster: ClusterApi,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def owners() -> list[str]:
+        owned_by = api.get("trainingruntimes", NAME)["metadata"].get("ownerReferences", [])
+        return [owner["uid"] for owner in owned_by]
+
+    platform.submit(plan(platform, with_settings(job, api="trainer")))
+    uid = api.get("trainjobs", NAME)["metadata"]["uid"]
+    assert owners() == [uid]
+    # Another attempt has made the next TrainJob in the meantime, whose runtime it is now.
+    keep_runtime(cluster, NAME, [], job_uid="of the one before")
+    assert owners() == [uid]
+    references = api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"]
+    api.change("trainingruntimes", NAME, {"metadata": {"ownerReferences": []}})
+    find = cluster.find
+
+    def overtaken(resource: Resource, name: str) -> Document | None:
+        found = find(resource, name)
+        if not owners():
+            api.change("trainingruntimes", NAME, {"metadata": {"ownerReferences": references}})
+        return found
+
+    # Or makes it as this one looks.
+    monkeypatch.setattr(cluster, "find", overtaken)
+    keep_runtime(cluster, NAME, [], job_uid="of the one before")
+    assert owners() == [uid]
+    keep_runtime(cluster, NAME, [], job_uid=uid)
+    assert api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"] == []
 
 
 def test_another_job_of_that_name_is_left_alone(
@@ -1393,6 +1430,43 @@ def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
     run_id = "5b1f6c3e-0000-4000-8000-00000000abcd"
     assert NAME in platform.clean_up("mnist-5b1f6c3e", settings, run_id=run_id)
     assert api.names(PLURAL[api_name]) == []
+
+
+@pytest.mark.parametrize(
+    ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
+)
+def test_the_last_step_of_a_workload_leaves_another_workload_s_job_of_the_same_pipeline(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    monkeypatch: pytest.MonkeyPatch,
+    api_name: str,
+    has_ended: bool,
+) -> None:
+    run_id = "5b1f6c3e-0000-4000-8000-00000000abcd"
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "step-1")
+    monkeypatch.setenv("POD_RUN_ID", run_id)
+    on = {"api": api_name}
+    # Two trainings, each with its profile; the second's name begins as the first's.
+    small = described_job(name="mnist-5b1f6c3e", settings=on)
+    for job in (small, described_job(name="mnist-profile-1", settings=on)):
+        platform.submit(platform.plan(job))
+    big = ["mnist-big-5b1f6c3e", "mnist-big-profile-1"]
+    for name in big:
+        platform.submit(platform.plan(described_job(name=name, settings=on, workload="mnist-big")))
+    # Without a word on its workload, as an older stoker made it.
+    older = "mnist-big-older"
+    platform.submit(platform.plan(described_job(name=older, settings=on)))
+    api.change(
+        PLURAL[api_name], older, {"metadata": {"annotations": {WORKLOAD_NAME_ANNOTATION: None}}}
+    )
+    if has_ended:
+        for name in api.names(PLURAL[api_name]):
+            api.end_job(name)
+    platform.clean_up(small.name, small.platform_settings, run_id=run_id)
+    assert api.names(PLURAL[api_name]) == sorted([*big, older])
+    platform.clean_up(older, small.platform_settings, run_id=run_id)
+    assert api.names(PLURAL[api_name]) == big
 
 
 # --- being told to end

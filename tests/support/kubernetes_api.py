@@ -802,6 +802,10 @@ class KubernetesApi:
             whole = f"{place.plural}.{place.group}" if place.group else place.plural
             raise Refusal(404, "NotFound", f'{whole} "{place.name}" not found')
         if verb == "patch":
+            asked = (body or {}).get("metadata", {}).get("resourceVersion")
+            if asked not in (None, self._objects[key]["metadata"]["resourceVersion"]):
+                message = f'"{place.name}": the object has been modified; please apply your changes'
+                raise Refusal(409, "Conflict", message)
             _merge(self._objects[key], body or {})
             self._changed(*key)
         elif verb == "delete":

@@ -77,11 +77,12 @@ def job(
     settings: Mapping[str, Json] | None = None,
     profile: bool = False,
     name: str = "mnist-20261120-110000",
-    **workload: Any,
+    workload: str = "mnist",
+    **keys: Any,
 ) -> JobSpec:
     """A job on Kubernetes, heterogeneous unless groups are named."""
     described: dict[str, Any] = {
-        "name": "mnist",
+        "name": workload,
         "command": ["python", "/app/train.py", "--note", "costs $5 $(date)"],
         "image": "registry.example/mnist:1",
         "platform": "kubernetes",
@@ -91,7 +92,7 @@ def job(
         },
         "hyperparameters": {"epochs": 3, "answer": "yes"},
         "kubernetes": {"pools": POOLS, **(settings or {})},
-        **workload,
+        **keys,
     }
     return JobSpec.of(
         workload_from(described),

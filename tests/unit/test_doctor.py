@@ -204,6 +204,16 @@ def test_a_pytorch_older_than_what_stoker_leans_on_fails(
     assert ("2.7" in finding.fix) == (state == "fail")
 
 
+@pytest.mark.parametrize("version", ["unknown", "2"])
+def test_a_pytorch_whose_version_cannot_be_read_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr("torch.__version__", version)
+    finding = doctor.torch_check(trains=True)
+    assert (finding.state, finding.text.partition(",")[0]) == ("warn", version)
+    assert "2.7" in finding.fix
+
+
 def test_the_oldest_pytorch_is_the_one_that_the_package_asks_for() -> None:
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert f'"torch>={".".join(map(str, doctor.MIN_TORCH))}"' in project

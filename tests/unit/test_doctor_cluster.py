@@ -159,6 +159,24 @@ def test_a_trainers_runtime_stands_for_its_job(api: KubernetesApi) -> None:
     assert (runtime.state, runtime.text) == ("fail", "TrainingRuntime theirs is not there")
 
 
+@pytest.mark.parametrize(
+    ("code", "message", "state"),
+    [
+        (422, 'TrainJob.trainer.kubeflow.org "mnist" is invalid: spec.trainer: Invalid', "fail"),
+        (403, 'admission webhook "policy.example" denied the request: no limits', "fail"),
+        (403, 'User "system:serviceaccount:a:b" cannot create resource "trainjobs"', "warn"),
+    ],
+)
+def test_a_train_job_that_the_cluster_would_refuse_is_no_ok(
+    api: KubernetesApi, code: int, message: str, state: str
+) -> None:
+    api.role = None
+    api.faults.append(Fault("POST", "trainjobs", code, message=message, reason="No"))
+    job = one(found("kubernetes.api=trainer"), "job")
+    assert job.state == state
+    assert "would take" not in job.text
+
+
 def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api: KubernetesApi) -> None:
     def claims(*overrides: str) -> list[tuple[str, str]]:
         of_claims = [each for each in found(*overrides) if each.name == "claim"]

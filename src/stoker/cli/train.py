@@ -98,7 +98,8 @@ def train_verb(
         typer.Option(
             "--clean-up",
             metavar="STATUS",
-            help="Only ends the job of a pipeline's run that has ended with this status.",
+            help="Only ends the jobs of a pipeline's run that has ended with this status: the "
+            "training's and the profile's.",
             hidden=True,
         ),
     ] = None,

@@ -45,6 +45,8 @@ from stoker.train import prepare
 KUBEFLOW_NAMESPACE = "kubeflow"
 CONTROLLER = "workflow-controller"
 CAPTURE = "ARGO_POD_STATUS_CAPTURE_FINALIZER"
+# Words of the webhook of Kubeflow Trainer.
+_NO_RUNTIME = "specified trainingRuntime must be created before the TrainJob is created"
 
 
 def examine_cluster(workload: Workload, *, cluster: ClusterApi | None = None) -> Iterator[Finding]:
@@ -180,9 +182,8 @@ def job_findings(cluster: ClusterApi, workload: Workload) -> Iterator[Finding]:
         try:
             cluster.create(TRAINJOBS, request.main, is_dry_run=True)
         except ApiError as err:
-            # Older Trainers do not know its fields. All else may come of the runtime, for which
-            # the webhook looks in vain.
-            if err.code == 400:
+            # The dry run of the runtime left none for the webhook to find: no news.
+            if _NO_RUNTIME not in err.what:
                 raise
     yield Finding(name="job", state="ok", text=f"the cluster would take its {kind} (dry run)")
 

@@ -372,7 +372,7 @@ def finish(
     platform: str,
     run_id: str,
 ) -> ContainerSpec:
-    """Ends the run's job if it is still there, and says how the run ended.
+    """Ends the workload's jobs of the run, its profile's too, and says how the run ended.
 
     For `dsl.ExitHandler`. Kubeflow Pipelines 2.14 or later says how the run ended.
 

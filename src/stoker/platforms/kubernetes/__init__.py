@@ -7,6 +7,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, ClusterApi, name_of
 from stoker.platforms.kubernetes.follower import follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
+from stoker.platforms.kubernetes.objects import name_of_workload
 from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
 from stoker.platforms.kubernetes.submit import (
     check_rights,
@@ -99,11 +100,12 @@ class KubernetesPlatform:
     def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
         """Deletes the jobs of a run that have not ended; returns in words what it ended.
 
+        Jobs that the pipeline's run has of other workloads are left alone: they may go on.
         A TrainJob is deleted when it has ended, too: it has no TTL. Does not wait for its pods.
 
         Args:
             name: Of the run.
-            settings: Of its workload.
+            settings: Its workload: settings alone have no name to know its profile's job by.
             run_id: Of the pipeline's run, whose profile may be a job, too.
 
         Raises:
@@ -114,7 +116,10 @@ class KubernetesPlatform:
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
         deleted = []
         try:
-            for found in jobs_of_run(cluster, resource, name, run_id=run_id):
+            jobs = jobs_of_run(
+                cluster, resource, name, run_id=run_id, workload=name_of_workload(settings)
+            )
+            for found in jobs:
                 state, job = job_state(found), name_of(found)
                 if state.is_deleted or (state.has_ended and resource != TRAINJOBS):
                     continue

@@ -27,6 +27,7 @@ from stoker.records import (
     KubernetesSettings,
     NodePool,
     NodeRule,
+    PlatformSettings,
     PodSettings,
     PodVolume,
     Toleration,
@@ -62,8 +63,15 @@ ROLE_LABEL = "stoker/role"
 RUN_ANNOTATION = "stoker/run"
 # Of whoever made the job: a profile's name does not tell it.
 PIPELINE_RUN_ANNOTATION = "stoker/pipeline-run"
+# Next to it: a pipeline may train several workloads.
+WORKLOAD_NAME_ANNOTATION = "stoker/workload"
 REQUEST_ANNOTATION = "stoker/request-sha256"
 WORKLOAD_ANNOTATION = "stoker/workload-sha256"
+
+
+def name_of_workload(settings: PlatformSettings) -> str:
+    """Returns the name of the workload that the settings are of; empty where they are of none."""
+    return settings.name if isinstance(settings, Workload) else ""
 
 
 def object_name(run: str) -> str:

@@ -49,7 +49,9 @@ from stoker.platforms.kubernetes.objects import (
     REQUEST_ANNOTATION,
     RUN_ANNOTATION,
     TOKEN_KEY,
+    WORKLOAD_NAME_ANNOTATION,
     lease_map,
+    name_of_workload,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, metadata
 from stoker.records import Json, KubernetesSettings, is_run_of
@@ -215,14 +217,37 @@ def provide_runtime(
         cluster.sleep(LOOK_SECONDS)
 
 
-def _keep_runtime(cluster: ClusterApi, name: str, owners: Sequence[Document]) -> None:
-    """Takes a runtime from its TrainJob, which is about to go: a new TrainJob is to use it."""
-    references: list[Json] = [dict(owner) for owner in owners]
-    try:
-        cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": references}})
-    except ApiError as err:
-        if not err.is_missing:
-            raise
+def keep_runtime(
+    cluster: ClusterApi, name: str, owners: Sequence[Document], *, job_uid: str
+) -> None:
+    """Takes a runtime from a TrainJob that is about to go: the next TrainJob is to use it.
+
+    Another attempt may have made that one already: then it stays its.
+
+    Args:
+        cluster: Cluster that has both.
+        name: Name of the runtime.
+        owners: Owners of the runtime until the next TrainJob owns it.
+        job_uid: Of the TrainJob that goes.
+    """
+    while (found := cluster.find(RUNTIMES, name)) is not None:
+        known = owners_of(found)
+        kept = [owner for owner in known if text(owner, "uid") != job_uid]
+        if not any(text(owner, "kind") == "TrainJob" for owner in kept):
+            uids = {text(owner, "uid") for owner in kept}
+            kept += [owner for owner in owners if text(owner, "uid") not in uids]
+        if kept == known:
+            return
+        references: list[Json] = [dict(owner) for owner in kept]
+        version = text(mapping(found, "metadata"), "resourceVersion")
+        described: Document = {"ownerReferences": references, "resourceVersion": version}
+        try:
+            cluster.patch(RUNTIMES, name, {"metadata": described})
+            return
+        except ApiError as err:
+            # Changed or gone since it was read: looked at again.
+            if err.code not in (404, 409):
+                raise
 
 
 def _refuse_runtime(name: str, namespace: str) -> None:
@@ -364,15 +389,16 @@ def is_going_on(cluster: ClusterApi, request: KubernetesRequest) -> bool:
 
 
 def jobs_of_run(
-    cluster: ClusterApi, resource: Resource, run: str, *, run_id: str = ""
+    cluster: ClusterApi, resource: Resource, run: str, *, run_id: str = "", workload: str = ""
 ) -> Iterator[Document]:
-    """Yields the jobs of a run that are still there.
+    """Yields the jobs of a workload's run that are still there.
 
     Args:
         cluster: That has them.
         resource: JobSets or TrainJobs.
         run: Its name: one job for each of its tries.
         run_id: Of the pipeline's run, whose profile may be a job, too.
+        workload: Its name: the pipeline's run may train others as well.
     """
     try:
         found, _ = cluster.list(resource, query=_OURS)
@@ -382,17 +408,21 @@ def jobs_of_run(
             raise
         return
     for job in found:
-        if _is_step_of(job, run_id) or _run_of(job) == run:
+        is_workloads = bool(workload) and _annotation(job, WORKLOAD_NAME_ANNOTATION) == workload
+        if (is_workloads and _is_step_of(job, run_id)) or _run_of(job) == run:
             yield job
 
 
+def _annotation(job: Document, key: str) -> str:
+    return text(mapping(job, "metadata", "annotations"), key)
+
+
 def _run_of(job: Document) -> str:
-    return text(mapping(job, "metadata", "annotations"), RUN_ANNOTATION)
+    return _annotation(job, RUN_ANNOTATION)
 
 
 def _is_step_of(job: Document, run_id: str) -> bool:
-    annotations = mapping(job, "metadata", "annotations")
-    return bool(run_id) and text(annotations, PIPELINE_RUN_ANNOTATION) == run_id
+    return bool(run_id) and _annotation(job, PIPELINE_RUN_ANNOTATION) == run_id
 
 
 def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
@@ -443,7 +473,7 @@ def _create_or_adopt(
     while cluster.clock() < deadline:
         try:
             attempt.has_asked = True
-            job = cluster.create(resource, owned(_of_pipeline(request.main, run_id), owners))
+            job = cluster.create(resource, owned(_of_pipeline(request, run_id), owners))
             log.event("job_created", job=request.name, namespace=cluster.namespace)
             return job
         except ApiError as err:
@@ -461,7 +491,7 @@ def _create_or_adopt(
             _adopt(cluster, found, state, owners, log)
             return found
         if request.runtime is not None and request.runtime_is_ours:
-            _keep_runtime(cluster, name_of(request.runtime), owners)
+            keep_runtime(cluster, name_of(request.runtime), owners, job_uid=state.uid)
             attempt.runtime_is_made = True
         if state.is_deleted:
             cluster.sleep(LOOK_SECONDS)
@@ -477,13 +507,15 @@ def _create_or_adopt(
     )
 
 
-def _of_pipeline(document: Document, run_id: str) -> Document:
-    """Returns the job with the run of the pipeline that a step makes it for."""
+def _of_pipeline(request: KubernetesRequest, run_id: str) -> Document:
+    """Returns the job with the run of the pipeline that a step makes it for, and its workload."""
     if not run_id:
-        return document
-    described = mapping(document, "metadata")
+        return request.main
+    described = mapping(request.main, "metadata")
     annotations = {**mapping(described, "annotations"), PIPELINE_RUN_ANNOTATION: run_id}
-    return {**document, "metadata": {**described, "annotations": annotations}}
+    if workload := name_of_workload(request.job.platform_settings):
+        annotations[WORKLOAD_NAME_ANNOTATION] = workload
+    return {**request.main, "metadata": {**described, "annotations": annotations}}
 
 
 def _check_is_ours(found: Document, request: KubernetesRequest, *, namespace: str) -> None:
