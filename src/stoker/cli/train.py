@@ -315,13 +315,24 @@ def train_verb(
 @contextlib.contextmanager
 def _evaluation_of(record: Path) -> Iterator[None]:
     """Removes the evaluation of an earlier training of this name, once the record is another."""
-    before = record.read_bytes() if record.is_file() else b""
+    before = _training_in(record)
     try:
         yield
     finally:
-        # A training that was refused has left the earlier one as it was.
-        if record.is_file() and record.read_bytes() != before:
+        after = _training_in(record)
+        # A training that was refused has left the earlier one as it was, and one that had ended and
+        # was followed again is the one that was judged.
+        if after and not (before and after.is_of_same_training(before)):
             record.with_name("evaluation.json").unlink(missing_ok=True)
+
+
+def _training_in(file: Path) -> "Training | None":
+    """Returns the record; None where there is none, or an earlier version's."""
+    from stoker.records import Training, read_json
+
+    with contextlib.suppress(StokerError):
+        return read_json(file, Training)
+    return None
 
 
 def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:
