@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -43,8 +44,34 @@ PLACEHOLDERS = {
     "REGISTRY": "the address of your image registry",
 }
 _PLACEHOLDER = re.compile(rf"(?<![\w ])(?:{'|'.join(PLACEHOLDERS)})(?![\w ])")
-# Keys whose words are the user's own.
-_OWN_WORDS = ("command", "hyperparameters")
+# Keys with the address of something: only these may have a placeholder, all others hold the user's
+# own words. `*` is a name of the user's.
+ADDRESS_KEYS = (
+    "channels.*.uri",
+    "constraints.regions",
+    "image",
+    "kubernetes.control.image",
+    "kubernetes.data.image",
+    "kubernetes.dnn.image",
+    "kubernetes.kubeflow.host",
+    "kubernetes.kubeflow.ui",
+    "kubernetes.output",
+    "notify.secret_arn",
+    "sagemaker.checkpoint_uri",
+    "sagemaker.control.image",
+    "sagemaker.control.role",
+    "sagemaker.dead_letter_queue",
+    "sagemaker.model.image",
+    "sagemaker.output_kms_key",
+    "sagemaker.output_uri",
+    "sagemaker.pipeline_role",
+    "sagemaker.region",
+    "sagemaker.resume_from",
+    "sagemaker.role",
+    "sagemaker.schedule_role",
+    "sagemaker.volume_kms_key",
+    "tracking.mlflow",
+)
 # Keys and values of a workload, its aliases expanded; large ones have some hundreds.
 MAX_NODES = 100_000
 # In STOKER_OUTPUT: the profile ended the command, whatever the exit codes of its processes are
@@ -478,22 +505,46 @@ def workload_from(
 
 def _refuse_placeholders(document: Mapping[str, Json], place: Place) -> None:
     # Before the types: they would say of each what an account looks like, not where it comes from.
-    own = {key: value for key, value in document.items() if key not in _OWN_WORDS}
     found = {
         word: key
-        for key, text in reversed([*_texts(own, "")])
-        # Up to the first slash of an address there is no such name; behind it there may be.
-        for word in _PLACEHOLDER.findall(text.rpartition("://")[2].partition("/")[0])
+        for key, text in reversed([*_texts(document, "")])
+        if any(fnmatchcase(key.partition("[")[0], pattern) for pattern in ADDRESS_KEYS)
+        for word in _PLACEHOLDER.findall(_place_in(text))
     }
     if not found:
         return
-    left = [(word, found[word], meant) for word, meant in PLACEHOLDERS.items() if word in found]
+    left = [(word, found[word]) for word in PLACEHOLDERS if word in found]
+    of_file = [word for word, key in left if not place.is_overridden(key)]
+    of_option = [word for word, key in left if place.is_overridden(key)]
+    fixes = []
+    if of_file:
+        # A parameter of a run cannot fill it in: the file is read before.
+        fixes.append(
+            f"in the whole file, write {_meant(of_file)}, or give --set KEY=VALUE for each"
+        )
+    if of_option:
+        fixes.append(f"in --set, write {_meant(of_option)}")
     raise UsageError(
-        f"a placeholder is left: {', '.join(f'{word} in {key}' for word, key, _ in left)}",
+        f"a placeholder is left: {', '.join(f'{word} in {key}' for word, key in left)}",
         where=place.at(left[0][1]),
-        fix="in the whole file, write "
-        f"{', '.join(f'{meant} instead of {word}' for word, _, meant in left)}",
+        fix="; ".join(fixes),
     )
+
+
+def _meant(words: Sequence[str]) -> str:
+    return ", ".join(f"{PLACEHOLDERS[word]} instead of {word}" for word in words)
+
+
+def _place_in(address: str) -> str:
+    """Returns the part of an address that says whose it is: behind that, names are the user's.
+
+    A host, or a bucket: `REGISTRY:5000/stoker` is refused, too, as a host may be written in lower
+    case, and a bucket's name has no upper case.
+    """
+    if address.startswith("arn:"):
+        # arn:PARTITION:SERVICE:REGION:ACCOUNT:NAME
+        return ":".join(address.split(":")[:5])
+    return address.rpartition("://")[2].partition("/")[0]
 
 
 def _texts(value: Json, path: str) -> Iterator[tuple[str, str]]:

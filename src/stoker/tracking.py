@@ -56,7 +56,7 @@ class TrackingOrder(msgspec.Struct, frozen=True, kw_only=True):
         run_id: Run of MLflow, where it is known.
         is_managed: SageMaker has made a run of this name already, without the tag.
         status: How the run ended; empty: it goes on.
-        is_refused: No attempt of this process ran: the end that an earlier one has told stays.
+        is_refused: No job of this process began: the end that an earlier one has told stays.
         step: Steps that the training has done, at which the metrics stand.
         files: Kept as artifacts.
     """
@@ -114,6 +114,7 @@ def kept(
     evaluation: Evaluation | None = None,
     run_id: str | None = None,
     files: Sequence[Path] = (),
+    is_refused: bool = False,
     environ: Mapping[str, str],
     timeout: float | None = None,
 ) -> TrackedRun:
@@ -125,11 +126,11 @@ def kept(
         settings: Where to.
         run: Name of stoker's run.
         tags: As of `started`.
-        training: The run's record; None: it failed before it trained, and an end that an earlier
-            attempt has told stays.
+        training: The run's record; None: it failed without one.
         evaluation: Its evaluation, where there is one.
         run_id: The run in MLflow, where no record has it.
         files: Artifacts; those that are not there are left out.
+        is_refused: No job began: without a record, the end that an earlier attempt has told stays.
         environ: Environment of this process: MLflow finds its token there.
         timeout: Seconds; absent: as the settings say.
     """
@@ -141,7 +142,7 @@ def kept(
         run_id=run_id or (training.mlflow_run_id if training else None),
         is_managed=settings.is_managed,
         status=_STATUS[training.status] if training else "FAILED",
-        is_refused=training is None,
+        is_refused=is_refused and training is None,
         step=measured.steps if measured else 0,
         parameters=parameters_of(training) if training else {},
         metrics=metrics_of(training, evaluation),

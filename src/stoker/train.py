@@ -118,6 +118,7 @@ def train(
     decision: Decision | None = None,
     on_line: Callable[[LogLine], None] | None = None,
     on_stop: Callable[[Training], None] | None = None,
+    on_submit: Callable[[], None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Training:
@@ -126,7 +127,8 @@ def train(
     Blocks until all hosts have ended. When the caller is interrupted (Ctrl-C, SIGTERM) the job is
     stopped first, so that nothing keeps running; then `on_stop` gets the record so far, its status
     `stopped`, and the interrupt goes on. After a SIGTERM a job that the next attempt can adopt may
-    go on: then the interrupt says so.
+    go on: then the interrupt says so. `on_submit` is called whenever the platform has taken a job,
+    or has found that of an earlier attempt.
 
     While the platform has no hosts the job is tried again, and then the decision's next plans, as
     the workload's `on_no_capacity` says; each try is a line.
@@ -171,6 +173,7 @@ def train(
                     tried=tried,
                     on_line=on_line,
                     on_stop=on_stop,
+                    on_submit=on_submit,
                 )
             except NoCapacityError as err:
                 last = err
@@ -260,8 +263,11 @@ def _train_once(
     tried: Sequence[Event],
     on_line: Callable[[LogLine], None] | None,
     on_stop: Callable[[Training], None] | None,
+    on_submit: Callable[[], None] | None,
 ) -> Training:
     run = platform.submit(platform.plan(job))
+    if on_submit:
+        on_submit()
     last_words: deque[str] = deque(maxlen=_LAST_WORDS)
     file = _record_file(job)
     try:

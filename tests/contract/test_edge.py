@@ -194,7 +194,11 @@ def test_watch_refuses_what_is_no_run(
             "",
             "try:   stoker train --group=dnn=1 --json -- ./t.py -x\n",
         ),
+        (["profile", "sh", "-x"], 2, "", "try:   stoker profile -- sh -x\n"),
         (["profile", "--epochs", "3", "t.py"], 2, "", "try:   stoker profile --help"),
+        # A workload's name with a slip is no command.
+        (["train", "work/mnist", "--epochs", "3"], 2, "", "try:   stoker train --help"),
+        (["train", "MNIST.YAML", "--epochs", "3"], 2, "", "try:   stoker train --help"),
         (["run", "t.py", "--epochs", "3"], 2, "", "try:   stoker run --help"),
         # Words after `--` are the script's own.
         (

@@ -14,7 +14,8 @@ from stoker.cli.edge import run
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.base import Schedule, Timing
 from stoker.orchestrators.kubeflow.runs import RunOptions
-from stoker.records import Json
+from stoker.records import Json, to_json
+from support import sample_records
 from support.kfp_server import KfpServer
 from support.kubeflow_orchestrator import WORKLOAD, target_at, upload, workload
 
@@ -113,6 +114,16 @@ def test_cron_on_the_latest_version_with_catch_up_off(server: KfpServer, file: s
     assert f"delete:  stoker schedule kubeflow {file} --delete stoker-mnist" in out
 
 
+def test_the_command_that_deletes_a_schedule_names_the_same_pipeline(
+    server: KfpServer, file: str
+) -> None:
+    upload(server)
+    words = ("--set", "name=mnist", "--host", server.url)
+    code, out, err = stoker("schedule", "kubeflow", file, "--every", "1d", *words)
+    assert code == 0, err
+    assert f"--delete stoker-mnist --set name=mnist --host {server.url}\n" in out
+
+
 def test_a_period_on_a_fixed_version_with_catch_up(server: KfpServer, file: str) -> None:
     uploaded = upload(server)
     options = ("--version", "current", "--catch-up", "--max-concurrency", "3")
@@ -193,6 +204,26 @@ def test_parameters_that_a_schedule_would_lose_are_named_and_kept_when_named_aga
     _, made, said = stoker(*daily, "--json", "--yes")
     assert f"replaced by the pipeline's defaults: cache_days=0, {gate}" in said
     assert json.loads(made)["parameters"] == {}
+
+
+def test_a_profile_that_a_schedule_would_lose_is_named_and_not_typed_again(
+    server: KfpServer, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say_no(*_: object, refused: UsageError, **__: object) -> None:
+        raise refused
+
+    upload(server)
+    daily = ("schedule", "kubeflow", file, "--cron", "0 6 * * *")
+    profile = to_json(sample_records.profile())
+    code, _, said = stoker(*daily, "--param", f"reuse_profile={profile}", "--param", "epochs=3")
+    assert code == 0, said
+    monkeypatch.setattr("stoker.cli.pipelines.ask", say_no)
+    _, _, said = stoker(*daily)
+    fix = said.partition("try:")[2]
+    assert "--param reuse_profile=... " in fix
+    assert "--param epochs=3" in fix
+    assert "to keep them (...: as in the schedule), or --yes" in fix
+    assert len(fix) < 200
 
 
 def test_an_old_schedule_stays_if_the_new_one_is_refused(server: KfpServer) -> None:

@@ -69,7 +69,7 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     assert texts(run / "artifacts") == {"report.html": "<p>report"}
     # An attempt that was refused, in a pod that has no record: the end is that of the first.
-    kept(settings, run="mnist-1", tags={}, training=None, environ=os.environ)
+    kept(settings, run="mnist-1", tags={}, training=None, is_refused=True, environ=os.environ)
     assert texts(run / "tags")["stoker_status"] == "succeeded"
     # FINISHED
     assert "status: 3" in (run / "meta.yaml").read_text()

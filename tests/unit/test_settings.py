@@ -1,11 +1,21 @@
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from stoker.errors import UsageError
-from stoker.settings import cloud_region, from_environment, read_workload, workload_from
+from stoker.records import Workload
+from stoker.records.schema import schema_of
+from stoker.settings import (
+    ADDRESS_KEYS,
+    cloud_region,
+    from_environment,
+    read_workload,
+    workload_from,
+)
 from support import builders
 
 GOOD = """\
@@ -126,7 +136,68 @@ def test_placeholders_are_refused_with_their_keys_and_what_to_put_there(tmp_path
     assert error.fix.startswith(
         "in the whole file, write the 12 digits of your AWS account instead of ACCOUNT"
     )
-    assert "instead of BUCKET" in error.fix
+    assert "instead of BUCKET, or give --set KEY=VALUE for each" in error.fix
+
+
+# What only looks like a placeholder: names that the user gives, not addresses.
+OWN_WORDS = """\
+name: demo
+command: [python, train.py, BUCKET]
+platform: sagemaker
+image: 123456789012.dkr.ecr.eu-west-1.amazonaws.com/REGISTRY:BUCKET
+hyperparameters: {group_by: REGION, image: REGION}
+gate: [{metric: recall@REGION, min: 0.9}]
+tracking: {experiment: churn-by-REGION}
+notify: {variable: BUCKET}
+engine: {name: command, data: {command: [serve, --by=REGION], environment: {region: REGION}}}
+sagemaker:
+  role: arn:aws:iam::123456789012:role/BUCKET
+  output_uri: s3://mine/BUCKET
+  dead_letter_queue: arn:aws:sqs:eu-west-1:123456789012:BUCKET
+  environment: {GROUP_BY: REGION}
+  tags: {scope: REGION}
+  metric_definitions: [{name: recall, regex: "by (REGION)=([0-9.]+)"}]
+"""
+
+
+def test_placeholders_are_looked_for_in_addresses_only(tmp_path: Path) -> None:
+    assert read_workload(write(tmp_path, OWN_WORDS)).gate[0].metric == "recall@REGION"
+
+
+def _keys_of_texts(schema: dict[str, Any]) -> set[str]:
+    """Returns key paths of all texts; `*` is a name of the user's."""
+    found: set[str] = set()
+
+    def visit(node: Any, path: str) -> None:
+        if node.get("type") == "string":
+            found.add(path)
+        visited = [*node.get("anyOf", ()), *([node["items"]] if node.get("items") else [])]
+        if "$ref" in node:
+            visited.append(schema["$defs"][node["$ref"].rpartition("/")[2]])
+        for each in visited:
+            visit(each, path)
+        keys = dict(node.get("properties", {}))
+        if isinstance(others := node.get("additionalProperties"), dict):
+            keys["*"] = others
+        for key, each in keys.items():
+            visit(each, f"{path}.{key}" if path else key)
+
+    visit(schema, "")
+    return found
+
+
+# The last words of keys that hold the address of something.
+ADDRESS = re.compile(
+    r"(.*_)?(uri|image|role|arn|kms_key|queue)|regions?|host|ui|mlflow|resume_from"
+)
+
+
+def test_keys_of_addresses_are_those_of_the_schema() -> None:
+    texts = _keys_of_texts(schema_of(Workload))
+    found = {key for key in texts if ADDRESS.fullmatch(key.rpartition(".")[2])}
+    # A queue of Kueue's, by its name in the cluster, and a claim.
+    found = found - {"kubernetes.queue"} | {"kubernetes.output"}
+    assert found == set(ADDRESS_KEYS)
 
 
 def test_an_override_takes_the_place_of_a_placeholder(tmp_path: Path) -> None:
@@ -137,6 +208,7 @@ def test_an_override_takes_the_place_of_a_placeholder(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read_workload(write(tmp_path, CLOUD), overrides=[*names, "sagemaker.region=REGION"])
     assert caught.value.where == "--set sagemaker.region=..., key sagemaker.region"
+    assert caught.value.fix == "in --set, write your AWS region instead of REGION"
 
 
 def test_an_error_in_an_override_points_at_the_override(tmp_path: Path) -> None:

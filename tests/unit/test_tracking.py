@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,26 @@ def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
         if first:
             write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
         assert stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path).returncode == 4
-        ends.append(kept_runs.pop()["training"])
+        told = kept_runs.pop()
+        assert told["is_refused"]
+        ends.append(told["training"])
     assert ends == [None, training()]
+
+
+def test_a_second_start_whose_job_began_and_left_no_record_has_failed(
+    tmp_path: Path, kept_runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object, on_submit: Callable[[], None], **__: object) -> None:
+        on_submit()
+        raise PlatformError("lost")
+
+    monkeypatch.setattr("stoker.cli.train.train_and_keep", lose)
+    for first in (None, training()):
+        if first:
+            write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)
+        assert stoker("train", TRACKED, "--name", "mnist-1", cwd=tmp_path).returncode == 4
+        told = kept_runs.pop()
+        assert (told["training"], told["is_refused"]) == (None, False)
 
 
 def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(

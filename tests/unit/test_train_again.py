@@ -9,7 +9,7 @@ import pytest
 from stoker.cli.train import command_line
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobSpec
-from stoker.records import Evaluation, Training, write_json
+from stoker.records import Evaluation, Event, Training, write_json
 from support.command import stoker
 from support.sample_records import training
 
@@ -29,22 +29,37 @@ def test_the_command_that_goes_on_has_the_words_of_the_first(
     assert command_line(arguments, from_step=from_step) == expected
 
 
-@pytest.mark.parametrize("is_refused", [True, False])
+def _begun(when: str, what: str = "agent joined") -> Training:
+    events = (Event(when=when, what="training started"), Event(when=when, what=what))
+    return msgspec.structs.replace(training(), events=events)
+
+
+MONDAY, TUESDAY = "2026-11-16T08:00:00.000Z", "2026-11-17T08:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("again", "stays"),
+    [
+        # Refused; the job that had ended is followed again, with other events; another job.
+        (None, True),
+        (_begun(MONDAY, "utilisation: cpu 40%"), True),
+        (_begun(TUESDAY), False),
+    ],
+)
 def test_the_evaluation_of_a_name_goes_with_the_training_that_it_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Training | None, stays: bool
 ) -> None:
     folder = tmp_path / "runs" / "mnist-1"
-    write_json(folder / "training.json", training())
+    write_json(folder / "training.json", _begun(MONDAY))
     write_json(folder / "evaluation.json", Evaluation(passed=True))
 
     def train_again(job: JobSpec, **_: object) -> Training:
-        if is_refused:
+        if again is None:
             raise PlatformError("refused")
-        again = msgspec.structs.replace(training(), metrics={"accuracy": 0.5})
         write_json(job.run_dir / "training.json", again)
         return again
 
     monkeypatch.setattr("stoker.cli.train.train_and_keep", train_again)
     workload = json.dumps({"name": "mnist", "command": ["true"]})
     stoker("train", workload, "--name", "mnist-1", cwd=tmp_path)
-    assert (folder / "evaluation.json").exists() == is_refused
+    assert (folder / "evaluation.json").exists() == stays

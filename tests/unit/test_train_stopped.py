@@ -63,10 +63,18 @@ class Interrupted:
 
 def stopped(run_dir: Path, ends: JobEnd | Exception | None) -> Training:
     kept: list[Training] = []
+    told: list[str] = []
     platform = Interrupted(ends, KeyboardInterrupt())
     job = replace(JOB, run_dir=run_dir)
     with pytest.raises(KeyboardInterrupt):
-        train(job, platform=platform, catalog=load_catalog("local"), on_stop=kept.append)
+        train(
+            job,
+            platform=platform,
+            catalog=load_catalog("local"),
+            on_stop=kept.append,
+            on_submit=lambda: told.append("submitted"),
+        )
+    assert told == ["submitted"]
     (record,) = kept
     assert (record.status, record.failure) == ("stopped", None)
     assert read_json(run_dir / "training.json", Training) == record

@@ -158,6 +158,8 @@ def _is_unknown_option(err: "_UsageError") -> bool:
 
 def _command_at(err: "_UsageError", arguments: list[str]) -> int | None:
     """Returns where the user's own command begins that lacks its `--`; None where there is none."""
+    import shutil
+
     from stoker.cli.options import WORKLOAD_OR_COMMAND
 
     known = err.ctx.command.params if err.ctx else []
@@ -172,8 +174,12 @@ def _command_at(err: "_UsageError", arguments: list[str]) -> int | None:
         if name == err.option_name:
             return None
         at += 2 if name in with_value and not equals else 1
-    is_file = at < len(arguments) and arguments[at].endswith((".yaml", ".yml", ".json"))
-    return at if at < len(arguments) and not is_file else None
+    command = arguments[at:]
+    if not command or command[0].lower().endswith((".yaml", ".yml", ".json")):
+        return None
+    # Anything else may be the name of a workload, with a slip.
+    is_script = any(word.endswith((".py", ".sh")) for word in command)
+    return at if is_script or shutil.which(command[0]) else None
 
 
 def _words_to_complete() -> list[str]:

@@ -496,6 +496,8 @@ def schedule_verb(
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --every 1d
         stoker schedule sagemaker configs/mnist-sagemaker.yaml --list
     """
+    from stoker.cli.compile import again_words
+
     named = [
         flag
         for flag, is_there in (
@@ -546,7 +548,8 @@ def schedule_verb(
     print(f"{made.action}: {schedule_line(made)}")
     if made.url:
         print(f"page:    {made.url}")
-    where = reach.words(service.name, overrides=overrides or ())
+    # The pipeline's name and region may be in any override.
+    where = again_words(overrides=overrides or ()) + reach.words(service.name)
     print(f"delete:  stoker schedule {service.name} {workload} --delete {made.name}{where}")
 
 
@@ -809,15 +812,10 @@ def _ask_for_parameters(
         if key.replace("_", "").lower() not in named
     ]
     if lost:
+        again = " ".join(f"--param {_typed_again(each)}" for each in lost)
+        meant = " (...: as in the schedule)" if "=..." in again else ""
         refused = UsageError(
-            "not scheduled: you said no",
-            fix=" ".join(
-                [
-                    "add",
-                    *(f"--param {shlex.quote(each)}" for each in lost),
-                    "to keep them, or --yes",
-                ]
-            ),
+            "not scheduled: you said no", fix=f"add {again} to keep them{meant}, or --yes"
         )
         # In a script nobody is asked: what is lost is named in any case.
         say(f"replaced by the pipeline's defaults: {', '.join(map(_short, lost))}", quiet=False)
@@ -850,6 +848,7 @@ def _timing(target: str, *, cron: str | None, every: str, time_zone: str) -> "Ti
 _NAME = 24
 _KIND = 14
 _REASON = 400
+_TYPED = 200
 
 
 def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> Iterator[str]:
@@ -928,6 +927,13 @@ def _took(began: datetime | None, ended: datetime | None, now: datetime) -> str:
         return ""
     took: timedelta = (ended or now) - began
     return f"  {duration(took.total_seconds())}"
+
+
+def _typed_again(parameter: str) -> str:
+    """Returns a parameter as it is typed, or its name where it is too long: a whole profile."""
+    if len(parameter) <= _TYPED and "\n" not in parameter:
+        return shlex.quote(parameter)
+    return f"{parameter.partition('=')[0]}=..."
 
 
 def _short(text: str) -> str:

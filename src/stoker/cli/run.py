@@ -162,6 +162,7 @@ class Chain:
     assume_yes: bool
     arguments: Sequence[str]
     doing: str = STEPS[0]
+    has_submitted: bool = False
 
     def step(
         self,
@@ -300,7 +301,11 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             again=command_line(chain.arguments, from_step="train"),
             quiet=chain.quiet,
             echo=False,
+            on_submit=submitted,
         )
+
+    def submitted() -> None:
+        chain.has_submitted = True
 
     training = chain.step("train", Training, trained, training_words)
     if training.status != "succeeded":
@@ -342,6 +347,7 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
         training=found_in(folder / "training.json", Training),
         evaluation=found_in(folder / "evaluation.json", Evaluation),
         files=[*(folder / f"{_RECORD_OF[step]}.json" for step in STEPS), report],
+        is_refused=not chain.has_submitted,
         is_stopped=is_stopped,
         quiet=chain.quiet,
     )

@@ -42,6 +42,7 @@ def keep_tracked(
     evaluation: "Evaluation | None" = None,
     run_id: str | None = None,
     files: Sequence[Path] = (),
+    is_refused: bool = False,
     is_stopped: bool = False,
     quiet: bool,
 ) -> str:
@@ -50,11 +51,11 @@ def keep_tracked(
     Args:
         tracking: The workload's settings, with an experiment.
         run: Name of the run.
-        training: Its record; None: it failed before it trained, and an end that an earlier attempt
-            has told stays.
+        training: Its record; None: it failed without one.
         evaluation: Its evaluation, where there is one.
         run_id: The run in MLflow, where no record has it.
         files: Artifacts.
+        is_refused: No job began: without a record, the end that an earlier attempt has told stays.
         is_stopped: Whether somebody waits for this process to end.
         quiet: Whether to print nothing.
     """
@@ -70,6 +71,7 @@ def keep_tracked(
         evaluation=evaluation,
         run_id=run_id,
         files=files,
+        is_refused=is_refused,
         environ=os.environ,
         timeout=min(_STOPPED_SECONDS, tracking.timeout_seconds) if is_stopped else None,
     )

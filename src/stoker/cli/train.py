@@ -234,6 +234,8 @@ def train_verb(
         f"train of {workload.name} on {groups_in_words(chosen)}: {relative(run_dir)}", quiet=as_json
     )
     shortage = None
+    submitted: list[str] = []
+    earlier = _training_in(run_dir / "training.json")
     # Of a pipeline's run its last step tells, or the one that judges the training.
     is_told = not (outputs.executor or run_id or pipeline_run())
     with telling(workload, run=job.name, step="train", quiet=as_json, is_told=is_told) as ending:
@@ -249,6 +251,7 @@ def train_verb(
                     again=again,
                     quiet=as_json,
                     echo=True,
+                    on_submit=lambda: submitted.append(job.name),
                 )
         except (KeyboardInterrupt, TerminatedError):
             # What was measured until then; a job that goes on without us has no record yet.
@@ -260,12 +263,13 @@ def train_verb(
             shortage, record = err, read_json(run_dir / "training.json", Training)
         except StokerError:
             # It would be under way for ever there; a further attempt goes on with it. One that was
-            # refused leaves the run as it was.
-            earlier = run_dir / "training.json"
+            # refused leaves the run as it was, and one that left no record of its own has failed.
+            there = _training_in(run_dir / "training.json")
             keep_tracked(
                 job.tracking,
                 run=job.run_name,
-                training=read_json(earlier, Training) if earlier.is_file() else None,
+                training=None if submitted and there == earlier else there,
+                is_refused=not submitted,
                 quiet=as_json,
             )
             raise
@@ -316,13 +320,24 @@ def train_verb(
 @contextlib.contextmanager
 def _evaluation_of(record: Path) -> Iterator[None]:
     """Removes the evaluation of an earlier training of this name, once the record is another."""
-    before = record.read_bytes() if record.is_file() else b""
+    before = _training_in(record)
     try:
         yield
     finally:
-        # A training that was refused has left the earlier one as it was.
-        if record.is_file() and record.read_bytes() != before:
+        after = _training_in(record)
+        # A training that was refused has left the earlier one as it was, and one that had ended and
+        # was followed again is the one that was judged.
+        if after and not (before and after.is_of_same_training(before)):
             record.with_name("evaluation.json").unlink(missing_ok=True)
+
+
+def _training_in(file: Path) -> "Training | None":
+    """Returns the record; None where there is none, or an earlier version's."""
+    from stoker.records import Training, read_json
+
+    with contextlib.suppress(StokerError):
+        return read_json(file, Training)
+    return None
 
 
 def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:
@@ -410,6 +425,7 @@ def train_and_keep(
     again: str,
     quiet: bool,
     echo: bool,
+    on_submit: Callable[[], None],
 ) -> "Training":
     """Trains and shows how far it is; keeps the record of a training that is stopped.
 
@@ -423,6 +439,7 @@ def train_and_keep(
         again: The command that goes on after a stop.
         quiet: Whether to show nothing.
         echo: Whether to show the lines of the script, too.
+        on_submit: As of `stoker.train.train`.
     """
     from stoker.cli.tracking import start_tracking
     from stoker.train import train
@@ -438,6 +455,7 @@ def train_and_keep(
             on_stop=lambda stopped: keep_stopped(
                 stopped, job=job, out=out, again=again, quiet=quiet
             ),
+            on_submit=on_submit,
         )
 
 

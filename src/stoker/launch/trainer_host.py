@@ -42,6 +42,7 @@ from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import is_job_pod, platform_name
 from stoker.logs import now_utc
 from stoker.records import Event
+from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _LOOK_SECONDS = 1.0
@@ -140,7 +141,7 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
     coordinator = _coordinator(run, fail)
     lease = FollowerLease(run.settings.follower_lease)
     engine = engine_commands(run, lambda words: fail(_engine_failure(run, words)))
-    events = [Event(when=now_utc(), what="training started", host=run.topology.host)]
+    events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
     try:

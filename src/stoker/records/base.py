@@ -96,10 +96,10 @@ class Place:
 
     def at(self, path: str) -> str:
         """Returns `file:line, key path` with as much of it as is known."""
-        for key in self._overridden:
-            if path == key or path.startswith((f"{key}.", f"{key}[")):
-                # It is in no line of the file: the option that set it is named.
-                return f"--set {key}=..., key {path}"
+        option = self._option_of(path)
+        if option is not None:
+            # It is in no line of the file: the option that set it is named.
+            return f"--set {option}=..., key {path}"
         probe = path
         # A key that is missing has no line: the mapping that lacks it has.
         while probe and probe not in self._lines:
@@ -107,6 +107,14 @@ class Place:
         line = self._lines.get(probe)
         head = f"{self.source}:{line}" if line else self.source
         return f"{head}, key {path}" if path else head
+
+    def is_overridden(self, path: str) -> bool:
+        """Returns whether the key was set on the command line."""
+        return self._option_of(path) is not None
+
+    def _option_of(self, path: str) -> str | None:
+        keys = (k for k in self._overridden if path == k or path.startswith((f"{k}.", f"{k}[")))
+        return next(keys, None)
 
 
 def convert(document: Json, kind: type[RecordT], place: Place) -> RecordT:

@@ -29,6 +29,8 @@ from stoker.records.decision import Group
 from stoker.records.profile import Spread
 from stoker.text import wait_share
 
+# The event with which the leader's record begins.
+STARTED = "training started"
 # The last line of a traceback: `ValueError: words`, `package.Error`.
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
 
@@ -158,6 +160,13 @@ class Training(Record, frozen=True, kw_only=True):
         if self.status == "stopped" and not self.failure:
             return "it was ended before it was done"
         return cause_of(self.failure or "")
+
+    def is_of_same_training(self, other: "Training") -> bool:
+        """Returns whether both tell of one training: whoever follows it again sees other events."""
+        began = [each.when for each in self.events if each.what == STARTED]
+        others = [each.when for each in other.events if each.what == STARTED]
+        same_job = (self.job.platform, self.job.name) == (other.job.platform, other.job.name)
+        return self == other or (same_job and began == others and bool(began))
 
 
 def cause_of(failure: str) -> str:
