@@ -161,9 +161,12 @@ def download(
     # Not among the wheels, which the build looks at: the same files give the same layer.
     stamp = folder.with_suffix(".asked")
     digest = hashlib.sha256(asked.encode()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest:
+    is_whole = (folder / "SHA256SUMS").exists() and stamp.exists()
+    if is_whole and stamp.read_text() == digest:
         print(f"wheels: {folder.name} as before")
         return
+    # First, so that it never tells of another folder than this one.
+    stamp.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "requirements.txt").write_text(wanted)
