@@ -118,10 +118,18 @@ def test_an_image_for_data_hosts_takes_no_torch_with_cuda(
 def test_another_torch_brings_what_it_needs_in_other_versions_than_the_locked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Torch 2.6's on PyPI.
+    # As torch 2.6 has its sympy, on PyPI.
     needs = ["filelock", 'sympy==1.13.1; python_version >= "3.9"', "typing_extensions>=4.10.0"]
-    words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.6.0")
-    assert words == ["--no-deps", "torch==2.6.0", "sympy==1.13.1"]
+    words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.7.0")
+    assert words == ["--no-deps", "torch==2.7.0", "sympy==1.13.1"]
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.x"])
+def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=rf"TORCH_VERSION={version}: stoker needs torch>=2\.7"):
+        cpu_build(monkeypatch, [], machine="x86_64", version=version)
 
 
 def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(
