@@ -787,6 +787,14 @@ class _Rights:
             yield _allow("HandOver", starts, pipeline)
         if settings.overlap == "refuse":
             yield _allow("LookForOtherRuns", ["sagemaker:ListPipelineExecutions"], pipeline)
+            yield _allow(
+                "LookAtOtherRuns",
+                [
+                    "sagemaker:ListPipelineExecutionSteps",
+                    "sagemaker:ListPipelineParametersForExecution",
+                ],
+                [f"{pipeline[0]}/execution/*"],
+            )
         yield _allow(
             "LookAtTheChampion",
             ["sagemaker:DescribeModelPackage", "sagemaker:ListModelPackages"],
