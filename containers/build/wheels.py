@@ -1,6 +1,6 @@
 """Downloads the wheels of the image and builds stoker's own, so that `docker build` needs no index.
 
-    python containers/build/wheels.py --out CONTEXT [--python-version 3.12] [--machine aarch64]
+    python containers/build/wheels.py --out CONTEXT [--python-version 3.11] [--machine aarch64]
         [--torch cpu|none] [--torch-version 2.10.0] [--lock FILE]
 
 The build context gets four folders: control (what the command line and AWS need), torch and stoker,
@@ -37,7 +37,7 @@ def main() -> None:
     """Fills the build context."""
     parser = argparse.ArgumentParser(description="Wheels for the image.")
     parser.add_argument("--out", type=Path, required=True, help="the build context")
-    parser.add_argument("--python-version", default="", help="of the base image, as 3.12")
+    parser.add_argument("--python-version", default="", help="of the base image, as 3.11")
     parser.add_argument("--machine", default=platform.machine(), help="x86_64 or aarch64")
     parser.add_argument(
         "--torch", choices=("any", "cpu", "none"), default="any", help="which build of torch"
@@ -55,11 +55,12 @@ def main() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     control = ["pip", *project["dependencies"], *(one for e in CONTROL_EXTRAS for one in extras[e])]
-    download(options.out / "control", control, target, locked="image-control")
     torch = ["-c", str(CONSTRAINTS), "torch"]
     if options.torch == "cpu":
         torch_version = options.torch_version or locked_versions(CONSTRAINTS)["torch"]
         torch = cpu_build(torch_version, target, machine=options.machine, python_version=version)
+    # After what may be refused.
+    download(options.out / "control", control, target, locked="image-control")
     if options.torch != "none":
         download(options.out / "torch", extras["torch"], target, locked="image-torch", also=torch)
     download(options.out / "sbom", [], target, locked="image-sbom")
@@ -94,8 +95,17 @@ def foreign(version: str, machine: str) -> list[str]:
 def cpu_build(version: str, target: list[str], *, machine: str, python_version: str) -> list[str]:
     """Returns pip's words for torch's CPU build, and for what it needs that is not locked.
 
-    Where pip would take a CUDA build it ends with an error, before gigabytes come.
+    Where stoker does not work with that torch, or pip would take a CUDA build, it ends with an
+    error, before gigabytes come.
     """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least = next(need for need in project["optional-dependencies"]["torch"] if "torch" in need)
+    release = re.match(r"\d+\.\d+(\.\d+)?", version)
+    if release is None or release.group() not in Requirement(least).specifier:
+        sys.exit(
+            f"error: TORCH_VERSION={version}: stoker needs {least}\n"
+            "try:   the version of the dnn hosts' image, as 2.10.0"
+        )
     asked = f"torch=={version}"
     words = ("--dry-run", "--ignore-installed", "--no-deps", "--only-binary=:all:", "--report=-")
     folder = ("--target=unused", *target) if target else ()
@@ -161,9 +171,12 @@ def download(
     # Not among the wheels, which the build looks at: the same files give the same layer.
     stamp = folder.with_suffix(".asked")
     digest = hashlib.sha256(asked.encode()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest:
+    is_whole = (folder / "SHA256SUMS").exists() and stamp.exists()
+    if is_whole and stamp.read_text() == digest:
         print(f"wheels: {folder.name} as before")
         return
+    # First, so that it never tells of another folder than this one.
+    stamp.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "requirements.txt").write_text(wanted)

@@ -55,6 +55,25 @@ def test_a_rank_that_multiprocessing_starts_anew_was_started_with_what_its_paren
     assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the parent'),)\n" * 2
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_that_such_a_rank_forks_knows_it_as_well(method: str) -> None:
+    inner = (
+        "import multiprocessing\n"
+        "from stoker.feed.wire import dataset as s\n"
+        "with multiprocessing.get_context('fork').Pool(1) as pool:\n"
+        "    print(pool.apply(s.ScriptEnvironment.of_this_process).changes, flush=True)\n"
+    )
+    code = (
+        "import multiprocessing, os\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "os.environ['SET'] = 'by the script'\n"
+        f"context = multiprocessing.get_context({method!r})\n"
+        "with ProcessPoolExecutor(1, mp_context=context) as pool:\n"
+        f"    pool.submit(exec, {inner!r}, {{}}).result()\n"
+    )
+    assert run(code, STOKER_RUN_ID="r") == "(('SET', 'by the script'),)\n"
+
+
 class Numbers:
     def __init__(self, **attributes: object) -> None:
         self.__dict__.update(attributes)

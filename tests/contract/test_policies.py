@@ -488,9 +488,14 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for(template: st
     schedule = made["Resources"]["Schedule"]["Properties"]
     pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/mnist"
     assert (schedule["Name"], schedule["Target"]["Arn"]) == ("stoker-mnist", pipeline)
-    # In a topic's policy EventBridge supports no conditions.
     topic = made["Resources"]["FailureTopicPolicy"]["Properties"]["PolicyDocument"]["Statement"]
-    assert ["Condition" in each for each in topic] == [False]
+    # In a topic's policy EventBridge supports no conditions.
+    assert {each["Principal"]["Service"]: each.get("Condition") for each in topic} == {
+        "events.amazonaws.com": None,
+        "cloudwatch.amazonaws.com": {
+            "StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
+        },
+    }
     # A start that is given up is no run, of which the rule could tell.
     alarm = made["Resources"]["ScheduleAlarm"]["Properties"]
     assert (alarm["MetricName"], alarm["TreatMissingData"]) == (
@@ -498,7 +503,8 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for(template: st
         "notBreaching",
     )
     assert alarm["AlarmActions"] == [{"Ref": "FailureTopic"}]
-    assert "cloudwatch.amazonaws.com" in topic[0]["Principal"]["Service"]
+    # The service counts all schedules of the group.
+    assert "of the group default" in alarm["AlarmDescription"]
     rule = made["Resources"]["FailureRule"]["Properties"]["EventPattern"]
     assert rule["detail"]["pipelineArn"] == [pipeline]
 

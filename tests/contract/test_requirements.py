@@ -118,7 +118,46 @@ def test_an_image_for_data_hosts_takes_no_torch_with_cuda(
 def test_another_torch_brings_what_it_needs_in_other_versions_than_the_locked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Torch 2.6's on PyPI.
+    # As torch 2.6 has its sympy, on PyPI.
     needs = ["filelock", 'sympy==1.13.1; python_version >= "3.9"', "typing_extensions>=4.10.0"]
-    words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.6.0")
-    assert words == ["--no-deps", "torch==2.6.0", "sympy==1.13.1"]
+    words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.7.0")
+    assert words == ["--no-deps", "torch==2.7.0", "sympy==1.13.1"]
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.x"])
+def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match=rf"TORCH_VERSION={version}: stoker needs torch>=2\.7"):
+        cpu_build(monkeypatch, [], machine="x86_64", version=version)
+
+
+def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    download = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["download"]
+    calls: list[tuple[str, ...]] = []
+    folder = tmp_path / "torch"
+
+    def pip(*words: str) -> str:
+        calls.append(words)
+        if "torch==2.12.0" in words:
+            raise SystemExit("no such version")
+        return ""
+
+    monkeypatch.setitem(download.__globals__, "pip", pip)
+
+    def wheels(version: str) -> int:
+        calls.clear()
+        also = [f"torch=={version}"]
+        download(folder, ["torch"], [], locked="image-torch", also=also)
+        return len(calls)
+
+    assert (wheels("2.13.0"), wheels("2.13.0")) == (2, 0)
+    with pytest.raises(SystemExit):
+        wheels("2.12.0")
+    assert wheels("2.13.0") == 2
+    assert (folder / "SHA256SUMS").exists()
+    # As after `rm -rf` of the folder alone.
+    (folder / "SHA256SUMS").unlink()
+    assert wheels("2.13.0") == 2

@@ -197,13 +197,15 @@ class Recorded:
             {"PipelineParameters": [{"Name": "Epochs", "Value": "3"}]},
         )
         self.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": list(steps)})
-        self.add(
-            "describe_pipeline_definition_for_execution",
-            {"PipelineDefinition": json.dumps(definition(of))},
-        )
+        self.add_definition(of)
         if launched is not None:
             self.add_jobs(LAUNCHED)
             self.add("describe_training_job", launched, TrainingJobName=LAUNCHED)
+
+    def add_definition(self, of: Workload, *, added: Sequence[Json] = ()) -> None:
+        """The run's own definition."""
+        document = json.dumps(definition(of, added=added))
+        self.add("describe_pipeline_definition_for_execution", {"PipelineDefinition": document})
 
     def add_jobs(self, *names: str) -> None:
         """The training jobs whose names contain the first one's."""

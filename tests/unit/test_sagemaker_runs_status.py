@@ -10,6 +10,7 @@ from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.orchestrators import PATIENCE_SECONDS, follow_run
 from stoker.orchestrators.base import RunState, StepState
 from stoker.orchestrators.sagemaker import SageMakerOrchestrator
+from stoker.orchestrators.sagemaker.compile import ONLY_RUN
 from stoker.orchestrators.sagemaker.pipelines import SageMakerPipeline
 from stoker.orchestrators.sagemaker.runs import (
     POLL_SECONDS,
@@ -26,7 +27,6 @@ from support.sagemaker_orchestrator import (
     RUN,
     Recorded,
     at,
-    definition,
     processing,
     recorded,
     step,
@@ -330,9 +330,32 @@ def test_a_run_that_has_ended_is_not_stopped() -> None:
 def test_a_run_that_failed_or_was_stopped_is_tried_again(status: str) -> None:
     answers = recorded()
     answers.add_state(status, [TAKEN, PROFILE], of=OF)
+    answers.add_definition(OF)
     answers.add("retry_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
     answers.add_state("Executing", [TAKEN, PROFILE], of=OF)
     assert SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION).status == "running"
+    answers.stubber.assert_no_pending_responses()
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_under_overlap_refuse_no_run_is_tried_again_next_to_another_one(is_alone: bool) -> None:
+    """Its check may have succeeded before it failed: the service would not run it again."""
+    answers = recorded()
+    failed = step("OnlyRun", "Failed", StepDisplayName=ONLY_RUN)
+    guard = {"Name": "OnlyRun", "Type": "Processing", "DisplayName": ONLY_RUN, "Arguments": {}}
+    answers.add_state("Failed", [failed], of=OF)
+    answers.add_definition(OF, added=[guard])
+    runs = [listed("later", 2, "Succeeded" if is_alone else "Executing")]
+    runs.append(listed(EXECUTION.rpartition("/")[2], 1, "Failed"))
+    answers.add("list_pipeline_executions", {"PipelineExecutionSummaries": runs})
+    if is_alone:
+        answers.add("retry_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
+        answers.add_state("Executing", [failed], of=OF)
+        assert SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION).status == "running"
+    else:
+        with pytest.raises(PlatformError, match="under way: mnist/later") as refused:
+            SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION)
+        assert "stoker stop sagemaker mnist/later" in refused.value.fix
     answers.stubber.assert_no_pending_responses()
 
 
@@ -351,8 +374,7 @@ def test_a_failed_training_that_was_judged_is_not_trained_again_under_the_same_v
     answers.add_jobs(LAUNCHED)
     ended = training_job("Failed", "Failed")
     answers.add("describe_training_job", ended, TrainingJobName=LAUNCHED)
-    document = json.dumps(definition(OF, added=[evaluate]))
-    answers.add("describe_pipeline_definition_for_execution", {"PipelineDefinition": document})
+    answers.add_definition(OF, added=[evaluate])
     profile = {"CheckpointConfig": {"S3Uri": "s3://bucket/profiles/abc"}}
     job = {**training_job("Completed", "Completed"), **profile}
     answers.add("describe_training_job", job, TrainingJobName="pipelines-abc-Profile")
@@ -507,17 +529,53 @@ def test_of_two_runs_that_are_under_way_only_the_later_one_is_refused(
 ) -> None:
     # Next to a day's training an hourly schedule leaves many refused runs.
     newest = [listed("later", 2), *(listed(f"refused-{n}", 2, "Failed") for n in range(99))]
-    for _ in ("earlier", "later"):
+    for asks in ("earlier", "later"):
         summaries = "PipelineExecutionSummaries"
         answers.add("list_pipeline_executions", {summaries: newest, "NextToken": "more"})
         oldest = [listed("earlier", 1), listed("before", 0, "Succeeded")]
         answers.add("list_pipeline_executions", {summaries: oldest})
+        if asks == "earlier":
+            # It is at its own check.
+            add_later(answers, only_run="Executing")
     # Its step may begin when the later run is there already.
     pipelines.status_verb("sagemaker", "mnist", besides="earlier", reach=REACH)
     assert "no run of mnist that began earlier is under way" in capsys.readouterr().out
     with pytest.raises(PlatformError, match="under way: mnist/earlier") as refused:
         pipelines.status_verb("sagemaker", "mnist", besides="later", reach=REACH)
     assert "stoker stop sagemaker mnist/earlier" in refused.value.fix
+
+
+def add_later(answers: Recorded, *, only_run: str, parent: str = "") -> None:
+    """What is asked of the run called later."""
+    arn = f"{PIPELINE}/execution/later"
+    parameters = [{"Name": "ParentRun", "Value": parent}]
+    answers.add(
+        "list_pipeline_parameters_for_execution",
+        {"PipelineParameters": parameters},
+        PipelineExecutionArn=arn,
+    )
+    if not parent:
+        guard = step("Guard", only_run, StepDisplayName=ONLY_RUN)
+        found = [step("Profile", "Succeeded"), guard]
+        answers.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": found})
+
+
+@pytest.mark.parametrize(
+    ("only_run", "parent"),
+    [
+        pytest.param("Succeeded", "", id="the earlier one had failed and is tried again"),
+        pytest.param("", "before", id="an even earlier one handed over to it"),
+    ],
+)
+def test_a_later_run_that_gives_way_to_nobody_counts_as_earlier(
+    answers: Recorded, only_run: str, parent: str
+) -> None:
+    runs = [listed("later", 2), listed("earlier", 1)]
+    answers.add("list_pipeline_executions", {"PipelineExecutionSummaries": runs})
+    add_later(answers, only_run=only_run, parent=parent)
+    with pytest.raises(PlatformError, match="under way: mnist/later"):
+        pipelines.status_verb("sagemaker", "mnist", besides="earlier", reach=REACH)
+    answers.stubber.assert_no_pending_responses()
 
 
 def test_a_run_that_is_not_listed_yet_gives_way_to_all(answers: Recorded) -> None:

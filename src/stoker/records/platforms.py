@@ -224,8 +224,8 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline; `stoker
             schedule` needs it.
-        overlap: Whether a run of the pipeline may begin while another one is under way; refuse: it
-            fails at once, in a small step of its own.
+        overlap: Whether a run of the pipeline may train next to one that began earlier and is under
+            way; refuse: it fails at once, in a small step of its own.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
             they are lost.
         cache_days: Days for which a step with the same request is not run again; 0: it always runs.

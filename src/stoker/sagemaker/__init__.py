@@ -23,7 +23,7 @@ other values of parameters (an image, the address of data that an earlier step m
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
-from stoker.orchestrators.sagemaker.compile import PipelineRequest, no_profile
+from stoker.orchestrators.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.parameters import camel, main_channel
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
 from stoker.sagemaker.steps import (
@@ -137,7 +137,8 @@ def profile_or_reuse(
     branch is to wait for both, of which one never runs. So `after` is called twice; of the second
     branch, without a profile, the names of the steps end in `Again`.
 
-    With `sagemaker.overlap: refuse` a step comes first that fails while another run is under way.
+    With `sagemaker.overlap: refuse` a step comes first that fails while an earlier run is under
+    way (`only_run_step`).
 
     Args:
         run: Run of the pipeline.
@@ -161,14 +162,23 @@ def profile_or_reuse(
 def only_run_step(
     run: PipelineRun, *, depends_on: Waits = (), name: str = "OnlyRun"
 ) -> RequestStep:
-    """Makes a step that fails while another run of the pipeline is under way."""
+    """Makes a step that fails while an earlier run of the pipeline is under way.
+
+    A later run counts as earlier if another run has handed over to it, or if it has passed this
+    step: the run that asks had failed then, and is tried again.
+
+    Args:
+        run: Run of the pipeline.
+        depends_on: Steps to wait for.
+        name: Name of the step; the run's branch is added.
+    """
     return control_step(
         run,
         name=name,
         command=["stoker", "status", "sagemaker", run.workload.name, "--besides", EXECUTION_ID],
         depends_on=depends_on,
-        display_name="Only run",
-        description="Fails while another run of this pipeline is under way.",
+        display_name=ONLY_RUN,
+        description="Fails while an earlier run of this pipeline is under way.",
     )
 
 

@@ -113,15 +113,23 @@ def environment_at_start(pid: str = "self") -> Mapping[str, str] | None:
     # A child that multiprocessing spawned, or its fork server forked, was started with what the
     # script had set by then: the parent's shows what the script changed.
     parent = multiprocessing.parent_process()
-    if pid == "self" and parent is not None and _STARTED_ANEW.search(" ".join(sys.orig_argv)):
-        pid = str(parent.pid)
     try:
+        if pid == "self" and parent is not None and _STARTED_ANEW.search(" ".join(sys.orig_argv)):
+            pid = str(parent.pid)
+            # The parent of a process that such a child forked is the child.
+            while _STARTED_ANEW.search(Path(f"/proc/{pid}/cmdline").read_text(errors="replace")):
+                pid = _parent_of(pid)
         text = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
     found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
     # A program that shows another title (setproctitle) has written over it.
     return found if any(name.startswith("STOKER_") for name in found) else None
+
+
+def _parent_of(pid: str) -> str:
+    # The second word after the command's name, which may hold blanks and brackets.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
 
 
 def changes_between(

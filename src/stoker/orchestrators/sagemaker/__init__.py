@@ -120,7 +120,7 @@ class SageMakerOrchestrator:
         return runs_of(self._aws, found.run.partition("/")[0]) if found.is_newest else ()
 
     def under_way_before(self, pipeline: str, execution: str) -> tuple[str, ...]:
-        """Returns the runs of a pipeline that began before one of its runs, and have not ended."""
+        """Returns the runs under way that one of a pipeline's runs has to give way to."""
         return under_way_before(self._aws, pipeline, execution, now=self._now())
 
     def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
@@ -133,7 +133,7 @@ class SageMakerOrchestrator:
 
     def retry(self, run: str) -> RunState:
         """Runs the failed steps of the run again; what succeeded stays as it is."""
-        return retry_run(self._aws, find_run(self._aws, run))
+        return retry_run(self._aws, find_run(self._aws, run), now=self._now())
 
     def _known(self) -> SageMakerSettings:
         if self._settings is None:

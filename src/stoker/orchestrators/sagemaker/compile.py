@@ -38,6 +38,9 @@ MAX_DEFINITION_BYTES = 1 << 20
 MAX_DESCRIPTION = 3072
 MAX_ARGUMENT = 256
 
+# Display name of the step that fails a run next to another one.
+ONLY_RUN = "Only run"
+
 # Any type for data hosts: a hand-over names the one that was decided on.
 _SOME_TYPE = "ml.c7i.4xlarge"
 

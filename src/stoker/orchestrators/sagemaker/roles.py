@@ -20,7 +20,7 @@ import yaml
 from stoker.errors import UsageError
 from stoker.orchestrators.base import sagemaker_of, schedule_name
 from stoker.orchestrators.sagemaker.compile import TrainStep
-from stoker.orchestrators.sagemaker.schedules import MAX_AGE_SECONDS, RETRIES
+from stoker.orchestrators.sagemaker.schedules import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
 from stoker.platforms.aws import split_uri
 from stoker.platforms.sagemaker.checks import file_system, text
 from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload, nearest
@@ -333,12 +333,12 @@ def _schedule_alarm(workload: Workload) -> Json:
         "Type": "AWS::CloudWatch::Alarm",
         "Condition": "HasFailureEmail",
         "Properties": {
-            "AlarmDescription": f"A schedule, such as {schedule_name(workload, None)}, could not "
-            "start its run",
+            "AlarmDescription": f"A schedule of the group {SCHEDULE_GROUP}, such as "
+            f"{schedule_name(workload, None)}, could not start its run",
             "Namespace": "AWS/Scheduler",
             # The service counts by groups of schedules: those of `stoker schedule` are in this one.
             "MetricName": "InvocationDroppedCount",
-            "Dimensions": [{"Name": "ScheduleGroup", "Value": "default"}],
+            "Dimensions": [{"Name": "ScheduleGroup", "Value": SCHEDULE_GROUP}],
             "Statistic": "Sum",
             "Period": 300,
             "EvaluationPeriods": 1,
@@ -354,15 +354,25 @@ def _schedule_alarm(workload: Workload) -> Json:
 def _mail_resources(workload: Workload) -> dict[str, Json]:
     """Returns a topic with an address, and the rule that tells it of runs that have failed."""
     pipeline = _Rights.of(workload, train_step="launched").sagemaker(f"pipeline/{workload.name}")
-    may_publish: Statement = {
-        "Sid": "TheRuleAndTheAlarm",
-        "Effect": "Allow",
-        "Principal": {"Service": ["cloudwatch.amazonaws.com", "events.amazonaws.com"]},
-        "Action": "sns:Publish",
-        # Without a condition: in a topic's policy EventBridge supports none.
-        "Resource": {"Ref": "FailureTopic"},
-    }
     topic: Json = {"Ref": "FailureTopic"}
+    may_publish: Json = [
+        {
+            "Sid": "TheRule",
+            "Effect": "Allow",
+            "Principal": {"Service": "events.amazonaws.com"},
+            "Action": "sns:Publish",
+            # Without a condition: in a topic's policy EventBridge supports none.
+            "Resource": topic,
+        },
+        {
+            "Sid": "TheAlarm",
+            "Effect": "Allow",
+            "Principal": {"Service": "cloudwatch.amazonaws.com"},
+            "Action": "sns:Publish",
+            "Resource": topic,
+            "Condition": {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}},
+        },
+    ]
     found: dict[str, tuple[str, dict[str, Json]]] = {
         "FailureTopic": (
             "AWS::SNS::Topic",
@@ -372,7 +382,7 @@ def _mail_resources(workload: Workload) -> dict[str, Json]:
             "AWS::SNS::TopicPolicy",
             {
                 "Topics": [topic],
-                "PolicyDocument": {"Version": _VERSION, "Statement": [may_publish]},
+                "PolicyDocument": {"Version": _VERSION, "Statement": may_publish},
             },
         ),
         "FailureRule": (
@@ -787,6 +797,14 @@ class _Rights:
             yield _allow("HandOver", starts, pipeline)
         if settings.overlap == "refuse":
             yield _allow("LookForOtherRuns", ["sagemaker:ListPipelineExecutions"], pipeline)
+            yield _allow(
+                "LookAtOtherRuns",
+                [
+                    "sagemaker:ListPipelineExecutionSteps",
+                    "sagemaker:ListPipelineParametersForExecution",
+                ],
+                [f"{pipeline[0]}/execution/*"],
+            )
         yield _allow(
             "LookAtTheChampion",
             ["sagemaker:DescribeModelPackage", "sagemaker:ListModelPackages"],

@@ -24,7 +24,12 @@ from stoker.orchestrators.base import (
     StepState,
     pack_inputs,
 )
-from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, argument_of, decided_parameters
+from stoker.orchestrators.sagemaker.compile import (
+    MAX_ARGUMENT,
+    ONLY_RUN,
+    argument_of,
+    decided_parameters,
+)
 from stoker.orchestrators.sagemaker.pipelines import (
     SageMakerPipeline,
     find_pipeline,
@@ -161,17 +166,39 @@ _LONGEST_RUN = timedelta(days=30)
 
 
 def under_way_before(aws: Aws, pipeline: str, execution: str, *, now: datetime) -> tuple[str, ...]:
-    """Returns the runs of a pipeline that began before one of its runs, and have not ended.
+    """Returns the runs under way that one of a pipeline's runs has to give way to.
 
-    Of two runs that are under way only the later one learns of the other, whichever asks first. All
-    that began in the last 30 days are looked at: next to one that trains for a day, an hourly
-    schedule leaves a page of refused ones.
+    Of two runs that are under way only the later one learns of the other, whichever asks first. A
+    later run counts as well if it gives way to nobody any more: another run has handed over to it,
+    or it has passed its own check (the run that asks had failed then, and is tried again now).
 
     Args:
         aws: The account.
         pipeline: Name of the pipeline.
         execution: Id of the run that asks; one that is not listed yet counts as the latest.
         now: Time in UTC.
+    """
+    found = _under_way(aws, pipeline, now=now)
+    mine = next((each for each in found.values() if each.run == f"{pipeline}/{execution}"), None)
+
+    def is_earlier(other: RunSummary) -> bool:
+        if mine is None or mine.began is None or other.began is None:
+            return True
+        # Of two that began at the same moment one has to give way.
+        return (other.began, other.run) < (mine.began, mine.run)
+
+    return tuple(
+        each.run
+        for arn, each in found.items()
+        if each is not mine and (is_earlier(each) or _gives_way_no_more(aws, arn))
+    )
+
+
+def _under_way(aws: Aws, pipeline: str, *, now: datetime) -> dict[str, RunSummary]:
+    """Returns the pipeline's runs that have not ended, by ARN.
+
+    All that began in the last 30 days are looked at: next to one that trains for a day, an hourly
+    schedule leaves a page of refused ones.
     """
     listed = aws.pages(
         "sagemaker",
@@ -183,19 +210,17 @@ def under_way_before(aws: Aws, pipeline: str, execution: str, *, now: datetime) 
         SortOrder="Descending",
         MaxResults=100,
     )
-    found = {each.run: each for each in (_summary(pipeline, item) for item in listed)}
-    mine = found.pop(f"{pipeline}/{execution}", None)
+    found = {str(item.get("PipelineExecutionArn")): _summary(pipeline, item) for item in listed}
+    return {arn: each for arn, each in found.items() if each.status in ("running", "stopping")}
 
-    def is_earlier(other: RunSummary) -> bool:
-        if mine is None or mine.began is None or other.began is None:
-            return True
-        # Of two that began at the same moment one has to give way.
-        return (other.began, other.run) < (mine.began, mine.run)
 
-    return tuple(
-        each.run
-        for each in found.values()
-        if each.status in ("running", "stopping") and is_earlier(each)
+def _gives_way_no_more(aws: Aws, arn: str) -> bool:
+    # A run that another one has decided for makes no check: the other one made it.
+    if _parameters(aws, arn).get("ParentRun"):
+        return True
+    return any(
+        item.get("StepDisplayName") == ONLY_RUN and item.get("StepStatus") == "Succeeded"
+        for item in _begun_steps(aws, arn)
     )
 
 
@@ -446,16 +471,7 @@ def _run(aws: Aws, found: FoundExecution) -> RunState:
 
 
 def _steps(aws: Aws, arn: str, known: Mapping[str, str], *, has_ended: bool) -> Iterator[StepState]:
-    told = {
-        str(item.get("StepName")): item
-        for item in aws.pages(
-            "sagemaker",
-            "ListPipelineExecutionSteps",
-            items="PipelineExecutionSteps",
-            PipelineExecutionArn=arn,
-            SortOrder="Ascending",
-        )
-    }
+    told = {str(item.get("StepName")): item for item in _begun_steps(aws, arn)}
     outcomes = {
         name: outcome for name, item in told.items() if (outcome := _outcome(item.get("Metadata")))
     }
@@ -500,6 +516,16 @@ def _tries(aws: Aws, job: str) -> Sequence[str]:
             raise
         found = []
     return [name for name in found if name == job or name.startswith(f"{job}-")] or [job]
+
+
+def _begun_steps(aws: Aws, arn: str) -> Iterator[Mapping[str, Json]]:
+    return aws.pages(
+        "sagemaker",
+        "ListPipelineExecutionSteps",
+        items="PipelineExecutionSteps",
+        PipelineExecutionArn=arn,
+        SortOrder="Ascending",
+    )
 
 
 def _definition(aws: Aws, arn: str) -> Json:
@@ -742,17 +768,23 @@ def stop_run(aws: Aws, found: FoundExecution) -> RunState:
         aws.sleep(POLL_SECONDS)
 
 
-def retry_run(aws: Aws, found: FoundExecution) -> RunState:
+def retry_run(aws: Aws, found: FoundExecution, *, now: datetime) -> RunState:
     """Runs the steps that failed again, and those after them; what succeeded stays as it is.
 
     A launched train step then adopts a job that still runs. A step that has judged a failed one, as
     evaluate does a failed training, has succeeded: the service does not say that it runs it again,
     and a second training would cost its money and be refused by the first one's verdict.
 
+    Args:
+        aws: The account.
+        found: The run.
+        now: Time in UTC.
+
     Raises:
         UsageError: If it is a job, a run that neither failed nor was stopped, or one whose failed
             training has been evaluated.
-        PlatformError: If the service refuses.
+        PlatformError: If the service refuses, or another run is under way and the pipeline was
+            uploaded with `overlap: refuse`: what has succeeded, as that check, is not run again.
     """
     state = state_of(aws, found)
     if found.kind != "run" or state.status not in ("failed", "stopped"):
@@ -762,7 +794,8 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
             where=state.url,
             fix="stoker start sagemaker WORKLOAD     starts a new one",
         )
-    judged = _judged_failure(aws, state)
+    definition = _definition(aws, found.id)
+    judged = _judged_failure(definition, state)
     if judged:
         given = {**(state.parameters or {}), **_profile_of(aws, state)}
         words = [word for name in sorted(given) for word in ("--param", f"{name}={given[name]}")]
@@ -772,6 +805,14 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
             where=state.url,
             fix=f"stoker start sagemaker WORKLOAD {shlex.join(words)}".rstrip(),
         )
+    if any(s.get("DisplayName") == ONLY_RUN for _, s in tree_of(definition, outcomes={})):
+        others = [each.run for each in _under_way(aws, state.pipeline, now=now).values()]
+        if others:
+            raise PlatformError(
+                f"another run of {state.pipeline} is under way: {', '.join(others)}",
+                where=f"the pipeline of {state.run} was uploaded with overlap: refuse",
+                fix=f"try again when it has ended, or: stoker stop sagemaker {others[0]}",
+            )
     aws.call(
         "sagemaker",
         "RetryPipelineExecution",
@@ -781,12 +822,12 @@ def retry_run(aws: Aws, found: FoundExecution) -> RunState:
     return state_of(aws, found)
 
 
-def _judged_failure(aws: Aws, state: RunState) -> tuple[str, str] | None:
+def _judged_failure(definition: Json, state: RunState) -> tuple[str, str] | None:
     """Returns a step that failed, and one that waited for whatever became of it and succeeded."""
     ended = {step.name: step.status for step in state.steps}
     if "failed" not in ended.values():
         return None
-    for _, step in tree_of(_definition(aws, state.id), outcomes={}):
+    for _, step in tree_of(definition, outcomes={}):
         awaited = step.get("DependsOn")
         for wait in awaited if isinstance(awaited, list) else ():
             name = str(wait.get("Step")) if isinstance(wait, Mapping) else ""

@@ -22,7 +22,7 @@ from stoker.records.base import mapping
 RETRIES = 3
 MAX_AGE_SECONDS = 3600
 _PREFIX = "stoker-"
-_GROUP = "default"
+SCHEDULE_GROUP = "default"
 _NAME = re.compile(r"[0-9a-zA-Z_.-]{1,64}")
 # Keys of a schedule that stoker sets; the service adds others.
 _OURS = ("ScheduleExpression", "ScheduleExpressionTimezone", "State", "StartDate")
@@ -59,7 +59,7 @@ def add_schedule(
     queue = workload.sagemaker.dead_letter_queue if workload.sagemaker else None
     request: dict[str, object] = {
         "Name": full_name,
-        "GroupName": _GROUP,
+        "GroupName": SCHEDULE_GROUP,
         "Description": f"Starts the pipeline {deployed.name}; made by stoker",
         "ScheduleExpression": timing.expression,
         "ScheduleExpressionTimezone": timing.time_zone,
@@ -105,7 +105,11 @@ def list_schedules(aws: Aws, workload: Workload, *, now: datetime) -> tuple[Sche
     names = sorted(
         str(item.get("Name", ""))
         for item in aws.pages(
-            "scheduler", "ListSchedules", items="Schedules", GroupName=_GROUP, NamePrefix=_PREFIX
+            "scheduler",
+            "ListSchedules",
+            items="Schedules",
+            GroupName=SCHEDULE_GROUP,
+            NamePrefix=_PREFIX,
         )
         if _starts(item, workload.name)
     )
@@ -128,7 +132,7 @@ def delete_schedule(aws: Aws, workload: Workload, *, name: str) -> str:
             f"pipeline {workload.name} has no schedule {name}",
             fix=nearest(full_name, known) if known else "it has none at all",
         )
-    aws.call("scheduler", "DeleteSchedule", Name=full_name, GroupName=_GROUP)
+    aws.call("scheduler", "DeleteSchedule", Name=full_name, GroupName=SCHEDULE_GROUP)
     return full_name
 
 
@@ -166,7 +170,7 @@ def _values(
 def _get(aws: Aws, name: str) -> dict[str, Json]:
     """Returns the schedule, or {} where there is none."""
     try:
-        return aws.call("scheduler", "GetSchedule", Name=name, GroupName=_GROUP)
+        return aws.call("scheduler", "GetSchedule", Name=name, GroupName=SCHEDULE_GROUP)
     except AwsError as err:
         if err.is_missing:
             return {}
