@@ -954,6 +954,8 @@ def files_page() -> str:
     lines = [
         "# Files, ports, exit codes",
         "",
+        "Environment variables have [a page of their own](environment.md).",
+        "",
         "## Files of a run",
         "",
         "`stoker run` and `stoker train` write to `runs/ID/` in the folder that they are started "
