@@ -141,11 +141,11 @@ def torch_check(*, trains: bool) -> Finding:
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     text = f"{torch.__version__}, {cuda}"
     numbers = tuple(map(int, re.findall(r"\d+", str(torch.__version__))[:2]))
+    wanted = f"PyTorch {'.'.join(map(str, MIN_TORCH))} or newer"
     if len(numbers) < 2:
-        fix = "see that it is PyTorch 2.7 or newer"
-        return Finding(name="torch", state="warn", text=text, fix=fix)
+        return Finding(name="torch", state="warn", text=text, fix=f"see that it is {wanted}")
     if numbers < MIN_TORCH:
-        return Finding(name="torch", state="fail", text=text, fix="use PyTorch 2.7 or newer")
+        return Finding(name="torch", state="fail", text=text, fix=f"use {wanted}")
     return Finding(name="torch", state="ok", text=text)
 
 
