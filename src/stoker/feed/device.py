@@ -23,7 +23,7 @@ Moments = float | Sequence[float]
 
 @runtime_checkable
 class _Movable(Protocol):
-    """Is a batch of the user's own type that `to` can move (compare torch's `pin_memory`)."""
+    """A batch of the user's own type can be moved if it has `to` (compare torch's `pin_memory`)."""
 
     def to(self, device: torch.device, *, non_blocking: bool) -> object: ...
 
@@ -120,7 +120,7 @@ class DeviceBatches(Generic[_T]):
         )
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Has the next epoch go on from there.
+        """Restores a state: the next epoch goes on from there.
 
         Raises:
             UsageError: See `stoker.DataLoader.load_state_dict`.
@@ -197,7 +197,7 @@ class _CopiedAhead(Generic[_T]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Coming(Generic[_T]):
-    """Is a batch, or an error, that the loader gave and the script has not got yet."""
+    """The loader gave this batch, or raised this error; the script has not got it yet."""
 
     batch: _T | None = None
     error: Exception | None = None

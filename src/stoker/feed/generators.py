@@ -171,7 +171,7 @@ Dictionary = Mapping[object, object]
 
 
 class FoundGenerator(NamedTuple):
-    """Is a generator that was found.
+    """A random generator was found inside an object, here with where and what it is.
 
     Attributes:
         path: Where it was found first.

@@ -120,7 +120,7 @@ class Epoch:
 
 
 class CountedIterator:
-    """Is the base of all iterators: it counts how far they are, to go on from there."""
+    """All iterators count how far they are, so that a state can go on from there."""
 
     _epoch: Epoch
 
@@ -223,7 +223,7 @@ class PreservingFetcher(SeededFetcher):
 
 
 class SeedingInit:
-    """Is a worker_init_fn that makes a torch worker seed its batches, after the user's own.
+    """Replaces a loader's worker_init_fn: calls it, then makes the torch worker seed its batches.
 
     Args:
         num_workers: Number of workers of the script, at least 1.
@@ -266,7 +266,7 @@ class LoaderView:
 
 
 class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # type: ignore[misc]
-    """Is torch's iterator without workers."""
+    """Extends torch's iterator without workers: it counts batches and seeds each of them."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch
@@ -303,7 +303,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
 
 
 class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter):  # type: ignore[misc]
-    """Is torch's iterator with workers."""
+    """Extends torch's iterator with workers: it counts batches and seeds each of them."""
 
     def __init__(self, loader: "DataLoader[object] | LoaderView", epoch: Epoch) -> None:
         self._epoch = epoch

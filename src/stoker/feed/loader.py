@@ -77,7 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return dict(loader_state.state_of(self, this_process()))
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Has the next epoch go on where `state_dict` was taken: the same bytes, in the same order.
+        """Restores a state: the next epoch goes on from it with the same bytes, in the same order.
 
         Any number of workers and hosts may take it, wherever they are. Sets torch's, Python's and
         NumPy's global random states to those of the time of the state: call it when all else is

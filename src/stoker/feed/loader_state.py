@@ -48,7 +48,7 @@ _MAX_DEPTH = 8
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Has a state of its own, by torchdata's convention: a sampler, or an iterable dataset."""
+    """A sampler or an iterable dataset may have a state of its own, by torchdata's convention."""
 
     def state_dict(self) -> object:
         """Returns its state."""
@@ -166,7 +166,7 @@ def plain(value: object) -> object:
 
 
 def _numpy(value: object) -> object:
-    """Does the opposite of `plain`, for NumPy's own states."""
+    """Reverts `plain`, for NumPy's own states."""
     if not isinstance(value, dict):
         return value
     if set(value) == {"array", "dtype"}:
@@ -292,7 +292,7 @@ def load(
     *,
     sets_globals: bool = True,
 ) -> None:
-    """Has the next epoch over `loader` go on from `state`.
+    """Restores a state: the next epoch over `loader` goes on from it.
 
     Args:
         sets_globals: Sets the three global random states, too: what the script draws next is then

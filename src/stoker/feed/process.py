@@ -162,7 +162,7 @@ class Rewind:
         return self._thread == threading.get_ident()
 
     def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:
-        """Has `now` say of the generators what they were before they were put back.
+        """Corrects `now`: of the generators it says what they were before they were put back.
 
         For a state of an epoch that was left: it holds how far the sampler was drawn.
 
@@ -227,7 +227,7 @@ class Position:
             rewind.leave(self.num_yielded or 0)
 
     def drop(self) -> None:
-        """Does as `leave`, in a finalizer; in another thread than draws, the next epoch does it."""
+        """Leaves the epoch, in a finalizer; if another thread draws, the next epoch does so."""
         # A finalizer may run in any thread, while the one that draws is in the middle of a draw.
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
@@ -263,7 +263,7 @@ class LoaderBooks:
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """Is the word of a rank that takes none.
+    """A rank that gets no batches from data hosts tells the leader so, and why.
 
     Attributes:
         text: Why, and what helps.

@@ -24,7 +24,7 @@ class Facts:
 
 
 class Remote(DatasetFactory):
-    """Is a dataset that is built where batches are made: see `remote`."""
+    """A remote dataset is built where batches are made, and not in the script: see `remote`."""
 
     def __init__(self, factory: str, arguments: dict[str, object]) -> None:
         module, colon, name = factory.partition(":")
@@ -102,7 +102,7 @@ class Remote(DatasetFactory):
     # torch asks by isinstance whether a dataset is one that is only iterated.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Is `IterableDataset` (for isinstance) where the dataset itself is one."""
+        """Returns `IterableDataset` (for isinstance) where the dataset itself is one."""
         if self._is_asking:
             # Whoever pickles it to ask is no reason to ask.
             return Remote
@@ -118,7 +118,7 @@ class Remote(DatasetFactory):
 
 
 class FactsOf(DatasetFactory):
-    """Stands for a dataset in the spec of a session that only asks for its facts."""
+    """A session that asks only for a dataset's facts sends this instead of the dataset."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def install(cls: type["AnyLoader"]) -> None:
-    """Has every loader of class `cls` iterate over what stoker makes of it.
+    """Makes every loader of class `cls` iterate through stoker.
 
     Args:
         cls: `torch.utils.data.DataLoader`, or a subclass with an iterator of its own.
@@ -33,8 +33,9 @@ def install(cls: type["AnyLoader"]) -> None:
 
 
 def install_stateful(cls: type["AnyLoader"]) -> None:
-    """Has torchdata's StatefulDataLoader iterate as torch's does, with stoker's state in its own's
-    place: that of its workers is known to no data host.
+    """Makes torchdata's StatefulDataLoader iterate as torch's does, through stoker.
+
+    Its state is stoker's, not its own: that of its workers is known to no data host.
 
     Args:
         cls: `torchdata.stateful_dataloader.StatefulDataLoader`.

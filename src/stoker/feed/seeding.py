@@ -48,7 +48,7 @@ Seeding = Literal["batch", "sample", "torch"]
 
 
 class Numbered(msgspec.Struct):
-    """Is an index that the sampler gave, and the words that its batch is seeded from."""
+    """The sampler's index travels with the words that its batch is seeded from."""
 
     words: tuple[int, ...]
     index: object
@@ -98,7 +98,7 @@ def makes_many(dataset: object) -> bool:
 
 
 class OneByOne:
-    """Is a dataset for a fetcher that asks for one sample after the other."""
+    """A fetcher asks this dataset for one sample after the other, as it lacks `__getitems__`."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset

@@ -87,7 +87,7 @@ class _SizedBatches(TimedBatches[_T]):
 
 
 class TimedEpoch:
-    """Is one epoch over batches that stoker does not make, as the books of this process see it."""
+    """Times one epoch over batches that stoker does not make."""
 
     def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
         self._usage = process.timeline.usage

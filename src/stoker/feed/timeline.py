@@ -29,7 +29,7 @@ _FLUSH_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """Is one row of a timeline: the trainer waits for its batch, then computes.
+    """A step, one row of a timeline, waits for its batch, then computes.
 
     Attributes:
         start_seconds: Since the first batch of the process.

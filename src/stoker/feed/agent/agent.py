@@ -96,7 +96,7 @@ class Service:
         self._dispatch.work()
 
     def tick(self, now: float) -> None:
-        """Does what is due once a second: probes idle sessions, ends unreachable ones."""
+        """Probes idle sessions and ends unreachable ones; called once a second."""
         self._dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
@@ -130,7 +130,7 @@ class Service:
             self._log.event(event, peer=identity.hex(), reason=reason[:200])
 
     def take(self, identity: bytes, message: protocol.Message, frame: memoryview) -> None:
-        """Does what a trainer asks.
+        """Handles one message of a trainer.
 
         Raises:
             ProtocolError: If it makes no sense.
@@ -400,7 +400,7 @@ class Agent:
 
     @property
     def trainers_heard_at(self) -> float:
-        """Is the time of a trainer's last sign of life, as far as is known; monotonic seconds.
+        """Returns when a trainer last gave a sign of life, as far as is known; monotonic seconds.
 
         It asked for something; or, while it asks for nothing (a long checkpoint), its connection
         took a message, and the other end of that answered a heartbeat a little before.
@@ -515,7 +515,7 @@ class Agent:
         return self._batches.send(identity, batch)
 
     def wake(self) -> None:
-        """Has the loop turn once more. Any thread and any signal handler may call it."""
+        """Wakes the loop for one more turn. Any thread and any signal handler may call it."""
         # Re-entrant: a signal handler may come in between.
         with self._wake_lock:
             if self._wake_fd >= 0:

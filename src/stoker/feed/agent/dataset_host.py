@@ -75,7 +75,7 @@ from_dataset_host = msgspec.msgpack.Decoder(Held | Exited)
 
 
 class WorkerProcess:
-    """Is a worker that a dataset host forked; see `ChildProcess` in workers.pool."""
+    """Lets a pool of the agent watch and kill a worker, whose parent is a dataset host."""
 
     def __init__(self, dataset_host: "DatasetHost", token: int) -> None:
         self._dataset_host = dataset_host
@@ -100,7 +100,7 @@ class WorkerProcess:
 
 
 class DatasetHost:
-    """Is a process that holds one spec.
+    """A dataset host is a process that holds one spec and forks workers, which make its batches.
 
     Attributes:
         channel: Socket to poll for reading; then `handle`.
@@ -182,7 +182,7 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
-        """Is true while the process runs."""
+        """Returns whether the process runs."""
         return self._process.poll() is None and not self.channel.is_closed
 
     def hold(self, spec: str, memory: int) -> DatasetHost:
@@ -386,7 +386,7 @@ class Specs:
 
     @property
     def is_alive(self) -> bool:
-        """Is true while the fork server runs."""
+        """Returns whether the fork server runs."""
         return self._fork_server.is_alive
 
     def find(self, digest: str) -> HostedSpec | None:
@@ -415,7 +415,7 @@ class Specs:
         return [s for s in self._specs.values() if s.state == "expected" and s.since < before]
 
     def hold(self, spec: HostedSpec) -> None:
-        """Has a dataset host unpickle what has arrived; `handle` says later whether it could.
+        """Makes a dataset host unpickle what has arrived; `handle` says later whether it could.
 
         Raises:
             FeedLostError: If the fork server is gone.
@@ -517,7 +517,7 @@ class Specs:
         return sum(pool.busy_count for spec in self._specs.values() for pool in spec.pools.values())
 
     def assign(self, digest: str, key: PoolKey, job: WorkerJob) -> None:
-        """Gives a job to a worker of a pool, which begins with its first one.
+        """Assigns a job to a worker of a pool; its first job starts the pool.
 
         Args:
             key: Names a pool that `can_take` the job, unless it is pinned.
@@ -538,12 +538,12 @@ class Specs:
                 del spec.pools["session", session]
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Gives what is late to other workers of the host, too; returns what it gave."""
+        """Assigns late jobs to other workers of the host, too; returns these jobs."""
         pools = [pool for spec in self._specs.values() for pool in spec.pools.values()]
         return [job for pool in pools for job in pool.give_late_jobs_again()]
 
     def flush(self) -> None:
-        """Gives freed slots back to their workers."""
+        """Returns freed slots to their workers."""
         for spec in self._specs.values():
             for pool in spec.pools.values():
                 pool.flush()

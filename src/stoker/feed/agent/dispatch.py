@@ -75,13 +75,13 @@ class AgentSession:
 
     @property
     def max_requests(self) -> int:
-        """Is the limit of requests at a time: more than these are refused."""
+        """Returns how many requests a session may have at a time; more are refused."""
         return MAX_REQUESTS_PER_CREDIT * max(self.credits, MAX_CREDITS_PER_WORKER)
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """Is a batch that a session asked for.
+    """A session asks for one batch with each request.
 
     Attributes:
         spec: Digest of the spec that the session used when it asked; as `seeding`.
@@ -259,7 +259,7 @@ class Transport(Protocol):
         ...
 
     def wake(self) -> None:
-        """Has the agent's loop turn once more; called from any thread."""
+        """Wakes the agent's loop for one more turn; called from any thread."""
         ...
 
 
@@ -399,7 +399,7 @@ MAX_OPEN = 256
 
 
 class Dispatch:
-    """Gives requests to the workers, and results to the outbox.
+    """Dispatches requests to workers in their order, and results to the outbox.
 
     Args:
         sessions: The open ones, by name, as they come and go.
@@ -448,7 +448,7 @@ class Dispatch:
             self._deliver(result, is_dry=is_dry)
 
     def tick(self) -> None:
-        """Does what is due once a second: gives late jobs out again, and adapts the credits."""
+        """Reassigns late jobs and adapts the credits; called once a second."""
         for job in self._specs.give_late_jobs_again():
             (late,) = job.key
             assert isinstance(late, Request)
@@ -520,7 +520,7 @@ class Dispatch:
             self._outbox.drop(request, reason)
 
     def _give(self) -> None:
-        """Gives the first requests to the workers, as far as memory allows.
+        """Assigns the first requests to workers, as far as memory allows.
 
         So many workers of the host are busy at a time, of whatever spec; a busy one gets one job
         ahead. Nobody overtakes: where the first request has to wait, so do all.

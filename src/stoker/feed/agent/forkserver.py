@@ -55,7 +55,7 @@ _known: set[str] = set()
 
 
 def main() -> None:
-    """Has a dataset host forked for every order, until the agent is gone."""
+    """Runs the fork server: a dataset host for every order, until the agent is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Pipe(socket.socket(fileno=int(sys.argv[1])), blocking=False)
@@ -282,7 +282,7 @@ class _Children:
 
 
 class _ForkedAhead:
-    """Is a process that was forked before there is an order for it, and its channel.
+    """A process is forked ahead, before there is an order for it, so that the order finds it ready.
 
     Args:
         run: Its life, with its end of the channel.
@@ -324,7 +324,7 @@ class _ForkedAhead:
         self._orders = Pipe(ours, blocking=False)
 
     def give(self, order: Received) -> bool:
-        """Gives it an order; False if it is not there, or does not take it."""
+        """Sends it an order; False if it is not there, or does not take it."""
         if self._orders is None:
             return False
         data, descriptors = order
@@ -332,7 +332,7 @@ class _ForkedAhead:
         return not (self._orders.wants_write or self._orders.is_closed)
 
     def work_on(self, waiting: deque[Received]) -> None:
-        """Gives it the next order, if it has none that it has not answered."""
+        """Sends it the next order, unless one is still without an answer."""
         while waiting and self._given is None:
             if not (self.is_there and self.give(waiting[0])):
                 self.close()
@@ -364,7 +364,7 @@ class _ForkedAhead:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Gives it nothing any more; an order that it has not answered is lost with it."""
+        """Closes its channels; an order that it has not answered is lost with it."""
         self._done()
         if self._orders is not None:
             self._orders.close()

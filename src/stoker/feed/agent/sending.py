@@ -38,7 +38,7 @@ _JOIN_SECONDS = 2.0
 
 @dataclass(slots=True)
 class OutgoingBatch:
-    """Is a batch to send.
+    """A batch waits in the outbox, with what frees its memory once it is sent.
 
     Attributes:
         packed: The message that describes it.
@@ -139,7 +139,7 @@ class BatchPort:
             self._accept(now)
 
     def tick(self, now: float) -> None:
-        """Does what is due once a second: cuts strangers and lines that are too late."""
+        """Cuts strangers and lines that are too late; called once a second."""
         self._is_full = False
         for fileno, stranger in list(self._waiting.items()):
             if now - stranger.since > HANDSHAKE_SECONDS:
@@ -227,7 +227,7 @@ class BatchPort:
 
 @dataclass(slots=True)
 class _Stranger:
-    """Is a connection whose ticket has not come yet."""
+    """A stranger has connected, but its ticket has not come yet."""
 
     connection: socket.socket
     address: str

@@ -34,7 +34,7 @@ def drop(
     reason: str,
     host: str,
 ) -> None:
-    """Has a batch made elsewhere whose workers are gone; under the lock.
+    """Reassigns a batch whose workers are gone; under the lock.
 
     Where that has been tried often enough, there is an error in the place of the batch.
     """
@@ -55,7 +55,7 @@ def drop(
 
 
 def drop_local(session: FeedSession, result: Result, *, host: str) -> None:
-    """Does as `drop`, for a job of this process's own workers."""
+    """Reassigns a job that this process's own workers lost: see `drop`."""
     _, number, generation = number_of(result)
     drop(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
 
@@ -399,7 +399,7 @@ def _has_spec(session: FeedSession, digest: str) -> bool:
 
 
 class LocalAnswers:
-    """Does as `Answers`, for the workers of this process."""
+    """Hands sessions what this process's own workers made, as `Answers` does for data hosts."""
 
     def __init__(
         self, shared: SharedState, observer: Observer, buffers: BatchBuffers, *, host: str

@@ -106,7 +106,7 @@ def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]]
 
 
 class BatchOutcome(msgspec.Struct):
-    """Is what became of a batch: its value, or the error to raise in its place."""
+    """A batch comes to an outcome: its value, or the error to raise in its place."""
 
     value: object = None
     error: BaseException | None = None

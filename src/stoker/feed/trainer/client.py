@@ -376,7 +376,7 @@ class IoThread:
         self._tick(time.monotonic())
 
     def _watch(self, links: list[Link], children: dict[int, tuple[FeedSession, int]]) -> None:
-        """Has `_poll` look at all that there is now."""
+        """Registers with the poller all descriptors that there are now."""
         filenos = [link.connection.filenos for link in links]
         polled = (links, filenos, children)
         if polled == self._polled:

@@ -176,7 +176,7 @@ Take = Callable[[Sequence[zmq.Frame]], None]
 
 
 class Link:
-    """Is a host that is dialled by name, and again whenever the connection is lost.
+    """Keeps a connection to a host: dials its name, and again whenever the connection is lost.
 
     Args:
         name: Host name or address.
@@ -204,12 +204,12 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Is true while the connection is up."""
+        """Returns whether the connection is up."""
         return self.connection.is_up
 
     @property
     def down_since(self) -> float:
-        """Is the time when it was last lost, or made; monotonic seconds."""
+        """Returns when it was last lost, or made; monotonic seconds."""
         return self.connection.down_since
 
     def has_input(self) -> bool:
@@ -351,7 +351,7 @@ class AgentLink(Link):
 
     @property
     def address(self) -> str:
-        """Is the address that it was last dialled at, for the connection for batches."""
+        """Returns the address that it was last dialled at, for the connection for batches."""
         return self._address.strip("[]")
 
     def attach(self) -> None:

@@ -71,7 +71,7 @@ def is_address(name: str) -> bool:
 
 
 class Connection:
-    """Is a DEALER socket with its monitor; used by the I/O thread only.
+    """Owns a DEALER socket and its monitor; used by the I/O thread only.
 
     Args:
         keys: Keys of the run.

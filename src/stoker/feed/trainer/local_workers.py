@@ -165,7 +165,7 @@ class LocalWorkers:
         return results
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Gives what is late to other workers, too; returns what it gave. Looks once a second."""
+        """Assigns late jobs to other workers, too; returns these jobs. Looks once a second."""
         now = time.monotonic()
         if now < self._hurry_at:
             return []
@@ -173,7 +173,7 @@ class LocalWorkers:
         return self._pool.give_late_jobs_again()
 
     def flush(self) -> None:
-        """Gives memory back to the workers."""
+        """Returns memory to the workers."""
         self._pool.flush()
         self._feed()
 

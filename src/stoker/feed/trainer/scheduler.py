@@ -223,7 +223,7 @@ class Scheduler(ABC):
         self.is_settled = True
 
     def leave(self, peer: Peer) -> None:
-        """Gives the peer nothing new; it drains."""
+        """Stops asking the peer for new batches; it drains."""
         if peer in self._peers:
             self._peers[peer].is_leaving = True
 
@@ -235,7 +235,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _take_away(self, peer: Peer, state: PeerState) -> None:
-        """Has others make what the peer was asked for."""
+        """Reassigns to others what the peer was asked for."""
 
     @abstractmethod
     def arrived(
@@ -341,7 +341,7 @@ class Scheduler(ABC):
 
 
 class BatchScheduler(Scheduler):
-    """Has any peer make any number, and another one make late ones too: the first answer counts."""
+    """Any peer may make any number, and another one late ones too: the first answer counts."""
 
     def __init__(self, *, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)

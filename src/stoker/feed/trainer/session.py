@@ -31,7 +31,7 @@ LOCAL: Peer = ("local",)
 
 
 class AskedBatch(msgspec.Struct):
-    """Is the payload of a number: the packed index, and the words that its batch is seeded with.
+    """Carries what one batch is asked with: its packed index, and the words that it is seeded with.
 
     Attributes:
         shared_seed: Torch's, for data pipes.
@@ -322,7 +322,7 @@ class FeedSession:
         self.stir(number == self.schedule.head)
 
     def stir(self, is_head: bool = False) -> None:
-        """Has the thread that iterates woken by `ring`, if there is something for it to do."""
+        """Makes `ring` wake the thread that iterates, if there is something for it to do."""
         if self._num_waiting and not self.is_due:
             self.is_due = is_head or self.schedule.wanted(time.monotonic()) > 0
 
@@ -403,7 +403,7 @@ class SharedState:
             os.eventfd_read(self.wake_fd)
 
     def post(self, action: Callable[[], None]) -> None:
-        """Has the I/O thread run `action`."""
+        """Runs `action` in the I/O thread, soon."""
         self._posted.append(action)
         self.wake()
 
@@ -413,7 +413,7 @@ class SharedState:
             self._posted.popleft()()
 
     def retire(self, session: FeedSession) -> None:
-        """Has the I/O thread end the session of a loader that is gone; safe in a finalizer."""
+        """Ends the session of a loader that is gone, in the I/O thread; safe in a finalizer."""
         self._retired.append(session)
         self.wake()
 

@@ -129,7 +129,7 @@ MAX_LOSSES_IN_A_ROW = 3
 
 
 class ShardScheduler(Scheduler):
-    """Gives each shard to one peer, whose process makes its batches, until the process is lost.
+    """Pins each shard to one peer, whose process makes its batches, until the process is lost.
 
     Args:
         num_shards: S, fixed by the script.
@@ -195,7 +195,7 @@ class ShardScheduler(Scheduler):
         self._skip()
 
     def leave(self, peer: Peer) -> None:
-        """Gives the shards of a peer that drains to others."""
+        """Moves the shards of a peer that drains to others."""
         # At once: with `BatchScheduler` the peer finishes what it was asked for, but the rest of a
         # shard has to move anyway.
         super().leave(peer)
@@ -327,7 +327,7 @@ class ShardScheduler(Scheduler):
         return [shard.owner for shard in self._shards]
 
     def _place(self, now: float) -> None:
-        """Gives each shard without a process to the peer with the fewest for its credits."""
+        """Places each shard that has no process on the peer with the fewest for its credits."""
         homeless = [shard for shard in self._shards if shard.is_homeless()]
         able = [peer for peer, state in self._peers.items() if not state.is_leaving]
         if not homeless or not able:

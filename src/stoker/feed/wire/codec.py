@@ -603,7 +603,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Is a value ready to travel.
+    """An encoded value is ready to travel: it is described, and its payload can be copied out.
 
     Attributes:
         tree: The description, for `decode`.

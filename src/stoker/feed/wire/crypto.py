@@ -320,7 +320,7 @@ class HandshakeGuard:
             self._waiting.pop(int(frame.get("__fd")), None)
 
     def tick(self, now: float) -> None:
-        """Does what is due once a second: forgets whom libzmq itself has cut by now."""
+        """Forgets whom libzmq itself has cut by now; called once a second."""
         for descriptor, accepted in list(self._waiting.items()):
             # A little after libzmq's own limit: who is still connected has passed its handshake,
             # and only has not sent a message yet.

@@ -65,7 +65,7 @@ ARGUMENT_BYTES = 8192
 
 @dataclass(frozen=True, slots=True)
 class ScriptEnvironment:
-    """Is the part of the script's environment and arguments that travels.
+    """Carries to data hosts what the script changed in its environment, and its arguments.
 
     Attributes:
         changes: Names and values that the script set; None: it deleted the name.
@@ -199,7 +199,7 @@ class Globals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSpec:
-    """Is the spec that batches are made from: the parts of a loader that a data worker needs.
+    """Batches are made from a spec: the parts of a loader that a data worker needs.
 
     Attributes:
         dataset: Map-style dataset, or a `DatasetFactory`.
@@ -224,7 +224,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlace:
-    """Is the place a spec comes from: travels in front of it, and is read without unpickling it.
+    """Describes where a spec comes from; it travels in front of it, and is read without a pickle.
 
     Attributes:
         directory: The trainer's working directory, from which a script may name its files; empty:
@@ -255,7 +255,7 @@ class DatasetPlace:
         )
 
     def enter(self) -> None:
-        """Has this process find what the trainer finds; before a module is imported there."""
+        """Makes this process find what the trainer finds; before a module is imported there."""
         self.environment.set()
         # The same path, if this image has it: the trainer's own directory may be a volume of its
         # host.
@@ -270,7 +270,7 @@ class DatasetPlace:
 
 @dataclass(frozen=True, slots=True)
 class PackedSpec:
-    """Is a pickled spec.
+    """A packed spec is ready to be sent: pickled, and named by its digest.
 
     Attributes:
         data: The pickle.
@@ -436,7 +436,7 @@ def digest(data: bytes | memoryview) -> str:
 
 
 class Arrival:
-    """Is the memory that the pieces of a spec are written to.
+    """Collects the pieces of a spec that arrives, in memory that other processes can map.
 
     Args:
         name: The spec's: what `digest` says of all pieces together.

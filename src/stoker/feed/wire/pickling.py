@@ -36,7 +36,7 @@ CachedFunction = type(functools.lru_cache(len))
 
 
 class DatasetFactory:
-    """Stands for a dataset that whoever makes batches builds; see `stoker.remote`."""
+    """A factory travels in a spec, and builds its dataset where batches are made: `remote`."""
 
     def build(self) -> object:
         """Returns the dataset."""
@@ -138,7 +138,7 @@ _RANDOM_HASHES = (str, bytes, tuple, type(None))
 
 
 class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Gives the same bytes in every process of one script; refuses what would be of no use there.
+    """Pickles to the same bytes in every process of one script; refuses what is of no use there.
 
     Where it cannot (see docs/feed.md, limits) the bytes differ, and each rank's spec is another.
 
@@ -162,7 +162,7 @@ class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def reducer_override(self, obj: object) -> object:
-        """Has everything pickled by cloudpickle, and classes of the script named."""
+        """Leaves pickling to cloudpickle, after it has named the script's classes."""
         kind = type(obj)
         if issubclass(kind, DatasetFactory):
             # cloudpickle looks at what it is, which would have to be asked for.
@@ -239,7 +239,7 @@ def is_by_name(obj: object) -> bool:
 
 
 def name_class(found: "type | TypeVar") -> None:
-    """Gives a class of the training script the id by which cloudpickle knows it again.
+    """Sets the id by which cloudpickle recognises a class of the training script.
 
     The same in all processes of the script: made of the class's name and what it says, and, for
     classes that agree in both, of which was met first. cloudpickle's own would be random.

@@ -68,7 +68,7 @@ RunStage = Literal["begun", "led", "ready"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """Is the base of all messages."""
+    """All messages derive from this: a tag says which one it is, and unknown fields are refused."""
 
 
 class Join(Message, frozen=True, kw_only=True):
@@ -170,7 +170,7 @@ class Attend(Message, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Is an agent that trainers may dial; seconds since its last beat.
+    """The roster names an agent that trainers may dial with each member.
 
     Attributes:
         place: Place of its host among those of the data group, from 0: the same for every rank.
@@ -202,7 +202,7 @@ class Roster(Message, frozen=True, kw_only=True):
 
 
 class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Is the work of one data worker for a rank so far: batches, and the seconds it was at them."""
+    """Counts the work of one data worker for a rank so far: batches, and seconds spent on them."""
 
     worker: Count
     batches: Count
@@ -210,7 +210,7 @@ class WorkerWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Is the work of one host's data workers for a rank so far.
+    """Counts the work of one host's data workers for a rank so far.
 
     Attributes:
         is_local: They are children of the rank.
@@ -297,7 +297,7 @@ class Ticket(Message, frozen=True, kw_only=True):
 
 
 class Piece(Message, frozen=True, kw_only=True):
-    """Is a part, in the frame, of a packed message that is too long for one frame; in order."""
+    """A packed message that is too long for one frame comes in pieces, in order, one per frame."""
 
     is_last: bool
 

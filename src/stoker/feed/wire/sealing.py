@@ -85,7 +85,7 @@ class _Key:
 
 
 class Sealer:
-    """Is the sender's end of one connection; used by one thread.
+    """Encrypts what the sender writes to one connection; used by one thread.
 
     Args:
         key: The one that the receiver got with its ticket.
@@ -131,7 +131,7 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Is the authenticated head of a batch.
+    """A batch begins with a head, which says how much follows; it has been authenticated.
 
     Attributes:
         packed: The message, or its first part.
@@ -145,7 +145,7 @@ class Head:
 
 
 class Unsealer:
-    """Is the receiver's end of one connection; used by one thread."""
+    """Decrypts what the receiver reads from one connection; used by one thread."""
 
     def __init__(self, key: bytes) -> None:
         self._now = _Key(key)

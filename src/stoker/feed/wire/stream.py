@@ -123,7 +123,7 @@ def tune(connection: socket.socket) -> None:
 
 
 class BatchWriter:
-    """Is the data host's end of a connection; used by one thread.
+    """Writes sealed batches to a connection, on the data host; used by one thread.
 
     Args:
         pool: Pool for the sealed records, one at a time.
@@ -170,7 +170,7 @@ def _plain_records(packed: bytes, payload: memoryview | None) -> Iterator[memory
 
 
 class BatchReader:
-    """Is the trainer's end of a connection; used by one thread.
+    """Reads sealed batches from a connection, in the trainer; used by one thread.
 
     Args:
         pool: Pool for the sealed records, one at a time.

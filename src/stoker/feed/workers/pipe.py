@@ -117,7 +117,7 @@ def channel_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def keep_from_children(end: socket.socket) -> None:
-    """Has forked children close it: siblings would not see its owner's death."""
+    """Makes forked children close it: siblings would not see its owner's death."""
     _not_for_children.add(end)
 
 
@@ -140,7 +140,7 @@ def no_descriptor_left() -> str:
 
 
 class Pipe:
-    """Is one end of a channel; it owns the socket.
+    """Sends and receives messages with descriptors at one end of a channel; owns the socket.
 
     Args:
         blocking: True: `send` and `receive` wait (the other end's death ends the wait).

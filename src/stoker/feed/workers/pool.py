@@ -40,7 +40,7 @@ KILL_SECONDS = 5.0
 
 
 class ChildProcess(Protocol):
-    """Is a worker's process: what `multiprocessing.Process` is, too."""
+    """A pool needs this of a worker's process; `multiprocessing.Process` has it."""
 
     @property
     def exitcode(self) -> int | None:
@@ -115,7 +115,7 @@ def _quietly(action: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """Is a batch to make.
+    """A job has a worker make one batch.
 
     Attributes:
         key: The caller's name for it.
@@ -155,7 +155,7 @@ class WorkerRole:
 
 @dataclass(eq=False)
 class Result:
-    """Is the result of a job: a batch, an error, or nothing.
+    """A job ends with a result: a batch, an error, or nothing.
 
     Attributes:
         tree: Describes the batch (see codec); None for an error.
@@ -187,7 +187,7 @@ class Result:
     _release: Callable[[], None] | None = None
 
     def release(self) -> None:
-        """Gives the memory back; any thread may call it, also twice. No view may be used after."""
+        """Returns the memory; any thread may call it, also twice. No view may be used after."""
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -195,7 +195,7 @@ class Result:
 
 @dataclass(eq=False)
 class WorkerEnd:
-    """Is a worker, as its pool has it.
+    """A pool keeps this of each worker: its process, its jobs and its memory.
 
     Attributes:
         jobs: What it was given and has not answered; the first is being made.
@@ -385,7 +385,7 @@ class WorkerPool:
 
     @property
     def is_dead(self) -> bool:
-        """Is true once no worker for any job is left of those that it began with."""
+        """Returns whether no worker for any job is left of those that it began with."""
         return self._has_begun and not self._workers
 
     @property
@@ -418,7 +418,7 @@ class WorkerPool:
         return wanted
 
     def assign(self, job: WorkerJob) -> list[Result]:
-        """Gives `job` to the worker with the fewest, or to the one that it is pinned to.
+        """Assigns `job` to the worker with the fewest, or to the one that it is pinned to.
 
         Returns:
             The job, as a lost one, if its shard's worker has ended, or cannot be started.
@@ -474,7 +474,7 @@ class WorkerPool:
                 self.assign(job)
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Gives what is late to other workers too, as far as there are any; returns what it gave.
+        """Assigns late jobs to other workers, too, as far as there are any; returns these jobs.
 
         To be called about once a second. The worker of a shard is waited for.
         """
@@ -550,7 +550,7 @@ class WorkerPool:
         return WorkerEnd(role.number, Pipe(ours, blocking=False), process)
 
     def _assign_pinned(self, job: WorkerJob) -> list[Result]:
-        """Gives the job to its shard's worker of that generation, which begins with its first."""
+        """Assigns the job to its shard's worker of that generation, which begins with its first."""
         stream = job.order.stream
         assert stream is not None
         worker = self._of_shard.get(stream.shard)

@@ -149,7 +149,7 @@ _UNUSED_BYTES = 64 << 10
 
 
 class Slots:
-    """Is the shared memory that batches are written to, or built in."""
+    """A worker writes its batches to shared memory, or builds them in it, slot by slot."""
 
     def __init__(self, channel: Pipe) -> None:
         self._channel = channel
