@@ -24,7 +24,7 @@ from stoker.records import Channel, Json, Role, Scalar
 
 
 class _Part(msgspec.Struct, kw_only=True, rename="pascal"):
-    """Is the base of all parts; keys that it does not name are ignored."""
+    """All parts of the answer ignore keys that they do not name."""
 
 
 class S3Source(_Part):
@@ -71,7 +71,7 @@ class ChannelPart(_Part):
 
 
 class MetricPart(_Part):
-    """Is a metric that the service reads from the log."""
+    """The service reads a metric from the log with this regular expression."""
 
     name: str
     regex: str
@@ -134,7 +134,7 @@ class VpcPart(_Part):
 
 
 class Checkpoints(_Part):
-    """Is the folder that is kept in step with S3."""
+    """SageMaker keeps this folder in step with S3."""
 
     s3_uri: str = ""
     local_path: str | None = None
@@ -148,7 +148,7 @@ class FinalMetric(_Part):
 
 
 class JobAnswer(_Part):
-    """Is the answer of DescribeTrainingJob.
+    """DescribeTrainingJob answers with this; a workload is made of it.
 
     Attributes:
         others: Settings that are set, and that a workload cannot hold.
@@ -222,7 +222,7 @@ _WIDTH = 96
 
 @dataclass(frozen=True, slots=True)
 class YamlEntry:
-    """Is a key with its value, or with entries of its own. Without a key: comments only.
+    """An entry writes a key with its value or its own entries; without a key, only comments.
 
     A note that begins with blanks is a line to copy: it is not wrapped.
     """

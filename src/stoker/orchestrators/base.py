@@ -40,7 +40,7 @@ ENDED: tuple[State, ...] = ("stopped", "failed", "succeeded")
 
 
 class Pipeline(Protocol):
-    """Is a compiled pipeline: all that an upload needs, made with no network."""
+    """A compiled pipeline is all that an upload needs, made with no network."""
 
     @property
     def name(self) -> str:
@@ -113,7 +113,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """Is a run that has begun.
+    """An orchestrator has started this run: its name, its page, and the parameters as sent.
 
     Attributes:
         run: What `stoker status` takes.
@@ -144,7 +144,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Is a schedule of a pipeline.
+    """A schedule starts runs of a pipeline at set times.
 
     Attributes:
         parameters: Parameters that it gives to each run.
@@ -167,7 +167,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
-    """Is one step of a run.
+    """`stoker status` shows this of each step of a run.
 
     Attributes:
         depth: 0 for a step of the pipeline, 1 for one inside a condition, and so on; a job that a
@@ -197,7 +197,7 @@ class StepState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Is a run of a pipeline, or a job on its own, as it is now.
+    """`stoker status` shows this of a run of a pipeline, or of a job on its own, as it is now.
 
     Attributes:
         run: What `stoker status`, `logs` and `stop` take.
@@ -237,7 +237,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Is a run in a list of them."""
+    """A list of a pipeline's runs shows this of each."""
 
     run: str
     status: State

@@ -158,7 +158,7 @@ def leader_record(output_dir: Path | None) -> Training | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """Is one line of a host's log, without the line end."""
+    """A host's log comes line by line, without the line ends."""
 
     group: str
     host: str
@@ -170,7 +170,7 @@ _GivenT = TypeVar("_GivenT", contravariant=True)
 
 
 class Run(Protocol):
-    """Is a submitted job."""
+    """A submitted job can be followed, waited for and stopped."""
 
     name: str
 
@@ -189,7 +189,7 @@ class Run(Protocol):
 
 @runtime_checkable
 class ObservedRun(Protocol):
-    """Is a run whose platform measures how busy its hosts are."""
+    """Some platforms measure how busy a run's hosts are; their runs can say so."""
 
     def load_words(self, sizes: Mapping[str, tuple[int, int]]) -> Sequence[str]:
         """Says how busy CPUs and GPUs were, one line a group, or why that cannot be read.
@@ -202,7 +202,7 @@ class ObservedRun(Protocol):
 
 @runtime_checkable
 class AdoptedRun(Protocol):
-    """Is a run whose job goes on without this process, so that a later attempt can adopt it."""
+    """A job that goes on without this process can be left, for a later attempt to adopt it."""
 
     def leave(self) -> str:
         """Leaves the job as it is, unless it is to be stopped; blocks for some seconds at most.
@@ -249,7 +249,7 @@ class Platform(Protocol[RequestT]):
 
 @runtime_checkable
 class ResumingPlatform(Protocol[_GivenT]):
-    """Is a platform whose jobs outlive stoker, and may be short of hosts."""
+    """A platform whose jobs outlive stoker can tell which plan an earlier attempt got hosts for."""
 
     def resumed(self, requests: Sequence[_GivenT]) -> int:
         """Returns which of a run's requests an earlier attempt has got hosts for; else 0.

@@ -172,7 +172,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class FileTail:
-    """Gives the whole lines that were added to a file after the last look."""
+    """Reads the whole lines that were added to a file after the last look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

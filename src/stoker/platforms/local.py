@@ -50,7 +50,7 @@ CLAIMS_FOLDER = "/mnt/pvc"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalHost:
-    """Is one host of a run.
+    """A local run has a process tree for each host, on cores of its own where there are enough.
 
     Attributes:
         cores: Cores that it is pinned to; empty where it is not.
@@ -68,7 +68,7 @@ class LocalHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRequest:
-    """Is a job as this machine runs it.
+    """A request says which hosts a local job starts, and on which cores.
 
     Attributes:
         hosts: The dnn group first; the first one leads.
@@ -206,7 +206,7 @@ def _cannot_start(err: OSError, request: LocalRequest) -> PlatformError:
 
 @dataclass(slots=True)
 class StartedHost:
-    """Is a host whose launcher has been started."""
+    """The launcher of this host has been started."""
 
     host: LocalHost
     process: "subprocess.Popen[bytes]"
@@ -345,7 +345,7 @@ _POLL_SECONDS = 0.05
 
 
 class LocalRun:
-    """Is a submitted job; creating it starts its hosts.
+    """Runs a job on this machine: creating it starts the hosts, `stop` ends them.
 
     Args:
         request: What to run.

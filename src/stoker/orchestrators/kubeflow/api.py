@@ -31,7 +31,7 @@ class KubeflowConnection:
         host: Address of the API; None: by the kube config.
         ui: Address of the pages; empty: not known.
         namespace: Namespace of the profile; empty: not known.
-        token: Gives the token of this moment: a file's may be renewed; None: none is sent.
+        token: Returns the token of this moment: a file's may be renewed; None: none is sent.
         cookie: Cookie of a session; empty: none is sent.
         ca_file: Certificates to trust; None: those of public authorities.
         context: Context of the kube config.
@@ -334,7 +334,7 @@ _SERVICES = {
 
 
 class _Answer(Protocol):
-    """Is an answer of urllib3, as far as it is used here."""
+    """Describes what is used of urllib3's answers here."""
 
     def read1(self, amt: int) -> bytes: ...
 
@@ -543,7 +543,7 @@ class Kubeflow:
 
 
 class _Config(Protocol):
-    """Is the client's configuration, as far as it is used here."""
+    """Describes what is used of the client's configuration here."""
 
     host: str
     api_key: dict[str, str]
@@ -572,7 +572,7 @@ class _Health:
 
 
 class _Credentials:
-    """Gives kfp's client the token before each request."""
+    """Sets the token in kfp's client before each request."""
 
     def __init__(self, token: Callable[[], str]) -> None:
         self._token = token

@@ -257,7 +257,7 @@ _COMPILER = "sdkVersion"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledTask:
-    """Is a task of a pipeline.
+    """A compiled pipeline consists of tasks: containers, conditions, loops, imports and groups.
 
     Attributes:
         kind: Container, Condition, Loop, Import or Group.

@@ -27,7 +27,7 @@ _ID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """Is a version of a pipeline; `spec` is None where the service does not show it."""
+    """Each upload of a pipeline makes a version; `spec` is None where it cannot be seen."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowPipeline:
-    """Is a pipeline as the service holds it; `latest` is None where it has no version."""
+    """The service holds a pipeline with its versions; `latest` is None where it has none."""
 
     id: str
     name: str
@@ -254,7 +254,7 @@ def server_notes(kubeflow: Kubeflow, spec: CompiledSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerNeed:
-    """Is a part of pipelines that servers know from a version on; soft: older ones ignore it."""
+    """Servers know this part of pipelines from a version on; soft: older ones ignore it."""
 
     version: tuple[int, int]
     has: Callable[[CompiledSpec], bool]

@@ -63,7 +63,7 @@ _STATES: Mapping[str, State] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundRun:
-    """Is the run that RUN names, as the service shows it.
+    """RUN names this run, as the service shows it.
 
     Attributes:
         pipeline: Name of the pipeline that RUN named; empty: it named a run.
@@ -627,7 +627,7 @@ READ_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pod:
-    """Is a pod that runs a step."""
+    """A step's log is read from its pod."""
 
     name: str
     step: str

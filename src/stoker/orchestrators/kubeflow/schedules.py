@@ -130,7 +130,7 @@ _OURS = ("pipeline_version_reference", "service_account", "experiment_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _KnownSchedule:
-    """Is a recurring run of the workload's pipeline."""
+    """Kubeflow knows this recurring run of the workload's pipeline."""
 
     id: str
     name: str

@@ -14,7 +14,7 @@ from stoker.records import Json, SageMakerSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerPipeline:
-    """Is a pipeline as the service holds it; `definition` is None where it cannot be read."""
+    """The service holds this pipeline; `definition` is None where it cannot be read."""
 
     name: str
     arn: str

@@ -72,7 +72,7 @@ def ecr_image(name: str) -> EcrImage | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsRole:
-    """Is a role as the workload needs it; what people may do is a policy without a role.
+    """A workload needs this role, or, for what people may do, this policy without a role.
 
     Attributes:
         parts: Jobs or services whose rights it has.

@@ -79,7 +79,7 @@ STATES: Mapping[str, State] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundExecution:
-    """Is the run or job that RUN names.
+    """RUN names this run of a pipeline, or this job.
 
     Attributes:
         kind: A run of a pipeline, or a training job on its own.

@@ -227,7 +227,7 @@ _CERTIFICATE = "check the cluster's certificate in the kube config"
 
 
 class Response(Protocol):
-    """Is an answer of urllib3, as far as it is used here."""
+    """Describes what is used of urllib3's answers here."""
 
     status: int
     data: bytes
@@ -241,12 +241,12 @@ class Response(Protocol):
         ...
 
     def release_conn(self) -> None:
-        """Gives the connection back."""
+        """Returns the connection to its pool."""
         ...
 
 
 class ByteStream:
-    """Is an answer that comes in parts: a watch, or a log. Any thread may close it."""
+    """Reads an answer that comes in parts: a watch, or a log. Any thread may close it."""
 
     def __init__(self, response: Response, action: Action) -> None:
         self._response = response
@@ -524,7 +524,7 @@ class ClusterApi:
         Args:
             resource: Its kind.
             body: The object.
-            is_dry_run: Has the cluster check it, webhooks and quotas included, and make nothing.
+            is_dry_run: The cluster checks it, webhooks and quotas included, and makes nothing.
         """
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if is_dry_run else {})}
         return self._call("create", resource, query=query, body=body)

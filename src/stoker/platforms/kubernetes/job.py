@@ -214,7 +214,7 @@ SERVICE = "kubernetes"
 
 
 class RunPicture:
-    """Is the state of a run, as far as the cluster has told it.
+    """Collects what the cluster tells of a run, object by object.
 
     Args:
         layout: Layout of the run.

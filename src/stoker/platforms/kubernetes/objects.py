@@ -124,7 +124,7 @@ TRAINER_JOB = "node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroup:
-    """Is one instance group.
+    """An instance group becomes a replicated job, whose pods are alike.
 
     Attributes:
         job: Name of its replicated job, and of its pods' container.
@@ -155,7 +155,7 @@ class PodGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Is a job as Kubernetes runs it, whatever the objects are.
+    """A layout says how a job lies on pods, whether a JobSet or a TrainJob makes them.
 
     Attributes:
         name: Name of all objects.
@@ -344,7 +344,7 @@ _TOKEN_MODE = 0o400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mounted:
-    """Is a volume with its mounts."""
+    """A pod gets a volume together with its mounts."""
 
     volume: dict[str, Json]
     mounts: tuple[dict[str, Json], ...]

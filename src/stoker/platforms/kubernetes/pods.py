@@ -30,7 +30,7 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodState:
-    """Is a pod of the run.
+    """The follower knows this of each pod of the run.
 
     Attributes:
         name: Name of the pod; a pod that takes its place has another.
@@ -191,7 +191,7 @@ _FOR_EVER = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Is a reason why hosts of a group do not run.
+    """A trouble says why hosts of a group do not run, what to do, and how long to wait.
 
     Attributes:
         key: The same while the trouble is the same.
@@ -450,7 +450,7 @@ _TOLD_BY_PODS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Is an event of the cluster.
+    """The cluster reports what happens to its objects as events.
 
     Attributes:
         about: Kind and name of its object.

@@ -316,7 +316,7 @@ def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedJob:
-    """Is a replicated job of a JobSet or of a runtime's template.
+    """A JobSet, or a runtime's template, consists of replicated jobs.
 
     Attributes:
         path: Its place in the document.
@@ -593,7 +593,7 @@ NO_TOKEN = "made-when-the-job-is-submitted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesRequest:
-    """Is a job as Kubernetes runs it.
+    """A request holds all objects of a job, before anything is sent.
 
     The job owns secret, configuration, budget and a runtime of its own; their owner references, and
     the job's own to the Workflow that it is made for, are set by submit().

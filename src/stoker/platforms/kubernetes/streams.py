@@ -184,7 +184,7 @@ class ObjectWatch(threading.Thread):
         cluster: Cluster that has them.
         resource: Their kind.
         query: Selectors.
-        tell: Is called with each piece of news; may block.
+        tell: Called with each piece of news; may block.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ LAST_WORDS_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LogText:
-    """Is a line of a pod's log."""
+    """A pod wrote this line to its log."""
 
     pod: PodState
     text: str
@@ -316,7 +316,7 @@ class PodLog(threading.Thread):
         cluster: Cluster that runs it.
         pod: The one whose container has started.
         container: Its name.
-        tell: Is called with each line; may block.
+        tell: Called with each line; may block.
     """
 
     def __init__(

@@ -270,7 +270,7 @@ LEFTOVER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedObjects:
-    """Is a job that runs, or has run.
+    """The cluster has this job: it runs, or has run.
 
     Attributes:
         lease: Lease by which its leader knows that it is followed; None: it has none.
@@ -284,7 +284,7 @@ class StartedObjects:
 
 @dataclass(slots=True, kw_only=True)
 class _Attempt:
-    """Is an attempt to start a job: it notes what has been done so far."""
+    """An attempt to start a job notes what has been done so far, to undo it if it fails."""
 
     has_asked: bool = False
     runtime_is_made: bool = False

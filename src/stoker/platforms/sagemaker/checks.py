@@ -248,7 +248,7 @@ class ServiceShape(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """Is a value that the model does not allow.
+    """A violation names a value of the request that the API's model does not allow.
 
     Attributes:
         path: Path as in `InputDataConfig[0].ChannelName`.

@@ -38,7 +38,7 @@ MAX_PAGES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """Is one line of a host's log; its time is in milliseconds."""
+    """A host wrote this line to its log at that time, in milliseconds."""
 
     millis: int
     host: str
@@ -110,7 +110,7 @@ class JobLogs:
 
 
 class _Stream:
-    """Is one stream, read from its beginning on."""
+    """Reads one log stream, from its beginning on."""
 
     def __init__(self, aws: Aws, name: str, log_group: str) -> None:
         found = re.fullmatch(r".*/(algo-\d+)(?:-\d+)?", name)

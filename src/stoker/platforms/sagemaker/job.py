@@ -100,7 +100,7 @@ def _too_large(where: str, what: str) -> PlatformError:
 
 
 class _Bounded(io.RawIOBase):
-    """Is a stream of which at most MAX_ARCHIVE_BYTES are read."""
+    """Limits a stream to MAX_ARCHIVE_BYTES; more is an error."""
 
     def __init__(self, content: IO[bytes], *, where: str) -> None:
         self._content = content

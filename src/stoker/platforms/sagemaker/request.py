@@ -158,7 +158,7 @@ PROGRESS_METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerRequest:
-    """Is a job as SageMaker runs it.
+    """A request holds the call that creates a job, and says where its token and code go first.
 
     Attributes:
         body: The whole CreateTrainingJob request; it holds nothing secret.

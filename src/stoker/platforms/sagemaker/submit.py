@@ -47,7 +47,7 @@ _QUOTA = re.compile(r"limit '(?P<quota>[^']+)' is (?P<limit>[0-9.]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """Is a step of a job's life, as the service tells it.
+    """SageMaker reports each transition of a job, from Starting on.
 
     Attributes:
         status: Such as Starting, Downloading, Training, Uploading.
@@ -72,7 +72,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJobState:
-    """Is a training job as DescribeTrainingJob tells it.
+    """DescribeTrainingJob tells this of a training job.
 
     Attributes:
         status: InProgress, Completed, Failed, Stopping or Stopped.
@@ -402,7 +402,7 @@ _TELLING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedTrainingJob:
-    """Is a job that runs, or has run: `request` is the one that it was created with."""
+    """SageMaker has this job, which runs or has run; `request` is the one that created it."""
 
     request: SageMakerRequest
     is_adopted: bool
