@@ -20,7 +20,7 @@ _PREFIX = "stoker "
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """Is one line of a log, parsed.
+    """An event is one line of a log, parsed.
 
     Attributes:
         when: UTC time, ISO 8601 with milliseconds.

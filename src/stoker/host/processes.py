@@ -48,7 +48,7 @@ _Start = tuple[Callable[[], None], Future[None]]
 
 
 def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends (Linux only)."""
+    """Makes the kernel kill this process when the thread that started it ends (Linux only)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -298,7 +298,7 @@ class Coordinator:
         self._stage = stage
 
     def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
-        """Has a follower start the daemon of the leader's mpirun, now or when it has come.
+        """Orders a follower to start the daemon of the leader's mpirun, now or when it has come.
 
         Returns at once; from any thread. Once a host and run: a daemon that ends ends the run.
 

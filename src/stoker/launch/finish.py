@@ -280,7 +280,7 @@ def _traceback_in(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """Is a rank that ended badly; exit_code as a shell counts."""
+    """A rank ended badly, with this exit code (as a shell counts) and this failure."""
 
     rank: int
     exit_code: int

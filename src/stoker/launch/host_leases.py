@@ -66,7 +66,7 @@ class Change:
 
 @dataclass(slots=True)
 class _HostState:
-    """Is a host that belongs to the run: not yet there, there, lost or left."""
+    """The leader keeps this of each host of the run: not yet there, there, lost or left."""
 
     kind: Literal["agent", "follower"]
     join: Join | None = None

@@ -179,7 +179,7 @@ _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedCommand:
-    """Is the training command, and the folder where it runs.
+    """The launcher starts the training command in its folder.
 
     Attributes:
         command: Program and arguments of the training.

@@ -144,7 +144,7 @@ _POLL_MS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """Is a reason for which this launcher has to end.
+    """The verdict says why this launcher has to end.
 
     Attributes:
         kind: decided: the leader said how the run ended; lost: it was silent for longer than the
@@ -169,7 +169,7 @@ class Membership:
         feed: Lease and start deadline.
         log: Log of this host.
         on_verdict: Called once, in the thread, when this launcher has to end.
-        trainers_heard_at: Gives when this host last had a sign of life of a trainer, monotonic
+        trainers_heard_at: Returns when this host last had a sign of life of a trainer, monotonic
             seconds: while it serves one, a silent leader hangs and is not lost.
         clock: Monotonic seconds.
     """

@@ -45,7 +45,7 @@ def measure(
     Args:
         ranks: The main loader's steps of this host's ranks.
         progress: Last reports of ranks on all hosts, for those without a timeline here.
-        replica_of: Gives a rank's replica; the samples that ranks of one replica share count once.
+        replica_of: Returns a rank's replica; samples that its ranks share count once.
     """
     if not ranks:
         return None
@@ -118,7 +118,7 @@ def passive_profile(
         progress: Last report of each rank, where there is a data group.
         host_types: Type of each data host, by its name.
         vcpus: vCPUs of this dnn host, usable.
-        catalog: Has the CPU speeds of types.
+        catalog: Catalog with the CPU speeds of types.
     """
     measured = record.measured
     if measured is None or measured.steps < MIN_STEPS or not measured.step_seconds:

@@ -97,7 +97,7 @@ _LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
 
 
 class Metrics:
-    """Gives a scrape its metrics: a collector of prometheus-client.
+    """Collects the metrics of a scrape, for prometheus-client.
 
     Args:
         coordinator: What it knows of ranks and data hosts is shown.

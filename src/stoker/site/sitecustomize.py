@@ -196,7 +196,7 @@ def _install_stateful_probe() -> None:
 
 
 def _leave_word_of_modules() -> None:
-    """Has each process of a profile say at its end what it worked with, as it may use no torch."""
+    """Makes each process of a profile say at its end what it worked with: it may use no torch."""
     import atexit
 
     # Processes of multiprocessing are a part of the one that started them.

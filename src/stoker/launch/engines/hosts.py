@@ -215,7 +215,7 @@ class EngineCommands(Protocol):
         ...
 
     def follow(self, membership: Membership) -> Ending | None:
-        """Does the same on another dnn host."""
+        """Starts the commands of another dnn host, and waits as `lead` does."""
         ...
 
     def outlast(self, membership: Membership) -> None:

@@ -72,7 +72,7 @@ Part = Literal["leader", "dnn", "data"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Is a way to find out whether a server takes work; see `stoker.records.Ready`."""
+    """Says how to find out whether a server takes work; made of a `ReadyProbe` of the records."""
 
     address: str
     port: int
@@ -82,7 +82,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOrder:
-    """Is one command of an engine as this host runs it.
+    """An order tells this host to run one command of an engine.
 
     Attributes:
         command: Program and arguments.

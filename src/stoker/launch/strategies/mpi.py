@@ -157,12 +157,12 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
 
 
 class MpiSession:
-    """Is the folder that Open MPI has on this host while it runs; `close` deletes it.
+    """Holds the folder that Open MPI has on this host while it runs; `close` deletes it.
 
     On the leader also the socket that mpirun's starts come through.
 
     Args:
-        start: Has a host's launcher start its daemon; returns why not. None: not the leader.
+        start: Makes a host's launcher start its daemon; returns why not. None: not the leader.
         log: Log of this host.
     """
 
@@ -253,7 +253,7 @@ _ASKED_TO_STOP = 143
 
 
 class MpiHost:
-    """Is the state of a dnn host while mpirun runs; closed when it has ended.
+    """Prepares a dnn host for mpirun, and cleans up when it has ended.
 
     Args:
         run: Run of this host.

@@ -25,7 +25,7 @@ _LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """Is the process group backend of a run.
+    """`Backend` names the process group backend of a run, and why it is that one.
 
     Attributes:
         name: smddp, nccl or gloo.

@@ -25,7 +25,7 @@ _TOLD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """Is the training command of each dnn host, and the way to start it.
+    """Says how each dnn host starts its training: with which command, and by which strategy.
 
     Attributes:
         strategy: none: the command itself; torchrun: one process a rank; smddp: the same with
@@ -165,7 +165,7 @@ class Trainer:
             command: Command with its program found, and all arguments.
             topology: Topology of the run.
             master: Address and port of torchrun's store on the leader.
-            feed: Has the start deadline, which torchrun's rendezvous keeps, too.
+            feed: Its start deadline is that of torchrun's rendezvous, too.
         """
         if self.strategy == "none":
             return tuple(command)
