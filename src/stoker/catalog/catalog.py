@@ -289,7 +289,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Is one line of a table."""
+    """A row holds one line of a table, and says in errors where it is."""
 
     source: str
     line: int

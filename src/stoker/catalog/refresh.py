@@ -28,7 +28,7 @@ _BY_HAND = ("family", "gpu_model", "network_gbps", "network_kind", "coremark_per
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolsTable:
-    """Is a pools file.
+    """A pools file lists the node pools of a cluster; here it is before it is written.
 
     Attributes:
         columns: Names of the columns, in order.
@@ -411,7 +411,7 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewedTable:
-    """Is a catalog's table, made anew.
+    """A renewed table has today's types and prices, and says what was not found or has changed.
 
     Attributes:
         columns: Names of the columns, in order.

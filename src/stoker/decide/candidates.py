@@ -29,7 +29,7 @@ _MORE_HOSTS = (2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Is a cluster that may become a plan.
+    """A candidate is a cluster whose step time is predicted; priced, it becomes a plan.
 
     Attributes:
         estimate: None where the model cannot say anything of it.
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Is the setting in which plans are made: today's work and hosts, and the catalog.
+    """Plans are made for a site: today's work, today's hosts, and the catalog of types.
 
     Attributes:
         today: Today's type, with the vCPUs and accelerators that were measured.

@@ -41,7 +41,7 @@ _OF_THE_HOST = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeAs:
-    """Is the type that a profile is taken for, and what the user knows of it.
+    """A profile is taken for this type, of which the user may know some figures.
 
     Attributes:
         cpu_speed: Speed of a vCPU there over one of the profiled host; None: by the catalog.

@@ -41,7 +41,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Is the work of one global step. CPU-seconds are those of the profiled host's vCPUs.
+    """The model predicts from the work of one global step, in CPU-seconds of the profiled host.
 
     Attributes:
         reference: The profiled type, with the vCPUs and accelerators that were measured.

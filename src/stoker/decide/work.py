@@ -215,7 +215,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Is the evidence of a profile on loading and computing, where it does not say it outright."""
+    """Infers from a profile whether loading or computing limits the step, if it does not say so."""
 
     step: StepTerms
     cpu_utilization: float | None

@@ -296,7 +296,7 @@ def combine(
 
 
 class _Whole:
-    """Is a rank's result of which the necessary parts are known to be there."""
+    """Narrows a rank's result: the parts that a profile needs are known to be there."""
 
     def __init__(self, rank: RankResult) -> None:
         assert rank.as_is is not None

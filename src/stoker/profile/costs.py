@@ -218,7 +218,7 @@ _MAX_NAME = 200
 
 
 class CostTask:
-    """Is a worker's task: it fetches and collates, with every transform timed."""
+    """Fetches and collates in a worker, with every transform timed."""
 
     def __call__(self, source: TaskSource, *, until: float) -> tuple[Cost, ...]:
         """Returns the rows; none where the dataset gave less than two batches."""

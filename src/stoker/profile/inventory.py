@@ -26,7 +26,7 @@ _MAX_NAME = 64
 
 
 class Nvml(Protocol):
-    """Is the part of `pynvml` that is used."""
+    """Describes what is used of `pynvml`, which is optional."""
 
     def nvmlInit(self) -> None:  # noqa: N802 - theirs
         """Opens the driver."""

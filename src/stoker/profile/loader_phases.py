@@ -51,7 +51,7 @@ Stamp = tuple[int, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Is one drain of a loader.
+    """A round drains a loader once, and keeps when its batches came.
 
     Attributes:
         stamps: Stamps of each worker's batches.
@@ -241,16 +241,16 @@ def _with_workers(
 
 
 class WorkerTask(Protocol):
-    """Is the work of one loader worker; it must be picklable, as must its report."""
+    """A worker of a loader does a task in place of its batches; task and report are pickled."""
 
     def __call__(self, source: "TaskSource", *, until: float) -> object:
-        """Does it until about `until`, monotonic seconds, and gives the report."""
+        """Works until about `until`, monotonic seconds, and returns the report."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSource:
-    """Is the script's dataset inside a worker, and how its loader makes batches of it.
+    """A task works on the script's dataset, inside a worker, and batches it as the loader does.
 
     Attributes:
         indices: A list for each batch, or an index for each item where `is_batched` is false; of a
@@ -337,7 +337,7 @@ def run_in_workers(
 
 
 class _TaskDataset(torch.utils.data.Dataset[object]):
-    """Is a dataset of tasks: to get an item is to do it."""
+    """A dataset of tasks does a task whenever one of its items is asked for."""
 
     def __init__(
         self,
@@ -380,7 +380,7 @@ class _TaskDataset(torch.utils.data.Dataset[object]):
 
 
 class _TaskInit:
-    """Is the script's own `worker_init_fn`, which finds its dataset where torch puts it."""
+    """Calls the script's own `worker_init_fn`, which finds its dataset where torch puts it."""
 
     def __init__(self, shell: _TaskDataset, own: Callable[[int], None] | None) -> None:
         self._shell = shell
@@ -522,7 +522,7 @@ class ColdAndWarm:
 
 
 class ReadColdAndWarm:
-    """Is a worker's task: it reads its batches, drops their files, reads them cold, then warm."""
+    """Reads a worker's batches, drops their files, reads them cold, then warm."""
 
     def __call__(self, source: TaskSource, *, until: float) -> ColdAndWarm | None:
         """Returns the reads; the later ones are empty where the first read nothing."""
@@ -659,7 +659,7 @@ _WAIT_SECONDS = 5.0
 
 
 def try_receive(batch: object, *, seconds: float) -> tuple[Receive | None, list[str]]:
-    """Does the same as `measure_receive`, with a note instead of an error."""
+    """Measures as `measure_receive` does; returns a note instead of raising an error."""
     try:
         receive = measure_receive(batch, seconds=seconds)
     except (StokerError, OSError) as err:

@@ -129,7 +129,7 @@ class UnmeasuredError(UsageError):
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Is one process's report about itself at the end of the command.
+    """Each process of a profiled command reports at its end what it worked with.
 
     Attributes:
         packages: Packages that it had imported.

@@ -337,7 +337,7 @@ _SETTLE_SHARE = 0.10
 
 
 class Replay:
-    """Gives out the cached batches in turn, again and again, and times the steps on it.
+    """Replays the cached batches in turn, again and again, and times the steps on them.
 
     Args:
         cache: Cache with at least one batch.

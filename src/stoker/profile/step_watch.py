@@ -269,7 +269,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 class _TimerSpec(ctypes.Structure):
-    """Is the kernel's `struct itimerspec`: after how long it expires first, and then how often."""
+    """Mirrors the kernel's `struct itimerspec`: how often a timer expires, and when first."""
 
     _fields_ = (
         ("interval_seconds", ctypes.c_long),
@@ -530,7 +530,7 @@ class _WatchedStretch:
 
 
 class _Knocker:
-    """Is the thread that asks for the interpreter lock, again and again.
+    """A thread of its own asks for the interpreter lock, again and again.
 
     Args:
         is_reading: Whether the thread that made this is in next() now.

@@ -104,7 +104,7 @@ def read_feed(
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """Is one row of the picture: a value at each moment, None where it is not known.
+    """A row of the picture shows a value at each moment; None where it is not known.
 
     Attributes:
         top: Top of the scale.
@@ -125,7 +125,7 @@ def draw_feed(story: FeedStory, *, width: float, name: str) -> Markup:
 
 
 def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
-    """Does the same as `draw_feed`, but keeps the boxes of the labels."""
+    """Draws as `draw_feed` does, and returns the drawing with the boxes of its labels."""
     size = math.ceil(len(story.intervals) / _MAX_POINTS)
     bins = range(0, len(story.intervals), size)
     # Joined, not thinned out: no wait falls between two points.

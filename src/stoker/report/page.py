@@ -220,7 +220,7 @@ _PLANS_AT_ONCE = 10
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """Is a plan of the table with its rank, from 0, and its bar."""
+    """The table shows a plan in each row, with its rank, from 0, and its bar."""
 
     index: int
     plan: Plan
@@ -237,7 +237,7 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class LogLink:
-    """Is a log of the run; href is empty where it does not lie below the report."""
+    """The report links to a log of the run; href is empty where it is not below the report."""
 
     name: str
     href: str

@@ -207,7 +207,7 @@ def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -
 
 
 def plans_drawing(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Drawing | None:
-    """Does the same as `draw_plans`, but keeps the boxes of the labels."""
+    """Draws as `draw_plans` does, and returns the drawing with the boxes of its labels."""
     spots, scaling = spots_of(decision), scaling_of(decision)
     is_front, has_curve = has_front(decision, spots), scaling is not None and len(scaling.rungs) > 1
     is_billed = not decision.prices.is_nominal

@@ -154,7 +154,7 @@ def shown_seconds(step_seconds: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Is one run of the picture.
+    """The picture has a strip for each run.
 
     Attributes:
         name: `Before` or `After`.
@@ -185,7 +185,7 @@ def draw_strips(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: 
 
 
 def strips_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Drawing:
-    """Does the same as `draw_strips`, but keeps the boxes of the labels."""
+    """Draws as `draw_strips` does, and returns the drawing with the boxes of its labels."""
     seconds = shown_seconds([strip.step_seconds for strip in strips])
     windows = [strip.timeline.window(seconds) for strip in strips]
     heads = [_head(strip, unit) for strip in strips]
@@ -326,7 +326,7 @@ def draw_series(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: 
 
 
 def series_drawing(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Drawing:
-    """Does the same as `draw_series`, but keeps the boxes of the labels."""
+    """Draws as `draw_series` does, and returns the drawing with the boxes of its labels."""
     quantiles = [strip.timeline.quantiles() for strip in strips]
     side_by_side = width >= 640 and len(strips) > 1
     panel = (width - _GAP) / 2 if side_by_side else width
@@ -437,7 +437,7 @@ _INTERVAL_ROW = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Is one row: a value in seconds with its band, whose ends are equal where none is known."""
+    """A row shows a value in seconds with its band, whose ends are equal where none is known."""
 
     name: str
     kind: Literal["predicted", "measured"]
@@ -454,7 +454,7 @@ def draw_intervals(rows: Sequence[Interval], *, unit: TimeUnit, width: float, na
 def intervals_drawing(
     rows: Sequence[Interval], *, unit: TimeUnit, width: float, name: str
 ) -> Drawing:
-    """Does the same as `draw_intervals`, but keeps the boxes of the labels."""
+    """Draws as `draw_intervals` does, and returns the drawing with the boxes of its labels."""
     narrow = width < 640
     texts = [unit.show(row.value) for row in rows]
     left = 4.0 if narrow else max(text_width(row.name, _LABEL) for row in rows) + 18

@@ -38,7 +38,7 @@ def fit(text: str, size: float, width: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Is the place that a label takes, for layouts that must not overlap."""
+    """A label takes up this box; a layout may not let two of them overlap."""
 
     text: str
     left: float
@@ -57,7 +57,7 @@ class Box:
 
 
 class Drawing:
-    """Is one SVG element that grows by its methods; `y` points down.
+    """Draws one SVG element, piece by piece; `y` points down.
 
     Attributes:
         labels: The boxes of all texts so far.

@@ -336,7 +336,7 @@ Tone = Literal["good", "mixed", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Is the head of the report.
+    """The report begins with its verdict: a headline, a sentence or two, and one large figure.
 
     Attributes:
         tone: Whether the news is good; the mark and the badge say the same in words.
