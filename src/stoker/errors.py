@@ -31,7 +31,7 @@ class TerminatedError(BaseException):
 
 
 class StokerError(Exception):
-    """Is the base of all errors of stoker: three facts, of which two may be empty.
+    """All errors of stoker derive from this one: they say what went wrong, where, and what to do.
 
     Attributes:
         what: What went wrong, with the values.

@@ -146,7 +146,7 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Is the variable that a setting travels in.
+    """A setting travels to hosts and processes in an environment variable.
 
     Attributes:
         name: Name of the variable.
@@ -173,7 +173,7 @@ def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
 
 
 class RunGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Is a group as each pod of the run knows it; `hosts` is the pattern of their names in DNS."""
+    """Each pod of the run knows its groups; `hosts` is the pattern of their names in DNS."""
 
     name: str
     instance_type: str = ""

@@ -235,7 +235,7 @@ def _address(settings: TrackingSettings) -> str:
 
 
 def _asked(order: TrackingOrder, *, timeout: float, environ: Mapping[str, str]) -> TrackedRun:
-    """Has a process with MLflow do it; returns its answer, or what kept it from answering."""
+    """Runs an order in a process with MLflow; returns its answer, or why there is none."""
     if not find_spec("mlflow"):
         return TrackedRun(trouble="mlflow is not installed: pip install 'stoker[mlflow]'")
     if order.address.startswith("arn:") and not find_spec("sagemaker_mlflow"):

@@ -168,4 +168,4 @@ def _stoker(
 
 
 def _no_verb() -> None:
-    """Stands for a verb that was not typed."""
+    """Takes the place of each verb that was not typed: only its line of help is needed."""

@@ -57,7 +57,7 @@ def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool
 
 
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
-    """Does the same for a run of a pipeline, which decides on its cluster later.
+    """Asks before a pipeline's run is started, whose cluster is decided on later.
 
     Raises:
         DeclinedError: If the person says no.

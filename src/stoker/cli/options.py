@@ -18,7 +18,7 @@ from stoker.platforms import PLATFORMS
 
 
 class Verb(Protocol):
-    """Is a verb of the command line; its exit code is 0 where it returns none."""
+    """A verb of the command line returns its exit code; none is 0."""
 
     def __call__(self, **values: object) -> int | None:
         """Runs the verb with the values that the command line names."""

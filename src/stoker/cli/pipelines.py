@@ -156,7 +156,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReach(Reach):
-    """Is the place of the target for the verbs that name a run; a workload file may tell it."""
+    """Options of verbs that name a run say where the target is; a workload file may say it, too."""
 
     workload: Annotated[
         str | None,

@@ -151,7 +151,7 @@ def next_step(workload: "Workload", file: str, code: int) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Chain:
-    """Is one run of the chain; `run_dir` holds what is done."""
+    """Runs the chain of steps in `run_dir`, which holds what is done."""
 
     workload: "Workload"
     source: str

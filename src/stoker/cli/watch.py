@@ -84,7 +84,7 @@ _HAPPENINGS = {
 
 
 class RunView:
-    """Is the state of a run, as far as it is known.
+    """Collects from log lines what `stoker watch` shows of a run.
 
     Attributes:
         run: Run id; empty until the first line.
@@ -272,7 +272,7 @@ _LINES_LOOKED_AT = 100_000
 
 
 class LogOfRun:
-    """Is a log that may still grow, or those of all hosts in `RUN/logs`, also of later ones.
+    """Reads a log that may still grow, or those of all hosts in `RUN/logs`, later ones among them.
 
     Args:
         path: The log, or the run's folder.
@@ -303,7 +303,7 @@ class LogOfRun:
 
 
 class StandardInput:
-    """Is a log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
+    """Reads a log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
 
     def __init__(self) -> None:
         self._rest = b""

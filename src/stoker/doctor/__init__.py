@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Is one finding.
+    """A finding says whether one thing that was looked at is in order, and how to fix it.
 
     Attributes:
         name: What was looked at; one word.
@@ -55,7 +55,7 @@ def listed(found: Finding | Iterator[Finding]) -> list[Finding]:
 
 
 def within(seconds: float, work: Callable[[], _T]) -> _T:
-    """Gives what `work` returns or raises within `seconds`; later it is left to itself.
+    """Returns or raises what `work` does within `seconds`; after that it is left to itself.
 
     Raises:
         TimeoutError: If it takes longer.
@@ -87,7 +87,7 @@ def aws_check(connect: Callable[[], Aws] = Aws) -> Finding:
     """Asks AWS who we are; blocks for AWS_SECONDS at most.
 
     Args:
-        connect: Gives the connection; a default one where absent.
+        connect: Connects to AWS; absent: in the default way.
     """
     try:
         identity = within(AWS_SECONDS, lambda: connect().call("sts", "GetCallerIdentity"))

@@ -229,7 +229,7 @@ def role_finding(aws: Aws, arn: str, *, parts: Sequence[Part], account: str) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededQuota:
-    """Is a quota of the account, as far as a workload needs it.
+    """A workload needs this quota of its account, at least at this value.
 
     Attributes:
         name: Name as Service Quotas calls it.

@@ -147,7 +147,7 @@ def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding
 
 
 def job_findings(cluster: ClusterApi, workload: Workload) -> Iterator[Finding]:
-    """Has the cluster check the job on today's nodes, as a dry run: schema, webhooks, quotas."""
+    """Asks the cluster to check the job on today's nodes in a dry run: schema, webhooks, quotas."""
     if workload.cluster is None or not workload.image:
         missing = "image" if workload.cluster else "cluster"
         yield Finding(

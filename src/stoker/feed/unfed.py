@@ -44,7 +44,7 @@ class UnfedWatch:
     """Counts the optimizer steps of a process that has not asked for a batch of the feed.
 
     Args:
-        process: Gives it, once it is known to train: others (a worker that was spawned, a script
+        process: Returns it, once it is known to train: others (a worker that was spawned, a script
             next to the training) must not take its place.
 
     Attributes:

@@ -76,7 +76,7 @@ _OWN_POD = {
 
 
 class Value(Protocol):
-    """Is a value that is known when a run starts, or when an earlier step has ended."""
+    """A pipeline's value is not known before a run starts, or an earlier step has ended."""
 
     def __eq__(self, other: object) -> bool:
         """Makes a condition of a pipeline, not a bool."""
@@ -90,7 +90,7 @@ class TaskContainer(Protocol):
 
 
 class Task(Protocol):
-    """Is a step, as kfp makes it."""
+    """`Task` is kfp's step, as far as it is used here."""
 
     @property
     def container_spec(self) -> TaskContainer | None:
@@ -137,7 +137,7 @@ class Task(Protocol):
         ...
 
     def register_pipeline_channels(self, pipeline_channels: list[object]) -> None:
-        """Has these values handed down to the step."""
+        """Makes kfp hand these values down to the step."""
         ...
 
     def set_cpu_request(self, cpu: str) -> "Task":
@@ -180,7 +180,7 @@ class ComponentSpec(Protocol):
 
 
 class Component(Protocol):
-    """Is a component of kfp: called inside of a pipeline it makes a step."""
+    """A component of kfp makes a step when it is called inside of a pipeline."""
 
     @property
     def name(self) -> str:
@@ -198,7 +198,7 @@ class Component(Protocol):
 
 
 class TrainingComponent(ContainerComponent):  # type: ignore[misc]
-    """Is a component whose command is told hyperparameters that a run changes.
+    """Adds to a component an input for each hyperparameter that a run may change.
 
     Each is an input of its own, typed, for a server puts no value into a longer text.
     """
@@ -222,7 +222,7 @@ class TrainingComponent(ContainerComponent):  # type: ignore[misc]
 
 
 class ContainerFunction(Protocol):
-    """Is a function that kfp makes a component of: it gets a placeholder for each argument."""
+    """A function that kfp makes a component of gets a placeholder for each argument."""
 
     @property
     def __name__(self) -> str:
@@ -263,7 +263,7 @@ def _type_of(value: object) -> type:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRun:
-    """Is a run, as its steps see it: the workload, and the values of the pipeline's parameters.
+    """Steps are made for a run: its workload, and the values of the pipeline's parameters.
 
     Attributes:
         request: What the pipeline is compiled from.
@@ -463,7 +463,7 @@ def pipeline(
     """Returns the compiled pipeline, as YAML: the same text for the same request.
 
     Args:
-        request: Gives it a name and parameters.
+        request: Request with its name and parameters.
         body: Makes the steps. Its first argument is the run; further ones, with annotations and
             defaults, are parameters of the pipeline, too.
         description: Description for whoever looks at it in Kubeflow.
@@ -534,7 +534,7 @@ def _in_its_image(task: Task, run: PipelineRun) -> Task:
 
 
 def _restricted(task: Task, run: PipelineRun) -> None:
-    """Gives the pod the user that a job's pods have, and the way to its image."""
+    """Sets the pod's user, as a job's pods have it, and the secrets that pull its image."""
     settings: KubernetesSettings = run.request.settings
     set_security_context(
         task,
@@ -551,7 +551,7 @@ def _restricted(task: Task, run: PipelineRun) -> None:
 
 
 def _secrets(task: Task, run: PipelineRun) -> None:
-    """Gives a step the secrets that it has a use for: MLflow's, and the webhook's address."""
+    """Passes to a step the secrets that it has a use for: MLflow's, and the webhook's address."""
     workload, name = run.request.workload, task.component_spec.name
     tracking, notify = workload.tracking, workload.notify
     if tracking.mlflow and tracking.secret and name in _TRACKED:

@@ -112,7 +112,7 @@ class Predicted(Record, frozen=True, kw_only=True):
 
 
 class Plan(Record, frozen=True, kw_only=True):
-    """Is a cluster that could run the workload.
+    """A plan is a cluster that could run the workload.
 
     Attributes:
         action: What is done to today's cluster: nothing (keep), other settings (tune), a larger
@@ -152,7 +152,7 @@ def plan_in_words(plan: Plan) -> str:
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """Is one question of the flow chart as walked.
+    """The flow chart asked this question on its way to the decision.
 
     Attributes:
         question: The question, in words.
@@ -203,7 +203,7 @@ class Prices(Record, frozen=True, kw_only=True):
 
 
 class Calibration(Record, frozen=True, kw_only=True):
-    """Is the correction of the cost model's constants by earlier runs on this machine.
+    """Earlier runs on this machine correct the cost model's constants.
 
     Attributes:
         runs: Runs that a constant was corrected by; 0: too few, nothing is corrected.

@@ -40,7 +40,7 @@ Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class StrategySettings(Record, frozen=True, kw_only=True):
-    """Is the way the training's processes are started on the hosts of the dnn group.
+    """The strategy says how the training's processes are started on the hosts of the dnn group.
 
     Attributes:
         name: `auto`: torchrun where more than one process trains, else none; `torchrun`: one
@@ -98,7 +98,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
 # Here and below without defaults: the engine travels in one variable, of 512 characters on
 # SageMaker.
 class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Is the test that tells when an engine's server takes work.
+    """A test tells when an engine's server takes work.
 
     Attributes:
         port: Name of one of the engine's ports, on which it must listen.
@@ -138,7 +138,7 @@ class EngineCommand(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Is the engine that makes data on the hosts of the data group.
+    """The engine makes data on the hosts of the data group.
 
     In a run without a data group no engine runs, whatever the settings are.
 
@@ -197,7 +197,7 @@ _PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """Is a place in a text: `{name}`, or `{name:port}`."""
+    """A text has places to fill in: `{name}`, or `{name:port}`."""
 
     name: str
     port: str = ""

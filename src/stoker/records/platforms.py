@@ -105,7 +105,7 @@ class Vpc(Record, frozen=True, kw_only=True):
 
 
 class MetricDefinition(Record, frozen=True, kw_only=True):
-    """Is a metric that the service reads from the log.
+    """The service reads a metric from the log by its regular expression.
 
     Attributes:
         name: Name of the metric in CloudWatch.
@@ -397,7 +397,7 @@ class PodSettings(Record, frozen=True, kw_only=True):
 
 
 class KubeflowSettings(Record, frozen=True, kw_only=True):
-    """Is the address of Kubeflow Pipelines, and what its runs belong to.
+    """These settings say where Kubeflow Pipelines is, and what its runs belong to.
 
     Attributes:
         host: Address of its API; behind a login often the site's with /pipeline. Absent: the

@@ -115,7 +115,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
 
 
 class LoaderRate(Record, frozen=True, kw_only=True):
-    """Is the rate of the loader without the model, at one number of workers.
+    """The loader alone, without the model, reaches this rate at one number of workers.
 
     Attributes:
         workers: Loader workers of one host, all ranks.
@@ -202,7 +202,7 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 class TransformCost(Record, frozen=True, kw_only=True):
-    """Is what one part of loading a sample costs, in CPU-seconds of one worker alone.
+    """One part of loading a sample costs this, in CPU-seconds of one worker alone.
 
     The rows `getitem` and `collate` are the whole; what a row is `within` is part of it.
 
@@ -242,7 +242,7 @@ class Fix(Record, frozen=True, kw_only=True):
 
 
 class ProfileState(Record, frozen=True, kw_only=True):
-    """Is a state that the training is in, named, with the figures that it rests on.
+    """A state names what limits the training, with the figures that it rests on.
 
     Attributes:
         id: cpu, accelerator, storage (or network), workers, gil, throttled, straggler or

@@ -36,7 +36,7 @@ _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(
 
 
 class Host(Record, frozen=True, kw_only=True):
-    """Is a host of the run.
+    """A host took part in the run, in one of its groups.
 
     Attributes:
         host: Name of the host.
@@ -83,7 +83,7 @@ class Measured(Record, frozen=True, kw_only=True):
 
 
 class Job(Record, frozen=True, kw_only=True):
-    """Is the platform's own name for the run.
+    """The platform has its own name for the run.
 
     Attributes:
         platform: Platform that ran it.
@@ -111,7 +111,7 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 class Training(Record, frozen=True, kw_only=True):
-    """Is the record of a run.
+    """`training.json` records a run: where it ran, how it ended, and what was measured.
 
     Attributes:
         schema: Version of this file's form.
@@ -189,7 +189,7 @@ def cause_of(failure: str) -> str:
 
 
 class GateResult(Record, frozen=True, kw_only=True):
-    """Is one gate, held against what the run reported.
+    """A gate's result says whether what the run reported is within the gate's bounds.
 
     Attributes:
         metric: Name of the metric.

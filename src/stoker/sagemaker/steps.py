@@ -109,7 +109,7 @@ with offline():
 
 
 class PipelineVariable(Protocol):
-    """Is a value that is known when a run starts, or when an earlier step has ended."""
+    """A pipeline's variable has no value before a run starts, or an earlier step has ended."""
 
     @property
     def expr(self) -> Mapping[str, object]:
@@ -149,7 +149,7 @@ _SHAPES = {
 
 
 class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
-    """Is a step that is the literal request of a job, or of a model's registration.
+    """Adds to a pipeline the literal request of a job, or of a model's registration, as a step.
 
     Args:
         name: Unique in the pipeline: letters, digits and dashes.
@@ -281,7 +281,7 @@ def value_in(step: RequestStep, path: str) -> PipelineVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerPipelineRun:
-    """Is a run, as its steps see it: the workload, and the values of the pipeline's parameters.
+    """Steps are made for a run: its workload, and the values of the pipeline's parameters.
 
     Attributes:
         request: What the pipeline is compiled from.
@@ -435,7 +435,7 @@ def control_step(
     """Makes a processing step on a small host, as `sagemaker.control` says, that trains nothing.
 
     Args:
-        run: Gives it role, network, keys and tags.
+        run: Run whose role, network, keys and tags it gets.
         name: Name of the step; the run's branch is added.
         command: Program and arguments; a value of 256 characters at most.
         image: Image of the container; absent: that of the control steps.
@@ -556,7 +556,7 @@ def pipeline(
     """Returns the pipeline's definition: JSON with sorted keys, the same text for the same request.
 
     Args:
-        request: Gives it a name and parameters.
+        request: Request with its name and parameters.
         body: Makes the steps. Its first argument is the run; further ones, with annotations (str,
             int, float, bool) and defaults, are parameters of the pipeline, too: `least_accuracy`
             is LeastAccuracy.

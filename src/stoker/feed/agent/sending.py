@@ -58,7 +58,7 @@ class BatchPort:
     Args:
         bind: Interface: `*`, or an address.
         port: None: any free one.
-        wake: Has the agent's loop turn once more; called from any thread.
+        wake: Wakes the agent's loop for one more turn; called from any thread.
 
     Attributes:
         port: The bound one.

@@ -284,7 +284,7 @@ class Ticket(Message, frozen=True, kw_only=True):
     """Opens one connection for batches, once; never shown.
 
     Attributes:
-        ticket: Is sent as its first bytes.
+        ticket: First bytes of the connection.
         key: The first one that its records are sealed with, see sealing.
     """
 

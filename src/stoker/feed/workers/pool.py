@@ -161,7 +161,7 @@ class Result:
         tree: Describes the batch (see codec); None for an error.
         payload: uint8 view of the worker's shared memory, to be given back by `release`; its base
             is no array. None for an error, and for a batch without payload.
-        error: Is read by `unpack_error`; also set where the job is lost.
+        error: Read by `unpack_error`; also set where the job is lost.
         summary: One line of it.
         is_lost: The workers died that tried it.
         digest: For a shard: checksum of all that its worker made in this epoch.
@@ -233,7 +233,7 @@ class WorkerEnd:
         does.
 
         Args:
-            free: Gives a slot back, from whatever thread.
+            free: Returns a slot to its worker, from whatever thread.
 
         Raises:
             ProtocolError: If it makes no sense.
