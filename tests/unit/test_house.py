@@ -22,10 +22,10 @@ MODULES = {
     ): path
     for path in sorted(ROOT.rglob("*.py"))
 }
-# A docstring that begins so is no sentence.
+# A docstring that begins so is no sentence, or one without a subject ("Is one line of a table.").
 FRAGMENT = re.compile(
     r"(Of|What|Whether|Which|Why|How|Where|When|Who|Whose|From|Between|Beside|By|For|In|On|With"
-    r"|Without|So|That|As|At|To)\b"
+    r"|Without|So|That|As|At|To|Is|Are|Was|Were|Has|Have|Does)\b"
 )
 # Modules that are started as processes, or found by name where a library is imported.
 STARTED = re.compile(r"stoker(\.[a-z_]+)+")
