@@ -408,7 +408,7 @@ def kubeflow_environment(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPod:
-    """The pod that this process runs in; its namespace may be known elsewhere only.
+    """This process runs in a pod of this name; its namespace may be known elsewhere only.
 
     Attributes:
         run_id: Kubeflow's own id of the run of a pipeline that it is a step of; empty: not known.

@@ -81,7 +81,7 @@ class Forked:
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """Has the fork server forked; without torch here it begins as everywhere."""
+    """Forks the agent's fork server; without torch here it begins as everywhere."""
     if "torch" in sys.modules:
         subprocess.Popen = Forked
     yield

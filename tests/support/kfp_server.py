@@ -165,7 +165,7 @@ class KfpServer:
         return made
 
     def stall(self, pattern: str) -> None:
-        """Does not answer requests whose line matches until the server ends."""
+        """Leaves requests whose line matches without an answer until the server ends."""
         self._slow.append(pattern)
 
     def run(self, index: int = -1) -> dict[str, Json]:

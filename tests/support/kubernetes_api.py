@@ -445,7 +445,7 @@ class KubernetesApi:
                     self._delete_foreground("jobsets", name)
 
     def _run_trainer(self) -> None:
-        """Does what Trainer's controller does with each TrainJob: see its Reconcile in 2.3.
+        """Plays Trainer's controller, which makes a JobSet per TrainJob: see its Reconcile in 2.3.
 
         A JobSet of a failed TrainJob that its TTL has deleted is made anew, and trains again
         (kubeflow/trainer#3779).
@@ -850,7 +850,7 @@ class KubernetesApi:
         return made
 
     def _check_runtime(self, train_job: Object) -> None:
-        """Does what Trainer's webhook does."""
+        """Plays Trainer's webhook, which refuses a TrainJob without its runtime."""
         name = train_job["spec"]["runtimeRef"]["name"]
         if ("trainingruntimes", name) not in self._objects:
             raise Refusal(
@@ -938,7 +938,7 @@ class KubernetesApi:
             self._run_trainer()
 
     def _collect(self) -> None:
-        """Does what the garbage collector does: see attemptToDeleteItem in its source."""
+        """Deletes as the garbage collector does: see attemptToDeleteItem in its source."""
         for key, item in list(self._objects.items()):
             owners = item["metadata"].get("ownerReferences")
             if key not in self._objects or not owners:

@@ -258,7 +258,7 @@ def test_a_cache_that_grows_is_looked_at_a_few_times_only() -> None:
 
 
 class Odd:
-    """Has no state that anybody could know, as an extension's generator."""
+    """Nobody could know its state, as an extension's generator's."""
 
     seed = np.random.mtrand._rand.seed  # type: ignore[attr-defined]
 

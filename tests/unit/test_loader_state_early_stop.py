@@ -18,7 +18,7 @@ LENGTH = 70
 
 
 class Unseen(data.Sampler[int]):
-    """Has its generator where nobody looks."""
+    """Hides its generator where nobody looks."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.all = [generator]

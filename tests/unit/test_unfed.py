@@ -73,7 +73,7 @@ def test_a_training_with_a_loader_of_stokers_is_left_alone(
 
 
 class Released:
-    """Stands for the coordinator."""
+    """Takes the coordinator's place, and remembers why it was told to give the data hosts back."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -228,7 +228,7 @@ def test_a_part_that_cannot_be_pickled_is_named() -> None:
 
 
 class Marks:
-    """Has no encoding of its own."""
+    """The codec has no encoding for this."""
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_another_epoch_begins_the_stream_again(start: Start) -> None:
 
 
 class Holding(Draws):
-    """Has a generator of its own, made at its first use."""
+    """Makes a generator of its own at its first use."""
 
     rng: np.random.Generator | None = None
 

@@ -231,7 +231,7 @@ _PASSING_KEYS = ("ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPool:
-    """Nodes of one kind.
+    """A pool consists of the nodes of one kind that a cluster has now.
 
     Attributes:
         name: What plans call it.

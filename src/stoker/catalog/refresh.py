@@ -188,7 +188,7 @@ def _source(pool: ClusterPool) -> str:
 
 
 def _keep(row: dict[str, str], kept: Mapping[str, str], *, column: str) -> list[str]:
-    """Puts what an earlier file has in the row; gives what is to be said of it."""
+    """Fills the row from an earlier file; returns remarks on what was kept."""
     for name in _BY_HAND:
         if not row.get(name) and kept.get(name, "").strip():
             row[name] = kept[name].strip()
@@ -237,7 +237,7 @@ _NETWORK = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """Dollars an hour by instance type, spelt without `ml.`.
+    """The price list gives dollars per hour by instance type, spelt without `ml.`.
 
     Attributes:
         usd: One price each.
@@ -595,7 +595,7 @@ def _column(name: str, region: str) -> str:
 
 
 def _reprice(row: dict[str, str], column: str, usd: str | None, *, keeps: bool) -> bool:
-    """Puts the price in; gives whether there is one of today."""
+    """Sets the price; returns whether there is one of today."""
     if usd is not None:
         row[column] = usd
     elif not keeps:
@@ -604,7 +604,7 @@ def _reprice(row: dict[str, str], column: str, usd: str | None, *, keeps: bool) 
 
 
 def _refigure(row: dict[str, str], machine: Machine | None) -> list[str]:
-    """Puts EC2's figures in; gives what has changed of them."""
+    """Sets EC2's figures; returns remarks on those that have changed."""
     if machine is None:
         return []
     network = machine.network_gbps is not None

@@ -40,7 +40,7 @@ _NEAR = 0.8
 
 
 class _UsageError(Exception):
-    """The shape of the parser's errors.
+    """The parser's errors have these attributes.
 
     Attributes:
         message: The error in words, without a guess of what was meant.

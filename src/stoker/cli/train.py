@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class _CleanUp(Protocol):
-    """A platform's way to end the jobs of a run."""
+    """A platform ends the jobs of a run by this function."""
 
     def __call__(self, name: str, settings: "PlatformSettings", *, run_id: str = "") -> str:
         """Returns in words what it ended."""

@@ -33,7 +33,7 @@ from stoker.records.parts import LEAST_FREE, WAITS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Something that was not measured: `width` is the relative error that it may cause."""
+    """A doubt tells what was not measured; `width` is the relative error that it may cause."""
 
     width: float
     text: str

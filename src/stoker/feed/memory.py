@@ -15,11 +15,11 @@ UNKNOWN_BATCH_BYTES = 64 << 20
 
 
 class Holding(Protocol):
-    """Holds one loader's batches."""
+    """Whatever holds one loader's batches says how much memory they take."""
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes of the batches that wait, and of those under way as far as can be known."""
+        """Returns the bytes of batches that wait, and of those under way as far as can be known."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""stoker's components for pipelines of your own on Kubeflow, and the pods that their steps need.
+"""Pipelines of your own on Kubeflow use these components of stoker, and the pods that they need.
 
     from kfp import dsl
     from stoker.kubeflow import PipelineRun, control_step, decide, on_todays_host, profile

@@ -1,4 +1,4 @@
-"""Steps: components in the pods that they need, and the pipeline that they are compiled to.
+"""Steps are made here: components in the pods that they need, compiled to a pipeline.
 
     measured = profile(**run.inputs(profile))
     on_todays_host(measured, run, name="Profile")

@@ -1,4 +1,4 @@
-"""The telemetry of a run: how fast its feed is, and what limits it, from one interval to the next.
+"""A run's telemetry says how fast its feed is, and what limits it, one interval after another.
 
 One record, a `FeedInterval`, is behind all that people see while a run goes on and of it later:
 

@@ -28,7 +28,7 @@ class _Part(msgspec.Struct, kw_only=True, rename="pascal"):
 
 
 class S3Source(_Part):
-    """Objects in S3 that a channel brings."""
+    """A channel brings these objects of S3."""
 
     s3_data_type: str = "S3Prefix"
     s3_uri: str = ""

@@ -74,7 +74,7 @@ def _log_file(name: str, content: bytes, log: Log) -> None:
 
 @dataclass
 class OutputParts:
-    """Puts files together again.
+    """Reassembles files from their parts in a log.
 
     Attributes:
         files: Whole ones, by name; of several with one name the last.

@@ -54,7 +54,7 @@ class Board(Protocol):
 
 
 class FileBoard:
-    """Notes as files of a folder that all ranks see."""
+    """Keeps notes as files of a folder that all ranks see."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

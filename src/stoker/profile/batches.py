@@ -151,7 +151,7 @@ class Cache:
 
 
 class OtherLoaders:
-    """Loaders that a script reads within the main one's steps: labelled and unlabelled data.
+    """A script may read other loaders within the main one's steps: labelled and unlabelled data.
 
     The time that a step waits for them is waiting, too; and where the main one's batches come
     from the cache, theirs do.

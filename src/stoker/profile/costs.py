@@ -122,7 +122,7 @@ def _sum(values: Iterable[object]) -> int | None:
 
 
 def _composes(dataset: object) -> Iterator[tuple[object, Sequence[object]]]:
-    """Owners of a list of transforms, each once, the outermost of nested ones only."""
+    """Yields owners of a list of transforms, each once, the outermost of nested ones only."""
     seen: set[int] = set()
     waiting: list[tuple[object, int]] = [(dataset, 0)]
     while waiting:

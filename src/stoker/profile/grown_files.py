@@ -26,7 +26,7 @@ _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".
 
 @dataclass(frozen=True, slots=True)
 class FolderSnapshot:
-    """Files as they were at one time.
+    """A snapshot records the files of a folder as they were at one time.
 
     Attributes:
         files: Path to (size in bytes, time of change in nanoseconds).

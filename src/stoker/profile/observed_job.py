@@ -18,7 +18,7 @@ _SHORTEST, _LONGEST = 1e-6, 1e5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSteps:
-    """Steps as stoker's own lines in a log tell them.
+    """Log lines of stoker's own tell how long the steps took.
 
     Attributes:
         step_seconds: Median.

@@ -169,7 +169,7 @@ class ProfiledIterator:
 
 
 class LateBoard:
-    """Notes through torch's store once there is one (it spans hosts), else through files."""
+    """Passes notes through torch's store once there is one (it spans hosts), else through files."""
 
     def __init__(self, files: Board) -> None:
         self._files = files

@@ -80,7 +80,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held_share(self) -> float:
-        """Share of the time outside next() that the interpreter lock was held; 0: not known."""
+        """Returns the share of time outside next() with the interpreter lock held; 0: not known."""
         return self.held_knocks / self.knocks if self.knocks else 0.0
 
     @property

@@ -21,7 +21,7 @@ _FASTER = 1.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """Puts the figures of a rank's phases together.
+    """Combines the figures of a rank's phases into what the states are named from.
 
     Attributes:
         rank: The rank's measurements.
@@ -81,7 +81,7 @@ class Signs:
 
     @property
     def received_per_second(self) -> float:
-        """Bytes that the host's network received."""
+        """Returns the bytes that the host's network received per second."""
         seconds = self.evidence.seconds
         return self.evidence.received_bytes / seconds if seconds else 0.0
 

@@ -119,7 +119,7 @@ class AsIsSteps:
 
     @property
     def count(self) -> int:
-        """Steps that count."""
+        """Returns how many steps count."""
         return len(self._steps)
 
     def got(self, *, now: float, cpu: float, wait: float, receive: float) -> None:
@@ -190,7 +190,7 @@ class AsIsSteps:
 
 @dataclass(slots=True, kw_only=True)
 class ReplaySteps:
-    """Steps on cached batches.
+    """Times steps on cached batches, in blocks.
 
     Args:
         block: Steps that are timed together; more than one where the accelerator runs behind the
@@ -209,7 +209,7 @@ class ReplaySteps:
 
     @property
     def count(self) -> int:
-        """Steps that count."""
+        """Returns how many steps count."""
         return len(self._steps) * self.block
 
     @property

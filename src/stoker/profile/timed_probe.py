@@ -48,7 +48,7 @@ def install(pass_class: type[TimedEpoch]) -> None:
 
 
 class _Board:
-    """Notes by torch's store where the script has one, else by files, which a host's ranks see."""
+    """Passes notes by torch's store if the script has one, else by files, which one host sees."""
 
     def __init__(self, files: FileBoard) -> None:
         self._files = files

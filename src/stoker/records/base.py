@@ -71,7 +71,7 @@ def _at_path(document: Json, keys: Sequence[str]) -> Json:
 
 # A misspelt key is an error, as it would else leave a default in force without a word.
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything that is read from or written to a file; None means *not known*."""
+    """All that is read from or written to a file derives from this; None means *not known*."""
 
 
 class Place:

@@ -166,7 +166,7 @@ class Answer(Record, frozen=True, kw_only=True):
 
 
 class Advice(Record, frozen=True, kw_only=True):
-    """Something worth doing that is not a plan to run.
+    """Advice names something worth doing that is not a plan to run.
 
     Attributes:
         id: Name of the advice, for programs.

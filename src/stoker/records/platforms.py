@@ -1,4 +1,4 @@
-"""Facts about each platform, and the settings that a workload may have for it.
+"""Each platform has facts, and settings that a workload may have for it.
 
 The facts are what rooms other than `platforms` need. The settings, of SageMaker and of Kubernetes,
 are what jobs need next to the plan.
@@ -309,7 +309,7 @@ class NodeRule(Record, frozen=True, kw_only=True):
 
 
 class NodePool(Record, frozen=True, kw_only=True):
-    """Nodes of one kind: what a plan calls an instance type.
+    """A node pool has nodes of one kind; plans name it where others name an instance type.
 
     Attributes:
         node_selector: Labels of these nodes. Absent: node.kubernetes.io/instance-type=NAME.

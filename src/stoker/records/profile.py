@@ -51,7 +51,7 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
 
 
 class ProfiledData(Record, frozen=True, kw_only=True):
-    """Data hosts of one type that worked next to the hosts that were measured.
+    """Data hosts of one type worked next to the hosts that were measured.
 
     Attributes:
         instance_type: Type of these hosts, as the catalog calls it.

@@ -97,7 +97,7 @@ class Job(Record, frozen=True, kw_only=True):
 
 
 class Event(Record, frozen=True, kw_only=True):
-    """Something that happened in the run.
+    """An event says what happened in the run, and when.
 
     Attributes:
         when: Time in UTC, ISO 8601.

@@ -188,7 +188,7 @@ class Gate(Record, frozen=True, kw_only=True):
 
 
 class FeedSettings(Record, frozen=True, kw_only=True):
-    """Settings of the feed.
+    """These settings change how the feed makes and sends batches.
 
     Attributes:
         local_workers: Data workers on a dnn host; auto: what the script's `num_workers` says;
@@ -278,7 +278,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
 
 
 class ProfileSettings(Record, frozen=True, kw_only=True):
-    """Settings of the profile.
+    """These settings bound the profile.
 
     Attributes:
         budget_seconds: Seconds from the first batch to the verdict. 180 is enough for the medians

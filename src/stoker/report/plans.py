@@ -46,7 +46,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Step time with so many data hosts; today's cluster has none."""
+    """A rung holds the step time with so many data hosts; today's cluster has none."""
 
     data_hosts: int
     step_seconds: float

@@ -33,7 +33,7 @@ _ROW = 17.0
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Means over neighbouring steps; the two parts add up to the whole.
+    """A bin holds means over neighbouring steps; the two parts add up to the whole.
 
     Attributes:
         first: Number of its first step, from 0.
@@ -58,7 +58,7 @@ class Quantiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Steps of the main loader in the order of their start, at least one.
+    """Holds the steps of the main loader in the order of their start, at least one.
 
     Attributes:
         measured: False where the steps are drawn from medians because no timeline was kept.

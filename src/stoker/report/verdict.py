@@ -121,12 +121,12 @@ class Figures:
 
     @property
     def wait_share(self) -> float | None:
-        """Share of a baseline step that is waiting for data."""
+        """Returns the share of a baseline step that is waiting for data."""
         return _share(self.baseline, self.baseline_wait)
 
     @property
     def measured_wait_share(self) -> float | None:
-        """Share of a measured step that is waiting for data."""
+        """Returns the share of a measured step that is waiting for data."""
         return _share(self.measured, self.measured_wait)
 
     @property

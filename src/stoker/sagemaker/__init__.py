@@ -1,4 +1,4 @@
-"""stoker's steps for pipelines of your own on SageMaker, and a pipeline's definition of them.
+"""Pipelines of your own on SageMaker use these steps of stoker; a definition is made of them.
 
     from sagemaker.mlops.workflow.pipeline import Pipeline
     from stoker.sagemaker import PipelineRun, decide_step, profile_step, upload_inputs

@@ -86,7 +86,7 @@ class Service:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of batches that the transport still holds."""
+        """Returns the bytes of batches that the transport still holds."""
         return self._outbox.sent_bytes
 
     def work(self, ready: Iterable[int]) -> None:

@@ -305,7 +305,7 @@ class Scheduler(ABC):
     @property
     @abstractmethod
     def committed_bytes(self) -> int:
-        """Bytes of the batches that wait to be taken, and of those under way as far as known."""
+        """Returns the bytes of batches that wait to be taken, and of those under way if known."""
 
     def observe(self, now: float, *, name: Callable[[Peer], str]) -> SessionState:
         """Returns the state of the session; its counts begin at 0 again with each call.
@@ -604,7 +604,7 @@ class BatchScheduler(Scheduler):
 
     @property
     def committed_bytes(self) -> int:
-        """Bytes of the batches that wait, and of those asked for, at the largest recent size."""
+        """Returns the bytes of batches that wait or are asked for, at the largest recent size."""
         return self._held_bytes + len(self._makers) * self._batch_bytes
 
     def _num_ready(self) -> int:

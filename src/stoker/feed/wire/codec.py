@@ -83,7 +83,7 @@ TENSOR_DTYPES = frozenset(
 
 @dataclass(slots=True)
 class Arena:
-    """Memory in which a batch is built: parts of it that lie there already are not copied.
+    """A batch is built in an arena: parts of it that lie there already are not copied.
 
     Attributes:
         memory: What tensors of the batch are views of; its base is no array.

@@ -346,11 +346,11 @@ def why_unshippable(spec: DatasetSpec, *, max_bytes: int, max_seconds: float) ->
 
 
 class _EnoughSeenError(Exception):
-    """Raised where the bounds of a look at a spec are reached."""
+    """A look at a spec has reached its bounds."""
 
 
 class _Looking(io.BytesIO):
-    """Keeps nothing of a pickle, and ends it at its bounds."""
+    """Discards a pickle as it is written, and ends it at its bounds."""
 
     def __init__(self, max_bytes: int, max_seconds: float) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ class _Looking(io.BytesIO):
         self._until = time.monotonic() + max_seconds
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Counts it.
+        """Counts the bytes, and keeps none.
 
         Raises:
             _EnoughSeenError: If it is too much, or too late.

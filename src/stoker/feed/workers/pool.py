@@ -380,7 +380,7 @@ class WorkerPool:
 
     @property
     def num_alive(self) -> int:
-        """Workers for any job that run."""
+        """Returns how many workers for any job run."""
         return len(self._workers)
 
     @property
@@ -390,17 +390,17 @@ class WorkerPool:
 
     @property
     def idle_count(self) -> int:
-        """Workers that wait for any job."""
+        """Returns how many workers wait for any job."""
         return max(0, sum(not w.jobs for w in self._in_time()) - len(self._retries))
 
     @property
     def busy_count(self) -> int:
-        """Workers for any job that make something, or will at once."""
+        """Returns how many workers for any job make something, or will at once."""
         return sum(bool(w.jobs) for w in self._in_time()) + len(self._retries)
 
     @property
     def room(self) -> int:
-        """Jobs that can be given to any worker: to idle ones, and one ahead to each busy one.
+        """Returns how many jobs idle workers can be given, and one ahead to each busy worker.
 
         A worker whose job is late gets none. For the worker of a shard there is always room.
         """

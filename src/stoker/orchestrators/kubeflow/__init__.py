@@ -38,7 +38,7 @@ from stoker.records import Workload
 
 
 class KubeflowOrchestrator:
-    """Kubeflow Pipelines, with its recurring runs for schedules.
+    """Runs pipelines on Kubeflow Pipelines, whose recurring runs are the schedules.
 
     Args:
         connection: How it is reached; nothing is sent before the first verb.

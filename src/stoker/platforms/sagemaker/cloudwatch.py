@@ -257,7 +257,7 @@ _METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """Means over the training; fractions (0..1) of all vCPUs, all GPUs and the memory of a host.
+    """A host used, on average over the training, these fractions of all its vCPUs, GPUs and memory.
 
     Attributes:
         gpu: Absent on hosts without GPUs; all are absent where they are not known.
@@ -272,7 +272,7 @@ class HostLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLoad:
-    """Means over the hosts of a group."""
+    """A group's hosts used, on average, these fractions of their vCPUs, GPUs and memory."""
 
     group: str
     instance_type: str

@@ -1,4 +1,4 @@
-"""Stands in for torch in runs that need none: who imports it waits for the end of its process.
+"""This torch replaces the real one in runs that need none: who imports it waits for its end.
 
 A data host begins to import torch as soon as it runs (1.25 CPU-seconds), for datasets that the
 trainings of such a run never have.
