@@ -39,7 +39,7 @@ _TAKEN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """People who start a run of a pipeline may set its parameters; this is one of them.
+    """Whoever starts a run of a pipeline may set a parameter of it.
 
     Attributes:
         name: Name in snake case.

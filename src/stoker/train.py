@@ -410,7 +410,7 @@ def _usd_per_hour(job: JobSpec, catalog: Catalog, decision: Decision | None) -> 
 
 
 def _keep(timeline: Path, job: JobSpec) -> str | None:
-    """Copies the leader's timeline next to the record; gives its name there."""
+    """Copies the leader's timeline next to the record; returns its name there."""
     if not timeline.is_file():
         return None
     shutil.copyfile(timeline, job.run_dir / "timeline.csv")

@@ -71,7 +71,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command line and gives its exit code; prints errors to stderr."""
+    """Runs one command line and returns its exit code; prints errors to stderr."""
     # Imported here: a launcher needs no parser.
     from stoker.cli.app import VERBS, app_for
     from stoker.cli.progress import program

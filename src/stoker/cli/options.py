@@ -18,7 +18,7 @@ from stoker.platforms import PLATFORMS
 
 
 class Verb(Protocol):
-    """A verb of the command line returns its exit code; none is 0."""
+    """A verb of the command line returns its exit code; None means 0."""
 
     def __call__(self, **values: object) -> int | None:
         """Runs the verb with the values that the command line names."""

@@ -29,7 +29,7 @@ _MORE_HOSTS = (2, 4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A candidate is a cluster whose step time is predicted; priced, it becomes a plan.
+    """A candidate is a cluster that is predicted and priced, to become a plan.
 
     Attributes:
         estimate: None where the model cannot say anything of it.

@@ -443,7 +443,7 @@ def _is_known(host: str) -> bool:
 
 
 def examine(environ: Mapping[str, str], *, peer: str | None, aws: bool) -> Iterator[Finding]:
-    """Looks at this host; gives each finding as soon as it is made.
+    """Looks at this host; yields each finding as soon as it is made.
 
     Args:
         environ: Environment of this process.

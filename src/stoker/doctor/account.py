@@ -38,7 +38,7 @@ _RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:ListObjectsV2": "s3:ListBucket"
 def examine_account(
     workload: Workload, *, decision: Decision | None = None, aws: Aws | None = None
 ) -> Iterator[Finding]:
-    """Looks at what the workload names in its account; gives each finding as soon as it is made.
+    """Looks at what the workload names in its account; yields each finding as soon as it is made.
 
     Args:
         workload: Workload with settings for SageMaker.

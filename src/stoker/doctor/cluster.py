@@ -50,7 +50,7 @@ _NO_RUNTIME = "specified trainingRuntime must be created before the TrainJob is 
 
 
 def examine_cluster(workload: Workload, *, cluster: ClusterApi | None = None) -> Iterator[Finding]:
-    """Looks at what the workload needs of its cluster; gives each finding as soon as it is made.
+    """Looks at what the workload needs of its cluster; yields each finding as soon as it is made.
 
     Args:
         workload: Whatever platform it names.

@@ -171,7 +171,7 @@ Dictionary = Mapping[object, object]
 
 
 class FoundGenerator(NamedTuple):
-    """A random generator was found inside an object, here with where and what it is.
+    """Says where inside an object a random generator was found, and of which kind it is.
 
     Attributes:
         path: Where it was found first.

@@ -263,7 +263,7 @@ class LoaderBooks:
 
 
 class Unfed(msgspec.Struct, frozen=True):
-    """A rank that gets no batches from data hosts tells the leader so, and why.
+    """A rank that takes no batches from data hosts leaves word of it for its launcher.
 
     Attributes:
         text: Why, and what helps.
@@ -275,7 +275,7 @@ class Unfed(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class TrainerProcess:
-    """Describes this process as a trainer."""
+    """Keeps the settings, the timeline and the loaders' books of a process that trains."""
 
     settings: ProcessSettings
     timeline: Timeline

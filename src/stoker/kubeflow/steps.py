@@ -94,7 +94,7 @@ class Task(Protocol):
 
     @property
     def container_spec(self) -> TaskContainer | None:
-        """Returns its container; None of a step that has none, as a pipeline in a pipeline."""
+        """Returns its container; None if it has none, such as a pipeline in a pipeline."""
         ...
 
     @property

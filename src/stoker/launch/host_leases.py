@@ -66,7 +66,7 @@ class Change:
 
 @dataclass(slots=True)
 class _HostState:
-    """The leader keeps this of each host of the run: not yet there, there, lost or left."""
+    """Holds what the leader knows of a host of the run: not yet there, there, lost or left."""
 
     kind: Literal["agent", "follower"]
     join: Join | None = None

@@ -379,7 +379,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
-    """Returns where this host leaves what is kept."""
+    """Returns the folder of this host's outputs, which the platform keeps."""
     # The platform puts the folders of all hosts into one: names must differ.
     leaders = settings.base_dir / "output" / "data" / "stoker"
     return leaders if topology.is_leader else leaders / topology.host

@@ -42,7 +42,7 @@ from stoker.settings import ProcessSettings, from_environment
 
 
 def launch_profile(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs this host's part of a profile job, or of a training; gives the exit code.
+    """Runs this host's part of a profile job, or of a training; returns the exit code.
 
     The leader writes the profile to STOKER_PROFILE_FILE, with baseline-timeline.csv next to it.
     START_ALLOWANCE_SECONDS after the profile's budget, or when the platform stops the job, the

@@ -303,7 +303,7 @@ def run_in_workers(
     seconds: float,
     iterate: Callable[["DataLoader[object]"], Iterator[object]],
 ) -> list[object]:
-    """Runs `task` in `workers` fresh workers at a time; gives their reports.
+    """Runs `task` in `workers` fresh workers at a time; returns their reports.
 
     Blocks for about `seconds`, and the start of the workers.
 

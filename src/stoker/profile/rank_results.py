@@ -158,7 +158,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
-    """The feed costs the trainer this per batch, measured by sealed ones over loopback.
+    """Says what the feed costs the trainer per batch, measured by sealed ones over loopback.
 
     Attributes:
         thread_seconds: CPU time of the trainer's own thread.
@@ -190,7 +190,7 @@ class Reads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of loading costs this per sample, in one worker alone; see TransformCost."""
+    """Says what one part of loading costs per sample, in one worker alone; see TransformCost."""
 
     name: str
     within: Literal["getitem", "collate"] | None = None

@@ -152,7 +152,7 @@ def plan_in_words(plan: Plan) -> str:
 
 
 class Answer(Record, frozen=True, kw_only=True):
-    """The flow chart asked this question on its way to the decision.
+    """The flow chart asks a question; this is its answer, with the figures that it rests on.
 
     Attributes:
         question: The question, in words.

@@ -98,7 +98,7 @@ class StrategySettings(Record, frozen=True, kw_only=True):
 # Here and below without defaults: the engine travels in one variable, of 512 characters on
 # SageMaker.
 class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A test tells when an engine's server takes work.
+    """This test tells when an engine's server takes work.
 
     Attributes:
         port: Name of one of the engine's ports, on which it must listen.

@@ -202,7 +202,7 @@ class Check(Record, frozen=True, kw_only=True):
 
 
 class TransformCost(Record, frozen=True, kw_only=True):
-    """One part of loading a sample costs this, in CPU-seconds of one worker alone.
+    """This row says what one part of loading costs, in CPU-seconds of one worker alone.
 
     The rows `getitem` and `collate` are the whole; what a row is `within` is part of it.
 

@@ -278,7 +278,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
 
 
 class ProfileSettings(Record, frozen=True, kw_only=True):
-    """These settings bound the profile.
+    """These settings say how long a profile may take, and how exact it must be.
 
     Attributes:
         budget_seconds: Seconds from the first batch to the verdict. 180 is enough for the medians

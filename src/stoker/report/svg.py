@@ -110,7 +110,7 @@ class Drawing:
         size: float = 13,
         anchor: Anchor = "start",
     ) -> Box:
-        """Draws a label whose base line is at `y`; gives the box that it takes."""
+        """Draws a label whose base line is at `y`; returns the box that it takes."""
         width = text_width(text, size)
         left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
         # Letters reach about 0.78 of their size above the base line, and 0.22 below.
@@ -133,7 +133,7 @@ class Drawing:
         self._body.append("</g>")
 
     def hatch(self, css: str) -> str:
-        """Defines stripes on the colour of a class; gives what `fill` takes.
+        """Defines stripes on the colour of a class; returns what `fill` takes.
 
         Stripes tell what the colour tells, for those who do not see the colour.
         """
@@ -211,7 +211,7 @@ Place = tuple[float, float, Anchor]
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Holds a panel's axes: it gives pixels of values."""
+    """Holds a panel's axes, and turns values into pixels."""
 
     left: float
     right: float

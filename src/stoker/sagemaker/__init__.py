@@ -131,7 +131,7 @@ def profile_or_reuse(
     *,
     depends_on: Waits = (),
 ) -> list[Step]:
-    """Makes a profile, unless the parameter `reuse_profile` names one, and what follows on it.
+    """Makes the step of a profile, unless `reuse_profile` names one, and the steps after it.
 
     Branches cannot meet again: a step cannot wait for a condition, and to wait for a step of each
     branch is to wait for both, of which one never runs. So `after` is called twice; of the second

@@ -126,7 +126,7 @@ class Queue:
         heapq.heappush(self._heap, (request.number, request.arrival, request))
 
     def pop(self, *, specs: Collection[str]) -> Request | None:
-        """Returns the first whose spec is in `specs`, or None; skips dropped ones."""
+        """Returns the first request whose spec is in `specs`, or None; skips dropped ones."""
         kept: list[tuple[int, int, Request]] = []
         found: Request | None = None
         while self._heap and found is None:
@@ -448,7 +448,7 @@ class Dispatch:
             self._deliver(result, is_dry=is_dry)
 
     def tick(self) -> None:
-        """Reassigns late jobs and adapts the credits; called once a second."""
+        """Assigns late jobs to other workers, too, and adapts the credits; called once a second."""
         for job in self._specs.give_late_jobs_again():
             (late,) = job.key
             assert isinstance(late, Request)

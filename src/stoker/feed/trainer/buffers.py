@@ -106,7 +106,7 @@ def _array_dtype(name: str, dtype: torch.dtype) -> "np.dtype[np.generic[object]]
 
 
 class BatchOutcome(msgspec.Struct):
-    """A batch comes to an outcome: its value, or the error to raise in its place."""
+    """A batch ends as its value, or as the error to raise in its place."""
 
     value: object = None
     error: BaseException | None = None

@@ -319,7 +319,7 @@ class ShardScheduler(Scheduler):
 
     @property
     def committed_bytes(self) -> int:
-        """Returns the bytes of batches that wait to be taken or are under way: mean size each."""
+        """Returns the bytes of batches that wait or are under way, each at the mean size."""
         return int(sum(max(s.asked - s.taken, 0) for s in self._shards) * self._mean_bytes)
 
     def owners(self) -> list[Peer | None]:

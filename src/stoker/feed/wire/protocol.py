@@ -170,7 +170,7 @@ class Attend(Message, frozen=True, kw_only=True):
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The roster names an agent that trainers may dial with each member.
+    """A member of the roster is an agent that trainers may dial.
 
     Attributes:
         place: Place of its host among those of the data group, from 0: the same for every rank.

@@ -1,1 +1,1 @@
-"""Data workers, on either side, are the processes that make batches, in pools."""
+"""Data workers are processes that make batches, in pools, on data hosts and next to trainers."""

@@ -115,7 +115,7 @@ def _quietly(action: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """A job has a worker make one batch.
+    """A job tells a worker to make one batch.
 
     Attributes:
         key: The caller's name for it.
@@ -195,7 +195,7 @@ class Result:
 
 @dataclass(eq=False)
 class WorkerEnd:
-    """A pool keeps this of each worker: its process, its jobs and its memory.
+    """Holds what a pool knows of a worker: its process, its jobs and its memory.
 
     Attributes:
         jobs: What it was given and has not answered; the first is being made.
@@ -400,7 +400,7 @@ class WorkerPool:
 
     @property
     def room(self) -> int:
-        """Returns how many jobs idle workers can be given, and one ahead to each busy worker.
+        """Returns how many jobs can be assigned: to idle workers, and one ahead to each busy one.
 
         A worker whose job is late gets none. For the worker of a shard there is always room.
         """

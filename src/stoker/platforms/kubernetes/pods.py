@@ -30,7 +30,7 @@ class PodEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodState:
-    """The follower knows this of each pod of the run.
+    """Says of a pod of the run whether it runs, and if it does not, why.
 
     Attributes:
         name: Name of the pod; a pod that takes its place has another.

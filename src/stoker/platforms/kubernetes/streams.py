@@ -110,7 +110,7 @@ class StreamSlot:
 
     @contextlib.contextmanager
     def reading(self, stream: ByteStream) -> Iterator[ByteStream]:
-        """Holds `stream` meanwhile, and releases it."""
+        """Holds `stream` while the context lasts, then releases it."""
         with self._lock:
             self._stream = stream
             # It was closed while the stream was being opened.

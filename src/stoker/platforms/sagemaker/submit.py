@@ -72,7 +72,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJobState:
-    """DescribeTrainingJob tells this of a training job.
+    """Holds what DescribeTrainingJob tells of a training job.
 
     Attributes:
         status: InProgress, Completed, Failed, Stopping or Stopped.
