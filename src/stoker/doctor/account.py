@@ -324,7 +324,7 @@ def _hosts(groups: Sequence[Group]) -> Counter[str]:
 
 
 def quota_findings(aws: Aws, needed: Sequence[NeededQuota]) -> Iterator[Finding]:
-    """Says of each quota whether it is enough."""
+    """Yields for each quota whether it is enough."""
     values: dict[str, float] = {}
     _note(values, aws.pages("service-quotas", "ListServiceQuotas", items="Quotas", **_QUOTAS))
     if any(need.name not in values for need in needed):

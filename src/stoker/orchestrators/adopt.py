@@ -894,7 +894,7 @@ def workload_of(
     tag_notes: tuple[str, ...] = (),
     drivers: Mapping[str, Json] | None = None,
 ) -> Adopted:
-    """Returns the workload of a job.
+    """Returns the workload that a training job becomes.
 
     Args:
         job: Job as the service describes it.

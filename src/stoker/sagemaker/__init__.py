@@ -635,7 +635,7 @@ def _job_request(run: PipelineRun, request: Mapping[str, object], *, image: Text
 
 
 def _channels(run: PipelineRun, request: Mapping[str, object]) -> list[Request]:
-    """Returns the channels: input data by its parameter, and no token of a single job's.
+    """Returns the channels: input data named by its parameter, without the token of a single job.
 
     A file system stays as it is: it has no address that a parameter could replace.
     """

@@ -141,7 +141,7 @@ def changes_between(
 
 
 def may_travel(name: str, value: str | None) -> bool:
-    """Tells whether a variable is neither a secret, perhaps, nor a matter of one rank or host."""
+    """Tells whether a variable may travel: it is no likely secret, and not of one rank or host."""
     upper = name.upper()
     if _SECRETS.search(upper) or _OF_ONE_PROCESS.search(upper):
         return False

@@ -509,7 +509,7 @@ class Leaving(Message, frozen=True, kw_only=True):
 
 
 class WrongHost(Message, frozen=True, kw_only=True):
-    """This is another host than the session is for, which had the address before: look it up again.
+    """The session is for another host, which had this address before: look its name up again.
 
     Attributes:
         host: The one that answers.
