@@ -1,4 +1,4 @@
-"""What the site needs beyond mkdocs: a list of pages that are there, and the repository's files.
+"""The site needs more than mkdocs does: a list of pages that are there, the repository's files.
 
 Pages link to files of the repository (a workload, a script, another README), as a forge can follow.
 The site has a page for each file that is linked, below repository/, and links lead there.

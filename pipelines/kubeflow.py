@@ -1,4 +1,4 @@
-"""The retraining pipeline on Kubeflow: profile, decide, train, evaluate, gate.
+"""The retraining pipeline on Kubeflow does this: profile, decide, train, evaluate, gate.
 
     Period ─► Profile ─► Decide ─┬─ one host of today's type ─► Train ──────────┬─► Evaluate ─► Gate
                                  └─ any other cluster ────────► Train as a job ─┘
@@ -34,13 +34,13 @@ from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 
 def build(request: KubeflowRequest) -> str:
-    """The compiled pipeline."""
+    """Returns the compiled pipeline."""
     name = request.workload.name
     return pipeline(request, steps, description=f"stoker: profile, decide, train, evaluate {name}.")
 
 
 def steps(run: PipelineRun) -> None:
-    """The steps of a run."""
+    """Makes the steps of a run."""
     last = control_step(finish(**run.inputs(finish)), run, name="Finish")
     with dsl.ExitHandler(last, name="run"):
         span = control_step(period(**run.inputs(period)), run, name="Period")

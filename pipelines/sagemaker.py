@@ -1,4 +1,4 @@
-"""The retraining pipeline on SageMaker: profile, decide, train, evaluate, gate.
+"""The retraining pipeline on SageMaker does this: profile, decide, train, evaluate, gate.
 
     NeedsProfile ── ReuseProfile unset ────► Profile ─► Decide ─► Train ═► Evaluate ─► Gate
                 └── it names a folder ────────────────► Decide ─► Train ═► Evaluate ─► Gate
@@ -30,17 +30,17 @@ from stoker.sagemaker import (
 
 
 def build(request: PipelineRequest) -> str:
-    """The pipeline's definition."""
+    """Returns the pipeline's definition."""
     return pipeline(request, steps)
 
 
 def steps(run: PipelineRun) -> list[Step]:
-    """The steps of a run."""
+    """Returns the steps of a run."""
     return profile_or_reuse(run, after)
 
 
 def after(run: PipelineRun, profile: RequestStep | Text) -> list[Step]:
-    """The steps that follow a profile, new or re-used."""
+    """Returns the steps that follow a profile, new or re-used."""
     decided = decide_step(run, profile=profile)
     trained = train_step(run, decision=decided)
     judged = evaluate_step(run, profile=profile, training=trained)

@@ -1,4 +1,4 @@
-"""The retraining pipeline on SageMaker in two runs: one decides, and hands over to one that trains.
+"""The retraining pipeline on SageMaker has two runs here: one decides, and hands over to the other.
 
     Decides ── yes ─► NeedsProfile ... Decide ─► HandOver
             └─ no ──► TrainsAlone ── no ──► MakeToken ─► Train ═► Evaluate ─► Gate
@@ -29,12 +29,12 @@ from stoker.sagemaker import (
 
 
 def build(request: PipelineRequest) -> str:
-    """The pipeline's definition."""
+    """Returns the pipeline's definition."""
     return pipeline(request, steps)
 
 
 def steps(run: PipelineRun) -> list[Step]:
-    """The steps of a run of either kind."""
+    """Returns the steps of a run of either kind."""
     decides = ConditionStep(
         name="Decides",
         display_name="Does this run decide?",
@@ -46,13 +46,13 @@ def steps(run: PipelineRun) -> list[Step]:
 
 
 def handed_over(run: PipelineRun, profile: RequestStep | Text) -> list[Step]:
-    """The steps that follow a profile, new or re-used."""
+    """Returns the steps that follow a profile, new or re-used."""
     decided = decide_step(run, profile=profile)
     return [decided, hand_over_step(run, profile=profile, decision=decided)]
 
 
 def trained(run: PipelineRun) -> list[Step]:
-    """The steps of a run that another one has decided for."""
+    """Returns the steps of a run that another one has decided for."""
     trains_alone = ConditionStep(
         name="TrainsAlone",
         display_name="Is there no data group?",
@@ -64,7 +64,7 @@ def trained(run: PipelineRun) -> list[Step]:
 
 
 def on_groups(run: PipelineRun, *, has_data_group: bool) -> list[Step]:
-    """The training, and what follows it."""
+    """Returns the training, and the steps that follow it."""
     token = token_step(run)
     training = native_train_step(run, token=token, has_data_group=has_data_group)
     judged = evaluate_step(run, profile=run.reused_profile, training=training)

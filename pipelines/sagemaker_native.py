@@ -1,4 +1,4 @@
-"""The retraining pipeline on SageMaker with a training step of the service's own.
+"""The retraining pipeline on SageMaker trains here in a training step of the service's own.
 
     NeedsProfile ── ReuseProfile unset ────► Profile ─► Decide ─► MakeToken ─► Train ═► ...
                 └── it names a folder ────────────────► Decide ─► MakeToken ─► Train ═► ...
@@ -26,17 +26,17 @@ from stoker.sagemaker import (
 
 
 def build(request: PipelineRequest) -> str:
-    """The pipeline's definition."""
+    """Returns the pipeline's definition."""
     return pipeline(request, steps)
 
 
 def steps(run: PipelineRun) -> list[Step]:
-    """The steps of a run."""
+    """Returns the steps of a run."""
     return profile_or_reuse(run, after)
 
 
 def after(run: PipelineRun, profile: RequestStep | Text) -> list[Step]:
-    """The steps that follow a profile, new or re-used."""
+    """Returns the steps that follow a profile, new or re-used."""
     decided = decide_step(run, profile=profile)
     token = token_step(run, depends_on=[decided])
     trained = native_train_step(run, token=token)

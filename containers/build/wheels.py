@@ -191,7 +191,7 @@ def download(
 
 
 def build(folder: Path) -> None:
-    """stoker's own wheel."""
+    """Builds stoker's own wheel."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     pip("wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT))

@@ -1,4 +1,4 @@
-"""A Lambda function that starts the pipeline, by hand, on a schedule or when new data arrives.
+"""A Lambda function starts the pipeline, by hand, on a schedule or when new data arrives.
 
 Event: `{"parameters": {"Epochs": 3, "InputData": "s3://..."}}`; an S3 event ("object created",
 as EventBridge delivers it) sets InputData to the folder of the new object. Only boto3 is needed,
@@ -18,7 +18,7 @@ import boto3
 
 
 def handler(event: Mapping[str, object], context: object) -> dict[str, object]:
-    """Starts the pipeline and gives the execution's ARN.
+    """Starts the pipeline and returns the execution's ARN.
 
     Lambda delivers some events twice: the same event starts the pipeline once.
 
@@ -39,7 +39,7 @@ def handler(event: Mapping[str, object], context: object) -> dict[str, object]:
 
 
 def parameters_of(event: Mapping[str, object]) -> dict[str, str]:
-    """The parameters of an event, as texts, which is what the service takes."""
+    """Returns the parameters of an event, as texts, which is what the service takes."""
     parameters = {str(k): str(v) for k, v in dict(event.get("parameters") or {}).items()}
     detail = event.get("detail") or {}
     if "bucket" in detail and "object" in detail:
@@ -49,7 +49,7 @@ def parameters_of(event: Mapping[str, object]) -> dict[str, str]:
 
 
 def parameters_known(client: object, pipeline: str) -> set[str]:
-    """Names of the parameters that the pipeline has; the service itself does not check them."""
+    """Returns the parameters that the pipeline has; the service itself does not check them."""
     definition = client.describe_pipeline(PipelineName=pipeline)["PipelineDefinition"]
     return {parameter["Name"] for parameter in json.loads(definition).get("Parameters", [])}
 
@@ -65,7 +65,7 @@ def check(parameters: Mapping[str, str], *, known: set[str]) -> None:
 
 
 def request_token(event: Mapping[str, object], context: object) -> str:
-    """The same for the same event: its id, else that of the call, which is kept on a retry."""
+    """Returns one token per event: of its id, else of the call's, which is kept on a retry."""
     name = event.get("id") or getattr(context, "aws_request_id", None)
     content = json.dumps([name, event], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()

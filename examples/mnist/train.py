@@ -30,7 +30,7 @@ BUNDLED = Path(__file__).resolve().parent / "data"
 
 
 class Digits(Dataset):
-    """Digits as uint8 tensors of shape (1, 96, 96), and their labels.
+    """Holds digits as uint8 tensors of shape (1, 96, 96), and their labels.
 
     The picture stays uint8 on its way to the trainer, which is a quarter of the bytes of float32;
     the trainer normalises it.
@@ -54,7 +54,7 @@ class Digits(Dataset):
 
 
 def augment(image: Image.Image) -> Image.Image:
-    """Another picture of the same digit: tilted, turned, of other light and focus."""
+    """Makes another picture of the same digit: tilted, turned, of other light and focus."""
     view = random_view(tilt=0.001, shear=0.2, zoom=0.15)
     bicubic = Image.Resampling.BICUBIC
     image = image.transform(image.size, Image.Transform.PERSPECTIVE, view, resample=bicubic)
@@ -65,7 +65,7 @@ def augment(image: Image.Image) -> Image.Image:
 
 
 def random_view(*, tilt: float, shear: float, zoom: float) -> tuple[float, ...]:
-    """Pillow's eight numbers of a perspective that leaves the picture's centre where it is."""
+    """Returns Pillow's eight numbers of a perspective that leaves the centre where it is."""
     shear = random.uniform(-shear, shear)
     scale = random.uniform(1 - zoom, 1 + zoom)
     tilt_x, tilt_y = random.uniform(-tilt, tilt), random.uniform(-tilt, tilt)
@@ -77,7 +77,7 @@ def random_view(*, tilt: float, shear: float, zoom: float) -> tuple[float, ...]:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in a gzipped IDX file, the format MNIST comes in."""
+    """Reads the array in a gzipped IDX file, the format MNIST comes in."""
     content = gzip.decompress(path.read_bytes())
     num_dimensions = content[3]
     shape = np.frombuffer(content, ">u4", count=num_dimensions, offset=4)
@@ -85,7 +85,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_split(folder: Path) -> tuple[Digits, Digits]:
-    """Training and validation digits.
+    """Reads the training and the validation digits.
 
     The 10,000 drawn digits that come with this example are split into 8,000 and 2,000. With all
     four files of MNIST in `folder`: its own 60,000 and 10,000.
@@ -106,7 +106,7 @@ def read_split(folder: Path) -> tuple[Digits, Digits]:
 
 
 class Network(nn.Sequential):
-    """Three strided convolutions, from 96 x 96 pixels to 6 x 6, and a linear layer."""
+    """Stacks three strided convolutions, from 96 x 96 pixels to 6 x 6, and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -120,7 +120,7 @@ class Network(nn.Sequential):
 
 
 def convolution(width_in: int, width_out: int, *, size: int, stride: int) -> list[nn.Module]:
-    """A convolution that makes the picture `stride` times smaller, with what belongs to it."""
+    """Returns the layers of a convolution that makes the picture `stride` times smaller."""
     return [
         nn.Conv2d(width_in, width_out, size, stride, padding=(size - 1) // 2, bias=False),
         nn.BatchNorm2d(width_out),
@@ -129,12 +129,12 @@ def convolution(width_in: int, width_out: int, *, size: int, stride: int) -> lis
 
 
 def normalise(pixels: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Pixels 0..255 as numbers of mean 0 and deviation 1, on the device that trains."""
+    """Scales pixels 0..255 to mean 0 and deviation 1, on the device that trains."""
     return (pixels.to(device, non_blocking=True).float() / 255 - 0.1307) / 0.3081
 
 
 def accuracy_of(network: nn.Module, batches: DataLoader, device: torch.device) -> float:
-    """The share of digits that the network names rightly, over all ranks."""
+    """Returns the share of digits that the network names rightly, over all ranks."""
     network.eval()
     counts = torch.zeros(2, device=device)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def save(path: Path, checkpoint: dict[str, object]) -> None:
 
 
 def load(path: Path | None) -> dict[str, object] | None:
-    """The checkpoint at `path`, as rank 0 sees it; None: there is none."""
+    """Returns the checkpoint at `path`, as rank 0 sees it; None: there is none."""
     found = [None]
     is_first = not dist.is_initialized() or dist.get_rank() == 0
     if is_first and path is not None and path.exists():
@@ -172,7 +172,7 @@ def load(path: Path | None) -> dict[str, object] | None:
 
 
 def of_all_ranks(value: object) -> list[object]:
-    """What each rank gives, by rank."""
+    """Collects a value of each rank, by rank."""
     if not dist.is_initialized():
         return [value]
     values: list[object] = [None] * dist.get_world_size()
@@ -181,7 +181,7 @@ def of_all_ranks(value: object) -> list[object]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; SageMaker's variables give the defaults where they are set."""
+    """Parses the command line; SageMaker's variables give the defaults where they are set."""
     parser = argparse.ArgumentParser(description="Trains on digits in MNIST's format.")
     data = Path(os.environ.get("SM_CHANNEL_TRAINING", BUNDLED))
     parser.add_argument(
@@ -202,7 +202,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Trains, prints a line an epoch, and returns the accuracy on digits it has not seen."""
+    """Trains, prints a line per epoch, and returns the accuracy on digits it has not seen."""
     options = parse(arguments)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))

@@ -32,13 +32,13 @@ ROWS_PER_TASK = 256
 
 
 def rows_of(digits: mnist.Digits, *, limit: int | None) -> np.ndarray:
-    """Digits as rows of bytes: the label, and 28 x 28 pixels."""
+    """Packs digits as rows of bytes: the label, and 28 x 28 pixels."""
     labels = digits.labels[:limit, np.newaxis].astype(np.uint8)
     return np.concatenate([labels, digits.images[:limit].reshape(len(labels), -1)], axis=1)
 
 
 def augmented(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Rows as pictures of shape (1, 96, 96), each another one of its digit; runs in the cluster."""
+    """Makes of each row another picture of its digit, of shape (1, 96, 96); runs in the cluster."""
     side = (mnist.SIDE, mnist.SIDE)
     pictures = [
         np.asarray(
@@ -52,7 +52,7 @@ def augmented(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def batches_of(
     rows: np.ndarray, *, epoch: int, batch_size: int, rank: int, world_size: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's batches of an epoch, in an order of its own: each row once, but for the last."""
+    """Yields this rank's batches of an epoch, in its own order: each row once, but for the last."""
     order = np.random.default_rng((seed, epoch)).permutation(len(rows))
     mine = order[rank : len(rows) - len(rows) % world_size : world_size]
     parts = np.array_split(rows[mine], max(1, len(mine) // ROWS_PER_TASK))
@@ -64,7 +64,7 @@ def batches_of(
 
 
 def connect() -> str:
-    """Joins the cluster, or starts one on this host; gives the CPUs that tasks may use."""
+    """Joins the cluster, or starts one on this host; returns the CPUs that tasks may use."""
     address = os.environ.get("RAY_ADDRESS")
     more = {} if address else {"include_dashboard": False}
     # Ray's workers have the script's folder on their path, and not what the script has added.
@@ -83,7 +83,7 @@ def connect() -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; SageMaker's variables give the defaults where they are set."""
+    """Parses the command line; SageMaker's variables give the defaults where they are set."""
     parser = argparse.ArgumentParser(description="Trains on digits by Ray Data.")
     data = Path(os.environ.get("SM_CHANNEL_TRAINING", mnist.BUNDLED))
     parser.add_argument(
@@ -100,7 +100,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Trains, prints a line an epoch, and returns the accuracy on digits it has not seen."""
+    """Trains, prints a line per epoch, and returns the accuracy on digits it has not seen."""
     options = parse(arguments)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))

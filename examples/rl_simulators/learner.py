@@ -30,7 +30,7 @@ EPISODES = 100
 
 
 class Policy(nn.Module):
-    """Logits of actions, and the value of observations."""
+    """Computes logits of actions, and the value of observations."""
 
     def __init__(self, num_inputs: int, num_actions: int) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class Policy(nn.Module):
         self.critic = layers(num_inputs, 1, last_gain=1.0)
 
     def weights(self) -> Weights:
-        """What a simulator needs of it."""
+        """Returns what a simulator needs of it."""
         return [parameter.detach().cpu().numpy().copy() for parameter in self.actor.parameters()]
 
 
 def layers(num_inputs: int, num_outputs: int, *, last_gain: float) -> nn.Sequential:
-    """A network of two hidden layers."""
+    """Returns a network of two hidden layers."""
     linear = [
         nn.Linear(num_inputs, WIDTH),
         nn.Linear(WIDTH, WIDTH),
@@ -63,7 +63,7 @@ def learn(
     epochs: int,
     batch_size: int,
 ) -> None:
-    """One update of the policy from the rollouts of all simulators."""
+    """Updates the policy once, from the rollouts of all simulators."""
 
     def whole(name: str) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([rollout[name] for rollout in rollouts], axis=1))
@@ -100,7 +100,7 @@ def learn(
 def simulated_here(
     options: argparse.Namespace, weights: Callable[[], Weights]
 ) -> Iterator[list[Rollout]]:
-    """Rollouts of this process, one after the other."""
+    """Yields rollouts of this process, one after the other."""
     simulation = Simulation(
         options.environment, num_environments=options.environments, seed=options.seed
     )
@@ -111,7 +111,7 @@ def simulated_here(
 def simulated_by(
     connections: Sequence[Connection], options: argparse.Namespace, weights: Callable[[], Weights]
 ) -> Iterator[list[Rollout]]:
-    """Rollouts of simulators, which make the next ones while the caller learns from these."""
+    """Yields rollouts of simulators, which make the next ones while the caller learns."""
     share = -(-options.environments // len(connections))
     for number, connection in enumerate(connections):
         connection.send((options.environment, share, options.seed + number))
@@ -124,7 +124,7 @@ def simulated_by(
 
 
 def connect(addresses: str, secret_file: str) -> list[Connection]:
-    """A connection to each process that each of the simulators offers."""
+    """Opens a connection to each process that each of the simulators offers."""
     secret = Path(secret_file).read_bytes()
     connections: list[Connection] = []
     for address in addresses.split(","):
@@ -139,7 +139,7 @@ def connect(addresses: str, secret_file: str) -> list[Connection]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="Learns a policy.")
     parser.add_argument("--environment", default="CartPole-v1", help="of gymnasium")
     parser.add_argument("--environments", type=int, default=16, help="stepped together, in all")
@@ -155,7 +155,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def steps_of(rollouts: list[Rollout]) -> int:
-    """Steps of all environments together."""
+    """Counts the steps of all environments together."""
     return sum(rollout["rewards"].size for rollout in rollouts)
 
 

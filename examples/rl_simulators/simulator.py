@@ -21,7 +21,7 @@ Weights = list[np.ndarray]
 
 
 class Simulation:
-    """Environments that go on from one rollout to the next.
+    """Holds environments that go on from one rollout to the next.
 
     Args:
         environment: Name that gymnasium knows, with discrete actions.
@@ -39,7 +39,7 @@ class Simulation:
         self._returns = np.zeros(num_environments)
 
     def rollout(self, weights: Weights, *, steps: int) -> dict[str, np.ndarray]:
-        """So many steps of each environment under a policy.
+        """Steps each environment so many times under a policy.
 
         Arrays of shape (steps, environments, ...): observations, actions, log_probabilities,
         rewards, next_observations (of an ended episode: its last), terminated, ended; and returns
@@ -75,7 +75,7 @@ class Simulation:
         }
 
     def _chosen(self, weights: Weights) -> tuple[np.ndarray, np.ndarray]:
-        """An action for each environment, and the logarithm of its probability."""
+        """Draws an action for each environment; returns also the logarithm of its probability."""
         hidden = self._observations
         *layers, (matrix, bias) = zip(weights[::2], weights[1::2], strict=True)
         for layer, offset in layers:

@@ -27,7 +27,7 @@ CHANNELS = "/opt/ml/input/data"
 
 
 def instance_groups(decision: Mapping[str, object]) -> list[InstanceGroup]:
-    """The chosen plan's groups, the dnn group first."""
+    """Returns the chosen plan's groups, the dnn group first."""
     return [
         InstanceGroup(
             instance_group_name=group["name"],
@@ -39,7 +39,7 @@ def instance_groups(decision: Mapping[str, object]) -> list[InstanceGroup]:
 
 
 def compute(decision: Mapping[str, object], *, volume_gb: int) -> Compute:
-    """The hosts. A plan of one group is a plain job: instance groups are for two and more."""
+    """Returns the hosts; a plan of one group is a plain job, without instance groups."""
     groups = instance_groups(decision)
     if len(groups) > 1:
         return Compute(instance_groups=groups, volume_size_in_gb=volume_gb)
@@ -51,7 +51,7 @@ def compute(decision: Mapping[str, object], *, volume_gb: int) -> Compute:
 
 
 def channel(name: str, uri: str, *, groups: Sequence[str]) -> Channel:
-    """A channel for some of the groups: if one channel names groups, all of them must."""
+    """Returns a channel for some of the groups: if one channel names groups, all of them must."""
     named = {"instance_group_names": list(groups)} if groups else {}
     source = S3DataSource(
         s3_data_type="S3Prefix",
@@ -65,7 +65,7 @@ def channel(name: str, uri: str, *, groups: Sequence[str]) -> Channel:
 
 
 def environment(decision: Mapping[str, object], command: Sequence[str]) -> dict[str, str]:
-    """What the launcher is told; the image is started with the one argument `train`."""
+    """Returns what the launcher is told; the image is started with the one argument `train`."""
     groups = decision["plan"]["groups"]
     workers = {
         group["role"]: group["workers_per_host"]

@@ -1,4 +1,4 @@
-"""Entry point of script mode: stoker's launcher in an image that is not its own.
+"""Script mode enters here: this starts stoker's launcher in an image that is not its own.
 
 AWS's PyTorch images start this file on every host of every group. It becomes the launcher, which
 finds out which group its host is in, and on the dnn group starts the command. What the toolkit adds

@@ -40,7 +40,7 @@ Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class SpokenDigits(Dataset):
-    """Log-mel spectrograms of shape (frames, 64), as long as the recording, and the digit.
+    """Holds log-mel spectrograms of shape (frames, 64), as long as the recording, and their digits.
 
     Args:
         recordings: Samples at 8 kHz, -1 to 1, and the digit that they say.
@@ -72,7 +72,7 @@ class SpokenDigits(Dataset):
 
 
 def resample(samples: np.ndarray, ratio: float) -> np.ndarray:
-    """The recording with `ratio` times as many samples: faster or slower at a fixed rate."""
+    """Makes the recording `ratio` times as long: faster or slower at a fixed rate."""
     spectrum = np.fft.rfft(samples)
     length = max(FFT, round(len(samples) * ratio))
     kept = np.zeros(length // 2 + 1, complex)
@@ -82,7 +82,7 @@ def resample(samples: np.ndarray, ratio: float) -> np.ndarray:
 
 
 def add_room(samples: np.ndarray) -> np.ndarray:
-    """The recording in a room of random size: echoes that fade in 0.05 to 0.3 seconds."""
+    """Puts the recording into a room of random size: echoes fade in 0.05 to 0.3 seconds."""
     length = int(TARGET_RATE * np.random.uniform(0.05, 0.3))
     echoes = np.random.standard_normal(length) * np.exp(-6 * np.arange(length) / length)
     echoes *= np.random.uniform(0, 0.3) / np.linalg.norm(echoes)
@@ -93,7 +93,7 @@ def add_room(samples: np.ndarray) -> np.ndarray:
 
 
 def add_noise(samples: np.ndarray, *, decibels: float) -> np.ndarray:
-    """The recording over noise that is `decibels` below it and loses high tones."""
+    """Adds noise that is `decibels` below the recording and loses high tones."""
     noise = np.fft.rfft(np.random.standard_normal(len(samples)))
     noise /= np.maximum(1, np.arange(len(noise))) ** np.random.uniform(0, 0.5)
     coloured = np.fft.irfft(noise, len(samples))
@@ -102,7 +102,7 @@ def add_noise(samples: np.ndarray, *, decibels: float) -> np.ndarray:
 
 
 def spectrogram(samples: np.ndarray, filters: torch.Tensor) -> torch.Tensor:
-    """Logarithm of the energy in 64 bands, every 10 ms, of mean 0 and deviation 1."""
+    """Returns the logarithm of the energy in 64 bands, every 10 ms, of mean 0 and deviation 1."""
     wave_form = torch.from_numpy(np.ascontiguousarray(samples, np.float32))
     window = torch.hann_window(FFT)
     power = torch.stft(wave_form, FFT, HOP, window=window, return_complex=True).abs() ** 2
@@ -111,7 +111,7 @@ def spectrogram(samples: np.ndarray, filters: torch.Tensor) -> torch.Tensor:
 
 
 def mask(image: torch.Tensor) -> torch.Tensor:
-    """The spectrogram without two random stripes of time and two of frequency."""
+    """Blanks two random stripes of time and two of frequency."""
     image = image.clone()
     for _ in range(2):
         for axis, most in ((0, max(2, len(image) // 6)), (1, 10)):
@@ -122,7 +122,7 @@ def mask(image: torch.Tensor) -> torch.Tensor:
 
 
 def mel_filters() -> torch.Tensor:
-    """Triangles over the bins of an FFT, of shape (64, 257), even on the mel scale."""
+    """Returns triangles over the bins of an FFT, of shape (64, 257), even on the mel scale."""
     mels = np.linspace(0, 2595 * np.log10(1 + TARGET_RATE / 2 / 700), BANDS + 2)
     bins = (700 * (10 ** (mels / 2595) - 1)) / (TARGET_RATE / 2) * (FFT // 2)
     grid = np.arange(FFT // 2 + 1)[None]
@@ -132,7 +132,7 @@ def mel_filters() -> torch.Tensor:
 
 
 def pad(clips: Sequence[Clip]) -> Batch:
-    """Spectrograms padded to the longest, their lengths, their digits."""
+    """Returns the spectrograms padded to the longest, their lengths, and their digits."""
     images, digits = zip(*clips, strict=True)
     lengths = torch.tensor([len(image) for image in images])
     padded = nn.utils.rnn.pad_sequence(list(images), batch_first=True)
@@ -140,7 +140,7 @@ def pad(clips: Sequence[Clip]) -> Batch:
 
 
 def read_recordings(path: Path) -> tuple[list[tuple[np.ndarray, int]], ...]:
-    """Recordings to train on and to test on, from a folder of wav files or a tar archive of one.
+    """Reads recordings to train and to test on, from a folder of wav files or a tar archive of one.
 
     The dataset's own split: index 0 to 4 of each digit and speaker is for the test.
     """
@@ -163,7 +163,7 @@ def read_recordings(path: Path) -> tuple[list[tuple[np.ndarray, int]], ...]:
 
 
 class Recordings(lightning.LightningDataModule):
-    """The loaders: their workers may be anywhere."""
+    """Makes the loaders, whose workers may be anywhere."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Recordings(lightning.LightningDataModule):
 
 
 class Listener(lightning.LightningModule):
-    """Three convolutions over time, the mean over a recording's own frames, a linear layer."""
+    """Stacks three convolutions over time, the mean over a recording's frames, a linear layer."""
 
     def __init__(self, *, learning_rate: float, width: int = 96) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class Listener(lightning.LightningModule):
 
 
 class OneLine(lightning.Callback):
-    """A line an epoch, as logs of jobs want it."""
+    """Prints a line per epoch, as logs of jobs want it."""
 
     def on_validation_end(self, trainer: lightning.Trainer, module: Listener) -> None:
         if trainer.is_global_zero and not trainer.sanity_checking:
@@ -254,7 +254,7 @@ class OneLine(lightning.Callback):
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; SageMaker's variables give the defaults where they are set."""
+    """Parses the command line; SageMaker's variables give the defaults where they are set."""
     parser = argparse.ArgumentParser(description="Trains on spoken digits.")
     data = Path(os.environ.get("SM_CHANNEL_TRAINING", BUNDLED))
     parser.add_argument("--data", type=Path, default=data, help="recordings/, or an archive of it")
@@ -272,7 +272,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Trains, prints a line an epoch, and returns the accuracy on recordings it has not heard."""
+    """Trains, prints a line per epoch, and returns the accuracy on recordings it has not heard."""
     options = parse(arguments)
     lightning.seed_everything(options.seed, verbose=False)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

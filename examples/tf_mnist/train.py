@@ -33,7 +33,7 @@ BUNDLED = Path(__file__).resolve().parents[1] / "mnist" / "data"
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in a gzipped IDX file, the format MNIST comes in."""
+    """Reads the array in a gzipped IDX file, the format MNIST comes in."""
     content = gzip.decompress(path.read_bytes())
     num_dimensions = content[3]
     shape = np.frombuffer(content, ">u4", count=num_dimensions, offset=4)
@@ -41,7 +41,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_split(folder: Path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Training and validation digits: 8,000 and 2,000 drawn ones, or those of MNIST."""
+    """Reads training and validation digits: 8,000 and 2,000 drawn ones, or those of MNIST."""
     images = read_idx(folder / "t10k-images-idx3-ubyte.gz")
     labels = read_idx(folder / "t10k-labels-idx1-ubyte.gz")
     if (folder / "train-images-idx3-ubyte.gz").exists():
@@ -54,13 +54,13 @@ def read_split(folder: Path) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.nd
 
 
 def resized(image: tf.Tensor) -> tf.Tensor:
-    """A digit of 28 x 28 bytes as (96, 96, 1) numbers of 0..255."""
+    """Resizes a digit of 28 x 28 bytes to (96, 96, 1) numbers of 0..255."""
     pixels = tf.cast(image[..., tf.newaxis], tf.float32)
     return tf.clip_by_value(tf.image.resize(pixels, (SIDE, SIDE), "bicubic"), 0.0, 255.0)
 
 
 def augmented(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Another picture of the same digit: turned, tilted, of other light and focus.
+    """Makes another picture of the same digit: turned, tilted, of other light and focus.
 
     In TensorFlow's own operations only, so that a worker on another host can run it.
     """
@@ -74,12 +74,12 @@ def augmented(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
 
 
 def plain(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The picture as it is, for validation."""
+    """Returns the picture as it is, for validation."""
     return tf.cast(resized(image), tf.uint8), label
 
 
 def viewed(pixels: tf.Tensor) -> tf.Tensor:
-    """The picture turned, sheared and zoomed around its centre, and a little tilted."""
+    """Turns, shears and zooms the picture around its centre, and tilts it a little."""
     angle = tf.random.uniform((), -0.35, 0.35)
     shear = tf.random.uniform((), -0.2, 0.2)
     zoom = tf.random.uniform((), 0.85, 1.15)
@@ -101,7 +101,7 @@ def viewed(pixels: tf.Tensor) -> tf.Tensor:
 
 
 def blurred(pixels: tf.Tensor, radius: tf.Tensor) -> tf.Tensor:
-    """The picture under a Gaussian blur of that radius."""
+    """Blurs the picture by a Gaussian of that radius."""
     steps = tf.range(-8.0, 9.0)
     weights = tf.exp(-0.5 * tf.square(steps / radius))
     weights /= tf.reduce_sum(weights)
@@ -113,7 +113,7 @@ def blurred(pixels: tf.Tensor, radius: tf.Tensor) -> tf.Tensor:
 def batches_of(
     digits: tuple[np.ndarray, np.ndarray], *, batch_size: int, seed: int, service: str | None
 ) -> tf.data.Dataset:
-    """Batches of augmented digits, made here or by the workers of tf.data service."""
+    """Returns batches of augmented digits, made here or by the workers of tf.data service."""
     images, labels = map(tf.constant, digits)
 
     def split(start: tf.Tensor) -> tf.data.Dataset:
@@ -141,7 +141,7 @@ def batches_of(
 
 
 def network() -> tf.keras.Model:
-    """Three strided convolutions, from 96 x 96 pixels to 6 x 6, and a linear layer."""
+    """Stacks three strided convolutions, from 96 x 96 pixels to 6 x 6, and a linear layer."""
     layers = tf.keras.layers
     stack: list[tf.keras.layers.Layer] = [
         tf.keras.Input((SIDE, SIDE, 1), dtype="uint8"),
@@ -159,7 +159,7 @@ def network() -> tf.keras.Model:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; SageMaker's variables give the defaults where they are set."""
+    """Parses the command line; SageMaker's variables give the defaults where they are set."""
     parser = argparse.ArgumentParser(description="Trains on digits in MNIST's format.")
     data = Path(os.environ.get("SM_CHANNEL_TRAINING", BUNDLED))
     parser.add_argument(
@@ -176,7 +176,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
-    """Trains, prints a line an epoch, and returns the accuracy on digits it has not seen."""
+    """Trains, prints a line per epoch, and returns the accuracy on digits it has not seen."""
     options = parse(arguments)
     tf.keras.utils.set_random_seed(options.seed)
     (images, labels), test = read_split(options.data)

@@ -19,7 +19,7 @@ LEARNING_RATE = 0.1
 
 
 def batches(batch_size: int, seed: int) -> tf.data.Dataset:
-    """Endless points and on which side of a plane they are."""
+    """Returns points without end, and on which side of a plane they are."""
 
     def point(_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         values = tf.random.normal((len(WEIGHTS),))

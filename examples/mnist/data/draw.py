@@ -81,7 +81,7 @@ WAYS: dict[int, list[list[list[tuple[float, float]]]]] = {
 
 
 def curve(points: np.ndarray, steps: int = 6) -> np.ndarray:
-    """Points of a smooth curve through `points` (Catmull and Rom's), ends included."""
+    """Returns points of a smooth curve through `points` (Catmull and Rom's), ends included."""
     if len(points) == 2:
         return points
     around = np.concatenate([2 * points[:1] - points[1:2], points, 2 * points[-1:] - points[-2:-1]])
@@ -97,7 +97,7 @@ def curve(points: np.ndarray, steps: int = 6) -> np.ndarray:
 
 
 def picture(digit: int, hand: np.random.Generator) -> np.ndarray:
-    """One picture of the digit, as this hand writes it now."""
+    """Draws one picture of the digit, as this hand writes it now."""
     ways = WAYS[digit]
     strokes = [np.array(stroke) for stroke in ways[hand.integers(len(ways))]]
     bend = 0.045 * hand.uniform(0.5, 1.8)
@@ -125,7 +125,7 @@ def picture(digit: int, hand: np.random.Generator) -> np.ndarray:
 
 
 def ink(starts: np.ndarray, ends: np.ndarray, *, pen: float) -> np.ndarray:
-    """The pixels that a pen of this radius blackens between starts and ends."""
+    """Returns the pixels that a pen of this radius blackens between starts and ends."""
     y, x = np.mgrid[0:SIDE, 0:SIDE] + 0.5
     pixels = np.stack([x, y], axis=-1).reshape(-1, 1, 2)
     along = ends - starts
@@ -138,7 +138,7 @@ def ink(starts: np.ndarray, ends: np.ndarray, *, pen: float) -> np.ndarray:
 
 
 def draw(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """So many pictures and their labels; each depends on the seed and on its own number alone."""
+    """Draws `count` pictures with labels; each depends on the seed and on its number alone."""
     hands = [np.random.default_rng([SEED, number]) for number in range(first, first + count)]
     labels = np.array([hand.integers(10) for hand in hands], np.uint8)
     pictures = [picture(int(label), hand) for label, hand in zip(labels, hands, strict=True)]
