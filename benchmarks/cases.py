@@ -1,4 +1,4 @@
-"""What every loader of the benchmark is measured on: one dataset, one collate function, one step.
+"""Every loader of the benchmark is measured on one dataset, one collate function and one step.
 
 A batch of `batch_size` uint8 images of 3x224x224 (32 are 4.8 MB) costs a worker `cost_seconds`,
 slept; making the batch itself (stacking samples that lie in memory) is part of that time. The
@@ -25,7 +25,7 @@ _MAX_SLOTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One measurement: how many workers, what a batch and a step cost.
+    """A case says how many workers there are, and what a batch and a step cost.
 
     Attributes:
         is_exponential: Batch n costs what Random(n) draws around `cost_seconds`: the same for
@@ -57,17 +57,17 @@ class Case:
 
     @property
     def num_batches(self) -> int:
-        """Of the epoch: more than are taken, so that no loader runs dry while measured."""
+        """Returns the batches of an epoch: more than are taken, so that no loader runs dry."""
         return self.warmup + self.steps + 8 * self.workers + 16
 
     def cost_of(self, number: int) -> float:
-        """Seconds that batch `number` costs a worker at full speed."""
+        """Returns the seconds that batch `number` costs a worker at full speed."""
         if self.is_exponential and self.cost_seconds > 0:
             return random.Random(number).expovariate(1 / self.cost_seconds)
         return self.cost_seconds
 
     def bound_seconds(self) -> float:
-        """No loader can be faster: the step, or what the workers make together."""
+        """Returns the bound of every loader: the step, or what the workers make together."""
         measured = range(self.warmup, self.warmup + self.steps)
         cost = sum(self.cost_of(number) for number in measured) / len(measured)
         speed = self.workers - 1 + 1 / self.slow_factor
@@ -75,7 +75,7 @@ class Case:
 
 
 class Images(Dataset[torch.Tensor]):
-    """Samples that lie in memory; a batch of them is fetched by one call.
+    """Holds samples in memory; a batch of them is fetched by one call.
 
     Each comes with its index and the time at which its batch was begun.
     """
@@ -123,7 +123,7 @@ class SleptCollate:
 
 
 def number_of(batch: torch.Tensor) -> int:
-    """The number that the batch was stamped with."""
+    """Returns the number that the batch was stamped with."""
     return int.from_bytes(bytes(batch.view(-1)[:8].tolist()), "little")
 
 

@@ -1,4 +1,4 @@
-"""What the crowd's ranks read: in a module, so that every rank's pickle of it is the same.
+"""The crowd's ranks read this dataset: in a module, so that all ranks pickle it alike.
 
 Data hosts hold one copy, and one set of workers, for each different pickle. Classes that a script
 defines itself are pickled with a random id, so that each rank's would be another.
@@ -17,7 +17,7 @@ COST_SECONDS = 0.02
 
 
 class Numbers(Dataset[tuple[int, torch.Tensor]]):
-    """Sample n is n, and 8 kB that follow from it."""
+    """Holds as sample n the number n, and 8 kB that follow from it."""
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -1,4 +1,4 @@
-"""One rank of the crowd: takes batches of cheap workers, checks each, stops twice to be looked at.
+"""One rank of the crowd takes batches of cheap workers, checks each, stops twice to be looked at.
 
     python crowd_rank.py FOLDER NUM_BATCHES
 

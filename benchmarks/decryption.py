@@ -1,4 +1,4 @@
-"""What AES-256-GCM alone costs who receives: a feed that encrypts cannot leave it out."""
+"""AES-256-GCM alone costs who receives this much: a feed that encrypts cannot leave it out."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ _BATCHES_BYTES = 100_000_000
 
 
 def decryption_cpu_seconds(nbytes: int) -> float:
-    """CPU-seconds per GB of batches of `nbytes`, decrypted in records of the feed's size.
+    """Returns CPU-seconds per GB of batches of `nbytes`, decrypted in records of the feed's size.
 
     Another process encrypts meanwhile, as a data host on this machine does: two cores that are
     threads of one are slower when both are busy.

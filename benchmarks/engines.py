@@ -1,4 +1,4 @@
-"""The examples of docs/engines.md with and without a data group: one JSON, and one table.
+"""Runs the examples of docs/engines.md with and without a data group: one JSON, and one table.
 
     python benchmarks/engines.py [--quick] [--only PART ...] [--markdown FILE] [--json FILE]
 
@@ -33,7 +33,7 @@ STOP_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one run reached.
+    """One run reached these figures.
 
     Attributes:
         rate: Samples a second of the steps, but for the first of each epoch.
@@ -50,7 +50,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One variant of a job.
+    """A row shows one variant of a job.
 
     Attributes:
         rate_times: Its rate over the first variant's of the same round; seconds_less: the first
@@ -73,14 +73,14 @@ class Row:
 
 @dataclass(slots=True)
 class Runs:
-    """Of one variant, by round."""
+    """Keeps the runs of one variant, by round."""
 
     seen: dict[int, Seen] = field(default_factory=dict)
     failure: str = ""
 
 
 def run(variant: Variant, *, python: str) -> Seen:
-    """One run.
+    """Runs one variant once.
 
     Raises:
         RuntimeError: If it failed or lasted too long, with the end of what it wrote.
@@ -121,7 +121,7 @@ def _first_wait(timeline: Path) -> float:
 
 
 def _ended(command: Sequence[str], folder: str) -> tuple[int, str]:
-    """Exit code and output; nothing of the run is left, whatever happens."""
+    """Returns exit code and output; nothing of the run is left, whatever happens."""
     # The environments of the engines have what stoker needs, not stoker.
     environ = {**os.environ, "PYTHONPATH": str(REPO / "src")}
     with (
@@ -148,7 +148,7 @@ def _ended(command: Sequence[str], folder: str) -> tuple[int, str]:
 
 
 def rows_of(job: Job, *, python: str, rounds: int) -> list[Row]:
-    """All variants, by turns; one that fails is not tried again, the others go on."""
+    """Runs all variants, by turns; one that fails is not tried again, the others go on."""
     if not can_import(job.module, python):
         note = f"{python} has no {job.module}: {job.install}"
         return [Row(job=job.about, unit=job.unit, variant=job.variants[0].name, note=note)]
@@ -193,7 +193,7 @@ def _row(job: Job, variant: Variant, runs: Mapping[str, Runs]) -> Row:
 
 
 def markdown(rows: Sequence[Mapping[str, object]]) -> str:
-    """One table of all rows."""
+    """Returns one table of all rows."""
     lines = [
         "| job | cluster | n | samples/s | x the first | waiting, % | an epoch's first batch, s "
         "| whole run, s | x the first |",
@@ -227,7 +227,7 @@ def _text(value: object, *, digits: int = 0, scale: float = 1.0) -> str:
 
 
 def headings(parts: Mapping[str, dict[str, object]]) -> str:
-    """Where and when, a line for all parts that agree."""
+    """Says where and when it was measured, a line for all parts that agree."""
     lines: dict[str, list[str]] = {}
     for name, part in parts.items():
         modified = " (modified)" if part["is_modified"] else ""

@@ -1,4 +1,4 @@
-"""The jobs of engines.py: an example each, on today's cluster and beside a data group."""
+"""The jobs of engines.py are an example each, on today's cluster and next to a data group."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ HYBRID = ("dnn=local.c1:1:1", "data=local.c1:1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One way to run a job.
+    """A variant is one way to run a job.
 
     Attributes:
         name: In words.
@@ -34,7 +34,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is trained, in each of its variants by turns; the first is what the others are held to.
+    """A job is trained in each of its variants by turns; the others are compared with the first.
 
     Attributes:
         part: Name for --only.
@@ -54,12 +54,12 @@ class Job:
     variants: tuple[Variant, ...]
 
     def python(self) -> str:
-        """The interpreter it runs under, unless another is named."""
+        """Returns the interpreter it runs under, unless another is named."""
         return str(REPO / self.venv / "bin" / "python") if self.venv else sys.executable
 
 
 def jobs(*, is_quick: bool) -> tuple[Job, ...]:
-    """All of them.
+    """Returns all jobs.
 
     Args:
         is_quick: So short that it only shows that they run.

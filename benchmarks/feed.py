@@ -1,4 +1,4 @@
-"""The feed beside the alternatives: one JSON, and one table.
+"""Measures the feed next to the alternatives: one JSON, and one table.
 
     python benchmarks/feed.py [--quick] [--only PART ...] [--markdown FILE] [--json FILE]
 
@@ -45,7 +45,7 @@ def rows_of(part: str, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def heading(about: dict[str, object]) -> str:
-    """Where and when, in front of the table."""
+    """Says where and when it was measured, in front of the table."""
     before, after = about["load_before"], about["load_after"]
     modified = " (modified)" if about["is_modified"] else ""
     return (

@@ -1,4 +1,4 @@
-"""CPU time of the trainer's process for each GB it takes, flat out, at three sizes of batches."""
+"""Measures CPU time of the trainer's process per GB that it takes, at three sizes of batches."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ _FIGURE = "CPU-s/GB"
 
 
 def rows(*, repetitions: int, is_quick: bool, python: str) -> Iterator[Row]:
-    """The rows of all sizes.
+    """Returns the rows of all sizes.
 
     Args:
         python: Interpreter that has gRPC and Ray.

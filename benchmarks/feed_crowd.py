@@ -1,4 +1,4 @@
-"""A crowd on one machine: 4 data hosts of 25 cheap workers each feed 4 ranks.
+"""Runs a crowd on one machine: 4 data hosts of 25 cheap workers each feed 4 ranks.
 
 What is shown is not speed but that nothing grows out of hand: order, threads, connections, memory.
 """
@@ -26,7 +26,7 @@ Look = dict[str, list[dict[str, float]]]
 
 
 def rows(*, is_quick: bool) -> Iterator[Row]:
-    """One run: a row of the order, and one of each kind of process."""
+    """Returns the rows of one run: one of the order, and one of each kind of process."""
     num_batches = 1200 if is_quick else 6000
     looks: list[Look] = []
     started = time.monotonic()
@@ -100,7 +100,7 @@ def _look_twice(folder: Path, looks: list[Look], launchers: Mapping[str, int]) -
 
 
 def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
-    """Every process of the run, by kind."""
+    """Looks at every process of the run, by kind."""
     kinds: dict[str, list[psutil.Process]] = {
         "agent": [],
         "fork server": [],

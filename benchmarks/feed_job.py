@@ -1,4 +1,4 @@
-"""The example's MNIST job with two workers: samples a second, and the time to the first batch."""
+"""Measures the example's MNIST job with two workers: samples/s, and time to the first batch."""
 
 import json
 import os
@@ -22,7 +22,7 @@ Seen = dict[str, list[dict[str, list[float]]]]
 
 
 def trained(loader: str, step: str, *, num_batches: int) -> dict[str, list[float]]:
-    """What `job_trainer.py` saw."""
+    """Returns what `job_trainer.py` saw."""
     with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as name:
         folder = Path(name)
         result = folder / "result.json"
@@ -46,7 +46,7 @@ def trained(loader: str, step: str, *, num_batches: int) -> dict[str, list[float
 
 
 def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
-    """The rows of both parts, mnist and first."""
+    """Returns the rows of both parts, mnist and first."""
     seen: dict[str, Seen] = {"look": {}, "train": {}}
     turn = 0
     for _ in range(repetitions):

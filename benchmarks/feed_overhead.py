@@ -1,4 +1,4 @@
-"""What the feed costs a training step, beside a raw-socket loader and torch's own local loader.
+"""Measures what the feed adds to a step, next to a raw-socket loader and torch's own local one.
 
 Every repetition runs every loader at every number of workers, in an order that rotates; a loader is
 compared with the others of its own repetition. benchmarks/README.md says what each figure means.
@@ -25,7 +25,7 @@ _FIGURE = "% over the bound"
 
 
 def case_of(name: str, *, workers: int, is_quick: bool) -> Case:
-    """Fewer steps where each is longer: about 3 s a measurement."""
+    """Returns the case, with fewer steps where each is longer: about 3 s per measurement."""
     steps = {1: 50, 2: 70}.get(workers, 100)
     even = Case(workers=workers, steps=steps // 2 if is_quick else steps, warmup=20)
     if name == "exponential":
@@ -44,7 +44,7 @@ def rows(
     ks: Sequence[int] = (),
     one_worker_hosts: bool = False,
 ) -> Iterator[Row]:
-    """The rows of one case.
+    """Returns the rows of one case.
 
     Args:
         name: even, exponential or straggler.

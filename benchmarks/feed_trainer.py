@@ -1,4 +1,4 @@
-"""The trainer of one measurement: takes the batches of one loader and writes what it saw as JSON.
+"""The trainer of one measurement takes the batches of one loader and writes what it saw as JSON.
 
     python feed_trainer.py LOADER CASE RESULT [PORT ...]
 
@@ -74,7 +74,7 @@ def measure(
 
 
 def main(loader: str, case: Case, ports: Sequence[int]) -> dict[str, float | bool]:
-    """What the loader under test costs, on the dataset and collate function that all have."""
+    """Measures the loader under test, on the dataset and collate function that all have."""
 
     def nothing() -> float:
         return 0.0

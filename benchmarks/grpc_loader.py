@@ -1,4 +1,4 @@
-"""A yardstick: batches over gRPC, one server process a worker, each streaming its share in turn.
+"""This yardstick streams batches over gRPC: one server process per worker, its share in turn.
 
 Two formats: raw bytes with an identity serializer, the cheapest that gRPC can do, and a protobuf
 message with a bytes field, as most services would have it. It authenticates nobody and survives no
@@ -75,7 +75,7 @@ def _receive(call: Iterator[object], made: "queue.Queue[object]") -> None:
 
 
 def _message_type() -> type:
-    """`message Batch { uint64 number = 1; bytes content = 2; }`, without a compiler."""
+    """Makes `message Batch { uint64 number = 1; bytes content = 2; }`, without a compiler."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     file = descriptor_pb2.FileDescriptorProto(name="feed.proto", package="feed", syntax="proto3")

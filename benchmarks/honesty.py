@@ -1,4 +1,4 @@
-"""Whether stoker's advice is honest: nine trainings of a known bottleneck, advised and followed.
+"""Checks that stoker's advice is honest: nine trainings of a known bottleneck, advised, followed.
 
     python benchmarks/honesty.py [--quick] [--case NAME ...] [--busy VCPUS] [--resume] [--markdown]
 
@@ -45,7 +45,7 @@ _QUIET_VCPUS, _LOOK_SECONDS = 0.1, 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One training and what is right to say of it. Milliseconds are of a batch or a step.
+    """A case is a training and what is right to say of it. Milliseconds are of a batch or a step.
 
     Attributes:
         bottlenecks: That `decision.json` may name.
@@ -161,7 +161,7 @@ QUICK = ("compute", "sleep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One case. Seconds are of a step.
+    """A row shows one case. Seconds are of a step.
 
     Attributes:
         verdict: The bottleneck that was named; `cannot tell`: none.
@@ -203,17 +203,17 @@ class Row:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other programs, ours among them, had a part of the vCPUs."""
+        """Returns whether other programs, ours among them, had a part of the vCPUs."""
         return self.busy_vcpus > 0 or self.profiled_others > _BUSY_VCPUS
 
     @property
     def is_steady(self) -> bool:
-        """Whether the machine was as quick all the while."""
+        """Returns whether the machine was as quick all the while."""
         return self.speed_change <= _STEADY
 
     @property
     def is_honest(self) -> bool:
-        """Right and inside; on a busy machine also that it cannot tell, and buys nothing.
+        """Returns whether it is right and inside; if busy, also if it cannot tell and buys nothing.
 
         So it is where other machines on the same cores change the speed of these.
         """
@@ -343,7 +343,7 @@ def _burn(share: float, until: float) -> None:
 
 
 def turns_per_millisecond() -> float:
-    """Turns of the Python loop in a CPU-millisecond of this machine: the most of several tries."""
+    """Returns turns of a Python loop per CPU-millisecond here: the most of several tries."""
     from honesty_trainer import python_loop
 
     best = 0.0
@@ -402,7 +402,7 @@ def _workload(
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table of docs/method.md."""
+    """Returns the table of docs/method.md."""
     lines = [
         "| script | machine | verdict | advice | promised ratio (band) | measured | honest |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -422,7 +422,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many held."""
+    """Says how many held."""
     words = []
     for title, own in (
         ("quiet", [row for row in rows if not row.is_busy]),
@@ -439,7 +439,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def text(row: Row) -> str:
-    """The case in one line."""
+    """Says the case in one line."""
     mark = "ok " if row.is_honest else "NOT"
     return (
         f"{mark} {row.case:<13} {row.verdict:<12} {row.action:<14} promised {row.promised:.2f} "

@@ -1,4 +1,4 @@
-"""A training with one known bottleneck: what honesty.py profiles, decides on, and follows.
+"""Trains with one known bottleneck: honesty.py profiles it, decides on it, and follows the advice.
 
 A plain PyTorch script. Costs are of a batch: `--burn` passes of a blur (CPU), `--slept` seconds,
 and `--read` files of a folder, dropped from the page cache, in the loader; `--step-burn` passes,
@@ -22,7 +22,7 @@ BATCH = 8
 
 
 class Samples(Dataset):
-    """Samples that cost what they are told; one sample's cost is a batch's over BATCH."""
+    """Makes samples that cost what they are told; one sample's cost is a batch's over BATCH."""
 
     def __init__(self, *, passes: int, slept: float, files: list[str]) -> None:
         self.passes = passes
@@ -50,7 +50,7 @@ def read_cold(name: str) -> int:
 
 
 def python_loop(turns: int) -> int:
-    """Python code that holds the interpreter lock."""
+    """Runs Python code that holds the interpreter lock."""
     value = 0
     for turn in range(turns):
         value = (value * 31 + turn) % 65521

@@ -1,4 +1,4 @@
-"""The MNIST job of the example, over one loader: how fast it goes, and when the first batch comes.
+"""Trains the example's MNIST over one loader: how fast it goes, and when the first batch comes.
 
     python job_trainer.py torch|stoker STEP NUM_WORKERS BATCHES RESULT [HOSTS]
 

@@ -1,4 +1,4 @@
-"""The first batch of each loader of a script: on a data host, beside torch's own workers.
+"""Times the first batch of each loader of a script: on a data host, next to torch's own workers.
 
     python benchmarks/loaders.py [--repetitions N]
 

@@ -1,4 +1,4 @@
-"""Three loaders, and a fourth one later: prints the seconds to the first batch of each."""
+"""Opens three loaders, and a fourth one later: prints the seconds to the first batch of each."""
 
 import json
 import sys

@@ -29,7 +29,7 @@ Spread = dict[str, object]
 def trained(
     loader: str, case: Case, *, hosts: int = 1, python: str = sys.executable
 ) -> dict[str, float]:
-    """What `feed_trainer.py` saw of `loader`.
+    """Returns what `feed_trainer.py` saw of `loader`.
 
     Args:
         loader: raw, stoker encrypted, torch local, torch unordered, grpc raw,
@@ -105,24 +105,24 @@ def run(command: Sequence[str], seconds: float, *, environ: dict[str, str] | Non
 
 
 def can_import(module: str, python: str) -> bool:
-    """Whether that interpreter has the module."""
+    """Returns whether that interpreter has the module."""
     return subprocess.run([python, "-c", f"import {module}"], capture_output=True).returncode == 0
 
 
 def rotated(values: Sequence[str], turn: int) -> tuple[str, ...]:
-    """The same in another order each turn, so that no one always comes first."""
+    """Returns the same in another order each turn, so that no one always comes first."""
     first = turn % len(values)
     return (*values[first:], *values[:first])
 
 
 def say(text: str) -> None:
-    """One line about what was just measured, for whoever waits."""
+    """Prints one line about what was just measured, for whoever waits."""
     now = datetime.now().strftime("%H:%M:%S")
     print(f"# {now} {text}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, range, and all of them."""
+    """Returns median, range, and all of them."""
     return {
         "median": round(statistics.median(values), 4),
         "min": round(min(values), 4),
@@ -132,7 +132,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def environment() -> dict[str, object]:
-    """Where this was measured."""
+    """Says where this was measured."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(

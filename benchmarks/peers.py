@@ -1,4 +1,4 @@
-"""What a step costs over the bound: stoker's remote feed beside what others feed a training with.
+"""Measures what a step costs over the bound: stoker's remote feed next to other loaders.
 
     python benchmarks/peers.py [--quick] [--only CASE ...] [--python ENV/bin/python]
 
@@ -37,7 +37,7 @@ PYTHON = HERE.parent / ".venv-peers" / "bin" / "python"
 
 @dataclass(slots=True)
 class Seen:
-    """One loader in one case, a value a repetition."""
+    """One loader reached this in one case, a value per repetition."""
 
     excess: list[float] = field(default_factory=list)
     is_in_order: bool = True
@@ -47,7 +47,7 @@ Found = dict[str, dict[str, Seen]]
 
 
 def measure_once(name: str, seen: dict[str, Seen], *, is_quick: bool, python: str) -> None:
-    """One repetition of a case: all loaders, in an order that rotates."""
+    """Runs one repetition of a case: all loaders, in an order that rotates."""
     case = case_of(name, workers=WORKERS, is_quick=is_quick)
     if not is_quick:
         case = replace(case, warmup=WARMUP)
@@ -100,7 +100,7 @@ def table(found: Found) -> str:
 
 
 def kept(target: Path | None, *, commit: object) -> Found:
-    """What the file has of this commit: a run that was cut off goes on there."""
+    """Returns what the file has of this commit: a run that was cut off goes on there."""
     found: Found = {name: {loader: Seen() for loader in LOADERS} for name in CASES}
     if target is None or not target.exists():
         return found
@@ -111,7 +111,7 @@ def kept(target: Path | None, *, commit: object) -> Found:
 
 
 def versions(python: str) -> dict[str, str]:
-    """Of the libraries beside stoker, in the interpreter that runs them."""
+    """Returns versions of the libraries next to stoker, in the interpreter that runs them."""
     code = "import json,sys;from importlib.metadata import version as v;"
     code += "print(json.dumps({n: v(n) for n in sys.argv[1:]}))"
     command = [python, "-c", code, *MODULES.values()]

@@ -44,7 +44,7 @@ TOP, ROW = 44, 27
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Theme:
-    """Colours of a page; text has a contrast of at least 4.5 to it."""
+    """A theme has the colours of a page; text has a contrast of at least 4.5 to it."""
 
     text: str
     quiet: str
@@ -58,7 +58,7 @@ DARK = Theme(text="#e6edf3", quiet="#9da7b3", ours="#4c9df5", others="#5b6674", 
 
 
 def results() -> dict[str, Any]:
-    """The rows of results/peers.json, and for cases that it lacks those of feed.json.
+    """Returns the rows of results/peers.json, and for cases that it lacks those of feed.json.
 
     Its `sources` are the days and commands of the measurements.
     """
@@ -87,7 +87,7 @@ def _as_of_peers(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def chart(document: dict[str, Any], theme: Theme) -> str:
-    """Three panels of bars with one scale: by how much a step is longer than it has to be."""
+    """Draws three panels of bars with one scale: by how much a step is longer than it has to be."""
     rows = {(str(row["case"]), str(row["loader"])): row for row in document["rows"]}
     values = {key: tuple(map(float, row["overhead_percent"])) for key, row in rows.items()}
     longest = max(max(own) for own in values.values())
@@ -135,7 +135,7 @@ def chart(document: dict[str, Any], theme: Theme) -> str:
 
 
 def in_words(document: dict[str, Any]) -> str:
-    """What the chart shows, for who cannot see it."""
+    """Says what the chart shows, for who cannot see it."""
     rows = {(row["case"], row["loader"]): row for row in document["rows"]}
 
     def figures(case: str) -> str:
@@ -147,7 +147,7 @@ def in_words(document: dict[str, Any]) -> str:
 
 
 def block(document: dict[str, Any]) -> str:
-    """The README's chart with its caption."""
+    """Returns the README's chart with its caption."""
     named = " and ".join(f"`{command}` of {date}" for date, command in document["sources"])
     lost = [row for row in document["rows"] if not row["order_kept"]]
     caption = (
@@ -172,7 +172,7 @@ def block(document: dict[str, Any]) -> str:
 
 
 def with_block(readme: str, document: dict[str, Any]) -> str:
-    """The README with the chart and caption of these results."""
+    """Returns the README with the chart and caption of these results."""
     found = re.compile(r"<picture>.*?</picture>\n\n\*.*?\*\n", re.DOTALL)
     return found.sub(lambda _: block(document), readme, count=1)
 
@@ -201,7 +201,7 @@ def _bar(
 
 
 def badge(name: str, value: str) -> str:
-    """Two words in a box, as badges are; it is true without asking anybody."""
+    """Draws two words in a box, as badges are; it is true without asking anybody."""
     left, right = (round(7.1 * len(word)) + 14 for word in (name, value))
     width = left + right
     return "\n".join(
@@ -221,7 +221,7 @@ def badge(name: str, value: str) -> str:
 
 
 def pictures() -> dict[Path, str]:
-    """The README and its pictures, and what belongs in each file."""
+    """Returns the README and its pictures, and what belongs in each file."""
     document = results()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     least = project["requires-python"].removeprefix(">=")

@@ -1,4 +1,4 @@
-"""How well `stoker decide` predicts: clusters of this machine, predicted before they are run.
+"""Checks how well `stoker decide` predicts: clusters of this machine, predicted, then run.
 
     python benchmarks/prediction.py [--quick] [--case NAME ...] [--resume] [--markdown | --json]
 
@@ -43,7 +43,7 @@ _COMMAND_SECONDS = 240
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One case. Ratios: the target's step over today's.
+    """A row shows one case. Ratios are the target's step over today's.
 
     Attributes:
         steps_today: Seconds, one a pair; steps_target: likewise.
@@ -124,7 +124,7 @@ def run_case(case: Case, *, passes_per_ms: float, pairs: int, budget: float) -> 
 
 
 def passes_per_millisecond() -> float:
-    """Passes of the blur in a CPU-millisecond of this machine: the most of several tries."""
+    """Returns passes of the blur per CPU-millisecond of this machine: the most of several tries."""
     best = 0.0
     for _ in range(5):
         began = time.thread_time()
@@ -134,7 +134,7 @@ def passes_per_millisecond() -> float:
 
 
 def speed() -> float:
-    """Passes of the blur in a CPU-millisecond now: the median of several tries.
+    """Returns passes of the blur per CPU-millisecond now: the median of several tries.
 
     Between two looks it should be the same. Where it is not, this machine's cores are shared with
     others that nothing in it can see: virtual machines on the same cores.
@@ -148,7 +148,7 @@ def speed() -> float:
 
 
 class Busy:
-    """vCPUs that programs other than this one's commands keep busy, from now on."""
+    """Counts vCPUs that programs other than this one's commands keep busy, from now on."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -227,7 +227,7 @@ def _asked_for(decision: Mapping, case: Case) -> Mapping:  # type: ignore[type-a
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table of docs/method.md."""
+    """Returns the table of docs/method.md."""
     lines = [
         "| case | what changes | its limit | step before | after | ratio, predicted | measured "
         "| error | its band |",
@@ -250,7 +250,7 @@ def _place(row: Row) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Median and worst error, against what is promised."""
+    """Returns median and worst error, against what is promised."""
     if not rows:
         return "no case was run"
     errors = sorted(abs(row.error) for row in rows)
@@ -267,7 +267,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def text(row: Row) -> str:
-    """The case in one line."""
+    """Says the case in one line."""
     alarm = "" if row.is_explained else "  UNEXPLAINED profile"
     alarm += f"  (others: {row.others_vcpus:.1f} vCPUs)" if row.others_vcpus > 0.1 else ""
     return (
@@ -296,7 +296,7 @@ def _write(file: Path, rows: Sequence[Row]) -> None:
 
 
 def machine() -> dict[str, object]:
-    """What a result was measured on, and with."""
+    """Says what a result was measured on, and with."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": cpu_model(),

@@ -1,4 +1,4 @@
-"""The clusters that prediction.py predicts and then runs: what loading and training cost on each.
+"""These cases are predicted by prediction.py and then run: what loading and training cost on each.
 
 Milliseconds are of a batch. A cost that burns needs a core of its own, so that those cases end at
 two cores: a host that trains and one that loads. A cost that is slept does not, so that those cases
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One training, its cluster today, and the cluster that is asked about.
+    """A case is a training, its cluster today, and the cluster that is asked about.
 
     Attributes:
         load_burn: CPU-milliseconds of loading.

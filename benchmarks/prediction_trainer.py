@@ -1,4 +1,4 @@
-"""A training whose loader and step cost what it is told: what prediction.py predicts and runs.
+"""Trains with a loader and a step that cost what they are told: prediction.py predicts and runs it.
 
 A plain PyTorch script. Costs are of a batch: `--burn` passes of a blur over each sample's image
 (real CPU work), `--slept` seconds that the loader waits (storage, a service); the step burns
@@ -23,7 +23,7 @@ SIDE = 96
 
 
 class Images(Dataset):
-    """Samples of `sample_bytes`, each blurred `passes` times and waited for `slept` seconds."""
+    """Makes samples of `sample_bytes`: each is blurred `passes` times and waits `slept` seconds."""
 
     def __init__(self, length: int, *, passes: int, slept: float, sample_bytes: int) -> None:
         self.length = length

@@ -1,4 +1,4 @@
-"""The floor: a loader over plain TCP sockets that does nothing but move batches.
+"""The floor is a loader over plain TCP sockets that does nothing but move batches.
 
 One process a worker; two batches asked for ahead of each worker, oldest number first, within a
 re-order window sized as stoker's; one thread in the trainer receives each batch with one call into
@@ -134,7 +134,7 @@ class RawSocketLoader:
 
 
 def _reach(latencies: deque[float]) -> float:
-    """So long before its turn a batch is asked for; stoker's own does not keep the longest."""
+    """Returns how early a batch is asked for; stoker's own loader does not keep the longest."""
     ordered = sorted(latencies)
     long = ordered[-2] if len(ordered) > 1 else ordered[-1]
     return ordered[-1] + 2.0 * max(0.0, long - ordered[len(ordered) // 2])

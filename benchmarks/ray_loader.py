@@ -1,4 +1,4 @@
-"""Two yardsticks: batches as Ray moves them, and Ray Data on top of it.
+"""Two yardsticks are here: batches as Ray moves them, and Ray Data on top of it.
 
 Two raylets on this machine, so that a batch has to go from one node's object store to the other's,
 as between hosts; the raylet on the trainer's side receives it, so its CPU time counts, too.
@@ -88,7 +88,7 @@ class RayLoader:
             yield torch.frombuffer(found.data, dtype=torch.uint8).view(shape)
 
     def receiver_cpu_seconds(self) -> float:
-        """CPU time of the raylet on the trainer's side."""
+        """Returns the CPU time of the raylet on the trainer's side."""
         times = [each.cpu_times() for each in self._receivers]
         return sum(each.user + each.system for each in times)
 

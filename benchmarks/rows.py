@@ -1,4 +1,4 @@
-"""A row of the benchmark: one figure of one loader, beside the alternatives of the same run."""
+"""A row of the benchmark holds one figure of one loader, next to alternatives of the same run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +9,7 @@ from measuring import Spread, spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The same figure beside another loader's, repetition by repetition.
+    """Compares a figure with another loader's, repetition by repetition.
 
     Attributes:
         beside: The other loader; empty: the figure itself is what the target is about.
@@ -27,7 +27,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table.
+    """A row is one line of the table.
 
     Attributes:
         part: Of the benchmark: even, exponential, straggler, cpu, mnist, first or crowd.
@@ -58,7 +58,7 @@ def points(
     at_most: float | None = None,
     is_below: bool = False,
 ) -> Comparison:
-    """Differences of the repetitions.
+    """Compares by the differences of the repetitions.
 
     Args:
         at_most: The target for their median.
@@ -82,7 +82,7 @@ def times(
     at_most: float | None = None,
     at_least: float | None = None,
 ) -> Comparison:
-    """Quotients of the repetitions, with a target for their median."""
+    """Compares by the quotients of the repetitions, with a target for their median."""
     value = spread([a / b for a, b in zip(mine, theirs, strict=True)])
     if at_most is not None:
         return _judged(beside, "times", value, f"<= {at_most:g}", is_met=_median(value) <= at_most)
@@ -94,7 +94,7 @@ def times(
 
 
 def alone(mine: Sequence[float], *, at_most: float) -> Comparison:
-    """A target for the figure itself."""
+    """Sets a target for the figure itself."""
     value = spread(mine)
     return _judged("", "alone", value, f"<= {at_most:g}", is_met=_median(value) <= at_most)
 
@@ -117,7 +117,7 @@ def _median(value: Spread) -> float:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """One table of all rows."""
+    """Returns one table of all rows."""
     lines = [
         "| case | loader | figure | median (min..max) | n | beside, in the same run | target |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -33,7 +33,7 @@ def run_under_stoker(
     modules: Sequence[Path] = (),
     meanwhile: Callable[[Mapping[str, int]], None] | None = None,
 ) -> None:
-    """Runs `command` on a dnn host beside `hosts` data hosts; returns when all have ended.
+    """Runs `command` on a dnn host next to `hosts` data hosts; returns when all have ended.
 
     Args:
         folder: For the hosts' job folders and logs; must exist and be empty.
@@ -117,7 +117,7 @@ def _describe(base: Path, name: str, names: Sequence[str]) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports whose successor is free as well: an agent sends batches from port + 1."""
+    """Returns ports whose successor is free as well: an agent sends batches from port + 1."""
     taken: list[socket.socket] = []
     ports: list[int] = []
     try:
@@ -146,7 +146,7 @@ def _wait(
     *,
     beside: Mapping[str, "subprocess.Popen[bytes]"] | None = None,
 ) -> int:
-    """The exit code; 0 as well where one of `beside` has failed, which ends the wait."""
+    """Returns the exit code; 0 as well where one of `beside` has failed, which ends the wait."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

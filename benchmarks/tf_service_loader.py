@@ -1,4 +1,4 @@
-"""A yardstick: batches that the workers of tf.data service make, as a tf.data pipeline gives them.
+"""This yardstick has the workers of tf.data service make batches of a tf.data pipeline.
 
 There is a process for the dispatcher and for each worker, which makes one batch after the other.
 Sharding is dynamic, which visits each element once, in whatever order they come. The functions are
@@ -94,7 +94,7 @@ def _said(server: "subprocess.Popen[str]") -> str:
 
 
 def _batches(case: Case) -> "tf.data.Dataset":
-    """A pipeline that does what `Images` and `SleptCollate` do, in TensorFlow's functions."""
+    """Returns a pipeline that does what `Images` and `SleptCollate` do, in TensorFlow."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops.testing import sleep
 
