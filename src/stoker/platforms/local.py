@@ -1,4 +1,4 @@
-"""On the local platform every host of a run is a process tree of its own on this machine.
+"""The local platform runs every host of a run as a process tree of its own on this machine.
 
 A host has a directory in SageMaker's layout, its own resourceconfig.json, ports, set of cores and
 log file: the heterogeneous local mode that SageMaker does not have. Linux; macOS unpinned.
