@@ -274,7 +274,7 @@ def put_back(states: Iterable[tuple[FoundGenerator, object]]) -> None:
 
 
 class _Walk:
-    """Walks once; sees each object once, and runs no code of theirs.
+    """Walks through objects to find generators; sees each once, and runs no code of theirs.
 
     Args:
         caches: Addresses of dictionaries that are not watched any more.

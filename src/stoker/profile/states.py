@@ -72,7 +72,7 @@ class Signs:
 
     @property
     def is_loading_awaited(self) -> bool:
-        """Tells that steps wait, and that today's workers alone load no faster than that."""
+        """Returns whether steps wait, and today's workers alone load no faster than that."""
         if self.wait_share < MIN_SHARE or self.alone is None:
             return False
         # The loader alone makes rate * step_seconds batches in a step's time; one is needed.
@@ -87,7 +87,7 @@ class Signs:
 
     @property
     def is_faster_with_more(self) -> bool:
-        """Tells that no trial speaks against more workers than today's."""
+        """Returns whether no trial speaks against more workers than today's."""
         today = self.rate(max(1, self.workers))
         if self.workers == 0 or not today or not self.many or self.many.workers <= self.workers:
             return True

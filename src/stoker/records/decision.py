@@ -198,7 +198,7 @@ class Prices(Record, frozen=True, kw_only=True):
 
     @property
     def is_nominal(self) -> bool:
-        """Tells that nobody is billed: the cost of a plan is then its CPU-seconds."""
+        """Returns whether nobody is billed: the cost of a plan is then its CPU-seconds."""
         return self.purchase == NOMINAL
 
 

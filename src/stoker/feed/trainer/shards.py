@@ -163,7 +163,7 @@ class ShardScheduler(Scheduler):
             shard.begin(is_kept=self._persists and shard.owner is not None)
 
     def look(self, now: float) -> tuple[int, bool]:
-        """Returns that no index is wanted, and whether `assign` could ask for something.
+        """Returns 0, as shards want no index, and whether `assign` could ask for something.
 
         The sampler gives the same index for every batch of an iterable dataset.
         """
