@@ -6,45 +6,32 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import msgspec
 import pytest
 import yaml
 from botocore.validate import ParamValidator
-
-pytest.importorskip("sagemaker")
-
 from moto import mock_aws
 
-from stoker import sagemaker
 from stoker.errors import UsageError
 from stoker.orchestrators.sagemaker.compile import compile_pipeline, pipeline_request
 from stoker.orchestrators.sagemaker.pipelines import SageMakerPipeline
 from stoker.orchestrators.sagemaker.runs import checked_parameters
 from stoker.parameters import overrides_of
-from stoker.sagemaker import (
-    PipelineRun,
-    Step,
-    control_step,
-    decide_step,
-    gate_step,
-    hand_over_step,
-    native_train_step,
-    pipeline,
-    profile_step,
-    register_step,
-    token_step,
-    train_step,
-    upload_inputs,
-    value_in,
-)
-from stoker.sagemaker.steps import offline
 from support import sagemaker_pipeline as sample
 from support.examples import project
 from support.sagemaker_execution import Execution, in_a_text
 from support.sagemaker_rules import MODEL, over_limits, rule_problems
+from support.when_used import WhenUsed, needs
+
+if TYPE_CHECKING:
+    from stoker import sagemaker
+else:
+    sagemaker = WhenUsed("stoker.sagemaker")
+
+pytestmark = needs("sagemaker")
 
 GUIDE = (sample.ROOT / "docs" / "sagemaker.md").read_text(encoding="utf-8")
 OPERATIONS = {
@@ -165,21 +152,21 @@ def test_a_notebook_needs_the_workloads_file_and_the_sdks_own_pipeline(
     assert uri in {f"s3://bucket/{each['Key']}" for each in listed}
 
 
-def run_of(**settings: object) -> PipelineRun:
+def run_of(**settings: object) -> "sagemaker.PipelineRun":
     changed = msgspec.structs.replace(sample.WORKLOAD.sagemaker, **settings)
     workload = msgspec.structs.replace(sample.WORKLOAD, sagemaker=changed)
-    return PipelineRun.of(workload, folder=sample.ROOT)
+    return sagemaker.PipelineRun.of(workload, folder=sample.ROOT)
 
 
-def defined(run: PipelineRun, *steps: Step) -> dict[str, dict[str, Any]]:
-    return checked(pipeline(run.request, lambda _: steps))
+def defined(run: "sagemaker.PipelineRun", *steps: "sagemaker.Step") -> dict[str, dict[str, Any]]:
+    return checked(sagemaker.pipeline(run.request, lambda _: steps))
 
 
 def test_an_evaluation_of_ones_own_takes_the_place_of_stokers() -> None:
     run = run_of()
-    decided = decide_step(run, profile="s3://bucket/profile", image="decide:1")
-    trained = train_step(run, decision=decided, image="ours:2")
-    theirs = control_step(
+    decided = sagemaker.decide_step(run, profile="s3://bucket/profile", image="decide:1")
+    trained = sagemaker.train_step(run, decision=decided, image="ours:2")
+    theirs = sagemaker.control_step(
         run,
         name="Judge",
         command=["/judge"],
@@ -189,8 +176,8 @@ def test_an_evaluation_of_ones_own_takes_the_place_of_stokers() -> None:
         property_files={"Judged": "evaluation/judged.json"},
         depends_on=[trained],
     )
-    registered = register_step(run, training=trained, evaluation=theirs)
-    gate = gate_step(run, evaluation=theirs, passed=[registered])
+    registered = sagemaker.register_step(run, training=trained, evaluation=theirs)
+    gate = sagemaker.gate_step(run, evaluation=theirs, passed=[registered])
     found = defined(run, decided, trained, theirs, gate)
     condition = found["Gate"]["Arguments"]["Conditions"][0]["LeftValue"]["Std:JsonGet"]
     assert condition["Path"] == "passed"
@@ -206,7 +193,7 @@ def test_an_evaluation_of_ones_own_takes_the_place_of_stokers() -> None:
 
 def test_without_parameters_a_step_has_what_the_workload_says() -> None:
     run = run_of()
-    measured = profile_step(run.given(instance_type="ml.g5.4xlarge"), image="ours:2")
+    measured = sagemaker.profile_step(run.given(instance_type="ml.g5.4xlarge"), image="ours:2")
     found = defined(run, measured)["Profile"]["Arguments"]
     assert found["ResourceConfig"]["InstanceType"] == "ml.g5.4xlarge"
     assert found["ResourceConfig"]["InstanceCount"] == 1
@@ -218,14 +205,14 @@ def test_hyperparameters_of_every_kind_fit_into_the_steps() -> None:
     many = {f"knob-{number:02}": 0.5 for number in range(97)}
     declared = {"amp": True, "depth": 18, "model": "resnet", **many}
     workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=declared)
-    run = PipelineRun.of(workload, folder=sample.ROOT, model="vit", amp=False)
-    decided = decide_step(run, profile="s3://b/p")
+    run = sagemaker.PipelineRun.of(workload, folder=sample.ROOT, model="vit", amp=False)
+    decided = sagemaker.decide_step(run, profile="s3://b/p")
     found = defined(
         run,
-        profile_step(run),
+        sagemaker.profile_step(run),
         decided,
-        train_step(run, decision=decided),
-        hand_over_step(run, profile="s3://b/p", decision=decided),
+        sagemaker.train_step(run, decision=decided),
+        sagemaker.hand_over_step(run, profile="s3://b/p", decision=decided),
     )
     given = found["Profile"]["Arguments"]["HyperParameters"]
     named = ("amp", "depth", "model", "knob-96")
@@ -244,18 +231,21 @@ def test_branches_tell_their_steps_apart() -> None:
     run = run_of()
     found = defined(
         run,
-        *(decide_step(r, profile="s3://b/p") for r in (run, run.branch("Big").given(epochs=9))),
+        *(
+            sagemaker.decide_step(r, profile="s3://b/p")
+            for r in (run, run.branch("Big").given(epochs=9))
+        ),
     )
     assert set(found) == {"Decide", "DecideBig"}
     assert "epochs=9" in found["DecideBig"]["Arguments"]["AppSpecification"]["ContainerArguments"]
 
 
 def test_a_native_step_has_the_groups_of_a_decision_or_says_that_it_needs_one() -> None:
-    run = PipelineRun.of(
+    run = sagemaker.PipelineRun.of(
         sample.WORKLOAD, folder=sample.ROOT, decision=sample.decision(data=sample.DATA)
     )
-    token = token_step(run)
-    trained = native_train_step(run, token=token)
+    token = sagemaker.token_step(run)
+    trained = sagemaker.native_train_step(run, token=token)
     found = defined(run, token, trained)["Train"]["Arguments"]
     groups = found["ResourceConfig"]["InstanceGroups"]
     assert [(g["InstanceGroupName"], g["InstanceCount"]) for g in groups] == [
@@ -263,50 +253,57 @@ def test_a_native_step_has_the_groups_of_a_decision_or_says_that_it_needs_one() 
         ("data", 2),
     ]
     with pytest.raises(UsageError, match="needs a decision"):
-        native_train_step(run_of(), token=token)
+        sagemaker.native_train_step(run_of(), token=token)
 
 
 def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="no parameter epoch") as caught:
-        PipelineRun.of(sample.WORKLOAD, folder=sample.ROOT, epoch=3)
+        sagemaker.PipelineRun.of(sample.WORKLOAD, folder=sample.ROOT, epoch=3)
     assert caught.value.fix == "did you mean epochs?"
 
 
 def test_an_argument_of_another_type_is_no_parameter() -> None:
-    def steps(run: PipelineRun, days: list[str]) -> list[Step]:
+    def steps(run: sagemaker.PipelineRun, days: list[str]) -> list[sagemaker.Step]:
         return []
 
     with pytest.raises(UsageError, match="argument days"):
-        pipeline(request(), steps)  # type: ignore[arg-type]
+        sagemaker.pipeline(request(), steps)  # type: ignore[arg-type]
 
 
 def test_the_sdk_is_imported_without_the_users_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
         monkeypatch.setenv(name, "one-that-is-not-there")
-    with offline():
+    with sagemaker.steps.offline():
         assert not {"AWS_PROFILE", "AWS_DEFAULT_PROFILE"} & set(os.environ)
     assert os.environ["AWS_DEFAULT_PROFILE"] == "one-that-is-not-there"
 
 
 def test_an_argument_of_the_name_of_another_parameter_is_refused() -> None:
-    def known(run: PipelineRun, maxDataHosts: int = 1) -> list[Step]:
+    def known(run: sagemaker.PipelineRun, maxDataHosts: int = 1) -> list[sagemaker.Step]:
         return []
 
-    def twice(run: PipelineRun, beta1: float = 0.1, beta_1: float = 0.2) -> list[Step]:
+    def twice(
+        run: sagemaker.PipelineRun, beta1: float = 0.1, beta_1: float = 0.2
+    ) -> list[sagemaker.Step]:
         return []
 
     with pytest.raises(UsageError, match="MaxDataHosts, and so is the workload's max_data_hosts"):
-        pipeline(request(), known)
+        sagemaker.pipeline(request(), known)
     with pytest.raises(UsageError, match=r"argument beta_1 .* Beta1, and so is the argument beta1"):
-        pipeline(request(), twice)
+        sagemaker.pipeline(request(), twice)
 
 
 def test_a_hand_over_hands_on_the_arguments_of_the_pipelines_function() -> None:
-    def steps(run: PipelineRun, least_accuracy: float = 0.9, day: str = "today") -> list[Step]:
-        decided = decide_step(run, profile=run.reused_profile)
-        return [decided, hand_over_step(run, profile=run.reused_profile, decision=decided)]
+    def steps(
+        run: sagemaker.PipelineRun, least_accuracy: float = 0.9, day: str = "today"
+    ) -> list[sagemaker.Step]:
+        decided = sagemaker.decide_step(run, profile=run.reused_profile)
+        return [
+            decided,
+            sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided),
+        ]
 
-    document = json.loads(pipeline(request("handover"), steps))
+    document = json.loads(sagemaker.pipeline(request("handover"), steps))
     over = next(step for step in sample.steps(document) if step["Name"] == "HandOver")
     words = sample.resolved(over["Arguments"], document)["AppSpecification"]["ContainerArguments"]  # type: ignore[index,call-overload]
     assert words[-2:] == ["--param=LeastAccuracy=0.9", "--param=Day=today"]  # type: ignore[index,call-overload]
@@ -325,11 +322,16 @@ def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not() 
 def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs() -> None:
     """The service would find it when a run reaches the step."""
 
-    def steps(run: PipelineRun, day: str = "today", dry: bool = False) -> list[Step]:
-        decided = decide_step(run, profile=run.reused_profile)
-        return [decided, hand_over_step(run, profile=run.reused_profile, decision=decided)]
+    def steps(
+        run: sagemaker.PipelineRun, day: str = "today", dry: bool = False
+    ) -> list[sagemaker.Step]:
+        decided = sagemaker.decide_step(run, profile=run.reused_profile)
+        return [
+            decided,
+            sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided),
+        ]
 
-    document = json.loads(pipeline(request("handover"), steps))
+    document = json.loads(sagemaker.pipeline(request("handover"), steps))
     deployed = SageMakerPipeline(
         name="mnist", arn="arn", description="", role="", definition=document, domain=""
     )
@@ -344,15 +346,18 @@ def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs
     # A Boolean arrives as the service spells it in a text, which is nowhere said.
     assert [given(f"Dry={text}")["Dry"] for text in ("True", "true", "1", "1.0")] == ["true"] * 4
 
-    def too_long(run: PipelineRun, day: str = f"{longest}y") -> list[Step]:
-        decided = decide_step(run, profile=run.reused_profile)
-        return [decided, hand_over_step(run, profile=run.reused_profile, decision=decided)]
+    def too_long(run: sagemaker.PipelineRun, day: str = f"{longest}y") -> list[sagemaker.Step]:
+        decided = sagemaker.decide_step(run, profile=run.reused_profile)
+        return [
+            decided,
+            sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided),
+        ]
 
     with pytest.raises(UsageError, match="has 257 characters, at most 256: --param=Day=xx"):
-        pipeline(request("handover"), too_long)
+        sagemaker.pipeline(request("handover"), too_long)
     for words, told in ((["x" * 257], "257 characters"), (["a"] * 101, "102 words, at most 101")):
         with pytest.raises(UsageError, match=told) as caught:
-            control_step(run_of(), name="Mine", command=["true", *words])
+            sagemaker.control_step(run_of(), name="Mine", command=["true", *words])
         assert caught.value.where == "step Mine"
 
 
@@ -364,7 +369,9 @@ def request(train_step: str = "launched") -> Any:
 
 def test_a_value_of_a_step_without_a_property_file_is_refused() -> None:
     with pytest.raises(ValueError, match="Quiet has no property file"):
-        value_in(control_step(run_of(), name="Quiet", command=["true"]), "passed")
+        sagemaker.value_in(
+            sagemaker.control_step(run_of(), name="Quiet", command=["true"]), "passed"
+        )
 
 
 def test_inputs_are_sent_once() -> None:
@@ -383,10 +390,10 @@ def test_inputs_are_sent_once() -> None:
             self.there[uri] = content, kms_key
 
     bucket = Bucket()
-    first = upload_inputs(run, aws=bucket)  # type: ignore[arg-type]
+    first = sagemaker.upload_inputs(run, aws=bucket)  # type: ignore[arg-type]
     assert first == (f"{run.request.inputs_uri}/workload.json",)
     assert json.loads(bucket.there[first[0]][0])["name"] == "mnist"
-    assert upload_inputs(run, aws=bucket) == ()  # type: ignore[arg-type]
+    assert sagemaker.upload_inputs(run, aws=bucket) == ()  # type: ignore[arg-type]
 
 
 def test_a_notebook_shows_what_each_function_takes_and_says() -> None:

@@ -1,0 +1,28 @@
+"""Modules that take seconds to import, and which each process that collects all tests would import.
+
+    if TYPE_CHECKING:
+        from stoker import sagemaker
+    else:
+        sagemaker = WhenUsed("stoker.sagemaker")
+"""
+
+import importlib
+import importlib.util
+
+import pytest
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Skips where the package is not installed, which is found out without importing it."""
+    is_missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(is_missing, reason=f"needs {package}")
+
+
+class WhenUsed:
+    """A module that is imported when one of its names is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module(self._name), name)
