@@ -35,7 +35,7 @@ define VENV_OVER_OURS
 endef
 OWN_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off
 
-.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster check $(CHECKS) fmt docs faults bench soak image image-data image-control wheel lock clean
+.PHONY: help setup run test test-unit test-failed test-skipped test-engines test-libraries test-cluster test-docker check $(CHECKS) fmt docs faults bench soak image image-data image-control wheel lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -65,6 +65,9 @@ test-libraries: $(DEV) $(LIBRARIES)  ## libraries that read torch's loaders, fed
 
 test-cluster: $(DEV)  ## what a cluster's controllers do to jobs, on the one that KUBECONFIG names
 	@$(BIN)/pytest -q tests/cluster -m cluster
+
+test-docker: $(DEV)  ## the images, built and run on a Docker engine of their own; as root on Debian
+	@$(BIN)/pytest -q tests/docker -m docker
 
 # Side by side; all is told, also after one has failed, and each tool's words together where make can do that.
 check: $(DEV)  ## format, lint, types, import layers

@@ -13,7 +13,7 @@ from typing import IO
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.scheduler import LoadFileScheduling
 
 from support.moto import aws_server, moto_process
 
@@ -34,7 +34,7 @@ settings.load_profile("stoker")
 
 # Those that nothing else may run beside come first, when nobody is in a test that they wait for.
 # Then the longest, for what begins last must not be what lasts.
-_ORDER = ("docker", "alone", "engine", "fault", "e2e", "browser")
+_ORDER = ("alone", "engine", "fault", "e2e", "browser")
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,14 +58,6 @@ def _tests_end_only_processes_of_their_own() -> Iterator[None]:
         warm_python.check_alive()
 
 
-class ByFile(LoadScopeScheduling):
-    """A file stays in one process, with its fixtures; all Docker tests do, with their engine."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return "docker" if "/docker/" in path else path
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is collected stays: nobody looks for garbage in it, meanwhile or later."""
@@ -81,10 +73,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
-    """Used where there are several processes: `pytest -n 2`."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
+    """With several processes (`pytest -n 2`) a file stays in one, with its fixtures."""
     config.option.loadscopereorder = False
-    return ByFile(config, log)
+    return LoadFileScheduling(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
