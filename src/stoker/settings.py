@@ -200,8 +200,8 @@ class RunEnvironment:
         feed: The workload's key `feed`, as JSON, such as {"credits": 4}.
         workers: Data workers of one host by role, as JSON, such as {"dnn": 2, "data": 15}; absent:
             as feed.local_workers and the hosts' vCPUs say.
-        strategy: The workload's key `strategy`, as JSON.
-        engine: The workload's key `engine`, as JSON, where the engine is not the feed.
+        strategy: The workload's key `strategy`: a name, or settings as JSON.
+        engine: The workload's key `engine`: a name, or settings as JSON.
         engine_hosts: How hosts are reached that have another address than their names, or other
             ports, as JSON.
         processes_per_host: Number of trainer processes of a dnn host; absent: one per accelerator,
