@@ -158,9 +158,9 @@ def block(document: dict[str, Any]) -> str:
     lost = " and ".join(name for loader, name in LOADERS.items() if loader in losers)
     caption = (
         f"*{TITLE} (less is better), with "
-        f"four workers: {named}, medians, two cores of an {document['cpu']}. The work on a batch "
-        "is slept and all hosts share one machine: this shows what moving batches costs, not what "
-        "making them costs."
+        f"four workers: {named}, medians, two cores of an {document['cpu']}. Workers "
+        "sleep in place of computing, and all hosts share one machine: this shows what moving "
+        "batches costs, not what making them costs."
         + (f" {lost} (with a star) do not keep the order of batches." if lost else "")
         + " [More](benchmarks/README.md).*"
     )

@@ -584,9 +584,9 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
 
     Attributes:
         wait_minutes: Minutes for which a plan is tried again, every few minutes; 0: it is tried
-            once. On Kubernetes so long pods of the dnn group may wait for nodes, which autoscalers
-            bring in some minutes. Two hours are a guess: how long a shortage lasts differs by type
-            and region.
+            once. On Kubernetes the time that pods of the dnn group may wait for nodes, which
+            autoscalers bring in some minutes. Two hours are a guess: how long a shortage lasts
+            differs by type and region.
         then: next_plan: the decision's next plan that has other types, and so on; fail: the run
             ends as failed. A job without a decision has no other plan.
     """

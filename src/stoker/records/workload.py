@@ -95,8 +95,8 @@ class Constraints(Record, frozen=True, kw_only=True):
     """Holds the bounds that a plan must respect.
 
     Attributes:
-        objective: What ranks the plans. cost: the cost of a step; time: its time. By default cost:
-            a faster step that costs more has to be asked for.
+        objective: What ranks the plans. cost: the cost of a step; time: its time. The default is
+            cost, so that a faster step that costs more is chosen only if you ask for it.
         max_usd_per_hour: Upper limit on the price of the whole cluster, in dollars per hour.
             Absent: no limit.
         deadline_hours: Upper limit on the whole training, in hours; the number of its steps has to
@@ -313,9 +313,9 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
         experiment: Experiment of the runs; absent: one named as the workload.
         secret: Kubernetes: Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
             MLFLOW_TRACKING_PASSWORD, for the steps of a pipeline; absent: the server asks for none.
-        timeout_seconds: MLflow may take so long each time, before and after a training; then the
-            run goes on without it. 60: importing MLflow takes up to 15 s on a cold disk, the rest
-            is for some files over a slow network.
+        timeout_seconds: Seconds that MLflow may take each time, before and after a training; then
+            the run goes on without it. 60: importing MLflow takes up to 15 s on a cold disk, the
+            rest is for some files over a slow network.
         tensorboard: Whether the script is told a folder for TensorBoard, in STOKER_TENSORBOARD,
             that is kept: runs/ID/tensorboard, the folder of `kubernetes.output`, or S3. Off, as
             only a script that writes there has a use for it.
@@ -348,13 +348,13 @@ class NotifySettings(Record, frozen=True, kw_only=True):
         on: failure: only of runs that failed, a model below its gate among them; always: of all.
         format: text: `text` and `stoker` with the facts, as Slack and most receivers take it;
             teams: a card, which the workflows of Microsoft Teams ask for.
-        variable: Variable with the webhook's address.
+        variable: Environment variable that holds the webhook's address.
         secret: Kubernetes: Secret whose key `url` is the address; the last step of a pipeline on
             Kubeflow gets it. Absent: such a pipeline tells nobody.
-        secret_arn: SageMaker: ARN of a secret of Secrets Manager that is the address; the small
-            steps of a pipeline read it. Absent: such a pipeline tells nobody.
-        timeout_seconds: The webhook may take so long; then the run ends without it. Slack answers
-            within a second.
+        secret_arn: SageMaker: ARN of a secret of Secrets Manager whose value is the address; the
+            small steps of a pipeline read it. Absent: such a pipeline tells nobody.
+        timeout_seconds: Seconds that the webhook may take; then the run ends without it. 10, as
+            Slack answers within a second.
     """
 
     on: Literal["failure", "always"] = "failure"
