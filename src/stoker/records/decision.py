@@ -234,10 +234,12 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
         profiled_on: The type that was profiled.
         taken_as: The type that is today's in this decision; nothing was measured there.
         cpu_speed: Speed of a vCPU of `taken_as` over one of `profiled_on`.
-        cpu_speed_source: Where it comes from: both types are in the `catalog`, or the profiled
-            CPU's model is (`cpu_model`), or it was `given`; `assumed`: it is not known, and 1.
-        accelerator_step_source: Whose a step without waiting is: the `profile`'s, on accelerators
-            of the same model; the profile's `cpu`, scaled; the user's (`given`); or nobody's.
+        cpu_speed_source: Where `cpu_speed` comes from. catalog: both types are in the catalog;
+            cpu_model: the profiled CPU's model is; given: the user gave it; assumed: it is not
+            known, and is taken as 1.
+        accelerator_step_source: Where a step without waiting comes from. profile: the profile's, on
+            accelerators of the same model; cpu: the profile's, scaled; given: the user gave it;
+            unknown: it is not known.
     """
 
     profiled_on: Name

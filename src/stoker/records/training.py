@@ -286,10 +286,10 @@ class Evaluation(Record, frozen=True, kw_only=True):
         workload_sha256: Digest of the workload; absent: it ran without one.
         passed: Whether the training succeeded, did a step, and passed all gates.
         reason: Why it did not pass, in a sentence; empty where it did.
-        gates: Each gate with the value that it was held against.
+        gates: Each gate, with the value that it was compared with.
         performance: The measured step against the profiled and the predicted one; absent: one of
             them is missing.
-        metrics: All that the run reported: a later model is held against them.
+        metrics: All that the run reported: a later model is compared with these values.
         model_uri: Where the model is.
     """
 

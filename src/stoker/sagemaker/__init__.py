@@ -142,7 +142,8 @@ def profile_or_reuse(
 
     Args:
         run: Run of the pipeline.
-        after: Makes the steps that follow, of a run and of the profile: a step, or an address.
+        after: Function that makes the steps that follow. It gets the run, and the profile: a step,
+            or an address.
         depends_on: Steps to wait for.
     """
     guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []

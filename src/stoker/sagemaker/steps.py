@@ -606,7 +606,7 @@ def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple
     of an earlier pipeline read stays as it is.
 
     Args:
-        run: Its workload says where to.
+        run: Run whose workload names the bucket.
         aws: The account; absent: as boto3 finds it.
 
     Raises:
