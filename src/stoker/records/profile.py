@@ -279,10 +279,10 @@ class Profile(Record, frozen=True, kw_only=True):
         spread: Spread of the fields of `step`, by name.
         check: Whether the parts add up to the step; absent: parts are missing.
         states: States that the training is in, the weightiest first.
-        fixes: Changes that cost no host.
+        fixes: Changes that help without any further host.
         loader_rates: Throughput of the loader alone, by number of workers: no plan is promised
             more from workers than these say.
-        transforms: What loading a sample is made of, the dearest first.
+        transforms: What loading a sample is made of, the most expensive part first.
         unmeasured: Parts that cannot be measured where no DataLoader of torch makes the batches:
             `accelerator`, `loader`. No spending is advised then.
         what: Facts about the profiled run, such as ranks and versions; which ones may change.

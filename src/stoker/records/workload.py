@@ -402,9 +402,10 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         name: Name of the workload, in the names of its runs, jobs and pipelines: up to 40 lowercase
             letters, digits and hyphens.
         command: Program and arguments; relative paths are relative to the folder stoker runs in.
-        image: Image of all hosts, where the platform runs images.
-        platform: Where jobs run: this machine, SageMaker or a Kubernetes cluster. `--platform` on
-            the command line says otherwise for one run.
+        image: Container image of all hosts. SageMaker and Kubernetes need it; on this machine none
+            is run.
+        platform: Where jobs run. local: on this machine; sagemaker: as SageMaker training jobs;
+            kubernetes: on a cluster. `--platform` on the command line says otherwise for one run.
         cluster: Today's cluster. Absent: this machine, on the platform local; other platforms need
             it.
         channels: Inputs of the job, by name. On every platform a script finds each in the folder
