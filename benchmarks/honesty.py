@@ -137,7 +137,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="one core",
-        about="loading and training share one core; a data host is to be had",
+        about="loading and training share one core; a data host is available",
         bottlenecks=("cpu",),
         states=("cpu",),
         actions=("heterogeneous",),

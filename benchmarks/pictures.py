@@ -34,6 +34,7 @@ LOADERS = {
 }
 # feed.json has these of them, by other names.
 OF_FEED = {"stoker encrypted": "stoker", "torch local": "torch"}
+TITLE = "Extra time per training step over the lowest that is possible"
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
 
 WIDTH, LABELS, PANEL, GAP = 880, 168, 224, 14
@@ -95,7 +96,7 @@ def chart(document: dict[str, Any], theme: Theme) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" role="img" aria-labelledby="title desc">',
-        '<title id="title">Time of a training step over the lowest that is possible</title>',
+        f'<title id="title">{TITLE}</title>',
         f'<desc id="desc">{escape(in_words(document))}</desc>',
         f"<style>text {{ font: 13px {FONT}; fill: {theme.text}; }} .head {{ font-weight: 650; }} "
         f".ours {{ font-weight: 650; }} .quiet {{ fill: {theme.quiet}; font-size: 12px; }}</style>",
@@ -128,8 +129,8 @@ def chart(document: dict[str, Any], theme: Theme) -> str:
             )
     lost = "" if all(row["order_kept"] for row in rows.values()) else ". *: order of batches lost"
     parts.append(
-        f'<text class="quiet" x="{LABELS}" y="{height - 8}">time of a step over the bound: '
-        "shorter is better. Thin lines: range of the runs" + lost + "</text>"
+        f'<text class="quiet" x="{LABELS}" y="{height - 8}">extra time per step over the lowest: '
+        "less is better. Thin lines: range of the runs" + lost + "</text>"
     )
     return "\n".join([*parts, "</svg>", ""])
 
@@ -140,22 +141,27 @@ def in_words(document: dict[str, Any]) -> str:
 
     def figures(case: str) -> str:
         found = {name: rows.get((case, loader)) for loader, name in LOADERS.items()}
-        return ", ".join(f"{name} {row['median']:+.0f} %" for name, row in found.items() if row)
+        return ", ".join(
+            f"{name} {row['median']:+.0f} %" + ("" if row["order_kept"] else " (order lost)")
+            for name, row in found.items()
+            if row
+        )
 
     told = "; ".join(f"{title}: {figures(case)}" for case, title in CASES.items())
-    return f"Time of a training step over the lowest that is possible. {told}"
+    return f"{TITLE}. {told}"
 
 
 def block(document: dict[str, Any]) -> str:
     """Returns the README's chart with its caption."""
     named = " and ".join(f"`{command}` of {date}" for date, command in document["sources"])
-    lost = [row for row in document["rows"] if not row["order_kept"]]
+    losers = {row["loader"] for row in document["rows"] if not row["order_kept"]}
+    lost = " and ".join(name for loader, name in LOADERS.items() if loader in losers)
     caption = (
-        f"*Extra time per training step over the lowest that is possible (less is better), with "
-        f"four workers: {named}, medians, two cores of an {document['cpu']}. The work on a batch "
-        "is slept and all hosts share one machine: this shows what moving batches costs, not what "
-        "making them costs."
-        + (" A star marks those that lost the order of batches." if lost else "")
+        f"*{TITLE} (less is better), with "
+        f"four workers: {named}, medians, two cores of an {document['cpu']}. Workers "
+        "sleep in place of computing, and all hosts share one machine: this shows what moving "
+        "batches costs, not what making them costs."
+        + (f" {lost} (with a star) do not keep the order of batches." if lost else "")
         + " [More](benchmarks/README.md).*"
     )
     return "\n".join(

@@ -258,7 +258,9 @@ def summary(rows: Sequence[Row]) -> str:
     median, worst = statistics.median(errors), errors[-1]
     met = "met" if median <= MEDIAN_TARGET and worst <= WORST_TARGET else "MISSED"
     shared = (
-        "" if all(row.own_core for row in rows) else " Shared: hosts share cores, costs are slept."
+        ""
+        if all(row.own_core for row in rows)
+        else " Shared: hosts share cores, and workers sleep in place of computing."
     )
     return (
         f"{len(rows)} cases: median error {median:.1%}, worst {worst:.1%} (targets "

@@ -140,7 +140,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="three-hosts",
-        about="the loader waits; six workers on three data hosts, none beside the trainer",
+        about="the loader waits; six workers on three data hosts, none next to the trainer",
         load_slept=120,
         step_slept=8,
         batch=8,

@@ -87,8 +87,9 @@ _PATTERNS = {
     "^[0-9]+\\.[0-9]+([.+].*)?$": "a version",
     "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 63",
     "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$": "lowercase letters, digits, hyphens; at most 40",
-    r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$": "a quantity, such as 500m or 16Gi",
+    r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$": "a quantity",
 }
+_QUANTITY = "text: a quantity or whole number, at least 1 or number above 0"
 _SCALAR = [{"type": kind} for kind in ("boolean", "integer", "number", "string", "null")]
 _SECTION_OF_PLATFORM = {
     "sagemaker": "Read on SageMaker only.",
@@ -219,7 +220,8 @@ def _type_words(schema: Schema, described: Schema) -> str:
         parts = [_type_words(schema, each) for each in described["anyOf"]]
         if len(parts) > len(_SCALAR):
             return "any value"
-        return " or ".join(dict.fromkeys(part for part in parts if part != "null"))
+        words = " or ".join(dict.fromkeys(part for part in parts if part != "null"))
+        return words.replace(_QUANTITY, "a number above 0, or a quantity such as 500m or 16Gi")
     if "enum" in described:
         names = [str(each) for each in described["enum"] if each is not None]
         return ("one of " if len(names) > 1 else "") + ", ".join(names)

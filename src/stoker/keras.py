@@ -21,12 +21,12 @@ def timed(batches: object) -> tuple[object, object]:
     `fit` asks for batches inside of TensorFlow's graph, where Python sees no wait. So the dataset
     itself notes when a batch was asked for, and when it was there; the callback reads that at the
     end of each step. The first steps of an epoch, in which Keras compiles, are left out of the
-    record as ever. About 0.3 ms per step. With `steps_per_execution` the steps of an execution
+    record as always. About 0.3 ms per step. With `steps_per_execution` the steps of an execution
     are written as equal ones. Outside of a run both do nothing.
 
-    Not known this way: on an accelerator, the device's share of a step, for Keras returns before it
-    is done (the mean over some steps is right). Not for strategies that train on several devices,
-    whose workers ask for batches by themselves, nor for arrays and generators given to `fit`.
+    On an accelerator the device's share of a step is not known, because Keras returns before it is
+    done (the mean over some steps is right). Not for strategies that train on several devices,
+    whose workers ask for batches on their own, nor for arrays and generators given to `fit`.
 
     Args:
         batches: A tf.data.Dataset, as `fit` would get it: with its `prefetch` at the end.

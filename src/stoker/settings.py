@@ -195,18 +195,22 @@ class RunEnvironment:
         run_id: Run id, in every log line.
         host: Name of this host; a platform where hosts do not know it themselves says so.
         group: Name of this host's instance group.
-        base_dir: Replaces /opt/ml.
+        base_dir: Folder in place of /opt/ml.
         token_file: File with the run's token: 32 bytes as hexadecimal digits.
+        feed: The workload's key `feed`, as JSON, such as {"credits": 4}.
         workers: Data workers of one host by role, as JSON, such as {"dnn": 2, "data": 15}; absent:
             as feed.local_workers and the hosts' vCPUs say.
-        engine: What makes data on the data group, where it is not the feed.
-        engine_hosts: Hosts that are reached otherwise than under their names and fixed ports.
-        processes_per_host: Trainer processes of a dnn host, where decided.
+        strategy: The workload's key `strategy`: a name, or settings as JSON.
+        engine: The workload's key `engine`: a name, or settings as JSON.
+        engine_hosts: How hosts are reached that have another address than their names, or other
+            ports, as JSON.
+        processes_per_host: Number of trainer processes of a dnn host; absent: one per accelerator,
+            at least one.
         roles: Roles of groups by name, as JSON; a group whose name begins with `data` needs none.
-        advertise: Address under which others reach this host; else its own name.
-        port: Port of this host's coordinator or agent; absent: FeedSettings.port.
-        coordinator: `host:port` of the coordinator; else the leader's name and port.
-        profile: Settings of the profile, where the run is one.
+        advertise: Address under which others reach this host; absent: its own name.
+        port: TCP port of this host's coordinator or agent; absent: `feed.port`.
+        coordinator: `host:port` of the coordinator; absent: the leader's name and port.
+        profile: The workload's key `profile`, as JSON; absent: the run is no profile.
         profile_file: File to which the leader of a profile writes profile.json.
         workload_sha256: Digest of the workload, for the training record.
         code_file: Package (.tar.gz) of the training's code: the command runs in it.
@@ -214,11 +218,12 @@ class RunEnvironment:
             `train`.
         replace_dataloader: 1: torch's own DataLoader is replaced by stoker's, too.
         tensorboard: Folder for what the script writes for TensorBoard; absent: none is kept.
-        comes_back: Kubernetes: data hosts that end badly are started again.
-        pod_groups: Kubernetes: all groups of the run.
+        comes_back: 1: Kubernetes starts data hosts again that end badly.
+        pod_groups: Kubernetes: all groups of the run, as JSON.
         follower_lease: Kubernetes: folder with the lease of whoever follows the run.
-        restarts: Kubernetes: how often all hosts were started again.
-        max_fresh_starts: Kubernetes: so often they may be while nothing was saved; absent: always.
+        restarts: Kubernetes: number of times that all hosts were started again.
+        max_fresh_starts: Kubernetes: how many times all hosts may be started again while nothing
+            was saved; absent: any number.
     """
 
     run_id: Annotated[str, Variable("STOKER_RUN_ID", "TRAINING_JOB_NAME")] = "adhoc"

@@ -18,13 +18,13 @@ def test_a_picture_and_its_caption_are_what_the_committed_results_make(file: Pat
     assert file.read_text() == pictures.pictures()[file], "run python benchmarks/pictures.py"
 
 
-def test_the_caption_says_day_machine_and_command_and_that_costs_are_slept() -> None:
+def test_the_caption_says_day_machine_and_command_and_that_workers_sleep() -> None:
     document = pictures.results()
-    caption = " ".join(README.partition("</picture>")[2].split("**Install**")[0].split())
+    caption = " ".join(README.partition("</picture>")[2].split("## What next")[0].split())
     for date, command in document["sources"]:
         assert f"`{command}` of {date}" in caption
     assert document["cpu"] in caption
-    assert "slept" in caption
+    assert "Workers sleep" in caption
     assert "share one machine" in caption
 
 

@@ -28,8 +28,8 @@ def timed(
 
     For batches that are none of a `stoker.DataLoader`: Ray Data, tf.data, WebDataset, a generator.
     The run's record, its passive profile and `stoker evaluate` then know the step, its wait and the
-    samples a second; what a single batch costs to make stays unknown. It costs about 5 us of CPU a
-    step. Outside of a run, and around loaders that stoker times already, only the batches are
+    samples per second; what a single batch costs to make stays unknown. It costs about 5 us of CPU
+    per step. Outside of a run, and around loaders that stoker times already, only the batches are
     passed on.
 
     `len` and attributes are those of the source. It may be iterated over as often as the source

@@ -267,7 +267,7 @@ class PipelineRun:
 
     Attributes:
         request: What the pipeline is compiled from.
-        parameters: Values by name; what is not there is as the workload says.
+        parameters: Values by name; a parameter that is not there has the workload's value.
     """
 
     request: KubeflowRequest

@@ -71,14 +71,18 @@ class Predicted(Record, frozen=True, kw_only=True):
         step_seconds: Predicted step, in seconds of wall clock.
         step_seconds_low: Shortest step that the error band holds, in seconds.
         step_seconds_high: Longest step that the error band holds, in seconds.
-        limit: What sets the pace of the step.
-        second_limit: What would set it next.
+        limit: What sets the pace of the step. cpu: CPU time of loading and training; accelerator:
+            the training's own computing; latency: the time that a worker takes for a batch;
+            network: the rate of the network; receive: CPU time of receiving batches; storage: its
+            rate.
+        second_limit: What would set the pace next; values as in `limit`.
         second_limit_seconds: What the step would be if only the second limit held, in seconds.
-        accelerator_utilization: Accelerator-only time over the step.
+        accelerator_utilization: Share of the step in which the accelerators compute, 0 to 1: the
+            step without loading over this step.
         usd_per_hour: Price of all hosts, in dollars per hour.
         usd_per_1000_steps: Cost of 1000 steps, in dollars.
-        speedup: Today's measured step over this step.
-        cost_change: This usd_per_1000_steps over today's, minus 1; negative is cheaper. Where
+        speedup: Today's measured step over this step: 2 is twice as fast.
+        cost_change: This usd_per_1000_steps over today's, minus 1: -0.2 is 20 % cheaper. Where
             nobody is billed: of cpu_seconds.
         total_hours: Hours of the whole training; absent: its number of steps is not known.
         total_usd: Dollars of the whole training; absent: its number of steps is not known.
@@ -207,9 +211,10 @@ class Calibration(Record, frozen=True, kw_only=True):
 
     Attributes:
         runs: Runs that a constant was corrected by; 0: too few, nothing is corrected.
-        efficiency: Factor on what data hosts reach of their CPU.
-        receive: Factor on the CPU time of receiving batches.
-        spread: Half of the quartiles' distance over the median, of the factors found.
+        efficiency: Factor on the share of their CPU that data hosts reach; 1 changes nothing.
+        receive: Factor on the CPU time of receiving batches; 1 changes nothing.
+        spread: Half of the distance between the quartiles of these factors, as a fraction of their
+            median.
     """
 
     runs: NonNegativeInt = 0
@@ -229,10 +234,12 @@ class TakenElsewhere(Record, frozen=True, kw_only=True):
         profiled_on: The type that was profiled.
         taken_as: The type that is today's in this decision; nothing was measured there.
         cpu_speed: Speed of a vCPU of `taken_as` over one of `profiled_on`.
-        cpu_speed_source: Where it comes from: both types are in the `catalog`, or the profiled
-            CPU's model is (`cpu_model`), or it was `given`; `assumed`: it is not known, and 1.
-        accelerator_step_source: Whose a step without waiting is: the `profile`'s, on accelerators
-            of the same model; the profile's `cpu`, scaled; the user's (`given`); or nobody's.
+        cpu_speed_source: Where `cpu_speed` comes from. catalog: both types are in the catalog;
+            cpu_model: the profiled CPU's model is; given: the user gave it; assumed: it is not
+            known, and is taken as 1.
+        accelerator_step_source: Where a step without waiting comes from. profile: the profile's, on
+            accelerators of the same model; cpu: the profile's, scaled; given: the user gave it;
+            unknown: it is not known.
     """
 
     profiled_on: Name
@@ -249,9 +256,11 @@ class Decision(Record, frozen=True, kw_only=True):
         schema: Version of this file's form.
         workload_sha256: Digest of the workload; records of another workload are refused. Absent:
             the profile was made without a workload.
-        bottleneck: What sets today's pace. `workers`: too few loader workers; `latency`: each of
-            them waits for its data, and more of them wait at the same time; `storage`: they share
-            what they wait for.
+        bottleneck: What sets today's pace. cpu: CPU time of loading and training; workers: too few
+            loader workers; latency: each worker waits for its data, and more of them would wait at
+            the same time; storage: workers share what they wait for; network: receiving batches, or
+            the network's rate; accelerator: the training's own computing; none: loading costs
+            nothing; unexplained: the profile does not say.
         action: Action of the chosen plan.
         plan: The chosen plan.
         plans: All plans, the best first; those that cannot be run come last.

@@ -49,8 +49,8 @@ class StrategySettings(Record, frozen=True, kw_only=True):
             process per host.
         max_restarts: How often torchrun starts all ranks again after one has failed; torchrun and
             smddp only. 0, as a script that saves no checkpoint would begin anew.
-        fallback: Process group backend where SageMaker's is not there; smddp only. Absent: the run
-            is refused then.
+        fallback: Process group backend where SageMaker's is not there, with smddp only. nccl: for
+            GPUs; gloo: for CPUs. Absent: the run is refused there.
         mpi_arguments: More arguments of mpirun, such as `["-x", "NCCL_DEBUG=INFO"]`; mpi only.
     """
 
@@ -104,8 +104,9 @@ class ReadyProbe(Record, frozen=True, kw_only=True, omit_defaults=True):
         port: Name of one of the engine's ports, on which it must listen.
         path: Path of an HTTP request on that port that must get a code below 400. Absent: a
             connection is enough.
-        seconds: Upper limit on that time, in seconds from the start of the command. 120, as servers
-            that import TensorFlow or Ray take some ten seconds on a host that has read neither.
+        seconds: Seconds from the start of the command within which it must be ready; else it has
+            failed. 120, as servers that import TensorFlow or Ray take some ten seconds on a host
+            that has read neither.
     """
 
     port: Name
@@ -149,9 +150,10 @@ class EngineSettings(Record, frozen=True, kw_only=True, omit_defaults=True):
             head.
         dnn: Command that runs next to the training on every dnn host.
         data: Command that runs on every data host.
-        ports: Ports by name, the same on every host. On this machine all hosts share an address,
-            and get free ones.
-        environment: More variables for the training command, with the places of EngineCommand.
+        ports: TCP ports by name, the same on every host. On this machine all hosts share an
+            address, and get free ones.
+        environment: More variables for the training command. Their values may have the places of
+            the engine's commands, such as `{leader}`.
         stop_seconds: Seconds from the end of the training until what still runs is killed. 10, as
             the data hosts are billed meanwhile.
         needs_all: Whether the run fails when a data host or its command is lost before the training

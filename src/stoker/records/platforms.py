@@ -137,7 +137,8 @@ class ControlSettings(Record, frozen=True, kw_only=True):
             the job's own, which then may create jobs, too.
         instance_type: Type of their host, one for processing jobs. They compute nothing, so the
             smallest is enough.
-        volume_gb: Disk of their host, in GB; 30 is the default of SageMaker's SDK.
+        volume_gb: Disk of their host, in GB. 30 is the default of SageMaker's SDK; raise it for a
+            larger image.
         max_run_seconds: Upper limit on one step, in seconds. Train waits for the whole training.
             The service allows 9 days; an account's quota is 5 days, the default, until it is
             raised.
@@ -160,8 +161,9 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         entry_point: Program in the model's archive that serves it, where the image runs one, as
             AWS's do (SAGEMAKER_PROGRAM).
         environment: Variables of the container that serves it.
-        approval: State in which the model enters the registry. By default a person approves it
-            before it is deployed.
+        approval: State in which the model enters the registry. PendingManualApproval: a person has
+            to approve it before it is deployed; Approved: it may be deployed at once; Rejected: it
+            is kept, and not deployed.
         content_types: MIME types of the requests that the model takes.
         response_types: MIME types of its answers.
     """
@@ -197,20 +199,20 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         volume_kms_key: KMS key that encrypts these disks. Absent: the service's own.
         output_kms_key: KMS key that encrypts outputs in S3. Absent: the bucket's rule.
         max_run_seconds: Seconds after which the service stops the job. One day is the service's own
-            default.
+            default; raise it for a longer training.
         max_retries: How often the service starts a job again after an error of its own; 0: never. 2
             survives a host that breaks, and ends what always breaks.
         vpc: Network that the hosts join. Absent: one of the service's.
-        encrypt_traffic: Whether the service encrypts between the hosts (all-reduce, too, which
-            becomes slower). The feed's batches are encrypted anyway.
+        encrypt_traffic: Whether the service encrypts what hosts send to each other, all-reduce
+            included, which becomes slower. The feed's batches are encrypted anyway.
         network_isolation: Whether the hosts reach no network but their own; data comes by channels
             only.
         checkpoint_uri: Prefix of checkpoints: /opt/ml/checkpoints of a run is kept in step with
             CHECKPOINT_URI/RUN, which the run's further attempts go on from. Absent: none are kept.
         resume_from: Folder of an earlier run's checkpoints, in place of one of the run's own: the
             training goes on from what is there, and saves there.
-        keep_alive_seconds: Seconds that hosts stay warm for the next job, and are billed; 0: none.
-            Jobs with one instance group only.
+        keep_alive_seconds: Seconds that hosts stay warm for the next job, and are billed; 0: they
+            end with the job. Jobs with one instance group only.
         spot: Whether hosts are managed spot instances, which may be taken away. Jobs with one
             instance group only.
         max_wait_seconds: With spot: upper limit on the wait for capacity and the training together,
@@ -224,11 +226,12 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
         pipeline_role: ARN of the role with which the pipeline starts its steps. Absent: the job's.
         schedule_role: ARN of the role with which the scheduler starts the pipeline; `stoker
             schedule` needs it.
-        overlap: Whether a run of the pipeline may train next to one that began earlier and is under
-            way; refuse: it fails at once, in a small step of its own.
+        overlap: What a run of the pipeline does while one that began earlier is under way. allow:
+            it may train next to it; refuse: it fails at once, in a small step of its own.
         dead_letter_queue: ARN of an SQS queue for starts that the scheduler has given up. Absent:
             they are lost.
-        cache_days: Days for which a step with the same request is not run again; 0: it always runs.
+        cache_days: Days for which the result of a step is used again for the same request; 0: each
+            step always runs.
     """
 
     role: Role
@@ -281,9 +284,12 @@ class Toleration(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: Key of the taint. Absent: any, with the operator Exists.
-        operator: Exists: whatever the taint's value is; Equal: it is `value`.
+        operator: How the taint's value is compared. Exists: any value is tolerated; Equal: only
+            `value`.
         value: Value of the taint, for Equal.
-        effect: Effect of the taint. Absent: all effects.
+        effect: Effect of the taint that is tolerated. NoSchedule: other pods are not placed on the
+            node; PreferNoSchedule: only if there is no other place; NoExecute: those that run there
+            are evicted, too. Absent: all effects.
     """
 
     key: Name | None = None
@@ -297,9 +303,12 @@ class NodeRule(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: Key of the label.
-        operator: How the label's value is compared with `values`.
+        operator: How the label's value is compared. In, NotIn: it is one of `values`, or none of
+            them; Exists, DoesNotExist: the label is there, or is not; Gt, Lt: it is a number
+            greater or less than the one in `values`.
         values: Values of the label; none for Exists and DoesNotExist, one for Gt and Lt.
-        weight: How much a node that fits is preferred, 1 to 100. Absent: other nodes are not used.
+        weight: How much a node that fits is preferred, from 1 to 100. Absent: other nodes are not
+            used.
     """
 
     key: Name
@@ -314,8 +323,10 @@ class NodePool(Record, frozen=True, kw_only=True):
     Attributes:
         node_selector: Labels of these nodes. Absent: node.kubernetes.io/instance-type=NAME.
         tolerations: Taints of these nodes that the pods tolerate.
-        cpu: CPUs that one pod asks for. Absent: of a whole node, what daemons leave of it.
-        memory: Memory that one pod asks for. Absent: of a whole node, what daemons leave of it.
+        cpu: CPUs that one pod asks for: a number, or a quantity such as 3500m. Absent: of a whole
+            node, what daemons leave of it.
+        memory: Memory that one pod asks for: bytes, or a quantity such as 16Gi. Absent: of a whole
+            node, what daemons leave of it.
         gpus: GPUs of one pod; 0: the nodes have none. Absent: those of the type.
     """
 
@@ -335,8 +346,9 @@ class PodVolume(Record, frozen=True, kw_only=True):
         claim: Name of a PersistentVolumeClaim.
         secret: Name of a Secret, whose keys are files.
         config_map: Name of a ConfigMap, whose keys are files.
-        scratch: Size of an empty folder on the node, gone with the pod.
-        sub_path: Folder within it. Absent: all of it.
+        scratch: Size of an empty folder on the node, gone with the pod: bytes, or a quantity such
+            as 20Gi.
+        sub_path: Folder within the volume that is mounted. Absent: all of it.
         read_only: Whether the container may only read; a scratch folder is always writable. True,
             as data should survive a script's mistake.
     """
@@ -355,16 +367,18 @@ class PodSettings(Record, frozen=True, kw_only=True):
     """Holds the needs of one role's pods, next to their pool.
 
     Attributes:
-        cpu: CPUs that a pod asks for. Absent: the pool's.
-        memory: Memory that a pod asks for. Absent: the pool's.
-        cpu_limit: Upper limit on a pod's CPUs; the launcher starts as many workers as it allows.
-            Absent: what is asked for.
-        memory_limit: Upper limit on a pod's memory; in a pod that takes more a process is killed.
-            Absent: what is asked for.
+        cpu: CPUs that a pod asks for: a number, or a quantity such as 3500m. Absent: the pool's.
+        memory: Memory that a pod asks for: bytes, or a quantity such as 16Gi. Absent: the pool's.
+        cpu_limit: Upper limit on a pod's CPUs, as `cpu`; the launcher starts as many workers as it
+            allows. Absent: what is asked for.
+        memory_limit: Upper limit on a pod's memory, as `memory`; in a pod that takes more a process
+            is killed. Absent: what is asked for.
         gpus: GPUs of one pod; the data group has none. Absent: the pool's.
         image: Image of the data group's pods, with the same stoker: a small one for CPUs starts
-            sooner (make image-data), and arm64 nodes need one of theirs. Absent: the workload's.
-        resources: Further requests and limits, for example vpc.amazonaws.com/efa.
+            sooner (make image-data), and arm64 nodes need one of theirs. Absent: the workload's,
+            which the dnn group always runs.
+        resources: Further requests and limits by the resource's name, such as
+            vpc.amazonaws.com/efa: a number, or a quantity.
         node_selector: Labels that nodes must have, next to those of the pool.
         tolerations: Taints that the pods tolerate, next to those of the pool.
         node_rules: Node affinity; all of those without a weight must hold.
@@ -408,10 +422,13 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
         namespace: Namespace of the user, if it has many. Absent: that of the settings around it.
         experiment: Experiment of runs and schedules. Absent: one named as the workload.
         service_account: Account of the steps' pods. Absent: Kubeflow's own for pipelines.
-        token_file: File with the token that it asks for.
+        token_file: File with the token that Kubeflow Pipelines asks for. Absent: the variable
+            STOKER_KUBEFLOW_TOKEN has it, in a pod else the file that Kubernetes mounts there.
         cookie_file: File with the cookie of a session, as NAME=VALUE, where it asks for one.
-        ca_file: Certificates that it is trusted by. Absent: those of public authorities.
-        verify: Whether its certificate is checked.
+        ca_file: File with the certificates that the server's is checked by. Absent: those of public
+            authorities.
+        verify: Whether the server's certificate is checked. False only for a test: whoever is in
+            between could read the token.
         cache_days: Most days for which a profile of the same inputs is used again; 0: it never is.
             30, as data and images change without their names changing.
     """
@@ -434,10 +451,12 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
     Attributes:
         image: Image of these pods. Absent: the workload's own; one without torch starts sooner
             (make image-control).
-        cpu: CPUs that a pod asks for.
-        memory: Memory that a pod asks for.
-        cpu_limit: Upper limit on a pod's CPUs.
-        memory_limit: Upper limit on a pod's memory; the step of a pod that takes more is killed.
+        cpu: CPUs that a pod asks for: a number, or a quantity such as 500m. A quarter of one, as
+            these steps compute little.
+        memory: Memory that a pod asks for: bytes, or a quantity such as 1Gi.
+        cpu_limit: Upper limit on a pod's CPUs, as `cpu`.
+        memory_limit: Upper limit on a pod's memory, as `memory`; the step of a pod that takes more
+            is killed. Raise it where steps end by OOMKilled.
         max_run_seconds: Upper limit on such a step, in seconds; 0: none. An hour ends what hangs.
             The step that follows a job has no limit.
     """
@@ -454,7 +473,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     """Holds the settings that Kubernetes needs for a workload, next to its plan.
 
     Attributes:
-        api: jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer, with its runtime.
+        api: Object that a job is. jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer with
+            its runtime, for clusters whose jobs Trainer runs.
         runtime: With trainer: a TrainingRuntime that is there already (`stoker render runtime`).
             Absent: one is made for each run.
         namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
@@ -476,17 +496,22 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             of these pools and those of `pools`, which say more of the same ones.
         dnn: Settings of the dnn group's pods.
         data: Settings of the data group's pods.
-        gpu_resource: What GPUs are called, and the taint of their nodes that dnn pods tolerate.
-        zone: Whether all pods of a run are to be in one zone: traffic between zones is slow, and
-            billed.
+        gpu_resource: Name of the resource that is a GPU, and of the taint of GPU nodes that dnn
+            pods tolerate.
+        zone: Whether all pods of a run are in one zone, as traffic between zones is slow, and
+            billed. prefer: if nodes are free there; require: else pods wait for nodes; any: it does
+            not matter.
         queue: Kueue's LocalQueue. Absent: the job is not queued.
         service_account: Account of all pods. Absent: the namespace's default.
         image_pull_secrets: Secrets with which images are pulled.
-        image_pull_policy: When images are pulled. Absent: the cluster's own rule.
+        image_pull_policy: When a node pulls an image. Always: for each pod; IfNotPresent: if it
+            does not have it; Never: it must be there already. Absent: the cluster's own rule.
         run_as: User and group of the pods' processes, as a number that is not root's; images whose
             user is root need it, too.
-        shm: Size of /dev/shm. Absent: up to the memory limit.
-        scratch: Size of the job folder on the node, where there is no output. Absent: no limit.
+        shm: Size of /dev/shm, through which workers hand batches over: bytes, or a quantity such as
+            2Gi. Absent: up to the pod's memory limit.
+        scratch: Size of the job folder on the node, where there is no output: bytes, or a quantity
+            such as 20Gi. Absent: no limit.
         max_restarts: How often all pods are started again when the dnn group has failed. A dnn
             host that is drained or preempted does not count where `output` keeps checkpoints. 0, as
             a script that fails once mostly fails again.
@@ -495,8 +520,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             checkpoints, model or output/data. Raise it for a script that saves elsewhere.
         max_run_seconds: Upper limit on the dnn group, the wait for its nodes included, in seconds.
             Absent: none. With trainer that of the TrainJob, all restarts included.
-        grace_seconds: Seconds from SIGTERM to SIGKILL; the launcher gives the command 90 s of it,
-            to save a checkpoint.
+        grace_seconds: Seconds from SIGTERM to SIGKILL. The launcher gives the command at most 90 s
+            of them to save a checkpoint; the rest is for the launcher itself.
         follower_lease_minutes: Minutes after which a run that nobody follows is ended by its first
             dnn host; 0: never. Absent: 60 where stoker follows from a pod, never from a terminal.
         keep_seconds: Seconds after which a JobSet that has ended is deleted, with its logs. A day,
@@ -559,9 +584,9 @@ class OnNoCapacity(Record, frozen=True, kw_only=True):
 
     Attributes:
         wait_minutes: Minutes for which a plan is tried again, every few minutes; 0: it is tried
-            once. On Kubernetes so long pods of the dnn group may wait for nodes, which autoscalers
-            bring in some minutes. Two hours are a guess: how long a shortage lasts differs by type
-            and region.
+            once. On Kubernetes the time that pods of the dnn group may wait for nodes, which
+            autoscalers bring in some minutes. Two hours are a guess: how long a shortage lasts
+            differs by type and region.
         then: next_plan: the decision's next plan that has other types, and so on; fail: the run
             ends as failed. A job without a decision has no other plan.
     """

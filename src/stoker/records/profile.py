@@ -29,10 +29,12 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     Attributes:
         instance_type: Type of these hosts, as the catalog calls it.
         count: Number of hosts.
-        vcpus: Whole vCPUs that the training may use, by affinity and the control group's quota.
-        quota_vcpus: What the quota allows, where that is no whole number: 1.5.
+        vcpus: Whole vCPUs of one host that the training may use, by affinity and the control
+            group's quota.
+        quota_vcpus: vCPUs of one host that the quota allows, if that is no whole number, such as
+            1.5.
         accelerators: Accelerators of one host, as NVML or the driver counts them.
-        accelerator_model: Their name, as the driver spells it.
+        accelerator_model: Name of the accelerators, as the driver spells it.
         cpu_model: Model of the CPU, as the kernel spells it.
     """
 
@@ -68,24 +70,27 @@ class StepTerms(Record, frozen=True, kw_only=True):
     """Holds the parts of one *global* step: all ranks together do one step.
 
     Attributes:
-        step_seconds: Seconds of wall clock, median, as is.
-        wait_seconds: Part of step_seconds that the rank that waits longest waits for data.
+        step_seconds: A step as it is, in seconds of wall clock, median.
+        wait_seconds: Seconds of a step in which the rank that waits longest waits for data.
         accelerator_step_seconds: Seconds of a step with cached batches, all-reduce inside.
         loader_cpu_seconds: CPU-seconds of loading and augmenting, all ranks, every vCPU busy.
-        receive_seconds: Seconds of a rank's own thread to receive with the feed, not overlapped.
-        local_receive_seconds: The same with today's local workers.
+        receive_seconds: Seconds that receiving a batch with the feed takes of a rank's own thread,
+            not overlapped.
+        local_receive_seconds: Seconds that taking a batch from today's local workers takes of a
+            rank's own thread, not overlapped.
         handover_seconds: Seconds of wall clock of that thread to take a batch that is ready from a
             local worker that makes the next one, per rank; not with CUDA, where the GPU works
             meanwhile.
         receive_cpu_seconds: CPU-seconds of the feed's receive side off that thread, per rank.
-        loader_wall_seconds: Worker-seconds of the same loading, uncontended.
+        loader_wall_seconds: Seconds of loader workers for the same loading, all ranks, with idle
+            vCPUs.
         trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
-        trainer_vcpus: Instead of it, where only that is known: vCPUs of one host that the trainer
-            keeps busy.
+        trainer_vcpus: vCPUs of one host that the trainer keeps busy, where trainer_cpu_seconds is
+            not known.
         num_workers: Loader workers of one host, all ranks.
-        global_batch_size: Samples, all ranks; absent where only a log told the step.
-        batch_bytes: Bytes of a global batch.
-        read_bytes: Bytes read from storage per global step.
+        global_batch_size: Samples of one step, all ranks; absent where only a log told the step.
+        batch_bytes: Bytes of the batches of one step, all ranks.
+        read_bytes: Bytes that one step reads from storage, all ranks.
         storage_bytes_per_second: Rate at which one host reads from storage, in bytes per second.
     """
 
@@ -119,7 +124,8 @@ class LoaderRate(Record, frozen=True, kw_only=True):
 
     Attributes:
         workers: Loader workers of one host, all ranks.
-        steps_per_second: Global batches per second, of all hosts.
+        steps_per_second: Steps per second that the loaders of all hosts could feed: global batches
+            per second.
     """
 
     workers: PositiveInt
@@ -132,7 +138,7 @@ class Observed(Record, frozen=True, kw_only=True):
     Attributes:
         cpu_utilization: Busy share of all vCPUs, 0 to 1.
         gpu_utilization: Busy share of all GPUs, 0 to 1.
-        hosts: Hosts that were looked at.
+        hosts: Number of hosts that were looked at.
         others_vcpus: vCPUs of all hosts that other programs kept busy during the steps as is.
         elsewhere_vcpus: vCPUs of the machine that its only host may not use, and that were busy: by
             other programs, where another host of the local platform would be.
@@ -190,8 +196,10 @@ class Check(Record, frozen=True, kw_only=True):
 
     Attributes:
         predicted_step_seconds: The step that the parts give, in seconds.
-        error: predicted / measured - 1.
-        explained: Whether the error is small enough to advise spending.
+        error: How far the parts are off, as a fraction of the measured step: predicted / measured -
+            1, so -0.07 if they give 7 % less.
+        explained: Whether the error is at most `profile.max_unexplained`, so that spending may be
+            advised.
         state: Where it is not: the state that explains the step, which the parts do not show.
     """
 
@@ -232,7 +240,7 @@ class Fix(Record, frozen=True, kw_only=True):
         id: Name of the change, for programs.
         text: What to change, in words.
         saves_seconds: Seconds that it takes off a step; absent: not known.
-        cost: What it costs in work.
+        cost: Work that it takes. none: a setting; small: some lines of code; large: more.
     """
 
     id: Name
@@ -271,10 +279,10 @@ class Profile(Record, frozen=True, kw_only=True):
         spread: Spread of the fields of `step`, by name.
         check: Whether the parts add up to the step; absent: parts are missing.
         states: States that the training is in, the weightiest first.
-        fixes: Changes that cost no host.
+        fixes: Changes that help without any further host.
         loader_rates: Throughput of the loader alone, by number of workers: no plan is promised
             more from workers than these say.
-        transforms: What loading a sample is made of, the dearest first.
+        transforms: What loading a sample is made of, the most expensive part first.
         unmeasured: Parts that cannot be measured where no DataLoader of torch makes the batches:
             `accelerator`, `loader`. No spending is advised then.
         what: Facts about the profiled run, such as ranks and versions; which ones may change.

@@ -116,7 +116,8 @@ class Training(Record, frozen=True, kw_only=True):
     Attributes:
         schema: Version of this file's form.
         workload_sha256: Digest of the workload; absent: it ran without one.
-        status: How the run ended; stopped: somebody ended it before it was done.
+        status: How the run ended. succeeded: the training ended with exit code 0; failed: it did
+            not, or a host was lost; stopped: somebody ended it before it was done.
         exit_code: The training command's own; absent: it is not known.
         decision_id: First digits of the digest of the decision that it ran on; absent: none.
         groups: Instance groups as they were asked for.
@@ -259,11 +260,12 @@ class Performance(Record, frozen=True, kw_only=True):
         baseline: The profiled step, before.
         predicted: The step that the decision promised; absent: the run had no decision.
         measured: The step of the run.
-        prediction_error: measured / predicted - 1.
+        prediction_error: Measured step over predicted step, minus 1: 0.1 is 10 % longer than
+            predicted.
         band: Error band of the predicted step.
         is_inside_band: Whether the measured step is one that was promised.
-        speedup: Baseline step over measured step.
-        cost_change: Measured cost over the baseline's, minus 1; negative is cheaper.
+        speedup: Baseline step over measured step: 2 is twice as fast.
+        cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20 % cheaper.
     """
 
     baseline: StepCost
@@ -284,10 +286,10 @@ class Evaluation(Record, frozen=True, kw_only=True):
         workload_sha256: Digest of the workload; absent: it ran without one.
         passed: Whether the training succeeded, did a step, and passed all gates.
         reason: Why it did not pass, in a sentence; empty where it did.
-        gates: Each gate with the value that it was held against.
+        gates: Each gate, with the value that it was compared with.
         performance: The measured step against the profiled and the predicted one; absent: one of
             them is missing.
-        metrics: All that the run reported: a later model is held against them.
+        metrics: All that the run reported: a later model is compared with these values.
         model_uri: Where the model is.
     """
 

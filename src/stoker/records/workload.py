@@ -61,11 +61,11 @@ class Channel(Record, frozen=True, kw_only=True):
     Attributes:
         uri: Where the data is: a folder (local), an s3:// address, efs://FILE_SYSTEM/FOLDER or
             fsx://FILE_SYSTEM/MOUNT/FOLDER (SageMaker), or pvc://CLAIM/FOLDER (Kubernetes).
-        groups: Names of the instance groups that get it. Absent: all.
-        data_type: What the address means, on SageMaker: all objects below a prefix, a list of
-            objects (manifest), or a manifest with labels (augmented).
-        distribution: On SageMaker, whether each host gets all of the data or a part of its own. The
-            default is what a random sampler over the whole dataset needs.
+        groups: Names of the instance groups that get it: `dnn`, `data`. Absent: all.
+        data_type: What the address means, on SageMaker. S3Prefix: all objects below it;
+            ManifestFile: a list of objects; AugmentedManifestFile: a list of objects with labels.
+        distribution: What a host gets, on SageMaker. FullyReplicated: all of the data, which a
+            random sampler over the whole dataset needs; ShardedByS3Key: a part of its own.
         mode: How SageMaker brings the data: `File` copies it to each host's disk before the
             training begins, `FastFile` reads each file from S3 when it is opened, `Pipe` streams
             it. The default is the service's own.
@@ -95,17 +95,17 @@ class Constraints(Record, frozen=True, kw_only=True):
     """Holds the bounds that a plan must respect.
 
     Attributes:
-        objective: What ranks the plans: the cost of a step, or its time. A faster step that costs
-            more has to be asked for.
+        objective: What ranks the plans. cost: the cost of a step; time: its time. The default is
+            cost, so that a faster step that costs more is chosen only if you ask for it.
         max_usd_per_hour: Upper limit on the price of the whole cluster, in dollars per hour.
             Absent: no limit.
-        deadline_hours: Upper limit on the whole training, in hours; it needs its number of steps
-            (`training`). Absent: no limit.
-        max_data_hosts: Most data hosts that a plan may have; 0: no data group. 8
+        deadline_hours: Upper limit on the whole training, in hours; the number of its steps has to
+            be known (`training`). Absent: no limit.
+        max_data_hosts: Largest number of data hosts that a plan may have; 0: no data group. 8
             bounds what is tried; raise it where the plan with 8 is still limited by CPU.
         allowed_instance_types: Types that dnn and data hosts may have; today's type is always
             allowed. Absent: all types of the catalog.
-        regions: Regions whose prices may be used. Absent: any; the catalog's region is printed.
+        regions: AWS regions whose prices may be used. Absent: any; the catalog's region is printed.
         storage: Whether more hosts read faster. per_host: each host brings a storage rate of its
             own (S3, local copies); shared: all hosts read from one storage; unknown: a plan is
             taken to share it, and what it would gain otherwise is said. Absent: as platform and
@@ -128,7 +128,7 @@ class TrainingSize(Record, frozen=True, kw_only=True):
     It turns the seconds and dollars of a step into those of the whole training.
 
     Attributes:
-        steps: Steps of the whole training; if given, the three keys below are not needed.
+        steps: Steps of the whole training; if given, the other three keys are not needed.
         epochs: Passes over the data.
         samples_per_epoch: Samples of one epoch, of all ranks together.
         global_batch_size: Samples of one step, of all ranks together.
@@ -159,9 +159,10 @@ class Gate(Record, frozen=True, kw_only=True):
             was not reported fails the gate.
         min: Smallest value that passes, in the metric's own unit.
         max: Largest value that passes, in the metric's own unit.
-        min_champion: At least the champion's value plus this, such as -0.005; the champion is the
-            model that is in use. The first model has none to compare with, and passes.
-        max_champion: At most the champion's value plus this.
+        min_champion: At least the champion's value plus this, in the metric's own unit, such as
+            -0.005; the champion is the model that is in use. The first model has none to compare
+            with, and passes.
+        max_champion: At most the champion's value plus this, in the metric's own unit.
     """
 
     metric: Name
@@ -191,14 +192,16 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     """These settings change how the feed makes and sends batches.
 
     Attributes:
-        local_workers: Data workers on a dnn host; auto: what the script's `num_workers` says;
-            0: dnn hosts load nothing.
-        credits: Batches asked for ahead, per worker. 2: beyond it no gain, with 1 each batch waits
-            for a round trip (+3 % on a step of 20 ms); it adapts up to 8 to how much the cost of
-            batches varies.
+        local_workers: Data workers on a dnn host. auto: as many as the plan says, else the script's
+            `num_workers`. A number takes the place of the script's, and plans keep to it; 0, where
+            dnn hosts need their CPUs for other work.
+        credits: Batches asked for ahead, per worker. With 1 each batch waits for a round trip (+3 %
+            on a step of 20 ms), beyond 2 nothing is gained. It adapts up to 8 to how much the cost
+            of batches varies, so it is seldom worth a change.
         max_bytes: Bytes of batches that may wait in one host, made or under way, of all its loaders
-            and ranks together; each loader may always hold one batch. Absent: a quarter of the
-            host's memory (of its cgroup's limit, where there is one).
+            and ranks together; each loader may always hold one batch. Lower it where the training
+            needs the memory. Absent: a quarter of the host's memory (of its cgroup's limit, where
+            there is one).
         receive_threads: Has no effect any more: each data host is received by a thread of its own.
         encrypt_batches: Has no effect any more: batches are always encrypted, which costs 0.1
             CPU-seconds per GB on each side.
@@ -207,37 +210,40 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             whoever takes over a data host cannot run code in the trainers that way; such a batch is
             an error, and of an exception only the text arrives. True by default, as custom batch
             classes are common, and data hosts belong to the same run.
-        seeding: What the random state of a sample is made from: `batch` (seed, replica, epoch,
-            batch number), `sample` (..., index, occurrence), `torch` (torch's own, which depends on
-            which worker makes the batch). By default the same batch has the same bytes on any
-            worker and host.
+        seeding: What the random state is set from before a batch is made. `batch`: base seed,
+            replica, epoch and the batch's number, so that a batch has the same bytes on any worker
+            and host; `sample`: base seed, epoch, the sample's index and how often the epoch had it
+            before, so that a sample is the same with another batch size or number of ranks, too;
+            `torch`: as torch does it, by worker, so that a batch depends on who makes it.
         model_parallel_size: Ranks that one replica of the model is spread over: ranks 0 to N - 1
             are the first replica, N to 2 N - 1 the second. The ranks of a replica that load data
             get the same batches, byte for byte, if their samplers and generators are the same. 1:
             every rank is a replica, as in data parallel training.
-        replicas: The same for any other layout: the ranks of each replica. A rank in none of them
-            is a replica alone. Absent: as model_parallel_size says.
-        lease_seconds: Seconds after which a launcher that sends nothing is given up. 60 survives
-            the holes of a minute that networks of a cloud have. A process that died is noticed
-            within 10 s, and a data host that serves a trainer is never given up for its silence
-            alone.
+        replicas: The ranks of each replica of the model, where `model_parallel_size` cannot say
+            them. A rank in none of these lists is a replica alone. Absent: as model_parallel_size
+            says.
+        lease_seconds: Seconds without a message after which a launcher counts as lost. 60 survives
+            the interruptions of up to a minute that networks of a cloud have. A process that died
+            is noticed within 10 s, and a data host that serves a trainer is never given up for its
+            silence alone.
         start_deadline_seconds: Seconds that hosts wait for the first message of each other; on
-            Kubernetes trainers wait as long for a data pod to come back where all are gone. 30
+            Kubernetes trainers wait as long for a data pod to come back if all are gone. 30
             minutes, as clouds and autoscalers may bring the hosts of a job minutes apart.
         max_dataset_bytes: Largest pickled dataset that is sent to data hosts, in bytes. For a
             larger one use `stoker.remote`. 1 GiB, as every data host receives it before its first
             batch.
-        unshippable: What becomes of a loader whose dataset or collate function cannot travel:
-            `error`, or `local` (it is made as torch makes it, without help of data hosts, and named
-            on the terminal). Absent: local with `num_workers=0`, where torch pickles nothing
-            either; else error.
+        unshippable: What becomes of a loader whose dataset or collate function cannot travel.
+            error: the training ends with an error; local: the trainer's host makes its batches, as
+            torch does, and a line on the terminal names it. Absent: local with `num_workers=0`,
+            where torch pickles nothing either; else error.
         port: TCP port of coordinator and agents, the same on every host; agents send batches on
-            port + 1, and torchrun's store is on port + 2.
+            port + 1, and torchrun's store is on port + 2. Change it where another program has one
+            of the three.
         metrics_port: TCP port on which the first dnn host serves Prometheus metrics of the feed, at
             /metrics. Absent: none. Needs `stoker[metrics]` in the image.
-        metrics_address: Interface of that port. Absent: 127.0.0.1, so that only the host itself can
-            read them. They are neither encrypted nor protected: use `0.0.0.0` in a closed network
-            only.
+        metrics_address: IP address on which that port listens. Absent: 127.0.0.1, so that only the
+            host itself can read the metrics. They are neither encrypted nor protected: use
+            `0.0.0.0` in a closed network only.
     """
 
     local_workers: Literal["auto"] | NonNegativeInt = "auto"
@@ -282,10 +288,10 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
 
     Attributes:
         budget_seconds: Seconds from the first batch to the verdict. 180 is enough for the medians
-            of steps below some seconds; slower steps need more.
-        max_unexplained: Fraction by which the sum of the measured parts may miss the measured step
-            before the profile says *unexplained*, and no spending is advised. 0.15 is about the
-            noise of a shared machine.
+            of steps below some seconds; raise it for slower steps, lower it for a first look.
+        max_unexplained: Fraction of the measured step, 0 to 1, by which the sum of the parts may
+            miss it before the profile says *unexplained*, and no spending is advised. 0.15 is about
+            the noise of a shared machine.
         instance_type: What the profiled hosts are called in a catalog, where the cluster does not
             say it; `auto` asks the cloud's metadata service. Absent: what the environment says,
             and on EC2 the metadata service.
@@ -307,9 +313,9 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
         experiment: Experiment of the runs; absent: one named as the workload.
         secret: Kubernetes: Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and
             MLFLOW_TRACKING_PASSWORD, for the steps of a pipeline; absent: the server asks for none.
-        timeout_seconds: MLflow may take so long each time, before and after a training; then the
-            run goes on without it. 60: importing MLflow takes up to 15 s on a cold disk, the rest
-            is for some files over a slow network.
+        timeout_seconds: Seconds that MLflow may take each time, before and after a training; then
+            the run goes on without it. 60: importing MLflow takes up to 15 s on a cold disk, the
+            rest is for some files over a slow network.
         tensorboard: Whether the script is told a folder for TensorBoard, in STOKER_TENSORBOARD,
             that is kept: runs/ID/tensorboard, the folder of `kubernetes.output`, or S3. Off, as
             only a script that writes there has a use for it.
@@ -342,13 +348,13 @@ class NotifySettings(Record, frozen=True, kw_only=True):
         on: failure: only of runs that failed, a model below its gate among them; always: of all.
         format: text: `text` and `stoker` with the facts, as Slack and most receivers take it;
             teams: a card, which the workflows of Microsoft Teams ask for.
-        variable: Variable with the webhook's address.
+        variable: Environment variable that holds the webhook's address.
         secret: Kubernetes: Secret whose key `url` is the address; the last step of a pipeline on
             Kubeflow gets it. Absent: such a pipeline tells nobody.
-        secret_arn: SageMaker: ARN of a secret of Secrets Manager that is the address; the small
-            steps of a pipeline read it. Absent: such a pipeline tells nobody.
-        timeout_seconds: The webhook may take so long; then the run ends without it. Slack answers
-            within a second.
+        secret_arn: SageMaker: ARN of a secret of Secrets Manager whose value is the address; the
+            small steps of a pipeline read it. Absent: such a pipeline tells nobody.
+        timeout_seconds: Seconds that the webhook may take; then the run ends without it. 10, as
+            Slack answers within a second.
     """
 
     on: Literal["failure", "always"] = "failure"
@@ -396,9 +402,10 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         name: Name of the workload, in the names of its runs, jobs and pipelines: up to 40 lowercase
             letters, digits and hyphens.
         command: Program and arguments; relative paths are relative to the folder stoker runs in.
-        image: Image of all hosts, where the platform runs images.
-        platform: Where jobs run: this machine, SageMaker or a Kubernetes cluster. `--platform` on
-            the command line says otherwise for one run.
+        image: Container image of all hosts. SageMaker and Kubernetes need it; on this machine none
+            is run.
+        platform: Where jobs run. local: on this machine; sagemaker: as SageMaker training jobs;
+            kubernetes: on a cluster. `--platform` on the command line says otherwise for one run.
         cluster: Today's cluster. Absent: this machine, on the platform local; other platforms need
             it.
         channels: Inputs of the job, by name. On every platform a script finds each in the folder

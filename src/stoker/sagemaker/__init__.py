@@ -72,9 +72,9 @@ def profile_step(
 ) -> RequestStep:
     """Makes a training step on today's cluster that measures what a training step waits for.
 
-    A training job, for the large GPU types cannot run processing jobs. The profile leaves the job
-    as checkpoints do: it is copied while the job runs, and is not packed. Its folder is another
-    than that of the script's checkpoints, which are neither kept nor found again.
+    It is a training job, because processing jobs cannot have the large GPU types. The profile
+    leaves the job as checkpoints do: it is copied while the job runs, and is not packed. Its folder
+    is not the one of the script's checkpoints, which are neither kept nor found again.
 
     Args:
         run: Its parameters name cluster, image and input data.
@@ -133,16 +133,17 @@ def profile_or_reuse(
 ) -> list[Step]:
     """Makes the step of a profile, unless `reuse_profile` names one, and the steps after it.
 
-    Branches cannot meet again: a step cannot wait for a condition, and to wait for a step of each
-    branch is to wait for both, of which one never runs. So `after` is called twice; of the second
-    branch, without a profile, the names of the steps end in `Again`.
+    Branches cannot meet again: a step cannot wait for a condition, and a step that waits for steps
+    of both branches waits for one that never runs. So `after` is called twice. In the second
+    branch, which makes no profile, the names of the steps end in `Again`.
 
     With `sagemaker.overlap: refuse` a step comes first that fails while an earlier run is under
     way (`only_run_step`).
 
     Args:
         run: Run of the pipeline.
-        after: Makes the steps that follow, of a run and of the profile: a step, or an address.
+        after: Function that makes the steps that follow. It gets the run, and the profile: a step,
+            or an address.
         depends_on: Steps to wait for.
     """
     guard = [only_run_step(run, depends_on=depends_on)] if run.settings.overlap == "refuse" else []
@@ -199,7 +200,7 @@ def decide_step(
         run: Its parameters name budget, objective and types.
         profile: The step that measures, or a folder with profile.json.
         image: Image of the step; absent: that of the control steps.
-        depends_on: Steps to wait for, besides.
+        depends_on: Further steps to wait for.
         name: Name of the step; the run's branch is added.
 
     Returns:
@@ -280,7 +281,7 @@ def train_step(
         run: Its parameters name image and input data.
         decision: The step that decides.
         image: Image of the hosts that train; absent: the run's.
-        depends_on: Steps to wait for, besides.
+        depends_on: Further steps to wait for.
         name: Name of the step; the run's branch is added.
 
     Returns:
@@ -348,7 +349,7 @@ def native_train_step(
         token: The step that makes the token, which waits for what comes before.
         has_data_group: Set in a pipeline that hands over: false for a run that has none.
         image: Image of the hosts; absent: the run's.
-        depends_on: Steps to wait for, besides.
+        depends_on: Further steps to wait for.
         name: Name of the step; the run's branch is added.
 
     Returns:
@@ -422,7 +423,7 @@ def evaluate_step(
         training: A train step, of any outcome. The token of a native one is deleted here, and its
             training.json is taken out of the job's outputs.
         image: Image of the step; absent: that of the control steps.
-        depends_on: Steps to wait for, besides.
+        depends_on: Further steps to wait for.
         name: Name of the step; the run's branch is added.
 
     Returns:

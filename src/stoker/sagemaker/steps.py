@@ -155,7 +155,7 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
         name: Unique in the pipeline: letters, digits and dashes.
         kind: What the request is for; a job's request comes without the job's name.
         request: Request as in the API; any value may be a pipeline variable.
-        outputs: Name to address of what it leaves, for later steps.
+        outputs: Addresses of what it leaves, by name, for later steps.
         depends_on: Steps, or `StepDependency` for another outcome than success.
         property_files: JSON outputs that conditions and other steps may read.
         cache_days: A run of the same request within so many days is re-used; 0: never.
@@ -285,7 +285,7 @@ class SageMakerPipelineRun:
 
     Attributes:
         request: What the pipeline is compiled from.
-        parameters: Values by name; what is not there is as the workload says.
+        parameters: Values by name; a parameter that is not there has the workload's value.
         execution_id: Id of the run whose folder the steps write to: letters and digits.
         suffix: The end of each step's name, which tells branches apart.
         own: Parameters of the pipeline that only its own function knows, by argument.
@@ -606,7 +606,7 @@ def upload_inputs(run: SageMakerPipelineRun, *, aws: Aws | None = None) -> tuple
     of an earlier pipeline read stays as it is.
 
     Args:
-        run: Its workload says where to.
+        run: Run whose workload names the bucket.
         aws: The account; absent: as boto3 finds it.
 
     Raises:
