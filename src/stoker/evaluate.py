@@ -236,6 +236,7 @@ def _performance(profile: Profile, decision: Decision, training: Training) -> Pe
     if promise is not None:
         band = Band(low_seconds=promise.step_seconds_low, high_seconds=promise.step_seconds_high)
     return Performance(
+        action=plan.action if plan else None,
         baseline=baseline,
         predicted=_cost_of(promise, promise.step_seconds, is_billed=is_billed) if promise else None,
         measured=outcome,
@@ -338,11 +339,19 @@ def _performance_words(performance: Performance) -> list[str]:
         cost = row.usd_per_1000_steps if is_billed else row.cpu_seconds
         more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
         lines.append(f"  {name:<10} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}")
-    text = f"  {performance.speedup:.2f}x as fast"
-    if performance.cost_change is not None:
+    text = f"  {speedup_words(performance)}"
+    if performance.cost_change is not None and performance.action != "keep":
         text += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
     promise = prediction_words(performance)
     return [*lines, text, *([f"  {promise}"] if promise else [])]
+
+
+def speedup_words(performance: Performance) -> str:
+    """Says how fast the run was; where it had the profiled hosts, that is nobody's gain."""
+    words = f"{performance.speedup:.2f} times as fast"
+    if performance.action == "keep":
+        words += " as in the profile on the same hosts: no gain by stoker"
+    return words
 
 
 def prediction_words(performance: Performance) -> str:

@@ -1,9 +1,6 @@
 """Modules that take seconds to import, and which each process that collects all tests would import.
 
-    if TYPE_CHECKING:
-        from stoker import sagemaker
-    else:
-        sagemaker = WhenUsed("stoker.sagemaker")
+`sagemaker = WhenUsed("stoker.sagemaker")`; the same import below TYPE_CHECKING tells its types.
 """
 
 import importlib

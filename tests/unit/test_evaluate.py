@@ -304,6 +304,16 @@ def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(
     assert f"{words} band" in evaluation_words(evaluation)
 
 
+def test_a_faster_step_on_the_same_hosts_is_no_gain() -> None:
+    # Other programs that ran at the time of the profile have ended, say.
+    evaluation = _evaluate(_training(step=0.03, groups=(DNN,)))
+    assert evaluation.performance is not None
+    assert evaluation.performance.action == "keep"
+    words = "2.00 times as fast as in the profile on the same hosts: no gain by stoker"
+    assert f"  {words}" in summary(evaluation).splitlines()
+    assert words in evaluation_words(evaluation)
+
+
 def test_cost_is_measured_or_follows_from_the_plans_price() -> None:
     priced = _performance(_training(step=0.033, usd=0.002))
     derived = _performance(_training(step=0.033))
@@ -365,7 +375,7 @@ def test_text_gives_verdict_gates_and_three_step_times() -> None:
     assert "at least 0.9" in lines[1]
     assert lines[2].split(maxsplit=1) == ["step", "$ per 1000 steps"]
     assert [line.split()[0] for line in lines[3:6]] == ["baseline", "predicted", "measured"]
-    assert "1.82x as fast" in lines[-2]
+    assert "1.82 times as fast" in lines[-2]
     assert lines[-1].strip() == (
         "the step is 10.0% longer than predicted, inside the band of 27.0 ms to 33.0 ms"
     )

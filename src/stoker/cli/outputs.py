@@ -20,7 +20,7 @@ import msgspec
 
 from stoker.cli.options import OutputFiles
 from stoker.errors import FeedError, UsageError
-from stoker.evaluate import prediction_words
+from stoker.evaluate import prediction_words, speedup_words
 from stoker.records import (
     Decision,
     Evaluation,
@@ -476,5 +476,5 @@ def evaluation_words(record: Evaluation) -> str:
     if performance is None:
         return gates or "no gate"
     promise = prediction_words(performance)
-    speed = f"{performance.speedup:.2f} times as fast{promise and f'; {promise}'}"
+    speed = f"{speedup_words(performance)}{promise and f'; {promise}'}"
     return f"{gates}; {speed}" if gates else speed

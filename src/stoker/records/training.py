@@ -25,7 +25,7 @@ from stoker.records.base import (
     Scalar,
     write_json,
 )
-from stoker.records.decision import Group
+from stoker.records.decision import Action, Group
 from stoker.records.profile import Spread
 from stoker.text import wait_share
 
@@ -257,6 +257,8 @@ class Performance(Record, frozen=True, kw_only=True):
     """Compares the promise with the outcome.
 
     Attributes:
+        action: What the run's hosts change about the profiled ones: `keep` is nothing. Absent: the
+            run had the hosts of no plan.
         baseline: The profiled step, before.
         predicted: The step that the decision promised; absent: the run had no decision.
         measured: The step of the run.
@@ -268,6 +270,7 @@ class Performance(Record, frozen=True, kw_only=True):
         cost_change: Measured cost over the baseline's, minus 1: -0.2 is 20 % cheaper.
     """
 
+    action: Action | None = None
     baseline: StepCost
     predicted: StepCost | None = None
     measured: StepCost
