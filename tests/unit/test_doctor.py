@@ -202,6 +202,8 @@ def test_a_pytorch_older_than_what_stoker_leans_on_fails(
     finding = doctor.torch_check(trains=True)
     assert (finding.state, version in finding.text) == (state, True)
     assert ("2.7" in finding.fix) == (state == "fail")
+    # As the control image on a base with it.
+    assert doctor.torch_check(trains=False).state == ("warn" if state == "fail" else "ok")
 
 
 @pytest.mark.parametrize("version", ["unknown", "2"])
