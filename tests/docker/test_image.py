@@ -164,14 +164,16 @@ def test_an_image_for_kubernetes_runs_as_the_user_that_was_asked_for(engine: Eng
 
 
 def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine: Engine) -> None:
-    engine.build(WITH_TORCH.replace("VERSION", "2.12.0"), engine.folder / "job", "base-with-torch")
+    # As AWS's image that has the library of the strategy smddp.
+    base = WITH_TORCH.replace("VERSION", "2.4.1+cu121")
+    engine.build(base, engine.folder / "job", "base-with-torch")
     words = {"BASE_IMAGE": "base-with-torch", "IMAGE": "stoker-beside"}
     refused = engine.attempt_image("launcher", **words)
     assert "base-with-torch has no digest" in refused.stderr
     engine.make_image("launcher", ALLOW_TAG="1", **words)
     script = "/usr/bin/python3 -c 'import stoker, torch; print(torch.__version__)'; ls /opt/stoker"
     assert shell(engine, "stoker-beside", script).split() == [
-        "2.12.0",
+        "2.4.1+cu121",
         "sbom.cdx.json",
         "wheels.sha256",
     ]
