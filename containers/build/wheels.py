@@ -1,7 +1,7 @@
 """Downloads the wheels of the image and builds stoker's own, so that `docker build` needs no index.
 
     python containers/build/wheels.py --out CONTEXT [--python-version 3.11] [--machine aarch64]
-        [--torch cpu|none] [--torch-version 2.10.0] [--lock FILE]
+        [--torch cpu|none] [--torch-version 2.10.0] [--base-torch 2.10.0] [--lock FILE]
 
 The build context gets four folders: control (what the command line and AWS need), torch and stoker,
 one a layer of the image, and sbom, of which nothing stays. Each holds the wheels and SHA256SUMS,
@@ -25,9 +25,11 @@ from pathlib import Path
 
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
+from pip._vendor.packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Optional parts of the control layer.
 CONTROL_EXTRAS = ("aws", "kubernetes")
 GLIBC_MINORS = (28, 27, 26, 24, 17, 12, 5)
@@ -43,6 +45,7 @@ def main() -> None:
         "--torch", choices=("any", "cpu", "none"), default="any", help="which build of torch"
     )
     parser.add_argument("--torch-version", default="", help="with --torch cpu, as 2.10.0")
+    parser.add_argument("--base-torch", default="", help="of the base image, which keeps it")
     parser.add_argument("--lock", type=Path, help="an earlier wheels.sha256 that must come out")
     options = parser.parse_args()
     if options.lock and not options.lock.is_file():
@@ -52,10 +55,11 @@ def main() -> None:
     is_native = options.machine == platform.machine()
     target = [] if is_native and version == running else foreign(version, options.machine)
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    control = ["pip", *project["dependencies"], *(one for e in CONTROL_EXTRAS for one in extras[e])]
+    extras = PROJECT["optional-dependencies"]
+    control = ["pip", *PROJECT["dependencies"], *(one for e in CONTROL_EXTRAS for one in extras[e])]
     torch = ["-c", str(CONSTRAINTS), "torch"]
+    if options.base_torch and options.torch != "none":
+        refuse_base(options.base_torch, options.torch_version)
     if options.torch == "cpu":
         torch_version = options.torch_version or locked_versions(CONSTRAINTS)["torch"]
         torch = cpu_build(torch_version, target, machine=options.machine, python_version=version)
@@ -92,18 +96,41 @@ def foreign(version: str, machine: str) -> list[str]:
     return words
 
 
+def lacking(torch: str) -> str:
+    """Returns why stoker does not work with this version of torch, empty where it does."""
+    least = next(need for need in PROJECT["optional-dependencies"]["torch"] if "torch" in need)
+    # As pip decides in the image, which would put another torch in the place of the base's.
+    try:
+        fits = Requirement(least).specifier.contains(Version(torch), prereleases=True)
+    except InvalidVersion:
+        fits = False
+    return "" if fits else f"stoker needs {least}"
+
+
+def refuse_base(torch: str, torch_version: str) -> None:
+    """Ends with an error where the base image's torch, which it keeps, is not what is wanted."""
+    if lack := lacking(torch):
+        sys.exit(
+            f"error: BASE_IMAGE has torch {torch}: {lack}\n"
+            "try:   a base image with it, or one without torch"
+        )
+    if torch_version:
+        sys.exit(
+            f"error: BASE_IMAGE has torch {torch} and keeps it: TORCH_VERSION={torch_version} "
+            "would not be installed\n"
+            "try:   the same without TORCH_VERSION, or a base image without torch"
+        )
+
+
 def cpu_build(version: str, target: list[str], *, machine: str, python_version: str) -> list[str]:
     """Returns pip's words for torch's CPU build, and for what it needs that is not locked.
 
     Where stoker does not work with that torch, or pip would take a CUDA build, it ends with an
     error, before gigabytes come.
     """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    least = next(need for need in project["optional-dependencies"]["torch"] if "torch" in need)
-    release = re.match(r"\d+\.\d+(\.\d+)?", version)
-    if release is None or release.group() not in Requirement(least).specifier:
+    if lack := lacking(version):
         sys.exit(
-            f"error: TORCH_VERSION={version}: stoker needs {least}\n"
+            f"error: TORCH_VERSION={version}: {lack}\n"
             "try:   the version of the dnn hosts' image, as 2.10.0"
         )
     asked = f"torch=={version}"

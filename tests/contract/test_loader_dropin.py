@@ -96,7 +96,7 @@ def samples(given):
         again = stoker.DataLoader(
             Each(lambda i: (i, draws(i)), 99), collate_fn=same, **given["resume"]
         )
-        again.load_state_dict(torch.load(given["file"]))
+        again.load_state_dict(torch.load(given["file"], weights_only=True))
         found += [[0, *sample] for batch in again for sample in batch]
     return found
 

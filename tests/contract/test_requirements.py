@@ -120,16 +120,69 @@ def test_another_torch_brings_what_it_needs_in_other_versions_than_the_locked(
 ) -> None:
     # As torch 2.6 has its sympy, on PyPI.
     needs = ["filelock", 'sympy==1.13.1; python_version >= "3.9"', "typing_extensions>=4.10.0"]
-    words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.7.0")
-    assert words == ["--no-deps", "torch==2.7.0", "sympy==1.13.1"]
+    words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.6.0")
+    assert words == ["--no-deps", "torch==2.6.0", "sympy==1.13.1"]
 
 
-@pytest.mark.parametrize("version", ["2.6.0", "2.x"])
+@pytest.mark.parametrize("version", ["2.3.1", "2.x"])
 def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit, match=rf"TORCH_VERSION={version}: stoker needs torch>=2\.7"):
+    with pytest.raises(SystemExit, match=rf"TORCH_VERSION={version}: stoker needs torch>=2\.4"):
         cpu_build(monkeypatch, [], machine="x86_64", version=version)
+
+
+def asked_of_pip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str
+) -> list[tuple[str, ...]]:
+    """What `wheels.py --out FOLDER WORDS` has pip do, as long as nothing is refused."""
+    main = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["main"]
+    calls: list[tuple[str, ...]] = []
+
+    def pip(*words: str) -> str:
+        calls.append(words)
+        return ""
+
+    monkeypatch.setitem(main.__globals__, "pip", pip)
+    monkeypatch.setattr("sys.argv", ["wheels.py", "--out", str(tmp_path), *words])
+    main()
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            ["--base-torch=2.3.0+cu121"],
+            r"BASE_IMAGE has torch 2\.3\.0\+cu121: stoker needs torch>=",
+        ),
+        # No distribution of that name is installed: pip would not see it.
+        (
+            ["--base-torch=of unknown version"],
+            r"BASE_IMAGE has torch of unknown version: stoker needs torch>=",
+        ),
+        (
+            ["--base-torch=2.12.0", "--torch=cpu", "--torch-version=2.10.0"],
+            r"BASE_IMAGE has torch 2\.12\.0 and keeps it: TORCH_VERSION=2\.10\.0 would not",
+        ),
+    ],
+)
+def test_a_base_whose_torch_is_not_what_is_wanted_is_refused_before_a_download(
+    words: list[str], error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match=rf"^error: {error}.*\ntry:   .*without torch$"):
+        asked_of_pip(monkeypatch, tmp_path, *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["--base-torch=2.12.0+cu128"], ["--base-torch=2.3.0", "--torch=none"]]
+)
+def test_a_base_with_a_torch_that_does_for_the_image_is_taken(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = asked_of_pip(monkeypatch, tmp_path, *words)
+    assert [call[0] for call in calls][-1] == "wheel"
 
 
 def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(

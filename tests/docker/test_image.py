@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 WITH_TORCH = """
 FROM base
 WORKDIR /usr/local/lib/python3.11/dist-packages
-RUN mkdir torch torch-2.5.0.dist-info \\
- && printf '__version__ = "2.5.0"\\nclass version:\\n    cuda = "12.4"\\n' > torch/__init__.py \\
- && printf 'Metadata-Version: 2.1\\nName: torch\\nVersion: 2.5.0\\n' > METADATA \\
- && mv METADATA torch-2.5.0.dist-info
+RUN mkdir torch torch-VERSION.dist-info \\
+ && printf '__version__ = "VERSION"\\nclass version:\\n    cuda = "12.4"\\n' > torch/__init__.py \\
+ && printf 'Metadata-Version: 2.1\\nName: torch\\nVersion: VERSION\\n' > METADATA \\
+ && mv METADATA torch-VERSION.dist-info
 """
 ECHO = (
     "import os, pathlib, sys; pathlib.Path(os.environ['SM_MODEL_DIR'], 'words')"
@@ -164,17 +164,26 @@ def test_an_image_for_kubernetes_runs_as_the_user_that_was_asked_for(engine: Eng
 
 
 def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine: Engine) -> None:
-    engine.build(WITH_TORCH, engine.folder / "job", "base-with-torch")
+    # As AWS's image that has the library of the strategy smddp.
+    base = WITH_TORCH.replace("VERSION", "2.4.1+cu121")
+    engine.build(base, engine.folder / "job", "base-with-torch")
     words = {"BASE_IMAGE": "base-with-torch", "IMAGE": "stoker-beside"}
     refused = engine.attempt_image("launcher", **words)
     assert "base-with-torch has no digest" in refused.stderr
     engine.make_image("launcher", ALLOW_TAG="1", **words)
     script = "/usr/bin/python3 -c 'import stoker, torch; print(torch.__version__)'; ls /opt/stoker"
     assert shell(engine, "stoker-beside", script).split() == [
-        "2.5.0",
+        "2.4.1+cu121",
         "sbom.cdx.json",
         "wheels.sha256",
     ]
+
+
+def test_a_base_whose_torch_is_too_old_for_stoker_is_refused(engine: Engine) -> None:
+    engine.build(WITH_TORCH.replace("VERSION", "2.3.0+cu121"), engine.folder / "job", "old-torch")
+    refused = engine.attempt_image("launcher", BASE_IMAGE="old-torch", ALLOW_TAG="1")
+    assert "error: BASE_IMAGE has torch 2.3.0+cu121: stoker needs torch>=" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 2
 
 
 def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import gc
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
-from stoker.feed.trainer.buffers import BatchBuffers
+from stoker.feed.trainer.buffers import BatchBuffers, current_device, set_device
 from stoker.feed.wire.codec import encode
 from stoker.feed.wire.sealing import TAG_BYTES, Sealer, Unsealer
 
@@ -62,3 +64,19 @@ def test_no_view_is_overwritten_by_what_comes_later() -> None:
         array = np.asarray(view)
         assert array.size > 1
         assert (array == number).all()
+
+
+@pytest.mark.parametrize("accelerator", [None, SimpleNamespace(current_device_idx=min)])
+def test_older_torch_pins_for_the_current_device_of_cuda(
+    accelerator: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch 2.4 and 2.6, which have no names for the device of any accelerator, or others."""
+    if accelerator is None:
+        monkeypatch.delattr(torch, "accelerator", raising=False)
+    else:
+        monkeypatch.setattr(torch, "accelerator", accelerator, raising=False)
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    set_device(current_device())
+    assert chosen == [3]

@@ -334,7 +334,8 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         return self._epoch.for_fetcher(int(self._base_seed), index)
 
     def _num_taken(self) -> int | None:
-        return int(self._rcvd_idx) if self._in_order else None
+        # torch before 2.6 has no in_order, and always keeps the order.
+        return int(self._rcvd_idx) if getattr(self, "_in_order", True) else None
 
     def __next__(self) -> object:
         return self._counted(super().__next__)

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import repeat
 from typing import cast
 
-import torch
 from torch._C._autograd import _profiler_enabled
 from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -20,6 +19,7 @@ from torch.utils.data.dataloader import (
 from stoker.feed.iterators import CountedIterator, Epoch
 from stoker.feed.process import TrainerProcess
 from stoker.feed.seeding import Numbered, Seeding
+from stoker.feed.trainer.buffers import current_device
 from stoker.feed.trainer.client import Feed
 from stoker.feed.trainer.local_workers import LocalWorkers
 from stoker.feed.trainer.session import AskedBatch, FeedSession
@@ -62,7 +62,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
             indices=_numbered(epoch, int(self._base_seed), self._sampler_iter),
             # As torch: without workers, a sampler draws its own seed at the first batch.
             is_eager=self._loader.num_workers > 0,
-            pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
+            pins_on=current_device() if self._pin_memory else None,
             base_seed=int(self._base_seed),
         )
 
@@ -236,7 +236,7 @@ class StreamIterator(FeedIterator):
                 self._shared_seed,
             ),
             is_eager=False,
-            pins_on=torch.accelerator.current_device_index() if self._pin_memory else None,
+            pins_on=current_device() if self._pin_memory else None,
         )
 
     def _next_data(self) -> object:  # type: ignore[override]

@@ -25,6 +25,20 @@ _Plan = Callable[[Bytes1D], object]
 _decoder = msgspec.msgpack.Decoder()
 
 
+# torch.accelerator has these names from 2.7 on (2.6 others, 2.5 has no such module). Before, torch
+# pins for CUDA unless pin_memory_device says otherwise.
+def current_device() -> int:
+    """Returns the number of this thread's accelerator, which batches are pinned for."""
+    accelerator = getattr(torch, "accelerator", None)
+    return int(getattr(accelerator, "current_device_index", torch.cuda.current_device)())
+
+
+def set_device(number: int) -> None:
+    """Makes it this thread's accelerator."""
+    accelerator = getattr(torch, "accelerator", None)
+    getattr(accelerator, "set_device_index", torch.cuda.set_device)(number)
+
+
 class LayoutCache:
     """Decodes the batches of a process; used by one thread."""
 
@@ -143,7 +157,7 @@ class BatchBuffers:
             return self._pool.take(nbytes)
         if self._pins_on != pins_on:
             # The device is the thread's; without this, every rank would open device 0.
-            torch.accelerator.set_device_index(pins_on)
+            set_device(pins_on)
             self._pins_on = pins_on
         # The base of the array is a tensor: see `_tensor_plan`.
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
