@@ -11,6 +11,7 @@ import torch
 
 from stoker.catalog import load_catalog
 from stoker.decide import decide
+from stoker.feed import resource_usage
 from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
 from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
@@ -297,7 +298,11 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) ->
     assert own.num_workers == 0
 
 
-def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path: Path) -> None:
+def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine that stands still between the last batch and the drop is not what this is about.
+    monkeypatch.setattr(resource_usage, "_READ_SECONDS", 60.0)
     usage = Usage(tmp_path / "usage-rank0.json", rank=0)
     timeline = Timeline(tmp_path / "timeline-rank0.csv", usage=usage)
     dropped = timeline.epoch(loader=0, epoch=0)
@@ -305,7 +310,7 @@ def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path: Path) 
         dropped.ask()
         dropped.got(8)
     dropped.drop()
-    burn(0.05)
+    burn(0.2)
     after = timeline.epoch(loader=0, epoch=1)
     for _ in range(3):
         after.ask()
@@ -314,7 +319,7 @@ def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path: Path) 
     timeline.close()
     (found,) = read_usage(tmp_path)
     assert found.loaders[0].steps == 4
-    assert found.loaders[0].trainer_cpu_seconds < 0.04
+    assert found.loaders[0].trainer_cpu_seconds < 0.15
 
 
 def test_a_file_that_is_cut_is_no_usage(tmp_path: Path) -> None:
