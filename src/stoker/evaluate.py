@@ -159,7 +159,7 @@ def _failed_gates(gates: Sequence[GateResult]) -> str:
 
 
 def _did_no_step(training: Training) -> bool:
-    """Tells whether the script had loaders and took no batch; False where nothing was measured."""
+    """Returns whether the script had loaders and took no batch; False if nothing was measured."""
     return training.measured is not None and training.measured.steps == 0
 
 

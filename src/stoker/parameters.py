@@ -193,7 +193,7 @@ def truth_value(text: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Tells whether a text is a number that JSON has, too."""
+    """Returns whether a text is a number that JSON has, too."""
     try:
         # float() alone takes 1_000 and digits of other scripts, too.
         return text.isascii() and "_" not in text and math.isfinite(float(text))

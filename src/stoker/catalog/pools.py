@@ -269,7 +269,7 @@ class _Kind:
 
     @property
     def has_own_types(self) -> bool:
-        """Tells whether the label says the machine, too."""
+        """Returns whether the label says the machine, too."""
         return self.label in (INSTANCE_TYPE, _GPU_PRODUCT)
 
 

@@ -187,7 +187,7 @@ def _line_width() -> int:
 
 
 def is_of_platform(line: "LogLine") -> bool:
-    """Tells whether the platform says it of the job; what else there is, hosts have written."""
+    """Returns whether the platform says it of the job; what else there is, hosts have written."""
     return line.host in _OF_PLATFORM
 
 

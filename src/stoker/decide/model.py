@@ -110,7 +110,7 @@ class Work:
 
     @property
     def has_own_storage(self) -> bool:
-        """Tells whether it is known that each host brings a storage rate of its own."""
+        """Returns whether it is known that each host brings a storage rate of its own."""
         return self.storage == "per_host"
 
     @property
@@ -120,7 +120,7 @@ class Work:
 
     @property
     def waits(self) -> bool:
-        """Tells whether loading waits for something else than what its workers share."""
+        """Returns whether loading waits for something else than what its workers share."""
         return self.parallel_seconds > WAITS * self.loader_cpu_seconds
 
     def factor(self, limit: Limit) -> float:

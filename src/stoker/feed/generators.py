@@ -58,7 +58,7 @@ def kind_of(value: object) -> Kind | None:
 
 
 def is_out_of_reach(value: object) -> bool:
-    """Tells whether it is a generator whose state nobody can set, or only an accelerator's."""
+    """Returns whether it is a generator whose state nobody can set, or only an accelerator's."""
     # By its type: to ask an object for its class may run code.
     if issubclass(type(value), torch.Generator):
         return cast("torch.Generator", value).device.type != "cpu"
@@ -235,7 +235,7 @@ class HeldGenerators:
         self.look()
 
     def has_changed(self) -> bool:
-        """Tells whether there may be others now; 0.5 us for a dataset with ten attributes."""
+        """Returns whether there may be others now; 0.5 us for a dataset with ten attributes."""
         return self._watched.has_changed()
 
     def look(self) -> bool:
@@ -498,7 +498,7 @@ def _function_in(member: object) -> object:
 
 
 def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
-    """Tells whether such values are samples, or parts of some, and no objects."""
+    """Returns whether such values are samples, or parts of some, and no objects."""
     for value in values if depth else ():
         match _sort_of(_held_kind(value)):
             case "plain":
@@ -516,7 +516,7 @@ def _is_data(values: Iterable[object], *, depth: int = 3) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users_name(module: str) -> bool:
-    """Tells whether functions of that module are the user's own."""
+    """Returns whether functions of that module are the user's own."""
     if module in ("__main__", "__mp_main__"):
         return True
     found = sys.modules.get(module)
@@ -530,7 +530,7 @@ def _module(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_foreign_generator(kind: type) -> bool:
-    """Tells whether a class of another language has a method that seeds."""
+    """Returns whether a class of another language has a method that seeds."""
     for name in _SEEDERS:
         member = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
         if member is not None and callable(member) and not isinstance(member, _PYTHONS):
@@ -567,7 +567,7 @@ def _globals_read(code: CodeType) -> tuple[tuple[str, ...], ...]:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Tells whether it is a plain module of the user's own code, and travels by name."""
+    """Returns whether it is a plain module of the user's own code, and travels by name."""
     # One of another type may do anything when it is looked at.
     if type(module) is not ModuleType:
         return False

@@ -351,7 +351,7 @@ def _is_making_here() -> bool:
 
 
 def is_making() -> bool:
-    """Tells whether a batch is being made here: a loader iterated over then is a part of it."""
+    """Returns whether a batch is being made here: a loader iterated over then is a part of it."""
     return _is_making_here() or get_worker_info() is not None
 
 

@@ -169,7 +169,7 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoader
 
 
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
-    """Tells whether a loader that cannot travel is made as torch makes it."""
+    """Returns whether a loader that cannot travel is made as torch makes it."""
     if settings.feed.unshippable is None:
         return loader.num_workers == 0
     return settings.feed.unshippable == "local"

@@ -158,7 +158,7 @@ class Rewind:
         self.forget()
 
     def is_of_this_thread(self) -> bool:
-        """Tells whether it is this thread that draws: then nobody draws now."""
+        """Returns whether it is this thread that draws: then nobody draws now."""
         return self._thread == threading.get_ident()
 
     def show_drawn(self, generators: Mapping[str, object], now: SamplerSnapshot) -> None:

@@ -114,7 +114,7 @@ class SamplerOrder:
 
     @property
     def is_asked_again(self) -> bool:
-        """Tells whether torch, with the script's `num_workers`, would make one more iterator."""
+        """Returns whether torch, with the script's `num_workers`, would make one more iterator."""
         return self._iters_left > 0
 
     def __iter__(self) -> Iterator[object]:

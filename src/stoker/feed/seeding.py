@@ -88,7 +88,7 @@ def seed_place(words: Sequence[int], index: object, place: int) -> bytes:
 
 
 def makes_many(dataset: object) -> bool:
-    """Tells whether one call makes all samples of a batch: they cannot be seeded one by one."""
+    """Returns whether one call makes all samples of a batch: they cannot be seeded one by one."""
     if type(dataset) is Subset:
         return makes_many(dataset.dataset)
     if type(dataset) is StackDataset:

@@ -178,7 +178,7 @@ def _rows(batch: object, *, depth: int) -> int | None:
 
 
 def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
-    """Tells whether its iterators write the timeline themselves, as stoker's and a profile's do."""
+    """Returns whether its iterators write the timeline themselves: stoker's and a profile's do."""
     # Of `stoker.to_device`, its loader.
     inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
     if isinstance(batches, TimedBatches) or _home(getattr(type(inner), "_get_iterator", None)):
@@ -191,5 +191,5 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
 
 
 def _home(thing: object) -> bool:
-    """Tells whether stoker's feed defines `thing`."""
+    """Returns whether stoker's feed defines `thing`."""
     return str(getattr(thing, "__module__", "")).startswith("stoker.feed.")

@@ -75,7 +75,7 @@ class UnfedWatch:
 
     @staticmethod
     def is_fed() -> bool:
-        """Tells whether a loader of stoker's was made or read here: that alone imports the feed."""
+        """Returns whether a loader of stoker was made or read here: only that imports the feed."""
         return _FEED in sys.modules
 
     def words(self, owns: list[str]) -> str:
@@ -139,7 +139,7 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: UnfedWatch) -> None:
 
 
 def is_released(process: TrainerProcess) -> bool:
-    """Tells whether the data hosts are given back because no rank had asked for a batch.
+    """Returns whether the data hosts are given back because no rank had asked for a batch.
 
     To be called by a rank that is about to ask for one after all.
     """

@@ -307,7 +307,7 @@ class PipelineRun:
 
     @property
     def is_one_host(self) -> bool:
-        """Tells whether today's cluster is one host, which a step's own pod is to be."""
+        """Returns whether today's cluster is one host, which a step's own pod is to be."""
         cluster = self.request.workload.cluster
         is_one = cluster is None or cluster.dnn.count == 1
         return is_one and self.request.settings.one_host == "pod"

@@ -288,7 +288,7 @@ class RankEnd:
 
     @property
     def is_consequence(self) -> bool:
-        """Tells whether it only says that another rank is gone."""
+        """Returns whether it only says that another rank is gone."""
         if self.failure is None:
             return self.exit_code in _ENDED_BY_OTHERS
         return says_peer_is_gone(f"{self.failure.type}: {self.failure.message}")

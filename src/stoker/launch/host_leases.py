@@ -57,7 +57,7 @@ class Change:
 
     @property
     def fails_the_run(self) -> bool:
-        """Tells whether the training cannot go on."""
+        """Returns whether the training cannot go on."""
         if self.kind == "agent":
             return False
         is_gone = self.what in ("lost", "absent", "rejoined")

@@ -86,7 +86,7 @@ class Topology:
 
     @property
     def is_leader(self) -> bool:
-        """Tells whether this host leads."""
+        """Returns whether this host leads."""
         return self.host == self.leader
 
 

@@ -87,7 +87,7 @@ class UploadPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Tells whether the upload would change anything."""
+        """Returns whether the upload would change anything."""
         return not self.exists or bool(self.changes) or bool(self.missing)
 
 
@@ -222,7 +222,7 @@ class RunState:
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether nothing of it will change any more."""
+        """Returns whether nothing of it will change any more."""
         return self.status in ENDED
 
     @property

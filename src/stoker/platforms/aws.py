@@ -64,7 +64,7 @@ class AwsError(PlatformError):
 
     @property
     def is_missing(self) -> bool:
-        """Tells whether what was asked for does not exist (not a bucket: that is a wrong name)."""
+        """Returns whether what was asked for does not exist (no bucket: that is a wrong name)."""
         if self.code == "NoSuchBucket" or self.is_denied:
             return False
         words = self.what.lower()
@@ -72,22 +72,22 @@ class AwsError(PlatformError):
 
     @property
     def is_denied(self) -> bool:
-        """Tells whether a permission is missing, or the login is no longer valid."""
+        """Returns whether a permission is missing, or the login is no longer valid."""
         return self.code in _DENIED or self.code in _STALE_LOGIN or "not authorized" in self.what
 
     @property
     def is_unreachable(self) -> bool:
-        """Tells whether the service did not answer, or too late: asking again may help."""
+        """Returns whether the service did not answer, or too late: asking again may help."""
         return self.code in _THROTTLED or "AWS did not answer" in self.what
 
     @property
     def has_stale_login(self) -> bool:
-        """Tells whether the caller's keys were good once: whoever logs in again may go on."""
+        """Returns whether the caller's keys were good once: whoever logs in again may go on."""
         return self.code in _STALE_LOGIN
 
     @property
     def is_passing(self) -> bool:
-        """Tells whether the same call may succeed later."""
+        """Returns whether the same call may succeed later."""
         return self.is_unreachable or self.has_stale_login
 
 

@@ -385,7 +385,7 @@ class LocalRun:
 
     @property
     def comparable(self) -> bool:
-        """Tells whether its times can be compared with other runs'."""
+        """Returns whether its times can be compared with other runs'."""
         return not self.not_comparable
 
     @property

@@ -222,7 +222,7 @@ class Findings:
 
     @property
     def is_first_of_host(self) -> bool:
-        """Tells whether this is its host's first rank, which ends what is above all of them."""
+        """Returns whether this is its host's first rank, which ends what is above all of them."""
         return self._place.leads_host
 
     def learn(self, **parts: object) -> None:

@@ -239,17 +239,17 @@ class ProfileSession:
 
     @property
     def is_here(self) -> bool:
-        """Tells whether this process began the session; a loader's worker only inherited it."""
+        """Returns whether this process began the session; a loader's worker only inherited it."""
         return os.getpid() == self._process
 
     @property
     def has_begun(self) -> bool:
-        """Tells whether a loader was iterated."""
+        """Returns whether a loader was iterated."""
         return self._loaders > 0
 
     @property
     def has_verdict(self) -> bool:
-        """Tells whether the parts are known without which there is nothing to say."""
+        """Returns whether the parts are known without which there is nothing to say."""
         return self._replay is not None and self._replay.steps.count > 0
 
     def begin_epoch(self) -> None:

@@ -326,7 +326,7 @@ class Alarm:
 
     @property
     def is_rung(self) -> bool:
-        """Tells whether `ring` was called."""
+        """Returns whether `ring` was called."""
         return self._is_rung
 
     def close(self) -> None:

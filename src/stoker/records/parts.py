@@ -106,7 +106,7 @@ class Parts:
 
     @property
     def is_shared(self) -> bool:
-        """Tells whether workers wait longer for what they share than each for its own batch."""
+        """Returns whether workers wait longer for what they share than each for its own batch."""
         return self.shared.seconds > self.parallel_seconds / max(1, self.workers)
 
     @property

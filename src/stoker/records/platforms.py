@@ -565,7 +565,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
 
 
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
-    """Tells whether data pods of that pool would get arm64 nodes, and the dnn hosts' image.
+    """Returns whether data pods of that pool would get arm64 nodes, and the dnn hosts' image.
 
     Of the nodes it knows what labels say: their architecture, or a type of AWS's.
     """

@@ -155,7 +155,7 @@ class Observed(Record, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Tells whether anything was observed."""
+        """Returns whether anything was observed."""
         return self.cpu_utilization is not None or self.gpu_utilization is not None
 
     @property

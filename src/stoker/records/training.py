@@ -216,7 +216,7 @@ class GateResult(Record, frozen=True, kw_only=True):
 
     @property
     def needs_champion(self) -> bool:
-        """Tells whether it holds the metric against another model's."""
+        """Returns whether it holds the metric against another model's."""
         return self.min_champion is not None or self.max_champion is not None
 
 

@@ -173,7 +173,7 @@ class Gate(Record, frozen=True, kw_only=True):
 
     @property
     def needs_champion(self) -> bool:
-        """Tells whether it holds the metric against another model's."""
+        """Returns whether it holds the metric against another model's."""
         return self.min_champion is not None or self.max_champion is not None
 
     def against(self, champion: float | None) -> "Gate":
@@ -332,12 +332,12 @@ class TrackingSettings(Record, frozen=True, kw_only=True):
 
     @property
     def is_managed(self) -> bool:
-        """Tells whether it is SageMaker's own MLflow, which a training job can name."""
+        """Returns whether it is SageMaker's own MLflow, which a training job can name."""
         return bool(self.mlflow) and str(self.mlflow).startswith("arn:")
 
     @property
     def is_local(self) -> bool:
-        """Tells whether only this machine reaches it."""
+        """Returns whether only this machine reaches it."""
         return bool(self.mlflow) and str(self.mlflow).startswith(("file:", "sqlite:"))
 
 
@@ -389,7 +389,7 @@ def _short_id(run_id: str) -> str:
 
 
 def is_run_of(name: str, run_id: str) -> bool:
-    """Tells whether a job's name is one that `Workload.run_name` gives for a pipeline's run."""
+    """Returns whether a job's name is one that `Workload.run_name` gives for a pipeline's run."""
     return bool(_short_id(run_id)) and name.endswith(f"-{_short_id(run_id)}")
 
 

@@ -231,7 +231,7 @@ class PlanRow:
 
     @property
     def is_needed(self) -> bool:
-        """Tells whether the table says little without it: what was chosen, and what is today."""
+        """Returns whether the table says little without it: what was chosen, and what is today."""
         return self.chosen or self.plan.action == "keep"
 
 

@@ -502,7 +502,7 @@ class Specs:
         return {spec.digest for spec in self._specs.values() if spec.state == "ready"}
 
     def can_take(self, digest: str, key: PoolKey, *, may_begin: bool) -> bool:
-        """Tells whether a job can be given out: to an idle worker if `may_begin`, else ahead."""
+        """Returns whether a job can be given out: to an idle worker if `may_begin`, else ahead."""
         pool = self._specs[digest].pools.get(key)
         if pool is None:
             return may_begin

@@ -70,7 +70,7 @@ class AgentSession:
     unreachable_since: float | None = None
 
     def is_active(self, now: float) -> bool:
-        """Tells whether it uses its credits."""
+        """Returns whether it uses its credits."""
         return bool(self.requests) or now - self.asked_at < ACTIVE_SECONDS
 
     @property
@@ -539,7 +539,7 @@ class Dispatch:
             self._specs.assign(request.spec, key, job_of(request.make, (request,)))
 
     def _has_memory(self) -> bool:
-        """Tells whether there is memory for one more batch; always if none is held."""
+        """Returns whether there is memory for one more batch; always if none is held."""
         sent_bytes = self._outbox.sent_bytes
         batch_bytes = self._outbox.batch_bytes or memory.UNKNOWN_BATCH_BYTES
         waiting = sent_bytes + (self.num_begun + 1) * batch_bytes

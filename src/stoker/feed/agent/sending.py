@@ -289,7 +289,7 @@ class _SendLine:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
     def has_ended(self, *, within_seconds: float = 0.0) -> bool:
-        """Tells whether the thread of a closed line has ended; if so, closes the connection."""
+        """Returns whether the thread of a closed line has ended; if so, closes the connection."""
         if self._thread is None:
             return True
         self._thread.join(within_seconds)

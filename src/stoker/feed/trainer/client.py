@@ -151,7 +151,7 @@ class Requester:
             session.local.flush()
 
     def _are_all_there(self, session: FeedSession) -> bool:
-        """Tells whether every data host of the run is ready for the session, or cannot be."""
+        """Returns whether every data host of the run is ready for the session, or cannot be."""
         known = sum(
             session.name in link.ready or link.has_failed(session.name)
             for link in self._links.values()

@@ -213,13 +213,13 @@ class Link:
         return self.connection.down_since
 
     def has_input(self) -> bool:
-        """Tells whether there is input that no descriptor shows; to be called before a poll."""
+        """Returns whether there is input that no descriptor shows; to be called before a poll."""
         # At every turn of the I/O thread.
         connection = self.connection
         return not (connection.is_drained and connection.is_quiet) and connection.has_input()
 
     def has_events(self, ready: Container[int]) -> bool:
-        """Tells whether `watch` has something to read.
+        """Returns whether `watch` has something to read.
 
         Args:
             ready: Descriptors that can be read from.
@@ -310,7 +310,7 @@ class Failure:
     error: BaseException
 
     def may_try_again(self, epoch_id: int) -> bool:
-        """Tells whether it is asked again, in that epoch: memory may be free by then."""
+        """Returns whether it is asked again, in that epoch: memory may be free by then."""
         return epoch_id > self.epoch_id and self.times < _MAX_FAILURES
 
 
@@ -405,11 +405,11 @@ class AgentLink(Link):
         self.failed[session] = Failure(epoch_id, times, reason, error)
 
     def has_failed(self, session: str) -> bool:
-        """Tells whether the host can make nothing for it, and was not asked again."""
+        """Returns whether the host can make nothing for it, and was not asked again."""
         return session in self.failed and session not in self.opened
 
     def may_open(self, session: str, *, epoch_id: int) -> bool:
-        """Tells whether the host is to make batches of the session in that epoch."""
+        """Returns whether the host is to make batches of the session in that epoch."""
         return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
     def forget(self, session: str) -> None:
@@ -442,7 +442,7 @@ class AgentLink(Link):
             self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
-        """Tells whether `member` is the very agent that this link goes to."""
+        """Returns whether `member` is the very agent that this link goes to."""
         # A host that was started again has another incarnation, at the same address: it knows
         # nothing of what was said to the one before.
         mine = self.member

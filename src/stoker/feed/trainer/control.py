@@ -62,7 +62,7 @@ def send_uncopied_ahead() -> None:
 
 
 def is_address(name: str) -> bool:
-    """Tells whether `name` is an IP address, which `resolve` needs not look up."""
+    """Returns whether `name` is an IP address, which `resolve` needs not look up."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -109,11 +109,11 @@ class Connection:
         self.dial_at = now
 
     def has_input(self) -> bool:
-        """Tells whether there is input that no descriptor shows; to be called before a poll."""
+        """Returns whether there is input that no descriptor shows; to be called before a poll."""
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:
-        """Tells whether `watch` has something to read.
+        """Returns whether `watch` has something to read.
 
         Args:
             ready: Descriptors that can be read from.

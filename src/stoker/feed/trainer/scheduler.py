@@ -77,7 +77,7 @@ class PeerState:
         self._ordered: list[float] = []
 
     def has_room(self, *, in_pairs: bool = False) -> bool:
-        """Tells whether it may be asked for a batch.
+        """Returns whether it may be asked for a batch.
 
         Args:
             in_pairs: A remote peer is asked for one only where it can be asked for two: together
@@ -200,11 +200,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def is_over(self) -> bool:
-        """Tells whether every number of the epoch was taken."""
+        """Returns whether every number of the epoch was taken."""
 
     @abstractmethod
     def is_there(self, number: int) -> bool:
-        """Tells whether that batch has arrived and may be taken when its turn comes."""
+        """Returns whether that batch has arrived and may be taken when its turn comes."""
 
     @abstractmethod
     def take(self, now: float) -> None:
@@ -287,7 +287,7 @@ class Scheduler(ABC):
         return None
 
     def may_assign(self) -> bool:
-        """Tells whether `assign` is worth a call; False where it is known to have nothing."""
+        """Returns whether `assign` is worth a call; False where it is known to have nothing."""
         return True
 
     def overdue(self, now: float) -> list[int]:
@@ -384,11 +384,11 @@ class BatchScheduler(Scheduler):
         return max(0, self.head + self.window(now) - self.supplied)
 
     def is_over(self) -> bool:
-        """Tells whether every number of the epoch was taken."""
+        """Returns whether every number of the epoch was taken."""
         return self._is_complete and self.head >= self.supplied
 
     def is_there(self, number: int) -> bool:
-        """Tells whether that batch has arrived and was not taken."""
+        """Returns whether that batch has arrived and was not taken."""
         return number in self._arrived
 
     def take(self, now: float) -> None:
@@ -510,11 +510,11 @@ class BatchScheduler(Scheduler):
         return wanted, has_free and (has_new or bool(self._again))
 
     def may_assign(self) -> bool:
-        """Tells whether `assign` could hand out something, were the window large enough."""
+        """Returns whether `assign` could hand out something, were the window large enough."""
         return (self._next_new < self.supplied or bool(self._again)) and self._has_free()
 
     def _is_stocked(self) -> bool:
-        """Tells whether a number waits for each credit: many can come in at once."""
+        """Returns whether a number waits for each credit: many can come in at once."""
         stock = self.supplied - self._next_new
         if stock <= 0:
             return False
@@ -615,7 +615,7 @@ class BatchScheduler(Scheduler):
         return (state.finish_seconds(), state.load())
 
     def _is_better_kept(self, peer: Peer, now: float) -> bool:
-        """Tells whether, near the end, others make what is left before `peer` makes this one.
+        """Returns whether, near the end, others make what is left before `peer` makes this one.
 
         Without it a slow peer gets one of the last batches and the epoch waits for it.
         """

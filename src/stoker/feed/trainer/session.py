@@ -104,7 +104,7 @@ class FeedSession:
         self._sampler_error: BaseException | None = None
 
     def is_idle(self) -> bool:
-        """Tells whether another epoch may begin."""
+        """Returns whether another epoch may begin."""
         return not self.is_busy or self.abandoned_epoch_id == self.epoch_id
 
     def reserve(self) -> None:

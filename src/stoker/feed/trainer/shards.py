@@ -105,19 +105,19 @@ class Shard:
             self.end = None
 
     def is_exhausted(self) -> bool:
-        """Tells whether all of it was delivered."""
+        """Returns whether all of it was delivered."""
         return self.end is not None and self.taken >= self.end
 
     def is_whole(self) -> bool:
-        """Tells whether all of it has arrived."""
+        """Returns whether all of it has arrived."""
         return self.end is not None and self.arrived >= self.end
 
     def is_homeless(self) -> bool:
-        """Tells whether somebody has to make the rest of it, and nobody does."""
+        """Returns whether somebody has to make the rest of it, and nobody does."""
         return self.owner is None and not self.is_whole()
 
     def is_awaited(self, position: int, *, peer: Peer, generation: int) -> bool:
-        """Tells whether `peer` was asked for that batch, of that start."""
+        """Returns whether `peer` was asked for that batch, of that start."""
         return self.owner == peer and self.generation == generation and position < self.asked
 
 
@@ -178,11 +178,11 @@ class ShardScheduler(Scheduler):
         return sum(shard.taken for shard in self._shards)
 
     def is_over(self) -> bool:
-        """Tells whether every shard is exhausted, or nobody wants more."""
+        """Returns whether every shard is exhausted, or nobody wants more."""
         return self._is_complete or all(shard.is_exhausted() for shard in self._shards)
 
     def is_there(self, number: int) -> bool:
-        """Tells whether that batch has arrived, and all of its shard before it."""
+        """Returns whether that batch has arrived, and all of its shard before it."""
         position, shard = divmod(number, len(self._shards))
         return position < self._shards[shard].arrived
 

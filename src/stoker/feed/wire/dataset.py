@@ -141,7 +141,7 @@ def changes_between(
 
 
 def may_travel(name: str, value: str | None) -> bool:
-    """Tells whether a variable may travel: it is no likely secret, and not of one rank or host."""
+    """Returns whether a variable may travel: no likely secret, and not of one rank or host."""
     upper = name.upper()
     if _SECRETS.search(upper) or _OF_ONE_PROCESS.search(upper):
         return False
@@ -473,7 +473,7 @@ class Arrival:
         return end == self._nbytes
 
     def is_right(self) -> bool:
-        """Tells whether all together are the spec; takes 0.8 ms per MB."""
+        """Returns whether all together are the spec; takes 0.8 ms per MB."""
         with mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ) as whole, memoryview(whole) as view:
             return digest(view) == self._name
 

@@ -94,7 +94,7 @@ def _cached(function: Callable[[object], object], maxsize: int | None, typed: bo
 
 
 def is_importable(found: object) -> bool:
-    """Tells whether its module has it under its name; not of the training script."""
+    """Returns whether its module has it under its name; not of the training script."""
     name, path = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
     # On a data host `__main__` is another program.
     if name in (None, "__main__"):
@@ -222,13 +222,13 @@ class SpecUnpickler(pickle.Unpickler):
 
 
 def is_proxy(obj: object) -> bool:
-    """Tells whether it is a proxy of an object of a manager (`multiprocessing.Manager`)."""
+    """Returns whether it is a proxy of an object of a manager (`multiprocessing.Manager`)."""
     managers = sys.modules.get("multiprocessing.managers")
     return managers is not None and isinstance(obj, managers.BaseProxy)
 
 
 def is_by_name(obj: object) -> bool:
-    """Tells whether a function or class is pickled by its name only."""
+    """Returns whether a function or class is pickled by its name only."""
     by_reference: Callable[[object], bool] | None = getattr(
         inside, "_should_pickle_by_reference", None
     )

@@ -166,7 +166,7 @@ class Pipe:
 
     @property
     def wants_write(self) -> bool:
-        """Tells whether `flush` should be called when the socket is writable."""
+        """Returns whether `flush` should be called when the socket is writable."""
         return bool(self._outgoing) and not self.is_closed
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:

@@ -592,7 +592,7 @@ class WorkerPool:
         worker.begin(now, self._open.get(worker.jobs[0].key, 0) if worker.jobs else 0)
 
     def _is_first(self, result: Result) -> bool:
-        """Tells whether it is the first result of its job; a later one is dropped here."""
+        """Returns whether it is the first result of its job; a later one is dropped here."""
         self._tries.pop(result.job.key, None)
         if self._open.pop(result.job.key, None) is not None:
             return True
@@ -605,11 +605,11 @@ class WorkerPool:
         return [worker for worker in self._workers.values() if not worker.is_late]
 
     def _is_open(self, job: WorkerJob) -> bool:
-        """Tells whether nobody has made it yet."""
+        """Returns whether nobody has made it yet."""
         return job.key in self._open
 
     def _is_in_hand(self, job: WorkerJob) -> bool:
-        """Tells whether a worker that is in time has the job already."""
+        """Returns whether a worker that is in time has the job already."""
         return any(other.key == job.key for w in self._in_time() for other in w.jobs)
 
     def _free(self, worker: WorkerEnd, slot: int) -> None:

@@ -264,7 +264,7 @@ class Slots:
         return slot, memory
 
     def _is_kept(self, slot: int) -> bool:
-        """Tells whether the dataset still holds a view of what was built there."""
+        """Returns whether the dataset still holds a view of what was built there."""
         view = self._views.pop(slot, None)
         return view is not None and view() is not None
 

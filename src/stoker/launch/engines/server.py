@@ -342,12 +342,12 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Tells whether it takes work."""
+        """Returns whether it takes work."""
         return self._is_ready.is_set()
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether its first process has ended."""
+        """Returns whether its first process has ended."""
         return self._has_ended.is_set()
 
     def start(self) -> None:

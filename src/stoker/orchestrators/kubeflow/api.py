@@ -179,12 +179,12 @@ class KubeflowError(PlatformError):
 
     @property
     def is_missing(self) -> bool:
-        """Tells whether what was asked for does not exist."""
+        """Returns whether what was asked for does not exist."""
         return self.status == 404
 
     @property
     def is_unreachable(self) -> bool:
-        """Tells whether the service did not answer, or too late: asking again may help."""
+        """Returns whether the service did not answer, or too late: asking again may help."""
         return self.may_pass
 
 

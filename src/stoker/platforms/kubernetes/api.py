@@ -104,32 +104,32 @@ class ApiError(PlatformError):
 
     @property
     def is_passing(self) -> bool:
-        """Tells whether the same call may succeed later."""
+        """Returns whether the same call may succeed later."""
         return self.code in _PASSING and not self.is_final
 
     @property
     def may_return(self) -> bool:
-        """Tells whether who follows a job waits: it passes, or a login has run out meanwhile."""
+        """Returns whether who follows a job waits: it passes, or a login has run out meanwhile."""
         return self.is_passing or self.code == 401
 
     @property
     def is_missing(self) -> bool:
-        """Tells whether what was asked for does not exist."""
+        """Returns whether what was asked for does not exist."""
         return self.code == 404
 
     @property
     def is_taken(self) -> bool:
-        """Tells whether there is an object of that name already."""
+        """Returns whether there is an object of that name already."""
         return self.code == 409 and self.reason == "AlreadyExists"
 
     @property
     def is_too_old(self) -> bool:
-        """Tells whether a watch has to begin anew."""
+        """Returns whether a watch has to begin anew."""
         return self.code == 410
 
     @property
     def is_denied(self) -> bool:
-        """Tells whether a right is missing (not a quota, not an admission rule)."""
+        """Returns whether a right is missing (not a quota, not an admission rule)."""
         return self.code == 403 and bool(self.user)
 
 

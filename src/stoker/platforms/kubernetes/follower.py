@@ -53,7 +53,7 @@ class Follower:
         return LEASE_MINUTES if self.pod else 0
 
     def is_cancelled(self, cluster: ClusterApi) -> bool:
-        """Tells whether the run of the pipeline is being cancelled.
+        """Returns whether the run of the pipeline is being cancelled.
 
         Blocks for CANCELLED_SECONDS at most. Who cannot be asked is not cancelled: a job that goes
         on in vain costs its lease, and one that is deleted in vain costs the training.
@@ -107,7 +107,7 @@ _WORKFLOW = (WORKFLOWS.group, "Workflow")
 
 
 def _is_ending(workflow: Document, *, uid: str) -> bool:
-    """Tells whether somebody has cancelled, stopped or deleted the run.
+    """Returns whether somebody has cancelled, stopped or deleted the run.
 
     Kubeflow cancels a run by a deadline of 0 s; Argo's own commands set `shutdown`.
     """

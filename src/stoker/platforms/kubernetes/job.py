@@ -245,12 +245,12 @@ class RunPicture:
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether the job has ended, or is gone."""
+        """Returns whether the job has ended, or is gone."""
         return self.is_gone or (self.state is not None and self.state.has_ended)
 
     @property
     def is_over(self) -> bool:
-        """Tells whether no dnn host runs any more, as far as is known."""
+        """Returns whether no dnn host runs any more, as far as is known."""
         return self.is_gone or all(
             pod.is_final or not pod.is_started for pod in self._pods.values() if pod.role == "dnn"
         )
@@ -262,7 +262,7 @@ class RunPicture:
 
     @property
     def had_dnn_hosts(self) -> bool:
-        """Tells whether each dnn host has, or had, a process: the training could begin."""
+        """Returns whether each dnn host has, or had, a process: the training could begin."""
         dnn = self._layout.dnn.group
         started = {pod.index for pod in self.all_pods if pod.is_started and pod.group == dnn.name}
         return len(started) >= dnn.count

@@ -114,7 +114,7 @@ def host_pattern(name: str, job: str) -> str:
 
 
 def is_dns_label(text: str) -> bool:
-    """Tells whether `text` is an RFC 1035 label: small letters, digits, dashes, a letter first."""
+    """Returns whether `text` is an RFC 1035 label: a small letter, then also digits and dashes."""
     return len(text) <= MAX_LABEL and bool(DNS_LABEL.match(text))
 
 
@@ -149,7 +149,7 @@ class PodGroup:
 
     @property
     def is_dnn(self) -> bool:
-        """Tells whether it trains."""
+        """Returns whether it trains."""
         return self.group.role == "dnn"
 
 
@@ -375,7 +375,7 @@ def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
 
 
 def has_lease(layout: Layout, group: PodGroup) -> bool:
-    """Tells whether a group's hosts look whether somebody still follows the run."""
+    """Returns whether a group's hosts look whether somebody still follows the run."""
     return group.is_dnn and layout.settings.follower_lease_minutes != 0
 
 

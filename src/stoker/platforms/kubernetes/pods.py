@@ -271,12 +271,12 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
 
 
 def is_of_quota(message: str) -> bool:
-    """Tells whether a quota refuses pods: it may be free later, or other hosts be in it."""
+    """Returns whether a quota refuses pods: it may be free later, or other hosts be in it."""
     return "exceeded quota" in message
 
 
 def lacks_claim(unschedulable: str) -> bool:
-    """Tells whether a pod waits for a claim of volumes: no other node would help."""
+    """Returns whether a pod waits for a claim of volumes: no other node would help."""
     # The scheduler's words: `pod has unbound immediate PersistentVolumeClaims`,
     # `persistentvolumeclaim "datasets" not found`.
     return not short_of(unschedulable) and "persistentvolumeclaim" in unschedulable.lower()

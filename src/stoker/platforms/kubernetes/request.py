@@ -159,7 +159,7 @@ def _failure_policy(layout: Layout) -> dict[str, Json]:
 
 
 def _resumes(layout: Layout) -> bool:
-    """Tells whether hosts that are started again find the checkpoints of those before."""
+    """Returns whether hosts that are started again find the checkpoints of those before."""
     return layout.settings.output is not None
 
 

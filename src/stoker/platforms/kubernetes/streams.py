@@ -475,7 +475,7 @@ class Following:
 
     @property
     def is_empty(self) -> bool:
-        """Tells whether there is no news at this moment."""
+        """Returns whether there is no news at this moment."""
         return self._items.empty()
 
     def pods_now(self) -> Listed:

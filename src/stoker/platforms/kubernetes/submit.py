@@ -89,7 +89,7 @@ class ObjectState:
 
     @property
     def has_ended(self) -> bool:
-        """Tells whether nothing of it will run again."""
+        """Returns whether nothing of it will run again."""
         return self.phase in ("succeeded", "failed")
 
 
@@ -379,7 +379,7 @@ def delete_and_wait(
 
 
 def is_going_on(cluster: ClusterApi, request: KubernetesRequest) -> bool:
-    """Tells whether a job of this request runs, waits or has succeeded."""
+    """Returns whether a job of this request runs, waits or has succeeded."""
     found = cluster.find(_resource(request.main), request.name)
     annotations = mapping(found, "metadata", "annotations")
     if found is None or annotations.get(REQUEST_ANNOTATION) != request.request_sha256:

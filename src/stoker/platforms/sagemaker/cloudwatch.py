@@ -72,7 +72,7 @@ class JobLogs:
 
     @property
     def is_behind(self) -> bool:
-        """Tells whether there is more to read at once."""
+        """Returns whether there is more to read at once."""
         return any(stream.is_behind for stream in self._streams.values())
 
     def read(self) -> list[LogEntry]:

@@ -97,12 +97,12 @@ class TrainingJobState:
 
     @property
     def is_final(self) -> bool:
-        """Tells whether the job has ended."""
+        """Returns whether the job has ended."""
         return self.status in FINAL
 
     @property
     def is_ending(self) -> bool:
-        """Tells whether the job has ended, or is about to."""
+        """Returns whether the job has ended, or is about to."""
         return self.is_final or self.status == "Stopping"
 
     @property
