@@ -232,10 +232,10 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     largest = max(terms.values())
     # Two lines that cross are one limit, whatever their last digits are.
     limit = next(name for name in _LIMITS if terms[name] >= largest * (1 - 1e-9))
-    second = max(
-        (name for name in _LIMITS if name != limit and not _is_one(work, limit, name)),
-        key=lambda name: terms[name],
-    )
+    # CPU and workers are one limit where loading does not wait.
+    one = () if work.waits else ("cpu", "latency")
+    others = [name for name in _LIMITS if name != limit and not (limit in one and name in one)]
+    second = max(others, key=terms.__getitem__)
     step = max(terms[limit], work.step_seconds * _LEAST_STEP)
     return Estimate(
         step_seconds=step,
@@ -309,11 +309,6 @@ def _speed(work: Work, instance: Instance) -> float:
     if instance.coremark_per_vcpu is None or work.reference.coremark_per_vcpu is None:
         return 1.0
     return instance.coremark_per_vcpu / work.reference.coremark_per_vcpu
-
-
-def _is_one(work: Work, one: Limit, other: Limit) -> bool:
-    """Returns whether the two limits are one: CPU and workers, of a loader that does not wait."""
-    return not work.waits and {one, other} == {"cpu", "latency"}
 
 
 def _accelerator_seconds(work: Work, shape: ClusterShape) -> float:
@@ -442,4 +437,6 @@ def _best_share(lines: Sequence[_TermLine]) -> float:
 
 
 def _largest(lines: Sequence[_TermLine], share: float) -> float:
-    return max(line.at(share) for line in lines)
+    # As `at`, whose calls take a tenth of a decision.
+    local = 1 - share
+    return max([line.at_none * local + line.at_all * share for line in lines])
