@@ -331,7 +331,7 @@ def forget_failures(output: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# Written by the elastic launcher: which rank failed first. With its number in the name, for the
+# Written by strategies.torchrun: which rank failed first. With its number in the name, for the
 # files of several hosts may come to lie in one folder.
 _CAUSE = "failure-cause-rank{rank}.json"
 

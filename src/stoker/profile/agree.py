@@ -280,7 +280,7 @@ class Findings:
 
 _GRACE_SECONDS = 2.0
 # torchrun runs nothing of the user's after its ranks, and says itself how they ended.
-_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.elastic")
+_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.torchrun")
 
 
 def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:

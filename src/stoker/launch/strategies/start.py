@@ -172,7 +172,7 @@ class Trainer:
         where = self._rendezvous(topology, master, round(feed.start_deadline_seconds))
         return (
             # -P: a module in the working directory must not stand in for one of ours.
-            *(sys.executable, "-P", "-m", "stoker.launch.strategies.elastic"),
+            *(sys.executable, "-P", "-m", "stoker.launch.strategies.torchrun"),
             *where,
             f"--nproc-per-node={self.processes_per_host}",
             f"--max-restarts={self.settings.max_restarts}",

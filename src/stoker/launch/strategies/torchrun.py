@@ -1,7 +1,7 @@
 """torchrun runs in this process, so that the first failing rank and its exit code are not lost.
 
 torchrun itself exits 1 whatever its ranks did. The launcher starts this module as
-`python -m stoker.launch.strategies.elastic OPTIONS -- CMD`; OPTIONS are torchrun's own, which
+`python -m stoker.launch.strategies.torchrun OPTIONS -- CMD`; OPTIONS are torchrun's own, which
 `start` puts together.
 """
 
