@@ -1,4 +1,7 @@
-"""The evaluate component holds a run against its gates, its baseline and its prediction."""
+"""The evaluate component holds a run against its gates, its baseline and its prediction.
+
+The metrics are in the training's record, into which `launch.finish` read the script's metrics.json.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

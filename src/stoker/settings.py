@@ -1,6 +1,7 @@
 """Settings come from the workload file with its overrides, and from STOKER_* variables.
 
-The environment is read here and in `launch.topology`, nowhere else.
+The keys and their defaults are declared in `stoker.records.workload`. The environment is read here
+and in `launch.topology`, nowhere else.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""The shipped table is refreshed with today's prices, and so is a cluster's pools file."""
+"""The shipped table is refreshed with today's prices, and so is a cluster's pools file.
+
+These functions read what AWS answered; `stoker.cli.catalog` asks.
+"""
 
 import csv
 import io

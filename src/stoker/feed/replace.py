@@ -2,6 +2,7 @@
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
 replacing its method catches them all, and keeps constructor, errors, `isinstance` and `len`.
+`stoker.site.sitecustomize` asks for it.
 
 This runs where torch's import ends, and that may have been begun by a module of the feed itself (in
 a spawned worker, say). So the feed is imported by the first loader that is used, not here: it would

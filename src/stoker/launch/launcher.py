@@ -2,7 +2,8 @@
 
 SageMaker starts an image that brings its own entry point with the one word `train`. The command is
 then STOKER_COMMAND, or the program that the estimators of SageMaker's SDK name. The training's code
-may be a .tar.gz package that comes as a channel: hosts unpack it and run the command there.
+may be a .tar.gz package that comes as a channel: hosts unpack it and run the command there. Signals
+go to the host's processes by `supervise`.
 """
 
 import contextlib

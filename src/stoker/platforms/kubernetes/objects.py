@@ -1,6 +1,7 @@
 """A run's objects are made of names, groups, volumes, environment and pods.
 
-They come in this order; the network policies that `stoker render` prints are at the end.
+The JobSet or TrainJob itself is made of them in `request`. They come in this order; the network
+policies that `stoker render` prints are at the end.
 """
 
 import hashlib
