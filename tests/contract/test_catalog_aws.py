@@ -7,11 +7,13 @@ documents, with prices that are made up.
 import csv
 import io
 import json
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
+from botocore.awsrequest import AWSResponse
 
 from stoker.catalog import load_catalog
 from stoker.catalog.refresh import (
@@ -94,9 +96,31 @@ def runs(kind: str, usd: str, *, region: str = REGION, **changes: str) -> str:
     return product(region, usd, **attributes)
 
 
+# What moto says of all types, by what it was asked: it takes a second each time, and never differs.
+EC2_TYPES: dict[bytes, bytes] = {}
+
+
 @pytest.fixture
 def aws(aws_server: AwsServer) -> Aws:
-    return Aws(region=REGION)
+    aws = Aws(region=REGION)
+    events = aws.client("ec2").meta.events  # type: ignore[attr-defined]
+
+    def before(
+        params: dict[str, object], context: dict[str, object], **_: object
+    ) -> tuple[AWSResponse, object] | None:
+        asked = context["asked"] = pickle.dumps(params["body"])
+        if asked not in EC2_TYPES:
+            return None
+        return AWSResponse("", 200, {}, None), pickle.loads(EC2_TYPES[asked])
+
+    def after(parsed: dict[str, object], context: dict[str, bytes], **_: object) -> None:
+        if "Error" not in parsed:
+            EC2_TYPES.setdefault(context["asked"], pickle.dumps(parsed))
+
+    # Last: a test's own answers come before these.
+    events.register_last("before-call.ec2.DescribeInstanceTypes", before)
+    events.register_first("after-call.ec2.DescribeInstanceTypes", after)
+    return aws
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ REFRESH = ("catalog", "refresh", "--from-cluster", "--context", "here")
 
 def test_refresh_writes_the_pools_of_the_cluster(cluster: FakeCluster, tmp_path: Path) -> None:
     arguments = (*REFRESH, "--out", "pools.csv")
-    done = command.process(*arguments, cwd=tmp_path, env=environ(tmp_path))
+    done = stoker(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "pools.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == [

@@ -16,8 +16,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, Workload
 from stoker.settings import read_workload
-from support.command import Done, process
-from support.moto import AwsServer
+from support.command import stoker
 
 ROLE = "arn:aws:iam::123456789012:role/service-role/training"
 IMAGE = "763104351884.dkr.ecr.eu-central-1.amazonaws.com/pytorch-training:2.5.1-gpu-py311"
@@ -456,21 +455,16 @@ def test_the_name_of_a_workload_is_the_jobs_without_its_time(job: str, name: str
     assert workload_name(job) == name
 
 
-def stoker(server: AwsServer, *arguments: str, cwd: Path) -> Done:
-    return process(*arguments, cwd=cwd, env=server.environ())
-
-
-def test_init_asks_the_service_and_writes_the_workload(
-    aws_server: AwsServer, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("aws_server")
+def test_init_asks_the_service_and_writes_the_workload(tmp_path: Path) -> None:
     aws = Aws(region="eu-central-1")
     aws.call("sagemaker", "CreateTrainingJob", **SCRIPT_MODE)
     aws.call("sagemaker", "CreateTrainingJob", **GROUPS)
     name = str(SCRIPT_MODE["TrainingJobName"])
-    done = stoker(aws_server, "init", "mine", "--from-training-job", name, cwd=tmp_path)
+    done = stoker("init", "mine", "--from-training-job", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "configs/photos.yaml" in done.stdout
-    again = stoker(aws_server, "init", "mine", "--from-training-job", "mnist-groups", cwd=tmp_path)
+    again = stoker("init", "mine", "--from-training-job", "mnist-groups", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     for file in ("photos.yaml", "mnist-groups.yaml"):
         workload = read_workload(tmp_path / "mine" / "configs" / file)
@@ -478,8 +472,9 @@ def test_init_asks_the_service_and_writes_the_workload(
         plan(workload, tmp_path)
 
 
-def test_a_job_that_is_not_there_leaves_no_folder(aws_server: AwsServer, tmp_path: Path) -> None:
-    done = stoker(aws_server, "init", "mine", "--from-training-job", "none-such", cwd=tmp_path)
+@pytest.mark.usefixtures("aws_server")
+def test_a_job_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    done = stoker("init", "mine", "--from-training-job", "none-such", cwd=tmp_path)
     assert done.returncode == 4
     assert "there is no training job none-such in eu-central-1" in done.stderr
     assert "try:" in done.stderr

@@ -23,7 +23,11 @@ PACKAGE = Path(stoker.__file__).parent
         pytest.param("stoker.feed", marks=pytest.mark.soak),
     ],
 )
-@pytest.mark.parametrize("variable", ["STOKER_REPLACE_DATALOADER", "STOKER_PROFILE"])
+# One finder waits for torch, whatever is to be put into it; profiles: tests/e2e.
+@pytest.mark.parametrize(
+    "variable",
+    ["STOKER_REPLACE_DATALOADER", pytest.param("STOKER_PROFILE", marks=pytest.mark.soak)],
+)
 def test_torch_is_changed_also_when_stoker_imports_it(
     first: str, variable: str, tmp_path: Path
 ) -> None:

@@ -58,7 +58,7 @@ def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_upload_start_status_and_stop_as_people_run_them(server: KfpServer, project: Path) -> None:
-    uploaded = process("upload", "kubeflow", "w.yaml")
+    uploaded = stoker("upload", "kubeflow", "w.yaml")
     assert uploaded.returncode == 0, uploaded.stderr
     (pipeline,) = server.kept["pipelines"]
     (version,) = server.versions[str(pipeline["pipeline_id"])]
@@ -66,14 +66,14 @@ def test_upload_start_status_and_stop_as_people_run_them(server: KfpServer, proj
     assert f"version: {version['name']}  {version['pipeline_version_id']}" in uploaded.stdout
     assert f"/#/pipelines/details/{pipeline['pipeline_id']}/version/" in uploaded.stdout
     assert "next:    stoker start kubeflow w.yaml" in uploaded.stdout
-    started = process("start", "kubeflow", "w.yaml", "--param", "epochs=3", "--json")
+    started = stoker("start", "kubeflow", "w.yaml", "--param", "epochs=3", "--json")
     assert started.returncode == 0, started.stderr
     told = json.loads(started.stdout)
     assert told["parameters"] == {"epochs": "3"}
     shown = process("status", "kubeflow", "mnist", "--workload", "w.yaml", "--json")
     assert json.loads(shown.stdout)["run"] == told["run"]
     assert [e["run"] for e in json.loads(shown.stdout)["executions"]] == [told["run"]]
-    stopped = process("stop", "kubeflow", told["url"], "--workload", "w.yaml")
+    stopped = stoker("stop", "kubeflow", told["url"], "--workload", "w.yaml")
     assert stopped.returncode == 0, stopped.stderr
     assert "has ended: stopped" in stopped.stderr
     assert server.sent() == [

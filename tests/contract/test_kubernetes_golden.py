@@ -16,7 +16,7 @@ from stoker.platforms.kubernetes.request import manifest, plan_runtime
 from stoker.platforms.kubernetes.submit import rbac
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
-from support.command import Done, process
+from support.command import stoker
 from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
 from support.kubernetes_rules import rule_problems
 
@@ -63,10 +63,6 @@ def test_a_golden_manifest_breaks_no_rule(name: str) -> None:
     assert [found for document in objects for found in rule_problems(document, among=objects)] == []
 
 
-def _stoker(*arguments: str, cwd: Path) -> "Done":
-    return process(*arguments, cwd=cwd)
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     workload = {
@@ -82,14 +78,14 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_a_dry_run_prints_yaml_documents_and_leaves_nothing_behind(project: Path) -> None:
-    done = _stoker("train", "--dry-run", "mnist.yaml", cwd=project)
+    done = stoker("train", "--dry-run", "mnist.yaml", cwd=project)
     kinds = [document["kind"] for document in yaml.safe_load_all(done.stdout)]
     assert kinds == ["Secret", "ConfigMap", "PodDisruptionBudget", "JobSet"]
     assert [path.name for path in project.iterdir()] == ["mnist.yaml"]
 
 
 def test_a_dry_run_for_machines_is_a_list_that_kubectl_takes(project: Path) -> None:
-    done = _stoker("train", "--dry-run", "--json", "mnist.yaml", cwd=project)
+    done = stoker("train", "--dry-run", "--json", "mnist.yaml", cwd=project)
     document = msgspec.json.decode(done.stdout)
     assert (document["apiVersion"], document["kind"]) == ("v1", "List")
     assert len(document["items"]) == 4
@@ -97,22 +93,22 @@ def test_a_dry_run_for_machines_is_a_list_that_kubectl_takes(project: Path) -> N
 
 def test_render_rbac_prints_what_submitting_takes(project: Path) -> None:
     arguments = ("render", "rbac", "mnist.yaml", "--set", "kubernetes.namespace=team-a")
-    kinds = [d["kind"] for d in yaml.safe_load_all(_stoker(*arguments, cwd=project).stdout)]
+    kinds = [d["kind"] for d in yaml.safe_load_all(stoker(*arguments, cwd=project).stdout)]
     assert kinds == ["ServiceAccount", "Role", "RoleBinding"]
-    done = _stoker(*arguments, "--service-account", "pipeline-runner", cwd=project)
+    done = stoker(*arguments, "--service-account", "pipeline-runner", cwd=project)
     role, binding = yaml.safe_load_all(done.stdout)
     assert role["kind"] == "Role"
     assert binding["subjects"][0]["name"] == "pipeline-runner"
 
 
 def test_render_rbac_asks_for_the_namespace(project: Path) -> None:
-    done = _stoker("render", "rbac", "mnist.yaml", cwd=project)
+    done = stoker("render", "rbac", "mnist.yaml", cwd=project)
     assert done.returncode == 2
     assert "key kubernetes.namespace" in done.stderr
 
 
 def test_render_network_policy_prints_one_for_each_role(project: Path) -> None:
-    done = _stoker("render", "network-policy", "mnist.yaml", cwd=project)
+    done = stoker("render", "network-policy", "mnist.yaml", cwd=project)
     policies = list(yaml.safe_load_all(done.stdout))
     assert [p["kind"] for p in policies] == ["NetworkPolicy"] * 2
     assert [p["metadata"]["name"] for p in policies] == ["stoker-data", "stoker-dnn"]
@@ -120,18 +116,18 @@ def test_render_network_policy_prints_one_for_each_role(project: Path) -> None:
 
 def test_a_run_fits_the_runtime_that_was_rendered_for_it(project: Path) -> None:
     groups = ("--group", "dnn=1", "--group", "data=c7i.4xlarge:3:15")
-    done = _stoker("render", "runtime", "mnist.yaml", *groups, cwd=project)
+    done = stoker("render", "runtime", "mnist.yaml", *groups, cwd=project)
     (runtime,) = yaml.safe_load_all(done.stdout)
     assert (runtime["kind"], runtime["metadata"]["name"]) == ("TrainingRuntime", "stoker-mnist")
     sets = ("--set", "kubernetes.api=trainer", "--set", "kubernetes.runtime=stoker-mnist")
-    done = _stoker("train", "--dry-run", "mnist.yaml", *groups, *sets, cwd=project)
+    done = stoker("train", "--dry-run", "mnist.yaml", *groups, *sets, cwd=project)
     *_, train_job = yaml.safe_load_all(done.stdout)
     assert train_job["spec"]["runtimeRef"]["name"] == "stoker-mnist"
     assert list(rule_problems(train_job, among=[runtime])) == []
 
 
 def test_render_names_what_it_knows(project: Path) -> None:
-    done = _stoker("render", "rback", "mnist.yaml", cwd=project)
+    done = stoker("render", "rback", "mnist.yaml", cwd=project)
     assert done.returncode == 2
     assert "did you mean rbac?" in done.stderr
 

@@ -296,6 +296,8 @@ def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processe
     assert ended == (0, "['stoker.feed.iterators'] True\n")
 
 
+# That such a loader is not fed: tests/faults/test_unfed_released.py.
+@pytest.mark.soak
 def test_without_the_replacement_the_script_has_torchs(tmp_path: Path) -> None:
     code, said = unaware(tmp_path, UNAWARE)
     assert code == 1

@@ -153,7 +153,12 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-KEPT: dict[str, object] = {"num_workers": 1, "persistent_workers": True}
+def kept(num_workers: int) -> dict[str, object]:
+    """Workers that stay: to start them costs most of a test."""
+    return {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+
+
+KEPT = kept(1)
 WEIGHTS = [1.0 + n % 5 for n in range(LENGTH)]
 SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
     "in order": dict,
@@ -252,6 +257,17 @@ def resumed(whole: Script, options: dict[str, object], epoch: int) -> list[objec
     return list(script.found)
 
 
+# A whole run is the same, whoever goes on with its state.
+WHOLE: dict[str, Script] = {}
+
+
+def saved_once(save: tuple[int, int] | str, options: dict[str, object], *, name: str) -> Script:
+    """As `saved`; once for all tests that call it by this name."""
+    if name not in WHOLE:
+        WHOLE[name] = saved(save, options)
+    return WHOLE[name]
+
+
 # One worker asks a sampler ahead as two do; two are for those that draw from one state.
 AHEAD = ["shuffled", "of python's own", "stateful, counting", "with replacement"]
 
@@ -266,8 +282,8 @@ AHEAD = ["shuffled", "of python's own", "stateful, counting", "with replacement"
 def test_a_checkpoint_of_any_shuffle_gives_the_rest_of_the_epoch_and_all_that_follow(
     name: str, before: int, after: int
 ) -> None:
-    whole = saved((1, 2), SAMPLERS[name]() | {"num_workers": before})
-    found = resumed(whole, SAMPLERS[name]() | {"num_workers": after}, 1)
+    whole = saved_once((1, 2), SAMPLERS[name]() | kept(before), name=f"{name}, {before}")
+    found = resumed(whole, SAMPLERS[name]() | kept(after), 1)
     assert found == whole.found[whole.after :]
 
 
@@ -302,13 +318,15 @@ ONE: dict[str, object] = {"num_workers": 1}
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize(
-    ("before", "after"), [({}, ONE), (KEPT, {}), ({}, KEPT), (KEPT, KEPT)], ids=str
+    ("before", "after"),
+    [({}, ONE), (KEPT, {}), ({}, KEPT), pytest.param(KEPT, KEPT, marks=pytest.mark.soak)],
+    ids=str,
 )
 def test_a_checkpoint_may_be_taken_at_any_place(
     place: tuple[tuple[int, int] | str, int], before: dict[str, object], after: dict[str, object]
 ) -> None:
     save, epoch = place
-    whole = saved(save, before | {"shuffle": True})
+    whole = saved_once(save, before | {"shuffle": True}, name=f"{place}, {before}")
     assert resumed(whole, after | {"shuffle": True}, epoch) == whole.found[whole.after :]
 
 

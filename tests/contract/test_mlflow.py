@@ -1,17 +1,21 @@
 """Runs in MLflow, by its own client on a folder; servers that do not answer."""
 
 import importlib.util
+import itertools
 import json
 import os
 import socket
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from stoker import tracking
 from stoker.records import Evaluation, TrackingSettings
-from stoker.tracking import kept, started
+from stoker.tracking import TrackedRun, TrackingOrder, kept, started
 from support.command import stoker
 from support.sample_records import training
 
@@ -23,11 +27,46 @@ def texts(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.iterdir()}
 
 
-# Four times MLflow is imported: 3 s each, more on a cold disk.
+CLIENT = """
+import sys
+import msgspec
+from stoker.tracking import TrackingOrder, _written
+for line in sys.stdin.buffer:
+    print(msgspec.json.encode(_written(msgspec.json.decode(line, type=TrackingOrder))).decode())
+    print("answered", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def ask() -> Iterator[Callable[..., TrackedRun]]:
+    """Gives orders to one process with MLflow, whose import takes 3 CPU-seconds.
+
+    That each order has a process of its own: test_a_training_that_fails_and_then_succeeds.
+    """
+    command = [sys.executable, "-P", "-c", CLIENT]
+    environ = {**os.environ, **tracking._ALWAYS}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        words, answers = client.stdin, client.stdout
+
+        def ask_it(order: TrackingOrder, **_: object) -> TrackedRun:
+            print(msgspec.json.encode(order).decode(), file=words, flush=True)
+            # MLflow prints, too.
+            said = list(itertools.takewhile(lambda line: line != "answered\n", answers))
+            return msgspec.json.decode(said[-1], type=TrackedRun)
+
+        yield ask_it
+        words.close()
+        assert client.wait(60) == 0
+
+
 @pytest.mark.timeout(300)
 def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
-    tmp_path: Path,
+    tmp_path: Path, ask: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tracking, "_asked", ask)
     settings = TrackingSettings(
         mlflow=f"file:{tmp_path / 'store'}", experiment="mnist", timeout_seconds=90
     )
@@ -83,9 +122,10 @@ def test_a_server_that_does_not_answer_costs_no_more_than_its_deadline() -> None
     assert (told.run_id, told.trouble) == ("", "no answer within 0.5 s")
 
 
-# Four times MLflow is imported.
 @pytest.mark.timeout(300)
-def test_a_training_that_fails_and_then_succeeds_is_one_finished_run(tmp_path: Path) -> None:
+def test_a_training_that_fails_and_then_succeeds_is_one_finished_run(
+    tmp_path: Path, ask: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A file of the user's must not take the place of the library.
     (tmp_path / "mlflow.py").write_text("raise ImportError('not the library')")
     script = tmp_path / "fails_once.py"
@@ -101,8 +141,11 @@ def test_a_training_that_fails_and_then_succeeds_is_one_finished_run(tmp_path: P
     }
     words = ("train", json.dumps(workload), "--name", "mnist-1")
     codes, tags = [], []
-    for _ in range(2):
-        done = stoker(*words, cwd=tmp_path)
+    for is_first in (True, False):
+        with monkeypatch.context() as patch:
+            if is_first:
+                patch.setattr(tracking, "_asked", ask)
+            done = stoker(*words, cwd=tmp_path)
         codes.append(done.returncode)
         runs = list((tmp_path / "store").glob("*/*/meta.yaml"))
         assert len(runs) == 1, done.stderr

@@ -268,7 +268,6 @@ def test_a_second_submit_of_a_local_run_is_refused_while_it_runs_and_harms_nothi
     until(lambda: said_by(followed, leader, "still here") != [], what="it goes on")
     job.succeed()
     assert followed.ended().status == "succeeded"
-    assert follow(submit(job)).ended().status == "succeeded"
 
 
 @LOCAL
@@ -359,14 +358,21 @@ def test_lines_come_once_in_order_with_their_host_and_group_while_the_job_runs(
         assert kept == followed.texts(host)
 
 
-def test_following_ends_with_the_job_and_its_end_is_told_as_often_as_asked(
+def test_following_ends_with_the_job_and_a_stop_after_its_end_changes_nothing(
     job: PlatformJob, follow: Follow
 ) -> None:
     followed = begin(job, follow)
     job.succeed()
     end = followed.ended()
     assert (end.status, end.exit_code, end.failure) == ("succeeded", 0, None)
+    # Its end is told as often as asked.
     assert followed.run.wait() == end
+    started = job.started()
+    followed.run.stop()
+    followed.run.stop()
+    assert followed.run.wait() == end
+    assert job.stops() == 0
+    assert job.started() == started
 
 
 def test_the_end_of_a_failed_job_carries_its_exit_code_and_reason(
@@ -396,18 +402,6 @@ def test_stopping_twice_asks_once_and_leaves_nothing(
     assert followed.ended().status == "stopped"
     assert job.stops() == 1
     assert "_not_" not in capfd.readouterr().err
-
-
-def test_stopping_a_job_that_has_ended_changes_nothing(job: PlatformJob, follow: Follow) -> None:
-    followed = begin(job, follow)
-    job.succeed()
-    end = followed.ended()
-    started = job.started()
-    followed.run.stop()
-    followed.run.stop()
-    assert followed.run.wait() == end
-    assert job.stops() == 0
-    assert job.started() == started
 
 
 def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(

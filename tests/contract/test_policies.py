@@ -22,7 +22,7 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group
-from support.command import process
+from support.command import stoker
 from support.moto import AwsServer
 from support.policies import (
     ACCOUNT,
@@ -245,9 +245,9 @@ def test_what_a_policy_cannot_name_is_asked_for(
 def test_render_iam_prints_all_or_writes_a_file_for_each(tmp_path: Path) -> None:
     workload = tmp_path / "w.json"
     workload.write_bytes(msgspec.json.encode(example()))
-    done = process("render", "iam", "w.json", cwd=tmp_path)
+    done = stoker("render", "iam", "w.json", cwd=tmp_path)
     assert json.loads(done.stdout) == rendered()
-    done = process("render", "iam", "w.json", "--out", "iam", cwd=tmp_path)
+    done = stoker("render", "iam", "w.json", "--out", "iam", cwd=tmp_path)
     written = {file.name: json.loads(file.read_text()) for file in (tmp_path / "iam").iterdir()}
     assert written == rendered()
     assert set(done.stdout.split()) == {f"iam/{name}" for name in written}

@@ -82,7 +82,7 @@ def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
     server: AwsServer, project: Path
 ) -> None:
     words = ("upload", "sagemaker", "w.yaml", "--set", "sagemaker.source=code", "--json")
-    done = process(*words, env=server.environ())
+    done = stoker(*words)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["action"], told["id"]) == ("created", PIPELINE)
@@ -174,7 +174,7 @@ def test_limits_are_the_services_own() -> None:
 def test_parameters_arrive_under_the_services_names(server: AwsServer, project: Path) -> None:
     upload()
     words = ("--param", "epochs=3", "--param", "MaxUsdPerHour=12", "--param", "DataInstanceCount=4")
-    done = process("start", "sagemaker", "w.yaml", *words, "--json", env=server.environ())
+    done = stoker("start", "sagemaker", "w.yaml", *words, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     sent = {"Epochs": "3", "MaxUsdPerHour": "12", "DataInstanceCount": "4"}
@@ -286,7 +286,7 @@ def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(
 ) -> None:
     upload()
     words = ("--cron", "30 6 * * 1-5", "--time-zone", "Europe/Berlin", "--param", "epochs=2")
-    done = process("schedule", "sagemaker", "w.yaml", *words, env=server.environ())
+    done = stoker("schedule", "sagemaker", "w.yaml", *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("created: stoker-mnist ")
     found = scheduled()
@@ -486,7 +486,7 @@ def test_the_status_of_a_training_job_is_told_with_its_groups(
 
 
 def test_a_stop_of_a_job_that_has_ended_says_so(server: AwsServer, project: Path) -> None:
-    done = process("stop", "sagemaker", make_training_job(), "--json", env=server.environ())
+    done = stoker("stop", "sagemaker", make_training_job(), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["had_ended"] is True
 
@@ -516,7 +516,7 @@ def test_the_logs_of_a_job_stand_under_group_and_host(server: AwsServer, project
             f"stoker t=2026-11-20T10:00:00.000Z run={name} host={host} host_has_role group={group}"
         )
         write_log("/aws/sagemaker/TrainingJobs", f"{name}/{host}-17", role, f"hello of {host}")
-    done = process("logs", "sagemaker", name, env=server.environ())
+    done = stoker("logs", "sagemaker", name)
     assert done.returncode == 0, done.stderr
     assert "data/algo-1 hello of algo-1" in done.stdout
     assert "dnn/algo-2 hello of algo-2" in done.stdout

@@ -32,7 +32,7 @@ from stoker.records import (
     write_json,
 )
 from support import sagemaker_pipeline as sample
-from support.command import process, stoker
+from support.command import stoker
 from support.sagemaker_job import KEY, ROLE
 
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
@@ -287,9 +287,9 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
     (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
     write_json(tmp_path / "decision.json", sample.decision(data=sample.DATA))
     native = ("--train-step", "native", "--decision", "decision.json")
-    for kind, more, call in (("launched", (), stoker), ("native", native, process)):
+    for kind, more in (("launched", ()), ("native", native)):
         words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json", "--json", *more)
-        done = call(*words, cwd=tmp_path)
+        done = stoker(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         summary = json.loads(done.stdout)
         assert summary["parameters"]["InstanceType"] == "ml.g5.2xlarge"

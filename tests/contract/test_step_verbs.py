@@ -92,7 +92,7 @@ def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folde
 
 
 def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(folder: Path) -> None:
-    done = process(
+    done = stoker(
         *("evaluate", WORKLOAD, "--profile=profile.json", "--decision=decision.json"),
         *("--training", to_json(sample_records.training()), "--param=gate=accuracy>=1.5"),
         *("--out=evaluation", "--report=report", "--always"),
@@ -175,8 +175,8 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder: Path, status: str, words
 def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder: Path) -> None:
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
     words = ["train", workload, "--platform=local", "--yes", "--out=record", "--run-id=1234567890"]
-    assert process(*words, cwd=folder).returncode == 6
-    done = process(
+    assert stoker(*words, cwd=folder).returncode == 6
+    done = stoker(
         *words,
         "--always",
         *("--executor-input", executor_input(folder, "status", "training")),
@@ -192,7 +192,7 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder: Pat
 def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
     script = "import os; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('w')"
     workload = json.dumps({"name": "model", "command": [sys.executable, "-c", script]})
-    done = process("train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
+    done = stoker("train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert (folder / "kept" / "model" / "weights").read_text() == "w"
     assert json.loads((folder / "record").read_text())["model_uri"] == "kept/model"

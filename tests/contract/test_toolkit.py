@@ -61,8 +61,8 @@ class Images(Dataset):
         return f"{index} from {channel} in {os.getcwd()}"
 """
 
-TRAIN = """
-import json, os, sys
+# In the image of its own nothing needs torch: its ranks say only what they were told.
+MEET = """
 import torch, torch.distributed as dist
 from stoker import DataLoader, log_metrics
 from source import Images
@@ -72,16 +72,22 @@ total = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 made = [item for batch in DataLoader(Images(), batch_size=4, num_workers=0) for item in batch]
 log_metrics(total=total.item())
+dist.destroy_process_group()
+met = {"total": total.item(), "made": made}
+"""
+
+SAY = """
+import json, os, sys
 facts = {
     "rank": os.environ["RANK"], "world": os.environ["WORLD_SIZE"],
-    "local_rank": os.environ["LOCAL_RANK"], "total": total.item(), "arguments": sys.argv[1:],
-    "channels": sorted(os.listdir("/opt/ml/input/data")), "made": made, "folder": os.getcwd(),
+    "local_rank": os.environ["LOCAL_RANK"], "arguments": sys.argv[1:],
+    "channels": sorted(os.listdir("/opt/ml/input/data")), "folder": os.getcwd(),
     "environ": {k: v for k, v in os.environ.items() if k.startswith("SM_")},
 }
 with open(os.path.join(os.environ["SM_MODEL_DIR"], f"rank{facts['rank']}.json"), "w") as file:
-    json.dump(facts, file)
-dist.destroy_process_group()
+    json.dump(facts | met, file)
 """
+TRAIN = MEET + SAY
 
 
 def lay_out(folder: Path, train: str) -> Hosts:
@@ -140,12 +146,14 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """An image of its own: the launcher is each host's first process."""
-    with lay_out(tmp_path_factory.mktemp("brought"), TRAIN) as hosts:
+    with lay_out(tmp_path_factory.mktemp("brought"), f"met = {{}}\n{SAY}") as hosts:
         for host in hosts.names:
             hosts.start(
                 host,
                 *(sys.executable, "-m", "stoker.cli", "launch", "train"),
                 STOKER_COMMAND=json.dumps(["python", "/opt/ml/code/train.py"]),
+                # Its dnn hosts need torch for torchrun.
+                **(WITHOUT_TORCH if host in GROUPS["data_group"] else {}),
             )
         yield Ran(hosts)
 
@@ -171,27 +179,33 @@ def test_hosts_have_the_roles_of_their_groups_and_the_leader_is_the_first_as_giv
     assert [host for host, log in ran.logs.items() if " roster " in log] == ["algo-3"]
 
 
-def test_ranks_are_those_of_the_dnn_group_only_and_meet(ran: Ran) -> None:
+def test_ranks_are_those_of_the_dnn_group_only(ran: Ran) -> None:
     for number in (0, 1):
         facts = ran.rank(number)
         assert (facts["rank"], facts["world"], facts["local_rank"]) == (str(number), "2", "0")
-        assert facts["total"] == 3.0
     assert not list((ran.ml["algo-1"] / "model").glob("*"))
+
+
+def test_ranks_meet(scripted: Ran) -> None:
+    assert [scripted.rank(number)["total"] for number in (0, 1)] == [3.0, 3.0]
 
 
 def test_scripts_get_the_hyperparameters_as_arguments(ran: Ran) -> None:
     assert ran.rank(0)["arguments"] == ran.rank(1)["arguments"] == ARGUMENTS
 
 
-def test_a_channel_of_the_data_group_is_read_there_and_absent_on_dnn_hosts(ran: Ran) -> None:
+def test_a_channel_of_the_data_group_is_absent_on_dnn_hosts(ran: Ran) -> None:
     for number in (0, 1):
-        facts = ran.rank(number)
-        assert facts["channels"] == ["stoker_token", "train"]
-        made = facts["made"]
-        assert isinstance(made, list)
-        assert [item.split(" in ")[0] for item in made] == [f"{n} from images" for n in range(8)]
+        assert ran.rank(number)["channels"] == ["stoker_token", "train"]
         assert "SM_CHANNEL_IMAGES" not in ran.environ(number)
         assert ran.environ(number)["SM_CHANNEL_TRAIN"] == "/opt/ml/input/data/train"
+
+
+def test_a_channel_of_the_data_group_is_read_there(scripted: Ran) -> None:
+    for number in (0, 1):
+        made = scripted.rank(number)["made"]
+        assert isinstance(made, list)
+        assert [item.split(" in ")[0] for item in made] == [f"{n} from images" for n in range(8)]
 
 
 def test_what_hosts_leave_behind_can_be_laid_into_one_folder(ran: Ran) -> None:

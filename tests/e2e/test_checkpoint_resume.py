@@ -30,7 +30,7 @@ def words(folder: Path, digits: Path, *more: str) -> list[str]:
     """Two epochs."""
     return [
         *("--data", str(digits)),
-        *("--epochs", "2", "--samples", str(16 * STEPS), "--batch-size", "16"),
+        *("--epochs", "2", "--samples", str(4 * STEPS), "--batch-size", "4"),
         *("--save-every", "3"),
         *("--loss-log", str(folder / "losses"), "--checkpoints", str(folder / "checkpoints")),
         *more,
@@ -97,7 +97,7 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "0"))
+    command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "1"))
     with LocalJob(tmp_path / "first", command, data=1) as job:
         kill_in_an_epoch(job, tmp_path, after=3)
         assert job.end().status == "failed"
@@ -105,7 +105,7 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
     assert saved % STEPS, "killed in the middle of an epoch"
     assert saved < 2 * STEPS
     assert not (tmp_path / "losses").exists()
-    command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "1"))
+    command = ("python", str(SCRIPT), *words(tmp_path, digits, "--workers", "0"))
     with LocalJob(tmp_path / "second", command, data=0) as job:
         assert job.end().status == "succeeded"
     assert (tmp_path / "losses").read_text() == (whole / "losses").read_text()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 
 
 def run_script(folder: Path, *, ranks: int = 1) -> None:
-    """Trains for eight steps of 64; loss log, metrics and model go to `folder`."""
+    """Trains for eight steps of 32; loss log, metrics and model go to `folder`."""
     folder.mkdir()
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     environ |= {
@@ -24,7 +24,7 @@ def run_script(folder: Path, *, ranks: int = 1) -> None:
         "STOKER_METRICS": str(folder / "metrics.json"),
         "SM_MODEL_DIR": str(folder),
     }
-    words = ["--epochs", "1", "--samples", "512", "--workers", "0"]
+    words = ["--epochs", "1", "--samples", "256", "--batch-size", "32", "--workers", "0"]
     words += ["--loss-log", str(folder / "losses"), "--data", str(few_digits(folder / "data"))]
     processes = []
     port = str(free_port())
@@ -50,10 +50,10 @@ def test_two_runs_give_the_same_losses_step_for_step(tmp_path: Path) -> None:
     run_script(tmp_path / "a")
     run_script(tmp_path / "b")
     losses = (tmp_path / "a" / "losses").read_text()
-    assert len(losses.split()) == 512 // 64
+    assert len(losses.split()) == 256 // 32
     assert losses == (tmp_path / "b" / "losses").read_text()
 
 
 def test_two_ranks_train_together_and_both_end_well(tmp_path: Path) -> None:
     run_script(tmp_path / "a", ranks=2)
-    assert len((tmp_path / "a" / "losses").read_text().split()) == 512 // 64
+    assert len((tmp_path / "a" / "losses").read_text().split()) == 256 // 32

@@ -10,7 +10,8 @@ import pytest
 from stoker.records import Training
 from support.short_run import short_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+# Two ranks next to a data host in the quick run: test_frameworks.py.
+pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)

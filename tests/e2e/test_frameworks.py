@@ -39,7 +39,7 @@ for epoch in range(2):
         optimizer.step()
         seen.append(numbers.flatten().tolist())
         hosts.update(names)
-rank = os.environ["RANK"]
+rank = os.environ.get("RANK", "0")
 place = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / f"rank-{rank}.json"
 found = {"seen": seen, "hosts": sorted(hosts), "world": accelerator.num_processes}
 place.write_text(json.dumps({**found, "kind": type(loader).__name__}))
@@ -54,6 +54,12 @@ def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path: Path) -> 
         assert end.status == "succeeded", end.failure or job.log(job.leader)
         training = job.training()
     assert training.strategy == "torchrun"
+    assert [host.rank for host in training.hosts] == [0, None]
+    joined = {event.host for event in training.events if event.what == "agent joined"}
+    assert joined == {training.hosts[1].host}
+    assert "agent_ends" in job.log(training.hosts[1].host)
+    assert training.data_group_release_seconds is not None
+    assert training.data_group_release_seconds < 10
     assert training.metrics["accuracy"] > 0.1
     # 360 recordings, 24 a step over both ranks: Lightning gave each rank its half.
     assert training.measured is not None
@@ -63,20 +69,26 @@ def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path: Path) -> 
     assert sum(float(row["batches_per_second"]) for row in made) > 0
 
 
-def test_accelerates_own_loader_is_fed_by_data_hosts_where_it_is_replaced(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, ACCELERATED, data=1, processes=2, replace_dataloader=True) as job:
+# A loader like its own, fed: `library_that_wraps` in tests/faults/test_loader_dropin_fed.py.
+@pytest.mark.soak
+@pytest.mark.parametrize("world", [1, 2])
+def test_accelerates_own_loader_is_fed_by_data_hosts_where_it_is_replaced(
+    tmp_path: Path, world: int
+) -> None:
+    with LocalJob(tmp_path, ACCELERATED, data=1, processes=world, replace_dataloader=True) as job:
         end = job.end()
         assert end.status == "succeeded", end.failure or job.log(job.leader)
         data_hosts = {host.name for host in job.request.hosts if host.group == "data"}
-    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
-    assert [rank["kind"] for rank in ranks] == ["DataLoaderShard"] * 2
-    assert [rank["world"] for rank in ranks] == [2, 2]
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(world)]
+    assert [rank["kind"] for rank in ranks] == ["DataLoaderShard"] * world
+    assert [rank["world"] for rank in ranks] == [world] * world
     assert {host for rank in ranks for host in rank["hosts"]} & data_hosts
+    steps = 12 // world
     for epoch in range(2):
         numbers = [
             number
             for rank in ranks
-            for batch in rank["seen"][epoch * 6 : epoch * 6 + 6]
+            for batch in rank["seen"][epoch * steps : (epoch + 1) * steps]
             for number in batch
         ]
         assert sorted(numbers) == list(range(48))

@@ -87,20 +87,41 @@ def start(tmp_path: Path) -> Iterator[Start]:
 class Started:
     """A job under way, and where it leaves its results."""
 
-    child: "subprocess.Popen[str]"
+    ranks: list[WarmProcess]
     folder: Path
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """Two ranks on another core than those of `start`: the time to be alone is theirs together."""
+    """Two ranks on another core than those of `start`: the time to be alone is theirs together.
+
+    Below torchrun: test_timed_run.py, and test_profile_scripts.py in soak.
+    """
     folder = tmp_path_factory.mktemp("two")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    torchrun += ["--master-port=0", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-backend=c10d"]
     # To put a batch together takes up to 4 ms of a slow core: loading is many times that.
     script = burning(loading=24, model=5, workers=1, batches=40, epochs=500)[1:]
-    with starting(folder, core=max(os.sched_getaffinity(0))) as start_command:
-        yield Started(start_command(*torchrun, *script), folder)
+    with contextlib.ExitStack() as stack:
+        if group := stack.enter_context(quiet_cpus()):
+            script.append(f"group={group}")
+        started = Started([], folder)
+        for rank in ("0", "1"):
+            variables = profiled(folder, budget=5.0) | {"RANK": rank, "LOCAL_RANK": rank}
+            variables |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+            with (folder / f"{rank}.log").open("wb") as log:
+                argv = [*script, f"store={folder / 'store'}"]
+                process = WarmProcess(argv, variables, log=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
+            started.ranks.append(process)
+        yield started
+
+
+def profiled(folder: Path, *, budget: float) -> dict[str, str]:
+    """Variables of a script that is profiled without a launcher."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+    environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
+    return environ | {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
 
 
 def burning(*, loading: int, model: int, workers: int, batches: int, epochs: int) -> list[str]:
@@ -209,8 +230,8 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
 
 @measures
 def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks: Started) -> None:
-    output = end_of(two_ranks.child)
-    assert two_ranks.child.returncode == 0, output
+    codes = [rank.wait(DEADLINE_SECONDS) for rank in two_ranks.ranks]
+    assert codes == [0, 0], [path.read_text() for path in two_ranks.folder.glob("*.log")]
     results = read_ranks(two_ranks.folder / "out")
     assert [result.rank for result in results] == [0, 1]
     assert results[0].steps == results[1].steps
@@ -224,9 +245,7 @@ class Forked:
     """A script under way for which torch need not be imported."""
 
     def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
-        environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
-        environ |= {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
+        environ = profiled(folder, budget=budget)
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = WarmProcess(command[1:], environ, log=log)
@@ -311,7 +330,7 @@ def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(
 
 
 TWICE = """
-import torch
+import time, torch
 from torch.utils.data import DataLoader
 weight, before = torch.zeros(1, requires_grad=True), set()
 for batch in DataLoader(torch.arange(4000000.), batch_size=4):
@@ -319,6 +338,7 @@ for batch in DataLoader(torch.arange(4000000.), batch_size=4):
         raise ValueError("a batch came twice")
     before.add(batch[0].item())
     (weight * batch.mean()).sum().backward()
+    time.sleep(0.005)
 """
 
 
@@ -396,10 +416,12 @@ def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:
 
 
 def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> None:
-    command = [*burning(loading=5, model=5, workers=0, batches=50, epochs=5), "raise"]
+    # Without torch, whose import is most of such a test. A failure in a step: see TWICE.
+    script = tmp_path / "fails.py"
+    script.write_text("raise ValueError('the model diverged')\n")
     with pytest.raises(WorkloadError, match="ValueError: the model diverged") as caught:
-        run_profile(tmp_path, command)
-    assert "burning.py" in caught.value.where
+        run_profile(tmp_path, [sys.executable, str(script)])
+    assert "fails.py" in caught.value.where
     assert "Traceback" in "".join(caught.value.__notes__)
 
 

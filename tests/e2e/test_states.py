@@ -242,7 +242,10 @@ def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_f
             assert max(map(len, explain(job.result()).splitlines())) <= 88
 
 
+# The look at the lock next to such a thread: tests/contract/test_gil_probe.py; what follows of it:
+# tests/unit/test_profile_states.py.
 @measures
+@pytest.mark.soak
 def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(
     jobs: Jobs, group: Path | None
 ) -> None:

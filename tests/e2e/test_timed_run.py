@@ -17,7 +17,7 @@ from stoker.records import (
     read_json,
 )
 from stoker.records.engine import ReadyProbe
-from support.command import process
+from support.command import stoker
 from support.local_job import LocalJob
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -105,7 +105,7 @@ def test_the_chain_measures_the_steps_advises_nothing_and_evaluates(tmp_path: Pa
         "profile": {"budget_seconds": 5},
     }
     (tmp_path / "timed.yaml").write_text(json.dumps(workload))
-    done = process("run", "timed.yaml", "--yes", cwd=tmp_path)
+    done = stoker("run", "timed.yaml", "--yes", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").glob("timed-*")
     profile = read_json(run / "profile.json", Profile)
@@ -149,7 +149,7 @@ def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path
         "profile": {"budget_seconds": 5},
     }
     (tmp_path / "ranks.yaml").write_text(json.dumps(workload))
-    done = process("profile", "ranks.yaml", "--yes", cwd=tmp_path)
+    done = stoker("profile", "ranks.yaml", "--yes", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     profile = read_json(tmp_path / "profile.json", Profile)
     assert profile.unmeasured == UNMEASURED

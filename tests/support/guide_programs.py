@@ -1,6 +1,6 @@
 """A program of a guide that this machine lacks: it checks what it is told, and writes that down.
 
-A script: the program's name, and its arguments.
+A script: the program's name, and its arguments. What needs no shell, `play` does without a process.
 """
 
 import base64
@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests")]
 CRDS = ("jobsets.jobset.x-k8s.io", "trainjobs.trainer.kubeflow.org")
 
 
@@ -81,7 +80,7 @@ def push(image: str) -> None:
         "config": {"digest": "sha256:" + "0" * 64},
         "layers": [],
     }
-    boto3.client("ecr").put_image(
+    boto3.Session().client("ecr").put_image(
         repositoryName=repository, imageTag=tag, imageManifest=json.dumps(manifest)
     )
 
@@ -132,7 +131,8 @@ def aws(arguments: list[str]) -> None:
     from botocore import xform_name
 
     service, operation, *rest = arguments
-    client = boto3.client(service)
+    # Its own, as a process has: the test's knows of accounts that others had.
+    client = boto3.Session().client(service)
     if service == "s3" and operation == "mb":
         region = client.meta.region_name
         client.create_bucket(
@@ -184,14 +184,12 @@ def _structure(value: str) -> object:
 PLAYED = {"pip": pip, "make": make, "docker": docker, "kubectl": kubectl, "aws": aws}
 
 
-def main() -> int:
-    name, *arguments = sys.argv[1:]
+def play(name: str, *arguments: str) -> int:
+    """Does what a program would; returns its exit code."""
     with Path(os.environ["GUIDE_TOLD"]).open("a", encoding="utf-8") as told:
         told.write(" ".join([name, *arguments]).replace("\n", " ") + "\n")
     try:
-        {"pip": pip, "make": make, "docker": docker, "kubectl": kubectl, "aws": aws}[name](
-            arguments
-        )
+        PLAYED[name]([*arguments])
     except WrongError as err:
         print(f"{name}: {err}", file=sys.stderr)
         return 1
@@ -199,4 +197,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.path[:0] = [str(ROOT / "tests")]
+    sys.exit(play(*sys.argv[1:]))

@@ -2,10 +2,10 @@
 
 Whoever starts it gives it its rank; else it is all ranks of one host itself, without a launcher.
 
-Arguments: OUT [KILL_RANK KILL_STEP]. Each rank's batches (epoch, sample numbers, a digest of the
-noise in them) and the losses of all ranks together go to OUT/rank-R.json and OUT/losses.json. With
-a rank to kill, that one ends by signal 9 before that step, in the first attempt; each step is
-saved, and later attempts go on from it.
+Arguments: OUT [KILL_RANK KILL_STEP], or without a launcher: OUT RANKS. Each rank's batches (epoch,
+sample numbers, a digest of the noise in them) and the losses of all ranks together go to
+OUT/rank-R.json and OUT/losses.json. With a rank to kill, that one ends by signal 9 before that
+step, in the first attempt; each step is saved, and later attempts go on from it.
 """
 
 import hashlib
@@ -24,7 +24,6 @@ from torch.utils.data import Dataset, DistributedSampler
 from stoker import DataLoader
 
 EPOCHS = 2
-RANKS = 4
 SAMPLES, BATCH = 48, 2
 
 
@@ -127,15 +126,15 @@ def rank_alone(rank: int, out: Path) -> None:
     main(out)
 
 
-def all_ranks(out: Path) -> None:
+def all_ranks(out: Path, ranks: int) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    os.environ.update(WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    start_processes(rank_alone, (out,), nprocs=RANKS, start_method="fork")
+    os.environ.update(WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    start_processes(rank_alone, (out,), nprocs=ranks, start_method="fork")
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
         main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
     else:
-        all_ranks(Path(sys.argv[1]))
+        all_ranks(Path(sys.argv[1]), int(sys.argv[2]))
