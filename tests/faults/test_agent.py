@@ -857,17 +857,18 @@ class Drained:
 @pytest.fixture(scope="module")
 def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
     folder = tmp_path_factory.mktemp("drained")
-    agent, spec = make_agent(workers=1), spec_of(Images(str(folder)))
-    with running(agent), client_of(agent.port, spec) as client:
+    spec = spec_of(Images(str(folder)))
+    agent = agent_process(folder, workers=1, is_warm=True)
+    with agent as (process, port), client_of(port, spec) as client:
         client.open()
         client.ask(0, [1002])
         client.ask(1, [1])
         client.ask(2, [2])
         wait_for(lambda: (folder / "1002").exists(), "the worker begins the batch")
-        agent.drain()
+        process.terminate()
         client.expect(protocol.Leaving)
         dropped, _ = client.expect(protocol.Dropped)
-        with client_of(agent.port, spec) as late:
+        with client_of(port, spec) as late:
             late.send(late.opening)
             to_late, _ = late.receive()
         (folder / "go").touch()
@@ -916,8 +917,9 @@ from stoker.feed.wire.crypto import Keys
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.agent_host import forking
-agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=2, feed=FeedSettings(),
-    log=Log(run="r", host="data-1"), host="data-1", run_id="r", bind="127.0.0.1", port=None)
+agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=int(sys.argv[3]),
+    feed=FeedSettings(), log=Log(run="r", host="data-1"), host="data-1", run_id="r",
+    bind="127.0.0.1", port=None)
 signal.signal(signal.SIGTERM, lambda *_: agent.drain())
 with forking():
     agent.open()
@@ -928,7 +930,7 @@ agent.run()
 
 @contextlib.contextmanager
 def agent_process(
-    folder: Path, *, is_warm: bool = False
+    folder: Path, *, workers: int = 2, is_warm: bool = False
 ) -> Iterator[tuple[subprocess.Popen[bytes] | WarmProcess, int]]:
     """An agent in a process of its own, with its control port.
 
@@ -937,7 +939,7 @@ def agent_process(
     """
     script, log = folder / "agent.py", folder / "agent.log"
     script.write_text(AGENT)
-    argv = [str(script), TOKEN, str(Path(__file__).parents[1])]
+    argv = [str(script), TOKEN, str(Path(__file__).parents[1]), str(workers)]
     process: subprocess.Popen[bytes] | WarmProcess
     with log.open("wb") as stream:
         if is_warm:
@@ -1002,7 +1004,7 @@ def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path: Path) 
 
 
 def test_the_death_of_the_fork_server_ends_the_agent_with_words(tmp_path: Path) -> None:
-    with agent_process(tmp_path) as (process, port):
+    with agent_process(tmp_path, is_warm=True) as (process, port):
         with client_of(port, spec_of(Images())) as client:
             client.open()
             (fork_server,) = psutil.Process(process.pid).children()
