@@ -343,6 +343,8 @@ def profile_of(hosts: Hosts) -> Profile:
     return read_json(hosts.ml("algo-1") / "checkpoints" / "profile.json", Profile)
 
 
+# In test_sagemaker_pipeline_runs a profile job ends, and its profile is decided on.
+@pytest.mark.soak
 def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path: Path) -> None:
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", LOADING, **PROFILE)
@@ -398,7 +400,7 @@ def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_pat
         assert (failure(hosts, "algo-1") or "").startswith("no verdict after")
 
 
-# As one host's above; all ranks' results, of two hosts, are in tests/e2e/test_timed_run.py.
+# All ranks' results, of two hosts, are in tests/e2e/test_timed_run.py.
 @pytest.mark.soak
 def test_a_profile_job_of_two_hosts_holds_the_results_of_all_ranks(tmp_path: Path) -> None:
     together = "import torch.distributed as dist\ndist.init_process_group('gloo')\n" + LOADING
