@@ -17,7 +17,8 @@ from support.cluster import Line, run_script
 from support.local_job import until
 from support.pods import WAIT_SECONDS, Pod, Pods
 
-pytestmark = [pytest.mark.fault, pytest.mark.root]
+# One training that is struck four times takes a minute.
+pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
 GIVEN: Line = {"samples": 240, "batch_size": 4, "epochs": 1, "sample_seconds": 0.01}
 FAULT_AT, LOOK_AT = 8, 32
@@ -37,16 +38,6 @@ def reference(given: Line) -> list[Line]:
     return [json.loads(line) for line in _reference(json.dumps(whole, sort_keys=True))]
 
 
-def start(pods: Pods) -> tuple[Pod, Pod, Pod]:
-    """One pod that trains, before batch FAULT_AT, and two that make batches, which both do."""
-    trainer = pods.start("dnn", 0)
-    first, second = [pods.start("data", number) for number in range(2)]
-    for pod in (first, second):
-        trainer.wait_for("agent_ready", agent=pod.host)
-    trainer.wait_for_pause(FAULT_AT)
-    return trainer, first, second
-
-
 def assert_exact(pods: Pods, trainer: Pod, *data: Pod, given: Line = GIVEN) -> None:
     """All end well, and every batch came once, in order, with the same bytes."""
     assert [pod.code() for pod in (trainer, *data)] == [0] * (len(data) + 1)
@@ -54,9 +45,10 @@ def assert_exact(pods: Pods, trainer: Pod, *data: Pod, given: Line = GIVEN) -> N
     print(pods.figures(trainer))
 
 
-# Between two stops, and after the last one, are more batches than are asked for ahead.
-STOPS = (FAULT_AT, 30, 60, 84, 110)
-MOVED: Line = {**GIVEN, "samples": 560}
+# Between two stops, and after the last one, are more batches than are asked for ahead (18): who is
+# struck in a stop, or soon after, has more to do.
+STOPS = (FAULT_AT, 30, 54, 96, 120)
+MOVED: Line = {**GIVEN, "samples": 584}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +56,7 @@ class Moved:
     """A training that has ended, whose data pods were lost, cut off, preempted and all gone.
 
     Attributes:
-        other: Came back for one of two that were lost, with the address of the other one.
+        other: Came late, with the address of one that was lost.
         again: Came back for that one, under a new address, and was cut off for 5 s.
         after_preemption: Came back for `other`, which was preempted.
         at_last: Made the batches of the end.
@@ -93,28 +85,27 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
     feed = {**FEED, "lease_seconds": 20.0}
     given = {**MOVED, "pause_at": STOPS, "sample_seconds": 0.02}
     with Pods(tmp_path_factory.mktemp("moved"), feed=feed, given=given) as pods:
-        trainer, *lost = start(pods)
-        for pod in lost:
-            pod.lose_node()
-        other = pods.start("data", 1, address=lost[0].sandbox.address)
+        trainer, lost = pods.start("dnn", 0), pods.start("data", 0)
+        trainer.wait_for_pause(STOPS[0])
+        lost.lose_node()
+        other = pods.start("data", 1, address=lost.sandbox.address)
         # The trainer looks for data-0 where data-1 is now.
-        trainer.wait_for("agent_is_another_host", agent=lost[0].host)
+        trainer.wait_for("agent_is_another_host", agent=lost.host)
         again = pods.start("data", 0, named_after_seconds=None)
         pods.go_on(STOPS[0])
         # First its name is as it was, then there are both: nobody has told the old one's end.
-        asked = functools.partial(pods.names.count, again.host, lost[0].sandbox.address)
+        asked = functools.partial(pods.names.count, again.host, lost.sandbox.address)
         before = asked()
         until(lambda: asked() > before, what="the trainer asks for its address again")
-        pods.publish(lost[0], again)
+        pods.publish(lost, again)
         trainer.wait_for_pause(STOPS[1])
         trainer.wait_for("agent_ready", agent=again.host, count=2)
         pods.publish(again)
 
-        pods.go_on(STOPS[1])
-        trainer.wait_for_batch(STOPS[1] + 4)
         late = len(trainer.events("batch_overdue"))
         given_up = len(trainer.events("host_lost", about=again.host))
         again.sandbox.disconnect()
+        pods.go_on(STOPS[1])
         time.sleep(5.0)  # the fault
         again.sandbox.connect()
         trainer.wait_for_pause(STOPS[2])
@@ -130,7 +121,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
         overdue = len(trainer.events("batch_overdue")) - late
         given_up = len(trainer.events("host_lost", about=again.host)) - given_up
         pods.publish(other, after_preemption)
-        trainer.wait_for("agent_ready", agent=other.host, count=3)
+        trainer.wait_for("agent_ready", agent=other.host, count=2)
         pods.publish(after_preemption)
 
         pods.go_on(STOPS[3])
