@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from stoker.feed.wire.sealing import Unsealer
 from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.local_job import WITHOUT_TORCH
 from support.warm_python import WarmProcess
 
 pytestmark = pytest.mark.fault
@@ -930,12 +931,13 @@ agent.run()
 
 @contextlib.contextmanager
 def agent_process(
-    folder: Path, *, workers: int = 2, is_warm: bool = False
+    folder: Path, *, workers: int = 2, is_warm: bool = False, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes] | WarmProcess, int]]:
     """An agent in a process of its own, with its control port.
 
     Args:
         is_warm: It and its fork server are forked of a Python that has torch imported.
+        env: More variables of one that is not.
     """
     script, log = folder / "agent.py", folder / "agent.log"
     script.write_text(AGENT)
@@ -945,7 +947,9 @@ def agent_process(
         if is_warm:
             process = WarmProcess(argv, os.environ, log=stream)
         else:
-            process = subprocess.Popen([sys.executable, *argv], stdout=stream, stderr=stream)
+            variables = os.environ | dict(env or {})
+            argv = [sys.executable, *argv]
+            process = subprocess.Popen(argv, stdout=stream, stderr=stream, env=variables)
 
     def ports() -> list[int]:
         found = re.search(r"^ports (\d+) (\d+)\n", log.read_text(), re.MULTILINE)
@@ -995,7 +999,8 @@ def test_a_signal_to_the_agent_leaves_no_process(
 
 
 def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path: Path) -> None:
-    with agent_process(tmp_path) as (process, _):
+    # The fork server would import torch for ever.
+    with agent_process(tmp_path, env=WITHOUT_TORCH) as (process, _):
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 1
         process.kill()
