@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from stoker.feed.wire.sealing import Unsealer
 from stoker.feed.wire.stream import BatchReader, BufferPool, tune
 from stoker.logs import Log
 from stoker.records import FeedSettings
+from support.local_job import WITHOUT_TORCH
 from support.warm_python import WarmProcess
 
 pytestmark = pytest.mark.fault
@@ -857,17 +858,18 @@ class Drained:
 @pytest.fixture(scope="module")
 def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
     folder = tmp_path_factory.mktemp("drained")
-    agent, spec = make_agent(workers=1), spec_of(Images(str(folder)))
-    with running(agent), client_of(agent.port, spec) as client:
+    spec = spec_of(Images(str(folder)))
+    agent = agent_process(folder, workers=1, is_warm=True)
+    with agent as (process, port), client_of(port, spec) as client:
         client.open()
         client.ask(0, [1002])
         client.ask(1, [1])
         client.ask(2, [2])
         wait_for(lambda: (folder / "1002").exists(), "the worker begins the batch")
-        agent.drain()
+        process.terminate()
         client.expect(protocol.Leaving)
         dropped, _ = client.expect(protocol.Dropped)
-        with client_of(agent.port, spec) as late:
+        with client_of(port, spec) as late:
             late.send(late.opening)
             to_late, _ = late.receive()
         (folder / "go").touch()
@@ -916,8 +918,9 @@ from stoker.feed.wire.crypto import Keys
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.agent_host import forking
-agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=2, feed=FeedSettings(),
-    log=Log(run="r", host="data-1"), host="data-1", run_id="r", bind="127.0.0.1", port=None)
+agent = Agent(keys=Keys.from_token(bytes.fromhex(sys.argv[1])), workers=int(sys.argv[3]),
+    feed=FeedSettings(), log=Log(run="r", host="data-1"), host="data-1", run_id="r",
+    bind="127.0.0.1", port=None)
 signal.signal(signal.SIGTERM, lambda *_: agent.drain())
 with forking():
     agent.open()
@@ -928,22 +931,25 @@ agent.run()
 
 @contextlib.contextmanager
 def agent_process(
-    folder: Path, *, is_warm: bool = False
+    folder: Path, *, workers: int = 2, is_warm: bool = False, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes] | WarmProcess, int]]:
     """An agent in a process of its own, with its control port.
 
     Args:
         is_warm: It and its fork server are forked of a Python that has torch imported.
+        env: More variables of one that is not.
     """
     script, log = folder / "agent.py", folder / "agent.log"
     script.write_text(AGENT)
-    argv = [str(script), TOKEN, str(Path(__file__).parents[1])]
+    argv = [str(script), TOKEN, str(Path(__file__).parents[1]), str(workers)]
     process: subprocess.Popen[bytes] | WarmProcess
     with log.open("wb") as stream:
         if is_warm:
             process = WarmProcess(argv, os.environ, log=stream)
         else:
-            process = subprocess.Popen([sys.executable, *argv], stdout=stream, stderr=stream)
+            variables = os.environ | dict(env or {})
+            argv = [sys.executable, *argv]
+            process = subprocess.Popen(argv, stdout=stream, stderr=stream, env=variables)
 
     def ports() -> list[int]:
         found = re.search(r"^ports (\d+) (\d+)\n", log.read_text(), re.MULTILINE)
@@ -993,7 +999,8 @@ def test_a_signal_to_the_agent_leaves_no_process(
 
 
 def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path: Path) -> None:
-    with agent_process(tmp_path) as (process, _):
+    # The fork server would import torch for ever.
+    with agent_process(tmp_path, env=WITHOUT_TORCH) as (process, _):
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 1
         process.kill()
@@ -1002,7 +1009,7 @@ def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path: Path) 
 
 
 def test_the_death_of_the_fork_server_ends_the_agent_with_words(tmp_path: Path) -> None:
-    with agent_process(tmp_path) as (process, port):
+    with agent_process(tmp_path, is_warm=True) as (process, port):
         with client_of(port, spec_of(Images())) as client:
             client.open()
             (fork_server,) = psutil.Process(process.pid).children()

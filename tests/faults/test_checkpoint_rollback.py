@@ -1,7 +1,5 @@
 """A state loaded into the loader that gave it: the same bytes as a new loader gives from it."""
 
-import itertools
-
 import pytest
 
 from support.cluster import Cluster
@@ -18,8 +16,20 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("is_under_way", [False, True], ids=["between epochs", "in an epoch"])
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(
+    ("name", "is_under_way"),
+    [
+        pytest.param(
+            name,
+            is_under_way,
+            id=f"{name}-{'in an epoch' if is_under_way else 'between epochs'}",
+            # One of each is enough next to those in an epoch.
+            marks=() if is_under_way or not options else pytest.mark.soak,
+        )
+        for name, (options, _) in LOADERS.items()
+        for is_under_way in (False, True)
+    ],
+)
 def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(
     host: Cluster, name: str, is_under_way: bool
 ) -> None:
@@ -39,7 +49,16 @@ def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(
     assert len({tuple(line["again"]) for line in lines}) == len(PLACES)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("local", "persists"), list(itertools.product([0, 1], [False, True])))
+# Each value in the quick run, each pair with `make soak`.
+@pytest.mark.parametrize(
+    ("local", "persists"),
+    [
+        (0, False),
+        pytest.param(0, True, marks=pytest.mark.soak),
+        pytest.param(1, False, marks=pytest.mark.soak),
+        (1, True),
+    ],
+)
 def test_a_loader_of_an_iterable_dataset_rolls_back_to_a_checkpoint(
     host: Cluster, local: int, persists: bool
 ) -> None:

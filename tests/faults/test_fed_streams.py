@@ -269,7 +269,17 @@ def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_data_host(
     assert bereaved[name] == expected_with_a_host_lost(name)
 
 
-@pytest.mark.parametrize("options", LOSSES.values(), ids=LOSSES)
+# The others with a data host that is lost, above: its workers and local ones are the same pool.
+LOST_LOCALLY = {"in the second epoch", "with a generator of its own, between epochs"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(options, id=name, marks=() if name in LOST_LOCALLY else pytest.mark.soak)
+        for name, options in LOSSES.items()
+    ],
+)
 def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_local_worker(
     nobody: Cluster, options: dict[str, object]
 ) -> None:

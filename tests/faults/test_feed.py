@@ -320,6 +320,15 @@ def test_broken_sample_is_named_and_the_epoch_goes_on(host: Cluster, num_workers
     assert keep == [line for line in expected if "hash" in line]
 
 
+# That the run of a launcher ends with a trainer's code and words: tests/faults/test_feed_lost.py.
+def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(host: Cluster) -> None:
+    trainer = host.train(workers=0, exit_at=17)
+    assert trainer.end() == 5
+    (said,) = [line for line in trainer.errors.splitlines() if line.startswith("stoker.errors.")]
+    assert "exited with code 3" in said
+    assert "memory" not in trainer.errors
+
+
 def test_early_stop_of_an_epoch_leaves_nothing_behind(host: Cluster) -> None:
     found = host.train(break_at=3, epochs=4, num_workers=1).finish()
     assert found == reference(break_at=3, epochs=4)

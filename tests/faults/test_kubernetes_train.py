@@ -60,7 +60,12 @@ def follow(train: Train, api: KubernetesApi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "SIGINT"]
+    ("number", "code"),
+    [
+        # In test_sagemaker_train, which runs always; and below, where a step is ended by SIGTERM.
+        pytest.param(signal.SIGTERM, 143, id="SIGTERM", marks=pytest.mark.soak),
+        pytest.param(signal.SIGINT, 130, id="SIGINT"),
+    ],
 )
 def test_a_signal_while_following_deletes_the_job_with_all_it_owns(
     start: Callable[..., Train], api: KubernetesApi, number: int, code: int
@@ -117,7 +122,14 @@ def test_a_drained_follower_leaves_the_job_and_the_next_attempt_follows_it_to_it
     assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "SIGINT"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="terminated"),
+        # Of any process SIGINT deletes the job: the test of signals above.
+        pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.soak),
+    ],
+)
 def test_a_step_whose_run_is_cancelled_deletes_the_job(
     start: Callable[..., Train], api: KubernetesApi, number: int
 ) -> None:

@@ -17,7 +17,6 @@ from stoker.host.processes import free_ports
 from support.local_job import (
     WITHOUT_TORCH,
     assert_nothing_left,
-    has_fork_ahead,
     is_running,
     marked_processes,
     resource_config,
@@ -181,16 +180,13 @@ class Leaderless:
 def leaderless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaderless]:
     with ended(Hosts(tmp_path_factory.mktemp("leaderless"), TWO_DATA_HOSTS)) as hosts:
         hosts.start("algo-4", WAIT, **POD)
-        hosts.start("algo-2", WAIT, PYTHONPATH="")
+        hosts.start("algo-2", WAIT)
         for host in GROUPS["gpu"]:
             hosts.start(host, WAIT)
         trainers = [hosts.wait_for("algo-1"), hosts.wait_for("algo-3")]
         for host in TWO_DATA_HOSTS["data_group"]:
             hosts.wait_for_log(host, "host_is_welcome")
-        # It has torch: all that may have to end is there.
-        folder = hosts.tmp_path / "hosts"
-        until(lambda: has_fork_ahead(folder / "algo-2"), what="a process for the next dataset")
-        hosts.pids |= marked_processes(folder)
+        hosts.pids |= marked_processes(hosts.tmp_path / "hosts")
         hosts.started["algo-3"].kill()
         yield Leaderless(hosts=hosts, trainers=trainers)
 

@@ -12,7 +12,7 @@ import pytest
 from stoker.logs import parse_line
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import Profile, read_json
-from support.local_job import until
+from support.local_job import WITHOUT_TORCH, until
 from support.namespaces import Hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.fault]
@@ -207,7 +207,7 @@ def test_a_word_that_stands_for_no_command_ends_with_three_lines(
 
 def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path: Path) -> None:
     with Hosts(tmp_path, GROUPS) as hosts:
-        start_all(hosts, *CLI, "--", "true", STOKER_STRATEGY="none")
+        start_all(hosts, *CLI, "--", "true", STOKER_STRATEGY="none", **WITHOUT_TORCH)
         assert set(hosts.codes().values()) == {0}
         events = [
             event
@@ -237,7 +237,13 @@ print(f"rank {os.environ['RANK']} of {of} reaches the store, {gpus} GPUs", flush
 
 def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> None:
     with Hosts(tmp_path, GROUPS, are_named=False) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", REACH)
+        start_all(
+            hosts,
+            *CLI,
+            *("--", "python", "-c", "print('has begun')"),
+            STOKER_STRATEGY="none",
+            **WITHOUT_TORCH,
+        )
         hosts.wait_for_log("algo-3", "command_started")
         hosts.wait_for_log("algo-1", "agent_listens")
         hosts.wait_for_log("algo-2", "host_has_role")
@@ -245,8 +251,9 @@ def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> 
             assert "host_is_welcome" not in hosts.log(host)
         hosts.name_hosts()
         assert set(hosts.codes().values()) == {0}, hosts.log("algo-3")
-        assert "rank 0 of 2 reaches the store" in hosts.log("algo-3")
-        assert "rank 1 of 2 reaches the store" in hosts.log("algo-2")
+        assert "has begun" in hosts.log("algo-2")
+        for host in ("algo-1", "algo-2"):
+            assert "host_is_welcome" in hosts.log(host)
 
 
 def test_a_homogeneous_job_trains_without_a_token_and_sees_no_gpus(tmp_path: Path) -> None:
@@ -273,7 +280,8 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
     tmp_path: Path,
 ) -> None:
     with Hosts(tmp_path, GROUPS) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", SAVING, STOKER_STRATEGY="none")
+        words = ("--", "python", "-c", SAVING)
+        start_all(hosts, *CLI, *words, STOKER_STRATEGY="none", **WITHOUT_TORCH)
         for host in GROUPS["gpu"]:
             hosts.wait_for_log(host, "ready to save")
         hosts.wait_for_log("algo-1", "host_is_welcome")
@@ -291,7 +299,7 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
 
 def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_path: Path) -> None:
     with Hosts(tmp_path, SMALL) as hosts:
-        start_all(hosts, *CLI, "--", "true")
+        start_all(hosts, *CLI, "--", "true", **WITHOUT_TORCH)
         assert hosts.codes() == {"algo-1": 0, "algo-2": 0}
         for folder in ("model", "output/data"):
             assert not list((hosts.ml("algo-1") / folder).iterdir())
@@ -335,6 +343,7 @@ def profile_of(hosts: Hosts) -> Profile:
     return read_json(hosts.ml("algo-1") / "checkpoints" / "profile.json", Profile)
 
 
+# In test_sagemaker_pipeline_runs a profile job ends, and its profile is decided on.
 @pytest.mark.soak
 def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path: Path) -> None:
     with Hosts(tmp_path, ALONE) as hosts:
@@ -365,7 +374,8 @@ def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path: Path)
     [
         ("raise ValueError('no data today')", 1, "ValueError: no data today"),
         ("print('done')", 2, "never imported torch"),
-        ("import torch", 2, "never read from a DataLoader"),
+        # Its words also come from a local profile: tests/e2e/test_profile.py.
+        pytest.param("import torch", 2, "never read from a DataLoader", marks=pytest.mark.soak),
     ],
 )
 def test_a_profile_job_without_a_profile_fails_with_the_words(
@@ -390,6 +400,8 @@ def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_pat
         assert (failure(hosts, "algo-1") or "").startswith("no verdict after")
 
 
+# All ranks' results, of two hosts, are in tests/e2e/test_timed_run.py.
+@pytest.mark.soak
 def test_a_profile_job_of_two_hosts_holds_the_results_of_all_ranks(tmp_path: Path) -> None:
     together = "import torch.distributed as dist\ndist.init_process_group('gloo')\n" + LOADING
     together += "    dist.all_reduce(model.weight.grad)\n"

@@ -17,130 +17,164 @@ from support.cluster import Line, run_script
 from support.local_job import until
 from support.pods import WAIT_SECONDS, Pod, Pods
 
-pytestmark = [pytest.mark.fault, pytest.mark.root]
+# One training that is struck four times takes a minute.
+pytestmark = [pytest.mark.fault, pytest.mark.root, pytest.mark.timeout(300)]
 
-GIVEN = {"samples": 240, "batch_size": 4, "epochs": 1, "sample_seconds": 0.01}
+GIVEN: Line = {"samples": 240, "batch_size": 4, "epochs": 1, "sample_seconds": 0.01}
 FAULT_AT, LOOK_AT = 8, 32
 PAUSES = {**GIVEN, "pause_at": [FAULT_AT, LOOK_AT]}
 FEED = {"lease_seconds": 3.0, "start_deadline_seconds": 60.0}
 
 
 @functools.cache
-def _reference(given: str, rank: int) -> tuple[str, ...]:
-    script = run_script({**json.loads(given), "rank": rank}, env={"RANK": str(rank)})
+def _reference(given: str) -> tuple[str, ...]:
+    script = run_script(json.loads(given), env={"RANK": "0"})
     return tuple(json.dumps(line) for line in script.finish())
 
 
-def reference(rank: int = 0, world: int = 1) -> list[Line]:
+def reference(given: Line) -> list[Line]:
     """What the script yields alone, with num_workers=0."""
-    whole = {**GIVEN, "sample_seconds": 0.0, "world": world}
-    return [json.loads(line) for line in _reference(json.dumps(whole, sort_keys=True), rank)]
+    whole = {**given, "sample_seconds": 0.0}
+    return [json.loads(line) for line in _reference(json.dumps(whole, sort_keys=True))]
 
 
-def start(pods: Pods) -> tuple[Pod, Pod, Pod]:
-    """One pod that trains, before batch FAULT_AT, and two that make batches, which both do."""
-    trainer, first, second = start_with(pods, data=2)
-    return trainer, first, second
-
-
-def start_with(pods: Pods, *, data: int) -> list[Pod]:
-    """The same with so many pods that make batches."""
-    trainer = pods.start("dnn", 0)
-    started = [pods.start("data", number) for number in range(data)]
-    for pod in started:
-        trainer.wait_for("agent_ready", agent=pod.host)
-    trainer.wait_for_pause(FAULT_AT)
-    return [trainer, *started]
-
-
-def assert_exact(pods: Pods, trainer: Pod, *data: Pod) -> None:
+def assert_exact(pods: Pods, trainer: Pod, *data: Pod, given: Line = GIVEN) -> None:
     """All end well, and every batch came once, in order, with the same bytes."""
     assert [pod.code() for pod in (trainer, *data)] == [0] * (len(data) + 1)
-    assert trainer.lines() == reference()
+    assert trainer.lines() == reference(given)
     print(pods.figures(trainer))
+
+
+# Between two stops, and after the last one, are more batches than are asked for ahead (18): who is
+# struck in a stop, or soon after, has more to do.
+STOPS = (FAULT_AT, 30, 54, 96, 120)
+MOVED: Line = {**GIVEN, "samples": 584}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """A training that has ended, whose data pods were lost, preempted, and gone all at once.
+    """A training that has ended, whose data pods were lost, cut off, preempted and all gone.
 
     Attributes:
-        after_loss: Came back for the pod whose node was lost; it was preempted.
-        after_preemption: Came back for that one.
+        other: Came late, with the address of one that was lost.
+        again: Came back for that one, under a new address, and was cut off for 5 s.
+        after_preemption: Came back for `other`, which was preempted.
         at_last: Made the batches of the end.
+        overdue: Batches that were late since `again` was cut off.
+        lost: How often `again` was given up since then.
+        waits: How often the training had gone on after it waited for data, before all were gone.
     """
 
     pods: Pods
     trainer: Pod
-    after_loss: Pod
+    other: Pod
+    again: Pod
     after_preemption: Pod
     at_last: Pod
+    overdue: int
+    lost: int
+    waits: int
 
     def assert_exact(self) -> None:
-        assert_exact(self.pods, self.trainer, self.at_last)
+        assert_exact(self.pods, self.trainer, self.at_last, given=MOVED)
 
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
-    """One training, struck three times."""
-    stops = (FAULT_AT, 22, 36)
-    given = {**GIVEN, "pause_at": stops, "sample_seconds": 0.03}
-    with Pods(tmp_path_factory.mktemp("moved"), feed=FEED, given=given) as pods:
-        trainer, lost, other = start(pods)
+    """One training, struck four times, under a lease that a cut of 5 s does not end."""
+    feed = {**FEED, "lease_seconds": 20.0}
+    given = {**MOVED, "pause_at": STOPS, "sample_seconds": 0.02}
+    with Pods(tmp_path_factory.mktemp("moved"), feed=feed, given=given) as pods:
+        trainer, lost = pods.start("dnn", 0), pods.start("data", 0)
+        trainer.wait_for_pause(STOPS[0])
         lost.lose_node()
-        after_loss = pods.start("data", 0, named_after_seconds=None)
-        pods.go_on(stops[0])
+        other = pods.start("data", 1, address=lost.sandbox.address)
+        # The trainer looks for data-0 where data-1 is now.
+        trainer.wait_for("agent_is_another_host", agent=lost.host)
+        again = pods.start("data", 0, named_after_seconds=None)
+        pods.go_on(STOPS[0])
         # First its name is as it was, then there are both: nobody has told the old one's end.
-        asked = functools.partial(pods.names.count, lost.host, lost.sandbox.address)
-        until(lambda: asked() > 1, what="the trainer asks for its address again")
-        pods.publish(lost, after_loss)
-        trainer.wait_for_pause(stops[1])
-        trainer.wait_for("agent_ready", agent=lost.host, count=2)
+        asked = functools.partial(pods.names.count, again.host, lost.sandbox.address)
+        before = asked()
+        until(lambda: asked() > before, what="the trainer asks for its address again")
+        pods.publish(lost, again)
+        trainer.wait_for_pause(STOPS[1])
+        trainer.wait_for("agent_ready", agent=again.host, count=2)
+        pods.publish(again)
 
-        pods.publish(after_loss)
-        pods.go_on(stops[1])
-        trainer.wait_for_batch(stops[1] + 4)
-        after_loss.terminate()
-        after_preemption = pods.start("data", 0, named_after_seconds=None)
-        pods.publish(after_loss, after_preemption)
+        late = len(trainer.events("batch_overdue"))
+        given_up = len(trainer.events("host_lost", about=again.host))
+        again.sandbox.disconnect()
+        pods.go_on(STOPS[1])
+        time.sleep(5.0)  # the fault
+        again.sandbox.connect()
+        trainer.wait_for_pause(STOPS[2])
+
+        pods.go_on(STOPS[2])
+        trainer.wait_for_batch(STOPS[2] + 3)
+        other.terminate()
+        after_preemption = pods.start("data", 1, named_after_seconds=None)
         # Its Job starts the next one whatever the code is, but for 0.
-        assert after_loss.code() == 143
+        assert other.code() == 143
+        # Until the next one has its name, only the one that was cut off makes batches.
+        trainer.wait_for_pause(STOPS[3])
+        overdue = len(trainer.events("batch_overdue")) - late
+        given_up = len(trainer.events("host_lost", about=again.host)) - given_up
+        pods.publish(other, after_preemption)
+        trainer.wait_for("agent_ready", agent=other.host, count=2)
         pods.publish(after_preemption)
-        trainer.wait_for_pause(stops[2])
-        trainer.wait_for("agent_ready", agent=lost.host, count=3)
 
-        other.lose_node()
-        pods.go_on(stops[2])
-        trainer.wait_for_batch(stops[2] + 4)
-        after_preemption.terminate()
-        assert after_preemption.code() == 143
-        trainer.wait_for("training_waits_for_data")
+        pods.go_on(STOPS[3])
+        trainer.wait_for_pause(STOPS[4])
+        for pod in (again, after_preemption):
+            pod.terminate()
+        assert [pod.code() for pod in (again, after_preemption)] == [143, 143]
+        waits = len(trainer.events("training_waits_for_data"))
+        pods.go_on(STOPS[4])
+        trainer.wait_for("training_waits_for_data", count=waits + 1)
         at_last = pods.start("data", 0)
         trainer.process.wait(WAIT_SECONDS)
         yield Moved(
             pods=pods,
             trainer=trainer,
-            after_loss=after_loss,
+            other=other,
+            again=again,
             after_preemption=after_preemption,
             at_last=at_last,
+            overdue=overdue,
+            lost=given_up,
+            waits=waits,
         )
 
 
 def test_data_pod_of_a_lost_node_comes_back_under_a_new_address(moved: Moved) -> None:
     moved.assert_exact()
-    assert moved.after_loss.num_sent() > 0
+    assert moved.again.num_sent() > 0
+
+
+def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(moved: Moved) -> None:
+    moved.assert_exact()
+    assert all(pod.num_sent() > 0 for pod in (moved.other, moved.again))
+
+
+def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(moved: Moved) -> None:
+    moved.assert_exact()
+    assert moved.overdue > 0
+    assert moved.lost == 0
 
 
 def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(moved: Moved) -> None:
     moved.assert_exact()
-    (drain,) = moved.after_loss.events("agent_drains")
+    (drain,) = moved.other.events("agent_drains")
     assert int(drain.values["begun"]) > 0
     assert moved.after_preemption.num_sent() > 0
 
 
 def test_training_waits_while_all_data_pods_are_gone(moved: Moved) -> None:
     moved.assert_exact()
-    assert moved.trainer.events("training_goes_on")
+    # The last one was told the end, and said goodbye.
+    assert moved.pods.record(moved.trainer).data_group_release_seconds is not None
+    assert len(moved.trainer.events("training_goes_on")) > moved.waits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +212,9 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
         yield Joined(pods=pods, trainer=trainer, late=late, cut_off=cut_off)
 
 
+# Without a cluster's network also with local workers: tests/faults/test_feed.py, with a host that
+# comes late, and with one that stands still, whose batches are overdue.
+@pytest.mark.soak
 def test_data_pods_that_start_late_help_local_workers(joined: Joined) -> None:
     joined.assert_exact()
     assert joined.late.num_sent() > 0
@@ -185,108 +222,48 @@ def test_data_pods_that_start_late_help_local_workers(joined: Joined) -> None:
     assert joined.pods.record(joined.trainer).data_group_release_seconds is not None
 
 
+# One is cut off for 5 s above; one that is not heard any more ends with 5 below.
+@pytest.mark.soak
 def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(joined: Joined) -> None:
     joined.assert_exact()
     assert joined.trainer.events("batch_overdue")
     assert joined.cut_off.code() == 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Readdressed:
-    """A training that has ended; both data pods were lost, and one that came back was cut off.
-
-    Attributes:
-        other: Came back for one of them, with the address of the other one.
-        again: Came back for that one, under a new address, and was cut off for 5 s.
-        overdue: Batches that were late since it was cut off.
-        lost: How often it was given up since then.
-    """
-
-    pods: Pods
-    trainer: Pod
-    other: Pod
-    again: Pod
-    overdue: int
-    lost: int
-
-    def assert_exact(self) -> None:
-        assert_exact(self.pods, self.trainer, self.again)
-
-
-@pytest.fixture(scope="module")
-def readdressed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readdressed]:
-    """One training, struck twice, under a long lease."""
-    stops = (FAULT_AT, 20, 50)
-    # The training ends a second after the cut. Under 12 s the host that had been cut off was called
-    # lost after it had ended: its goodbye had not come, probably because TCP sends it again late.
-    feed = {**FEED, "lease_seconds": 20.0}
-    given = {**GIVEN, "pause_at": stops}
-    with Pods(tmp_path_factory.mktemp("readdressed"), feed=feed, given=given) as pods:
-        trainer, *data = start(pods)
-        for pod in data:
-            pod.lose_node()
-        other = pods.start("data", 1, address=data[0].sandbox.address)
-        # The trainer looks for data-0 where data-1 is now.
-        trainer.wait_for("agent_is_another_host", agent=data[0].host)
-        pods.go_on(stops[0])
-        trainer.wait_for_pause(stops[1])
-        again = pods.start("data", 0)
-        trainer.wait_for("agent_ready", agent=again.host, count=2)
-
-        pods.go_on(stops[1])
-        trainer.wait_for_batch(26)
-        before = len(trainer.events("batch_overdue"))
-        given_up = len(trainer.events("host_lost", about=again.host))
-        again.sandbox.disconnect()
-        time.sleep(5.0)  # the fault
-        again.sandbox.connect()
-        trainer.wait_for_pause(stops[2])
-        other.terminate()
-        assert other.code() == 143
-        # From here on only the one that was cut off makes batches.
-        pods.go_on(stops[2])
-        trainer.process.wait(WAIT_SECONDS)
-        yield Readdressed(
-            pods=pods,
-            trainer=trainer,
-            other=other,
-            again=again,
-            overdue=len(trainer.events("batch_overdue")) - before,
-            lost=len(trainer.events("host_lost", about=again.host)) - given_up,
-        )
-
-
-def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(
-    readdressed: Readdressed,
-) -> None:
-    readdressed.assert_exact()
-    assert all(pod.num_sent() > 0 for pod in (readdressed.other, readdressed.again))
-
-
-def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(readdressed: Readdressed) -> None:
-    readdressed.assert_exact()
-    assert readdressed.overdue > 0
-    assert readdressed.lost == 0
+# Where ranks meet: the store that torchrun has on the leader. What they are fed, in pods too, is
+# above, and on two hosts of ranks in tests/e2e/test_strategies.py.
+REACH = """
+import os, socket
+store = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+socket.create_connection(store, timeout=30).close()
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} reaches the store", flush=True)
+"""
 
 
 def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
-    with Pods(tmp_path, dnn=2, data=1, feed=FEED, given={**GIVEN, "ddp": True}) as pods:
+    with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=REACH) as pods:
         started = [
             pods.start(group, index, named_after_seconds=None)
             for group, index in (("dnn", 1), ("data", 0), ("dnn", 0))
         ]
-        follower, _, leader = started
+        follower, data, leader = started
         until(lambda: pods.names.count(leader.host) > 8, what="nobody knows the leader yet")
         for pod in started:
             pods.publish(pod)
         assert [pod.code() for pod in started] == [0, 0, 0]
-        assert leader.lines() == reference(0, world=2)
-        assert follower.lines() == reference(1, world=2)
+        assert data.events("host_is_welcome")
+        assert "rank 0 of 2 reaches the store" in leader.log
+        assert "rank 1 of 2 reaches the store" in follower.log
+
+
+STAY = "import time; print('trains', flush=True); time.sleep(300)"
 
 
 def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_path: Path) -> None:
-    with Pods(tmp_path, data=1, feed=FEED, given=PAUSES) as pods:
-        trainer, data = start_with(pods, data=1)
+    with Pods(tmp_path, data=1, feed=FEED, code=STAY) as pods:
+        trainer, data = pods.start("dnn", 0), pods.start("data", 0)
+        data.wait_for("host_is_welcome")
+        until(lambda: "trains" in trainer.log, what="it trains")
         trainer.lose_node()
         # Started again, it waits for the next leader until the job is deleted.
         assert data.code() == 5

@@ -86,7 +86,7 @@ def test_a_native_training_is_tried_again_by_the_service_and_its_model_is_regist
     project.stoker(
         *("decide", "profile.json", "--workload", "workload.yaml", "--out", "decision.json")
     )
-    project.upload("--train-step", "native", "--decision", "decision.json", script=TRAIN)
+    project.upload("--train-step", "native", "--decision", "decision.json")
     project.account.faults["TrainAgain"] = ["SageMaker.CAPACITY_ERROR"]
     run = project.execution(Epochs="2", ReuseProfile=folder).run()
     assert run.status == "Succeeded", project.told(run)

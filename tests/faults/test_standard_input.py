@@ -26,7 +26,8 @@ def said(tmp_path: Path, *words: str, given: str | None) -> str:
     return ended.stdout + ended.stderr + logs
 
 
-@pytest.mark.parametrize("given", ["hello\n", "", None])
+# An empty one is read as none is.
+@pytest.mark.parametrize("given", ["hello\n", pytest.param("", marks=pytest.mark.soak), None])
 def test_a_training_reads_what_the_command_is_given(tmp_path: Path, given: str | None) -> None:
     assert f"read {given or ''!r}" in said(tmp_path, "train", given=given)
 

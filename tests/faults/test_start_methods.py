@@ -1,6 +1,8 @@
 """Workers begin by fork, spawn or forkserver, with a data group and without: the same batches.
 
-A worker that is spawned imports torch (1.4 CPU-seconds): each kind of them is begun once.
+A worker that is spawned imports torch (1.4 CPU-seconds), a fork server as well: each kind of them
+is begun once. Local workers that wait for a data host begin by all methods, those of one machine
+also by spawn; the others do with `make soak`.
 """
 
 import functools
@@ -16,6 +18,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
 SCRIPT = "start_methods_script.py"
 STARTS = ["fork", "spawn", "forkserver"]
+SPAWN, FORKSERVER = (pytest.param(start, marks=pytest.mark.soak) for start in STARTS[1:])
 REPLACED = {
     "PYTHONPATH": str(SITE_DIR),
     "STOKER_LAUNCHER_PID": str(os.getpid()),
@@ -44,24 +47,15 @@ def forked(*, epochs: int = 1, shards: int = 2) -> dict[str, str]:
     return expected
 
 
-@pytest.fixture(scope="module")
-def of_one_machine() -> Found:
-    given = {"starts": STARTS, "shards": 1}
-    return found_by(run_script(given, script=SCRIPT))
+@pytest.mark.parametrize("start", ["fork", "spawn", FORKSERVER])
+def test_workers_of_one_machine_begin_by_any_start_method(start: str) -> None:
+    trainer = run_script({"starts": [start], "shards": 1}, script=SCRIPT)
+    assert found_by(trainer) == {start: forked(shards=1)}
 
 
+# So are those next to a data group, below, and forked ones in tests/contract/test_loader_dropin.py.
+@pytest.mark.soak
 @pytest.mark.parametrize("start", STARTS)
-def test_workers_of_one_machine_begin_by_any_start_method(
-    of_one_machine: Found, start: str
-) -> None:
-    assert of_one_machine[start] == forked(shards=1)
-
-
-# Replaced, by spawn and forkserver: so are those next to a data group.
-@pytest.mark.parametrize(
-    "start",
-    [pytest.param(start, marks=() if start == "fork" else pytest.mark.soak) for start in STARTS],
-)
 def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_replaced(
     start: str,
 ) -> None:
@@ -73,35 +67,27 @@ def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_
 def of_no_host_yet() -> Found:
     """What local workers make of all batches, as no data host comes."""
     with Cluster(agents=1, late=True) as cluster:
-        return found_by(cluster.train(script=SCRIPT, starts=STARTS, as_option=True, epochs=2))
+        given = {"starts": STARTS, "as_option": True, "epochs": 2, "shards": 1}
+        return found_by(cluster.train(script=SCRIPT, **given))
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_local_workers_and_streams_serve_alone_however_they_are_started(
     of_no_host_yet: Found, start: str
 ) -> None:
-    assert of_no_host_yet[start] == forked(epochs=2)
+    assert of_no_host_yet[start] == forked(epochs=2, shards=1)
 
 
-@pytest.fixture(scope="module")
-def beside_a_host(host: Cluster) -> Found:
-    """What a data host and a local worker make together, where torch's class is replaced."""
+@pytest.mark.parametrize("start", ["fork", SPAWN, FORKSERVER])
+def test_workers_beside_a_data_group_begin_by_any_start_method(host: Cluster, start: str) -> None:
+    # Made by a data host and a local worker together, where torch's class is replaced.
     # The local worker may be asked for about as many batches as the host's two, which by then may
     # be asked for more than at first: of three shards each side gets one or two.
     feed = {"STOKER_FEED": json.dumps(host.settings | {"credits": 8})}
-    given = {"starts": STARTS, "loader": "torch", "shards": 3}
+    given = {"starts": [start], "loader": "torch", "shards": 3}
     trainer = host.train(script=SCRIPT, workers=1, env=REPLACED | feed, **given)
-    found = found_by(trainer)
-    for start in STARTS:
-        assert f"a stream begins: {start}\n" in trainer.errors
-    return found
-
-
-@pytest.mark.parametrize("start", STARTS)
-def test_workers_beside_a_data_group_begin_by_any_start_method(
-    beside_a_host: Found, start: str
-) -> None:
-    assert beside_a_host[start] == forked(shards=3)
+    assert found_by(trainer) == {start: forked(shards=3)}
+    assert f"a stream begins: {start}\n" in trainer.errors
 
 
 # Without local workers nothing is begun here, whatever the method.

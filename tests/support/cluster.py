@@ -32,7 +32,8 @@ SUPPORT = Path(__file__).parent
 # A lease that a starved machine does not end: a host that is lost by its lease leaves, and for the
 # next trainer it never was.
 FEED = {"lease_seconds": 10.0, "start_deadline_seconds": 40.0}
-SHORT_LEASE = {"lease_seconds": 2.0}
+# For hosts that are struck: long enough for the others, if the machine stands still for 2 s.
+SHORT_LEASE = {"lease_seconds": 5.0}
 DEADLINE_SECONDS = 60.0
 # Variables that Python or torch read as they start, and those that a script is forked with.
 _READ_AT_START = ("PYTHON", "OMP_", "MKL_", "LD_", "TORCH", "CUDA")

@@ -31,6 +31,7 @@ DEFAULTS = {
     "gates": None,
     "until": None,
     "raise_at": None,
+    "exit_at": None,
     "break_at": None,
     "loaders": 1,
     "shape": [3, 40, 40],
@@ -60,6 +61,8 @@ class Images(torch.utils.data.Dataset):
             time.sleep(given["sample_seconds"])
         if index == given["raise_at"]:
             raise LookupError(f"sample {index} is broken")
+        if index == given["exit_at"]:
+            sys.exit(3)
         image = torch.randint(0, 256, given["shape"], dtype=torch.uint8)
         facts = {"id": index, "python": random.random(), "numpy": np.random.rand(2)}
         return image, facts

@@ -26,7 +26,7 @@ from stoker.platforms.kubernetes.objects import JOB_FOLDER, TOKEN_FOLDER, TOKEN_
 from stoker.records import Group, Training, read_json
 from support.cluster import SUPPORT, Line
 from support.kubernetes_jobs import CPU, GPU, job
-from support.local_job import until
+from support.local_job import WITHOUT_TORCH, until
 from support.pod_network import NAMESERVER, PodNetwork, Sandbox
 
 RUN = "mnist-1"
@@ -143,6 +143,7 @@ class Pods:
         local: Local workers of a dnn pod.
         feed: Settings of the feed.
         given: Arguments of feed_script.py.
+        code: In its place, where data pods need no torch.
     """
 
     def __init__(
@@ -153,12 +154,15 @@ class Pods:
         data: int = 2,
         local: int = 0,
         feed: Mapping[str, object],
-        given: Mapping[str, object],
+        given: Mapping[str, object] | None = None,
+        code: str = "",
     ) -> None:
         self.folder = folder
         self.gates = folder / "gates"
         self.gates.mkdir()
-        script = {**given, "gates": str(self.gates)}
+        script = json.dumps({**(given or {}), "gates": str(self.gates)})
+        words = ["-c", code, str(self.gates)] if code else [str(SUPPORT / "feed_script.py"), script]
+        self._has_torch = not code
         groups = [
             Group(name="dnn", role="dnn", instance_type=GPU, count=dnn, workers_per_host=local),
             Group(name="data", role="data", instance_type=CPU, count=data, workers_per_host=1),
@@ -167,7 +171,7 @@ class Pods:
             job(
                 *groups,
                 name=RUN,
-                command=["python", str(SUPPORT / "feed_script.py"), json.dumps(script)],
+                command=["python", *words],
                 channels={},
                 hyperparameters={},
                 feed=dict(feed),
@@ -219,7 +223,7 @@ class Pods:
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 spawn.wrapped(words, signal_number=signal.SIGKILL),
-                env=self._environ(container, index),
+                env=self._environ(container, group, index),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -281,7 +285,7 @@ class Pods:
         container: dict[str, Any] = found[0]
         return container
 
-    def _environ(self, container: Mapping[str, Any], index: int) -> dict[str, str]:
+    def _environ(self, container: Mapping[str, Any], group: str, index: int) -> dict[str, str]:
         variables = {
             v["name"]: _kubelets(v["value"]) if "value" in v else RUN for v in container["env"]
         }
@@ -291,6 +295,7 @@ class Pods:
             "OMP_NUM_THREADS": "1",
             "JOB_COMPLETION_INDEX": str(index),
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            **(WITHOUT_TORCH if group == "data" and not self._has_torch else {}),
         }
 
     def _write(self, folder: Path, group: str, sandbox: Sandbox, hostname: str) -> None:

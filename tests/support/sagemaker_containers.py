@@ -73,6 +73,7 @@ class Containers:
     Attributes:
         files: What each job read.
         lets_go: When it is true, the file GO is made on the hosts of trainings.
+        training_environ: More variables of the hosts of trainings.
     """
 
     def __init__(self, folder: Path, server: AwsServer) -> None:
@@ -82,6 +83,7 @@ class Containers:
         self._environ: dict[str, str] = {}
         self.files: dict[str, Files] = {}
         self.lets_go: Callable[[], bool] = lambda: True
+        self.training_environ: Mapping[str, str] = {}
 
     def set_environ(self, environ: Mapping[str, str]) -> None:
         """Of all containers from now on."""
@@ -216,6 +218,7 @@ class Containers:
         ]
         environ = {
             **self._environ,
+            **self.training_environ,
             "TRAINING_JOB_NAME": name,
             "TRAINING_JOB_ARN": job_arn(name),
             **{k: str(v) for k, v in _map(request.get("Environment") or {}).items()},

@@ -13,6 +13,7 @@ from stoker.platforms.sagemaker.job import fetch_training
 from stoker.records import Json, Training, Workload, read_json
 from support import sample_records
 from support.command import stoker
+from support.local_job import WITHOUT_TORCH
 from support.moto import ACCOUNT, REGION, ROLE
 from support.sagemaker_containers import GO
 from support.sagemaker_execution import Account, Execution
@@ -57,6 +58,7 @@ Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
 (Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text(f"{{first}} to {{epochs}}")
 """
 # For tests of the steps around a training: its script leaves what they need, and reads no batch.
+# Its data hosts have no torch.
 LIGHT = """
 import json, os
 from pathlib import Path
@@ -107,6 +109,7 @@ class Project:
     def upload(self, *words: str, script: str = LIGHT, **changes: Json) -> None:
         """`stoker upload sagemaker`, of the workload with other keys, or settings of SageMaker."""
         (self.folder / "code" / "train.py").write_text(script)
+        self.account.containers.training_environ = WITHOUT_TORCH if script == LIGHT else {}
         self.write(**changes)
         self.stoker("upload", "sagemaker", "workload.yaml", *words, "--yes")
 

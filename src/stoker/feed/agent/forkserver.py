@@ -58,7 +58,11 @@ def main() -> None:
     """Runs the fork server: a dataset host for every order, until the agent is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel = Pipe(socket.socket(fileno=int(sys.argv[1])), blocking=False)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    if _is_hung_up(sock):
+        # The agent died before die_with_parent: no signal comes any more.
+        return
+    channel = Pipe(sock, blocking=False)
     # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
     _import_ahead()
     _known.update(sys.modules)
@@ -73,6 +77,13 @@ def main() -> None:
         template.take_reply()
         waiting.extend(channel.receive())
     children.end()
+
+
+def _is_hung_up(sock: socket.socket) -> bool:
+    """Tells whether the other end is closed; reads nothing."""
+    poll = select.poll()
+    poll.register(sock, 0)
+    return bool(poll.poll(0))
 
 
 def _serve_as_template(sock: socket.socket) -> None:
