@@ -102,8 +102,7 @@ def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(tmp_pa
     assert_spread(job, ranks=[0, 1, None], fed={"algo-1"})
 
 
-# Of a rank that is killed on another host, and of one that fails while the others wait for it:
-# tests/faults/test_launch.py.
+# Of a rank that fails while those of other hosts wait for it: tests/faults/test_launch.py.
 @pytest.mark.soak
 def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path: Path) -> None:
     folder = tmp_path / "run"

@@ -119,8 +119,6 @@ def test_the_replacement_is_installed_however_torch_is_imported(tmp_path: Path, 
     assert ended.stderr == ""
 
 
-# Also in test_unfed_released, and without a launch in tests/contract/test_loader_dropin.py.
-@pytest.mark.soak
 def test_without_being_asked_for_nothing_is_replaced(tmp_path: Path) -> None:
     ended = python(REPLACED.format(how="torch"), tmp_path)
     assert ended.stdout == "replaced False\nfinder left False\n"

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _is_hung_up(sock: socket.socket) -> bool:
-    """Tells whether the other end is closed; reads nothing."""
+    """Returns whether the other end is closed; reads nothing."""
     poll = select.poll()
     poll.register(sock, 0)
     return bool(poll.poll(0))
