@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import io
+import multiprocessing
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -265,7 +266,16 @@ def saved_once(save: tuple[int, int] | str, options: dict[str, object], *, name:
     """As `saved`; once for all tests that call it by this name."""
     if name not in WHOLE:
         WHOLE[name] = saved(save, options)
+        # With its workers, which would stay as long as this process.
+        del WHOLE[name].loader
     return WHOLE[name]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_worker_stays() -> Iterator[None]:
+    """Other files of this process count its children."""
+    yield
+    assert multiprocessing.active_children() == []
 
 
 # One worker asks a sampler ahead as two do; two are for those that draw from one state.
