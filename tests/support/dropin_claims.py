@@ -918,8 +918,9 @@ def early_break_leaves_the_generator(load: Load) -> object:
     found: list[object] = []
     options = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "prefetch_factor": 8}]
     options.append({"num_workers": 2, "persistent_workers": True})
+    # Of many batches: without workers, and with those that are asked furthest ahead.
     for length, is_replacing in ((13, False), (70, True)):
-        for option in options:
+        for option in options if length == 13 else options[:3:2]:
             generator = torch.Generator().manual_seed(1)
             sampler = data.RandomSampler(range(length), is_replacing, generator=generator)
             loader = load(

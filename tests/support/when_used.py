@@ -22,4 +22,7 @@ class WhenUsed:
         self._name = name
 
     def __getattr__(self, name: str) -> object:
+        if name.startswith(("_", "pytest")):
+            # pytest asks whether it is a test, a fixture, marked.
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
