@@ -294,15 +294,17 @@ def test_an_argument_of_the_name_of_another_parameter_is_refused() -> None:
         sagemaker.pipeline(request(), twice)
 
 
+def handing_over(run: "sagemaker.PipelineRun") -> "list[sagemaker.Step]":
+    """Steps that decide on an earlier profile, and hand over to a second run."""
+    decided = sagemaker.decide_step(run, profile=run.reused_profile)
+    return [decided, sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided)]
+
+
 def test_a_hand_over_hands_on_the_arguments_of_the_pipelines_function() -> None:
     def steps(
         run: sagemaker.PipelineRun, least_accuracy: float = 0.9, day: str = "today"
     ) -> list[sagemaker.Step]:
-        decided = sagemaker.decide_step(run, profile=run.reused_profile)
-        return [
-            decided,
-            sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided),
-        ]
+        return handing_over(run)
 
     document = json.loads(sagemaker.pipeline(request("handover"), steps))
     over = next(step for step in sample.steps(document) if step["Name"] == "HandOver")
@@ -326,11 +328,7 @@ def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs
     def steps(
         run: sagemaker.PipelineRun, day: str = "today", dry: bool = False
     ) -> list[sagemaker.Step]:
-        decided = sagemaker.decide_step(run, profile=run.reused_profile)
-        return [
-            decided,
-            sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided),
-        ]
+        return handing_over(run)
 
     document = json.loads(sagemaker.pipeline(request("handover"), steps))
     deployed = SageMakerPipeline(
@@ -348,11 +346,7 @@ def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs
     assert [given(f"Dry={text}")["Dry"] for text in ("True", "true", "1", "1.0")] == ["true"] * 4
 
     def too_long(run: sagemaker.PipelineRun, day: str = f"{longest}y") -> list[sagemaker.Step]:
-        decided = sagemaker.decide_step(run, profile=run.reused_profile)
-        return [
-            decided,
-            sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided),
-        ]
+        return handing_over(run)
 
     with pytest.raises(UsageError, match="has 257 characters, at most 256: --param=Day=xx"):
         sagemaker.pipeline(request("handover"), too_long)
