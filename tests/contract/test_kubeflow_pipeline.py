@@ -4,10 +4,8 @@ Write the golden files anew with: python tests/contract/test_kubeflow_pipeline.p
 """
 
 import json
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -47,6 +45,7 @@ from stoker.settings import workload_from
 from support import kubeflow_pipeline as sample
 from support import sample_records
 from support.command import Done, process, stoker
+from support.examples import printed_elsewhere
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
@@ -544,25 +543,13 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("components",
 def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(
     tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(sample.ROOT / "pipelines", folder / "pipelines")
-    kept = {key: os.environ[key] for key in ("PATH",) if key in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", CHILD, str(sample.ROOT / "tests")],
-        cwd=folder,
-        env={**kept, "PYTHONHASHSEED": "77", "HOME": str(folder), "TZ": "UTC-2"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    said = printed_elsewhere(CHILD, tmp_path / "copy", "-W", "error", timeout=60)
     # Of this process, whose hash seed is any.
     made, labelled = (
         compile_kubeflow(workload, folder=sample.ROOT).definition
         for workload in (sample.WORKLOAD, sample.with_labels())
     )
-    assert done.stdout == f"{made}\n{labelled}\n{sorted(sample.components().items())}\n"
+    assert said == f"{made}\n{labelled}\n{sorted(sample.components().items())}\n"
 
 
 def test_nothing_of_the_users_own_connections_is_in_a_pipeline() -> None:

@@ -4,10 +4,8 @@ Write the golden files anew with: python tests/contract/test_sagemaker_pipeline.
 """
 
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from hashlib import sha256
@@ -27,6 +25,7 @@ from stoker.records import Evaluation, Json, read_json, to_json
 from support import sagemaker_pipeline as sample
 from support import sample_records
 from support.command import process
+from support.examples import printed_elsewhere
 from support.sagemaker_rules import over_limits, rule_problems
 
 GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
@@ -268,22 +267,10 @@ assert not [name for name in sys.modules if name.split(".")[0] == "pipelines"]
 def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(
     tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(sample.ROOT / "pipelines", folder / "pipelines")
-    kept = {key: os.environ[key] for key in ("PATH",) if key in os.environ}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(sample.ROOT / "tests")],
-        cwd=folder,
-        env={**kept, "PYTHONHASHSEED": "77", "HOME": str(folder), "TZ": "UTC-2"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    said = printed_elsewhere(CHILD, tmp_path / "copy", timeout=110)
     # Of this process, whose hash seed is any.
     ours = {kind: sha256(sample.compiled(kind).definition.encode()) for kind in KINDS}
-    assert done.stdout.splitlines() == [f"{kind} {made.hexdigest()}" for kind, made in ours.items()]
+    assert said.splitlines() == [f"{kind} {made.hexdigest()}" for kind, made in ours.items()]
 
 
 def rows(component: str) -> list[tuple[str, str]]:

@@ -1,7 +1,10 @@
 """The example workloads, with the names that a reader of the guides puts in."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -36,3 +39,20 @@ def project(folder: Path) -> Path:
         file.write_text(filled(file.name))
     (folder / "examples").symlink_to(ROOT / "examples")
     return folder
+
+
+def printed_elsewhere(code: str, folder: Path, *options: str, timeout: float) -> str:
+    """What Python prints in a folder that has only pipelines, with another hash seed and home."""
+    shutil.copytree(ROOT / "pipelines", folder / "pipelines")
+    kept = {key: os.environ[key] for key in ("PATH",) if key in os.environ}
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code, str(ROOT / "tests")],
+        cwd=folder,
+        env={**kept, "PYTHONHASHSEED": "77", "HOME": str(folder), "TZ": "UTC-2"},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
