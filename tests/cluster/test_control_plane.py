@@ -18,6 +18,7 @@ import pytest
 
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobSpec
+from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS, follower_priority
 from stoker.platforms.kubernetes.job import KubernetesRun
 from stoker.platforms.kubernetes.submit import rbac
 from stoker.records import KubernetesSettings
@@ -131,6 +132,30 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(
     adopted.stop()
     plane.delete("workflows", "w")
     until(lambda: nothing_is_left(plane), what="all is collected", seconds=SECONDS)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("plane", ["real"], indirect=True)
+def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane: Plane) -> None:
+    """The double admits no pods: what an admission policy does is the real thing's to say."""
+    assert isinstance(plane, RealPlane)
+    settings = KubernetesSettings(namespace=plane.namespace)
+    with plane.applied(follower_priority(settings)):
+
+        def admitted(labels: Mapping[str, str]) -> Mapping[str, Any]:
+            spec: Mapping[str, Any] = plane.label_step("step-1", labels)["spec"]
+            return spec
+
+        # A policy is in force a moment after it was made.
+        until(
+            lambda: admitted(FOLLOWER_LABELS).get("priorityClassName") == "stoker-follower",
+            what="the policy gives the class",
+            seconds=SECONDS,
+        )
+        found = admitted(FOLLOWER_LABELS)
+        assert (found["priority"], found["preemptionPolicy"]) == (1_000_000, "Never")
+        other = admitted({"stoker/role": "dnn"})
+        assert (other.get("priorityClassName"), other["priority"]) == (None, 0)
 
 
 def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(

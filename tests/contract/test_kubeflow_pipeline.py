@@ -237,7 +237,7 @@ def test_steps_that_train_nothing_take_the_control_image_and_jobs_keep_theirs() 
     assert job_image == "pipelinechannel--image"
 
 
-def test_autoscalers_leave_the_pod_that_follows_a_job_alone() -> None:
+def test_the_pod_that_follows_a_job_is_left_alone_and_known_by_its_label() -> None:
     _, pods = sample.documents()
     annotated = {name: pod["podMetadata"] for name, pod in pods.items() if "podMetadata" in pod}
     assert annotated == {
@@ -245,7 +245,8 @@ def test_autoscalers_leave_the_pod_that_follows_a_job_alone() -> None:
             "annotations": {
                 "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
                 "karpenter.sh/do-not-disrupt": "true",
-            }
+            },
+            "labels": {"stoker/role": "follower"},
         }
     }
 

@@ -114,6 +114,20 @@ def test_render_network_policy_prints_one_for_each_role(project: Path) -> None:
     assert [p["metadata"]["name"] for p in policies] == ["stoker-data", "stoker-dnn"]
 
 
+def test_render_priority_gives_a_class_to_followers_of_one_namespace(project: Path) -> None:
+    arguments = ("render", "priority", "mnist.yaml", "--set", "kubernetes.namespace=team-a")
+    own, policy, binding = yaml.safe_load_all(stoker(*arguments, cwd=project).stdout)
+    assert (own["kind"], own["preemptionPolicy"]) == ("PriorityClass", "Never")
+    selector = policy["spec"]["matchConstraints"]["objectSelector"]
+    assert selector == {"matchLabels": {"stoker/role": "follower"}}
+    (mutation,) = policy["spec"]["mutations"]
+    assert f"priority: {own['value']}" in mutation["applyConfiguration"]["expression"]
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+    assert "team-a" in str(binding["spec"]["matchResources"])
+    done = stoker("render", "priority", "mnist.yaml", cwd=project)
+    assert (done.returncode, "key kubernetes.namespace" in done.stderr) == (2, True)
+
+
 def test_a_run_fits_the_runtime_that_was_rendered_for_it(project: Path) -> None:
     groups = ("--group", "dnn=1", "--group", "data=c7i.4xlarge:3:15")
     done = stoker("render", "runtime", "mnist.yaml", *groups, cwd=project)

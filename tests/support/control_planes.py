@@ -340,6 +340,25 @@ class RealPlane:
         uid = self._call("POST", self._path("pods"), pod)["metadata"]["uid"]
         return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
 
+    def label_step(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """A step's pod that has these labels from its start, as the cluster admits it; not kept."""
+        pod = {**_object("Pod", name, labels), "spec": _restricted_spec()}
+        return self._call("POST", f"{self._path('pods')}?dryRun=All", pod)
+
+    @contextlib.contextmanager
+    def applied(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+        """What an administrator applies to the whole cluster is there while the block runs."""
+        paths = []
+        try:
+            for each in objects:
+                path = f"apis/{each['apiVersion']}/{_plural(each['kind'])}"
+                self._call("POST", path, each)
+                paths.append(f"{path}/{each['metadata']['name']}")
+            yield
+        finally:
+            for path in paths:
+                self._call("DELETE", path)
+
     def terminate(self, workflow: str) -> None:
         self._patch(self._path("workflows", workflow), {"spec": {"activeDeadlineSeconds": 0}})
 
@@ -491,6 +510,13 @@ class RealPlane:
 
 def _object(kind: str, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": labels or {}}}
+
+
+def _plural(kind: str) -> str:
+    name = kind.lower()
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 def _restricted_spec() -> dict[str, Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stoker.records import Workload
 
 _OF_AWS = ("iam", "cloudformation")
-_KINDS = ("rbac", "runtime", "network-policy", *_OF_AWS)
+_KINDS = ("rbac", "runtime", "network-policy", "priority", *_OF_AWS)
 
 
 def render_verb(
@@ -61,8 +61,9 @@ def render_verb(
     """Prints what an administrator applies once.
 
     To a cluster, as YAML: rbac is a Role and its binding, runtime a TrainingRuntime, network-policy
-    the NetworkPolicies. To an AWS account: iam is the policies and trust policies of the roles, as
-    JSON, cloudformation a template that makes these roles and a schedule.
+    the NetworkPolicies, priority a PriorityClass for the pods that follow jobs. To an AWS account:
+    iam is the policies and trust policies of the roles, as JSON, cloudformation a template that
+    makes these roles and a schedule.
 
     Examples:
         stoker render rbac configs/mnist-kubeflow.yaml | kubectl apply -f -
@@ -120,6 +121,7 @@ def _for_cluster(
     service_account: str | None,
 ) -> str:
     from stoker.cli.workloads import RUNS, groups_of
+    from stoker.platforms.kubernetes.follower import follower_priority
     from stoker.platforms.kubernetes.objects import network_policies
     from stoker.platforms.kubernetes.request import manifest, plan_runtime
     from stoker.platforms.kubernetes.submit import rbac
@@ -131,6 +133,8 @@ def _for_cluster(
         return manifest(rbac(settings, service_account=service_account))
     if kind == "network-policy":
         return manifest(network_policies(record))
+    if kind == "priority":
+        return manifest(follower_priority(settings))
     decided = read_json(decision, Decision) if decision else None
     name = settings.runtime or f"stoker-{record.name}"
     job = prepare(

@@ -4,9 +4,10 @@
     on_todays_host(measured, run, name="Profile")
 
 The functions that place a step take and return kfp's own task, so that they can be used on any
-step of any pipeline. kfp-kubernetes cannot give a pod a priority class, variables from all keys of
-a secret, node affinity by a rule, a seccomp profile or an fsGroup: Kubeflow Pipelines 2.16 and
-later set the seccomp profile and drop capabilities themselves.
+step of any pipeline. kfp-kubernetes cannot give a pod a priority class (`stoker render priority`
+lets the cluster do it), variables from all keys of a secret, node affinity by a rule, a seccomp
+profile or an fsGroup: Kubeflow Pipelines 2.16 and later set the seccomp profile and drop
+capabilities themselves.
 """
 
 import ast
@@ -35,6 +36,7 @@ from stoker.orchestrators.kubeflow.compile import (
     kubeflow_request,
 )
 from stoker.parameters import Parameter
+from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.objects import STAY_ANNOTATIONS, PodGroup
 from stoker.records import KubernetesSettings, Toleration, Workload, nearest
 from stoker.records.platforms import amount, written
@@ -386,7 +388,8 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
 def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -> Task:
     """Places a step that creates a job and follows it: a small pod that autoscalers leave alone.
 
-    It knows its own pod, and has no time limit but the job's own.
+    It knows its own pod, has no time limit but the job's own, and a label that
+    `stoker render priority` gives a priority.
 
     Args:
         task: A step of kfp.
@@ -406,6 +409,8 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
     for key, text in STAY_ANNOTATIONS.items():
         kubernetes.add_pod_annotation(task, key, text)
+    for key, text in FOLLOWER_LABELS.items():
+        kubernetes.add_pod_label(task, key, text)
     return task
 
 
