@@ -28,6 +28,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(
+        None, [str(Path(__file__).parent / "support" / "rare_gc"), os.environ.get("PYTHONPATH")]
+    )
+)
+
 # A busy machine is no counterexample.
 settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stoker")

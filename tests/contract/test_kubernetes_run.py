@@ -819,10 +819,12 @@ def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next
 def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
 ) -> None:
-    followed = follow(platform.submit(plan(platform, job)))
+    submitted = platform.submit(plan(platform, job))
     api.make_pods(NAME)
     for name in api.pods(NAME, "data"):
         api.pod_finds_no_node(name, NO_GPU)
+    # Now, so that both pods are seen with one look: what is said of one is said again much later.
+    followed = follow(submitted)
     clock.ahead += 7200
     until(lambda: "2 of 2 data hosts wait" in followed.status, what="it is said")
     assert followed.error is None
@@ -1063,12 +1065,14 @@ def test_a_runtime_that_is_there_already_is_of_one_plan(job: JobSpec) -> None:
 def test_labels_that_no_node_has_are_named(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
 ) -> None:
-    followed = follow(platform.submit(plan(platform, job)))
+    submitted = platform.submit(plan(platform, job))
     api.make_pods(NAME)
     for name in api.pods(NAME, "data"):
         api.pod_finds_no_node(
             name, "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
         )
+    # Now, so that both pods are seen with one look.
+    followed = follow(submitted)
     label = "node.kubernetes.io/instance-type=c7i.4xlarge"
     until(lambda: label in followed.status, what="it is said")
     assert "2 of 2 data hosts wait" in followed.status

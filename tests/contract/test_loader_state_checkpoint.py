@@ -1,6 +1,7 @@
 """A loader's state: taken anywhere, loaded anywhere, the rest is the same bytes."""
 
 import copy
+import gc
 import hashlib
 import io
 import multiprocessing
@@ -275,6 +276,10 @@ def saved_once(save: tuple[int, int] | str, options: dict[str, object], *, name:
 def _no_worker_stays() -> Iterator[None]:
     """Other files of this process count its children."""
     yield
+    gc.collect()
+    for child in multiprocessing.active_children():
+        # It was told to end, and may not have come to it.
+        child.join(10.0)
     assert multiprocessing.active_children() == []
 
 

@@ -393,7 +393,11 @@ def drained(loader: DataLoader[torch.Tensor], *, workers: int = 2) -> Drain | No
     ],
     ids=["shuffled", "unbatched", "batch_sampler", "sampler", "iterable", "persistent", "spawn"],
 )
-def test_loaders_of_all_kinds_are_drained(loader: DataLoader[torch.Tensor]) -> None:
+def test_loaders_of_all_kinds_are_drained(
+    loader: DataLoader[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A spawned worker imports torch, beside other tests perhaps in 20 s.
+    monkeypatch.setattr("stoker.profile.loader_phases._START_SECONDS", 100.0)
     before = len(psutil.Process().children(recursive=True))
     found = drained(loader, workers=1 if loader.multiprocessing_context else 2)
     assert found is not None

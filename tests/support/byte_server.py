@@ -1,5 +1,7 @@
 """Sends so many bytes for each byte that it gets; says `listening PORT`. Arguments: host, bytes."""
 
+import contextlib
+import os
 import socket
 import sys
 import threading
@@ -13,6 +15,9 @@ def serve(connection: socket.socket, answer: bytes) -> None:
 
 def main() -> None:
     host, count = sys.argv[1], int(sys.argv[2])
+    # A far host does not wait for this one's CPUs: its answers would take 60 ms more, not 12.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     with socket.create_server((host, 0)) as server:
         print(f"listening {server.getsockname()[1]}", flush=True)
         while True:

@@ -96,7 +96,12 @@ def moto_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={**kept, **_environment("http://127.0.0.1:9")},
+            # Nobody asks for a machine image; to read the list takes a second.
+            env={
+                **kept,
+                **_environment("http://127.0.0.1:9"),
+                "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
+            },
         )
     try:
         url = _wait_for_start(process, log)
