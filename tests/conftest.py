@@ -28,11 +28,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(
-        None, [str(Path(__file__).parent / "support" / "rare_gc"), os.environ.get("PYTHONPATH")]
-    )
-)
+# Of what tests start: see there.
+_RARE_GC = str(Path(__file__).parent / "support" / "rare_gc")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_RARE_GC, os.environ.get("PYTHONPATH")]))
 
 # A busy machine is no counterexample.
 settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
