@@ -1188,10 +1188,11 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
         def watch(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
-            api.check("watch", place)
-            api.take_fault("WATCH", place.plural)
-            version = int(query["resourceVersion"])
             with self.streaming() as stream:
+                api.check("watch", place)
+                api.take_fault("WATCH", place.plural)
+                stream.begin()
+                version = int(query["resourceVersion"])
                 deadline = time.monotonic() + float(query["timeoutSeconds"])
                 while not stream.is_over and time.monotonic() < deadline:
                     try:
@@ -1214,16 +1215,18 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
         def log(self, path: str, query: dict[str, str]) -> None:
             place = api.place("GET", path)
-            api.check("get", place)
-            api.take_fault("LOG", place.plural)
-            log = api.log_of(place.name)
             is_previous = query.get("previous") == "true"
             since = query.get("sinceTime", "")
-            with api.changed:
-                limit, how = log.breaks.pop(0) if log.breaks and not is_previous else (10**9, "")
-                lines = log.previous if is_previous else log.lines
             sent = position = 0
             with self.streaming() as stream:
+                api.check("get", place)
+                api.take_fault("LOG", place.plural)
+                log = api.log_of(place.name)
+                with api.changed:
+                    breaks = log.breaks and not is_previous
+                    limit, how = log.breaks.pop(0) if breaks else (10**9, "")
+                    lines = log.previous if is_previous else log.lines
+                stream.begin()
                 while True:
                     with api.changed:
                         is_last = log.is_closed or query.get("follow") != "true"
@@ -1250,8 +1253,9 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
         @contextlib.contextmanager
         def streaming(self) -> Iterator[Stream]:
+            # Known before the caller's rights are: one that is asked for while rights are taken
+            # away and streams broken off must not be left.
             stream = Stream(self)
-            stream.begin()
             api.add_stream(stream)
             try:
                 yield stream
