@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from support.moto import aws_server, moto_process
+from support.property_tests import PROFILES
 
 __all__ = ["aws_server", "moto_process"]
 
@@ -33,7 +34,13 @@ _RARE_GC = str(Path(__file__).parent / "support" / "rare_gc")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_RARE_GC, os.environ.get("PYTHONPATH")]))
 
 # A busy machine is no counterexample.
-settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+for _name, _count in PROFILES.items():
+    settings.register_profile(
+        _name,
+        max_examples=_count,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 settings.load_profile("stoker")
 
 # Those that nothing else may run beside come first, when nobody is in a test that they wait for.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
@@ -33,6 +33,7 @@ from stoker.records import (
     to_json,
 )
 from support import builders
+from support.property_tests import examples
 
 TODAY = date(2026, 11, 1)
 AWS = load_catalog("sagemaker")
@@ -783,9 +784,7 @@ constraints_of_any_kind = st.builds(
     | st.lists(st.sampled_from(["c5.9xlarge", "ml.c7i.large", "g5.16xlarge"])).map(tuple),
 )
 sizes = st.builds(TrainingSize, steps=st.none() | st.integers(min_value=1, max_value=10**9))
-_property = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+_property = settings(max_examples=examples(60), derandomize=True)
 
 
 @_property

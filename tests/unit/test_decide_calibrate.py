@@ -28,6 +28,7 @@ from stoker.records import (
     Training,
 )
 from support import builders
+from support.property_tests import examples
 
 replace = msgspec.structs.replace
 LOCAL = load_catalog("local", cores=2)
@@ -215,7 +216,7 @@ def test_a_step_that_no_constant_explains_says_nothing() -> None:
     assert learned(*[run(5.0)] * 3) == NOTHING
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=examples(30), derandomize=True)
 @given(st.lists(st.floats(min_value=0.05, max_value=20), max_size=8))
 def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower: list[float]) -> None:
     found = learned(*(run(factor) for factor in slower))
@@ -226,7 +227,7 @@ def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower: list
         assert found == NOTHING
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=examples(15), derandomize=True)
 @given(
     st.permutations([0.9, 1.0, 1.1, 1.2]),
     st.floats(min_value=0.6, max_value=1.15),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
@@ -31,6 +31,7 @@ from stoker.records import (
     write_json,
 )
 from support import builders
+from support.property_tests import examples
 
 TODAY = date(2026, 11, 1)
 AWS = load_catalog("sagemaker")
@@ -193,7 +194,7 @@ PROFILES = st.builds(
     others_vcpus=st.floats(0.0, 1.0),
     cpu_speed_spread=st.floats(0.0, 0.3),
 )
-MANY = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=examples(40))
 
 
 def _measured(profile: Profile) -> Work:

@@ -32,6 +32,7 @@ from stoker.records import (
 )
 from stoker.text import cost_change_words
 from support import builders
+from support.property_tests import examples
 
 replace = msgspec.structs.replace
 AWS = load_catalog("sagemaker")
@@ -464,7 +465,7 @@ def _plans(outcomes: list[tuple[float, float]]) -> list[Plan]:
     ]
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), derandomize=True)
 @given(_outcomes)
 def test_front_beats_all_others_and_no_plan_of_it_beats_another(
     outcomes: list[tuple[float, float]],
@@ -509,7 +510,7 @@ def test_table_comes_before_the_working() -> None:
     assert text.index("\naction ") < text.index("How it was decided")
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=examples(12), derandomize=True)
 @given(
     loading=st.floats(min_value=6, max_value=12),
     accelerator=st.floats(min_value=0.01, max_value=0.08),

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, Join, Leave, Refused, Welcome
 from stoker.launch.host_leases import CUT_OFF_SECONDS, MAX_BEAT_SECONDS, Change, HostLeases
+from support.property_tests import examples
 
 LEASE = 12.0
 START = 1800.0
@@ -263,7 +264,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.lists(ACTIONS, max_size=40))
 def test_whatever_comes_a_live_host_has_spoken_within_its_lease(
     actions: list[tuple[str, str, str, float]],

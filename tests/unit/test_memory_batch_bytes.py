@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed.memory import num_bytes
+from support.property_tests import examples
 
 
 class Unwilling:
@@ -49,7 +50,7 @@ def test_a_batch_that_holds_itself_ends() -> None:
     assert num_bytes(batch) >= 4
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=examples(50), derandomize=True)
 @given(st.recursive(st.none() | st.integers(0, 9), lambda x: st.lists(x, max_size=4), max_leaves=9))
 def test_nesting_changes_nothing(tree: object) -> None:
     def filled(node: object) -> object:

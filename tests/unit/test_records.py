@@ -33,10 +33,10 @@ from stoker.records import (
     write_json,
 )
 from stoker.settings import read_workload
+from support.property_tests import examples
 
 _property = settings(
-    max_examples=25,
-    deadline=None,
+    max_examples=examples(25),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -48,6 +48,7 @@ from stoker.text import MILLISECONDS, count, digits, percent, signed_percent, us
 from stoker.text import time_unit as choose_time_unit
 from support import sample_records
 from support.feed_rows import write_feed
+from support.property_tests import examples
 
 replace = msgspec.structs.replace
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -756,7 +757,7 @@ def timelines(draw: st.DrawFn) -> StepTimes:
     return StepTimes(tuple(steps), measured=draw(st.booleans()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(timeline=timelines(), at_most=st.integers(min_value=1, max_value=80))
 def test_bins_hold_every_step_once_and_add_up(timeline: StepTimes, at_most: int) -> None:
     bins = timeline.bins(at_most)
@@ -766,7 +767,7 @@ def test_bins_hold_every_step_once_and_add_up(timeline: StepTimes, at_most: int)
     assert total == pytest.approx(sum(step.seconds for step in timeline.steps))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(timeline=timelines(), length=seconds)
 def test_window_is_consecutive_and_not_longer_than_asked(
     timeline: StepTimes, length: float
@@ -795,7 +796,7 @@ widths = st.sampled_from([360.0, 960.0])
 names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and " * 3])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(before=timelines(), after=timelines(), what=names, width=widths)
 def test_labels_of_strips_and_series_never_clash(
     before: StepTimes, after: StepTimes, what: str, width: float
@@ -808,7 +809,7 @@ def test_labels_of_strips_and_series_never_clash(
     assert_labels_are_clear(series_drawing(strips, unit=unit, width=width, name="b"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(values=st.lists(seconds, min_size=2, max_size=3), spread=st.floats(0, 1), width=widths)
 def test_labels_of_intervals_never_clash(values: list[float], spread: float, width: float) -> None:
     kinds = ("measured", "predicted", "measured")

@@ -29,6 +29,7 @@ from stoker.report import write_report
 from stoker.report.plans import plans_drawing, scaling_of, spots_of
 from stoker.text import MILLISECONDS, time_unit
 from support import sample_records
+from support.property_tests import examples
 
 replace = msgspec.structs.replace
 WIDTHS = (960.0, 360.0)
@@ -187,7 +188,7 @@ def scaled(decision: Decision, *, time: float, money: float) -> Decision:
     return replace(decision, plan=of_plan(decision.plan), plans=tuple(map(of_plan, decision.plans)))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), derandomize=True)
 @given(
     base=st.integers(min_value=0, max_value=len(BASES) - 1),
     time=st.floats(min_value=1e-3, max_value=1e3),

@@ -12,6 +12,7 @@ from stoker.feed.memory import allowance
 from stoker.feed.trainer.scheduler import BatchScheduler
 from stoker.host import machine
 from stoker.records import FeedSettings
+from support.property_tests import examples
 
 NUM_BATCHES = 30
 
@@ -62,7 +63,7 @@ class Loader:
     total=st.integers(1, 20_000),
     seed=st.integers(0, 1 << 30),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 def test_all_loaders_together_stay_within_the_budget_and_each_comes_to_its_end(
     sizes: list[int], credits: int, total: int, seed: int
 ) -> None:

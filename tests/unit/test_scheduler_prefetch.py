@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from stoker.feed.agent.dispatch import credits_for
 from stoker.feed.trainer.scheduler import BatchScheduler
+from support.property_tests import examples
 
 BIG = 1 << 40
 
@@ -457,4 +458,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.feed import seeding
+from support.property_tests import examples
 
 Draws = tuple[float, float, float]
 
@@ -29,7 +30,7 @@ words = st.lists(st.integers(0, (1 << 64) - 1), max_size=8).map(tuple)
 
 
 @given(words, words)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_equal_words_give_equal_draws_and_others_give_others(
     a: tuple[int, ...], b: tuple[int, ...]
 ) -> None:

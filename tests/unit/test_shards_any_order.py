@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, ShardScheduler
+from support.property_tests import examples
 
 Ask = tuple[str, int, int]
 
@@ -194,4 +195,4 @@ class AnyOrderOfShards(RuleBasedStateMachine):
 
 
 TestAnyOrderOfShards = AnyOrderOfShards.TestCase
-TestAnyOrderOfShards.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrderOfShards.settings = settings(max_examples=examples(60), stateful_step_count=40)

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from stoker.errors import ProtocolError, ShippingError
 from stoker.feed.wire import codec
+from support.property_tests import examples
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -112,13 +113,13 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_a_batch_comes_back_as_it_was_without_a_pickle(value: object) -> None:
     assert same(travel(value, allow_pickle=False), value)
 
 
 @given(values)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_a_packed_value_comes_back_as_it_was(value: object) -> None:
     packed = codec.pack_value(value, allow_pickle=False)
     assert same(codec.unpack_value(packed, allow_pickle=False), value)
@@ -318,7 +319,7 @@ nodes = st.recursive(
 
 
 @given(nodes.filter(lambda n: not isinstance(n, int) or -(1 << 63) <= n < 1 << 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_hostile_descriptions_raise_nothing_but_protocol_errors(node: object) -> None:
     try:
         tree = msgspec.msgpack.encode(node)
@@ -329,7 +330,7 @@ def test_hostile_descriptions_raise_nothing_but_protocol_errors(node: object) ->
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataObject) -> None:
     value = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j)}
     packed = bytearray(codec.pack_value(value, allow_pickle=False))
@@ -343,7 +344,7 @@ def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataOb
 
 @given(st.binary(max_size=200))
 @example(b"")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_random_bytes_raise_nothing_but_protocol_errors(junk: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         codec.unpack_value(junk, allow_pickle=False)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stoker.errors import ProtocolError
 from stoker.feed.wire import codec, protocol
 from stoker.feed.workers.pipe import MAX_MESSAGE_BYTES, Pipe, channel_pair
+from support.property_tests import examples
 
 # What judging bytes may take in addition to a few times their own number: objects, errors, caches.
 MAX_EXTRA_BYTES = 2 << 20
@@ -99,7 +100,7 @@ def mutated(draw: st.DrawFn, sources: list[bytes]) -> bytes:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @given(st.one_of(st.binary(max_size=300), mutated([protocol.pack(message) for message in VALID])))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_bytes_are_a_message_or_a_protocol_error(direction: str, data: bytes) -> None:
     kinds = DIRECTIONS[direction]
     message = judged(protocol.Unpacker(kinds), data)
@@ -143,13 +144,13 @@ def test_numbers_and_names_out_of_bounds_are_refused() -> None:
 
 
 @given(mutated([codec.pack_value(VALUE, allow_pickle=False)]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_mutated_values_are_refused_or_values(data: bytes) -> None:
     judged(lambda packed: codec.unpack_value(packed, allow_pickle=False), data)
 
 
 @given(mutated([codec.pack_value({1, 2}, allow_pickle=True)]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_no_mutation_smuggles_a_pickle_in(data: bytes) -> None:
     value = judged(lambda packed: codec.unpack_value(packed, allow_pickle=False), data)
     assert not isinstance(value, set)
@@ -159,7 +160,7 @@ TREE = codec.encode(VALUE, allow_pickle=False)
 
 
 @given(mutated([TREE.tree]), st.integers(0, 4000))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_mutated_trees_fit_the_payload_or_are_refused(tree: bytes, num_bytes: int) -> None:
     payload = np.zeros(num_bytes, dtype=np.uint8)
     with little_memory(len(tree) + num_bytes), contextlib.suppress(ProtocolError):
@@ -177,7 +178,7 @@ def test_mutated_trees_fit_the_payload_or_are_refused(tree: bytes, num_bytes: in
         ),
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_channel_takes_no_memory_for_a_length_that_is_only_claimed(data: bytes) -> None:
     ours, theirs = channel_pair()
     channel = Pipe(ours, blocking=False)
