@@ -38,8 +38,10 @@ from stoker import DataLoader
 
 def tell(name, text):
     path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
-    path.with_suffix(".new").write_text(str(text))
-    path.with_suffix(".new").rename(path)
+    # Two hosts may tell the same at once.
+    new = path.with_name(f"{name}.{os.getpid()}.new")
+    new.write_text(str(text))
+    new.rename(path)
 
 class Numbers(Dataset):
     def __len__(self):

@@ -29,8 +29,10 @@ TELL = """
 import os, pathlib, signal, sys, time
 def tell(name, text="x"):
     path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
-    path.with_suffix(".new").write_text(str(text))
-    path.with_suffix(".new").rename(path)
+    # Two hosts may tell the same at once.
+    new = path.with_name(f"{name}.{os.getpid()}.new")
+    new.write_text(str(text))
+    new.rename(path)
 def wait_for(name):
     path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
     while not path.exists():

@@ -18,8 +18,10 @@ SERVER = """
 import os, pathlib, signal, socket, sys, time
 def tell(name, text):
     path = pathlib.Path(os.environ["STOKER_TEST_DIR"]) / name
-    path.with_suffix(".new").write_text(str(text))
-    path.with_suffix(".new").rename(path)
+    # Two hosts may tell the same at once.
+    new = path.with_name(f"{name}.{os.getpid()}.new")
+    new.write_text(str(text))
+    new.rename(path)
 def end(*_):
     print("good night", flush=True)
     sys.exit(0)
@@ -52,8 +54,9 @@ print("answers", sorted(map(ask, os.environ["ALL"].split(","))), flush=True)
 print("loaders", os.environ["STOKER_HAS_DATA_GROUP"], flush=True)
 """
 STAY = TRAINING + (
-    "(test_dir / 'training.new').write_text(str(os.getpid()))\n"
-    "(test_dir / 'training.new').rename(test_dir / 'training')\n"
+    # With two dnn hosts there are two of these scripts.
+    "(test_dir / f'{os.getpid()}.new').write_text(str(os.getpid()))\n"
+    "(test_dir / f'{os.getpid()}.new').rename(test_dir / 'training')\n"
     "while not (test_dir / 'go').exists(): time.sleep(0.02)\n"
 )
 
