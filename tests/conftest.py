@@ -29,9 +29,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Of what tests start: see there.
+# Of what tests start: see there. In one process (`make soak`, `make faults`) it is as for users.
 _RARE_GC = str(Path(__file__).parent / "support" / "rare_gc")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_RARE_GC, os.environ.get("PYTHONPATH")]))
+if "PYTEST_XDIST_WORKER" in os.environ:
+    found = (_RARE_GC, os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, found))
 
 # A busy machine is no counterexample.
 for _name, _count in PROFILES.items():

@@ -143,7 +143,7 @@ def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane: Plane) -> 
     with plane.applied(follower_priority(settings)):
 
         def admitted(labels: Mapping[str, str]) -> Mapping[str, Any]:
-            spec: Mapping[str, Any] = plane.label_step("step-1", labels)["spec"]
+            spec: Mapping[str, Any] = plane.admitted_step("step-1", labels)["spec"]
             return spec
 
         # A policy is in force a moment after it was made.

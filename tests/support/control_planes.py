@@ -340,8 +340,8 @@ class RealPlane:
         uid = self._call("POST", self._path("pods"), pod)["metadata"]["uid"]
         return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
 
-    def label_step(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
-        """A step's pod that has these labels from its start, as the cluster admits it; not kept."""
+    def admitted_step(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
+        """The pod of a step with these labels as the cluster would admit it; none is made."""
         pod = {**_object("Pod", name, labels), "spec": _restricted_spec()}
         return self._call("POST", f"{self._path('pods')}?dryRun=All", pod)
 
@@ -400,7 +400,7 @@ class RealPlane:
         self._call("POST", self._path("serviceaccounts"), _object("ServiceAccount", "runner"))
         for each in objects:
             body = {**each, "metadata": {**each["metadata"], "namespace": self.namespace}}
-            self._call("POST", self._path(f"{each['kind'].lower()}s"), body)
+            self._call("POST", self._path(_plural(each["kind"])), body)
         path = f"{self._path('serviceaccounts', 'runner')}/token"
         token = self._call(
             "POST",

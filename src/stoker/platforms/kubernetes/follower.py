@@ -17,10 +17,15 @@ import queue
 import threading
 from dataclasses import dataclass
 
-from stoker.errors import StokerError, UsageError
+from stoker.errors import StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ApiError, ClusterApi, text
-from stoker.platforms.kubernetes.objects import MANAGED_BY_LABEL, ROLE_LABEL, lease_map
+from stoker.platforms.kubernetes.objects import (
+    MANAGED_BY_LABEL,
+    ROLE_LABEL,
+    lease_map,
+    named_namespace,
+)
 from stoker.records import Json, KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
@@ -182,15 +187,10 @@ def follower_priority(settings: KubernetesSettings) -> list[dict[str, Json]]:
     Raises:
         UsageError: If the workload names no namespace.
     """
-    if settings.namespace is None:
-        raise UsageError(
-            "the priority is given to pods of one namespace, and none is named",
-            where="key kubernetes.namespace",
-            fix="add --set kubernetes.namespace=NAME; with Kubeflow's profiles the profile's own",
-        )
+    namespace = named_namespace(settings, "the priority is given to pods of a namespace")
     # A class is the cluster's, a policy for each namespace: two namespaces do not replace each
     # other's.
-    policy = f"{PRIORITY_CLASS}-{settings.namespace}"
+    policy = f"{PRIORITY_CLASS}-{namespace}"
     labels: dict[str, Json] = {MANAGED_BY_LABEL: "stoker"}
     # With the number: the cluster looks it up before policies run, and compares it after them.
     spec = (
@@ -240,9 +240,7 @@ def follower_priority(settings: KubernetesSettings) -> list[dict[str, Json]]:
             "spec": {
                 "policyName": policy,
                 "matchResources": {
-                    "namespaceSelector": {
-                        "matchLabels": {"kubernetes.io/metadata.name": settings.namespace}
-                    }
+                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
                 },
             },
         },

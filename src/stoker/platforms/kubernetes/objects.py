@@ -808,6 +808,25 @@ def _expression(rule: NodeRule) -> dict[str, Json]:
     return expression
 
 
+def named_namespace(settings: KubernetesSettings, why: str) -> str:
+    """Returns the namespace that the workload names.
+
+    Args:
+        settings: Settings of the workload.
+        why: Words on what is done in it alone.
+
+    Raises:
+        UsageError: If the workload names none.
+    """
+    if settings.namespace is None:
+        raise UsageError(
+            f"{why}, and none is named",
+            where="key kubernetes.namespace",
+            fix="add --set kubernetes.namespace=NAME; with Kubeflow's profiles the profile's own",
+        )
+    return settings.namespace
+
+
 def network_policies(workload: Workload) -> list[dict[str, Json]]:
     """Returns one policy for each role: only pods of runs reach its pods.
 

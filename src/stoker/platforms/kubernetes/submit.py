@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from stoker.errors import PlatformError, StokerError, TerminatedError, UsageError
+from stoker.errors import PlatformError, StokerError, TerminatedError
 from stoker.logs import Log
 from stoker.platforms.kubernetes.api import (
     ACCESS_REVIEWS,
@@ -52,6 +52,7 @@ from stoker.platforms.kubernetes.objects import (
     WORKLOAD_NAME_ANNOTATION,
     lease_map,
     name_of_workload,
+    named_namespace,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, metadata
 from stoker.records import Json, KubernetesSettings, is_run_of
@@ -652,12 +653,7 @@ def rbac(
     Raises:
         UsageError: If the workload names no namespace.
     """
-    if settings.namespace is None:
-        raise UsageError(
-            "a service account's rights hold in a namespace, and none is named",
-            where="key kubernetes.namespace",
-            fix="add --set kubernetes.namespace=NAME; with Kubeflow's profiles the profile's own",
-        )
+    namespace = named_namespace(settings, "a service account's rights hold in a namespace")
     account = service_account or ROLE
     objects: list[dict[str, Json]] = []
     if service_account is None:
@@ -672,9 +668,7 @@ def rbac(
         "kind": "Role",
         "name": ROLE,
     }
-    binding["subjects"] = [
-        {"kind": "ServiceAccount", "name": account, "namespace": settings.namespace}
-    ]
+    binding["subjects"] = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
     return [*objects, role, binding]
 
 
