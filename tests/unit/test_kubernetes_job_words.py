@@ -11,6 +11,7 @@ from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.objects import Layout, lay_out
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
+    CHANGE_SECONDS,
     IMAGE_SECONDS,
     PodEnd,
     PodState,
@@ -152,6 +153,20 @@ def test_a_trouble_is_said_once_then_seldom_and_anew_when_it_comes_back() -> Non
     assert [words for _, words in log.news([trouble], now=600.0)] == ["it waits (for 600 s)"]
     assert list(log.news([], now=700.0)) == []
     assert [words for _, words in log.news([trouble], now=701.0)] == ["it waits"]
+
+
+def test_a_trouble_in_other_words_is_told_within_a_minute() -> None:
+    log = TroubleLog(repeat_seconds=600.0)
+
+    def told(hosts: int, now: float) -> list[str]:
+        trouble = Trouble(key="k", group="data", what=f"{hosts} of 16 data hosts wait")
+        return [words for _, words in log.news([trouble], now=now)]
+
+    assert told(1, 0.0) == ["1 of 16 data hosts wait"]
+    assert told(16, CHANGE_SECONDS - 1) == []
+    assert told(16, CHANGE_SECONDS) == [f"16 of 16 data hosts wait (for {CHANGE_SECONDS:.0f} s)"]
+    assert told(16, 3 * CHANGE_SECONDS) == []
+    assert told(16, CHANGE_SECONDS + 600) != []
 
 
 def test_the_next_best_plan_is_told_when_waiting_has_become_long() -> None:

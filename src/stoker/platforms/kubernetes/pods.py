@@ -187,6 +187,8 @@ _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _FOR_EVER = 0.0
+# Between two lines about one trouble whose words change, as pods come one after another.
+CHANGE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,18 +377,21 @@ def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:
 class _SeenEvent:
     since: float
     said_at: float | None = None
+    said: str = ""
     fix_is_said: bool = False
 
 
 class TroubleLog:
-    """Tells a trouble once, and again after `repeat_seconds` while it lasts.
+    """Tells a trouble once, and again while it lasts: seldom, or soon when its words have changed.
 
     Args:
         repeat_seconds: Between two times that the same is said.
+        change_seconds: Between two times that the same trouble is told in other words.
     """
 
-    def __init__(self, *, repeat_seconds: float) -> None:
+    def __init__(self, *, repeat_seconds: float, change_seconds: float = CHANGE_SECONDS) -> None:
         self._repeat_seconds = repeat_seconds
+        self._change_seconds = change_seconds
         self._seen: dict[str, _SeenEvent] = {}
 
     def news(
@@ -409,9 +414,12 @@ class TroubleLog:
             seen = self._seen[key]
             waited = now - seen.since
             has_fix = bool(trouble.fix) and waited >= trouble.fix_after
-            is_due = seen.said_at is None or now >= seen.said_at + self._repeat_seconds
+            # "1 of 16 hosts wait" is soon untrue when a cluster is short of nodes.
+            is_same = seen.said == trouble.what
+            rest = self._repeat_seconds if is_same else self._change_seconds
+            is_due = seen.said_at is None or now >= seen.said_at + rest
             if is_due or (has_fix and not seen.fix_is_said):
-                seen.said_at, seen.fix_is_said = now, has_fix
+                seen.said_at, seen.said, seen.fix_is_said = now, trouble.what, has_fix
                 words = trouble.what + (f" (for {waited:.0f} s)" if waited >= 1 else "")
                 yield trouble, words + (f"; {trouble.fix}" if has_fix else "")
 
