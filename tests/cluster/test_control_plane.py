@@ -1,4 +1,4 @@
-"""What the controllers of a cluster do to stoker's jobs, on the double and on a real control plane.
+"""Checks what a cluster's controllers do to stoker's jobs, on the double and a real control plane.
 
 The same scenarios run on both, so that the double can be held against the real thing: `make
 test-cluster` runs them on whatever KUBECONFIG names. That has JobSet's controller, and need not
@@ -74,7 +74,7 @@ def follow() -> Iterator[Follow]:
 
 
 def described(plane: Plane, folder: Path, **settings: Any) -> JobSpec:
-    """One dnn host and two data hosts, which ask for no node of a certain kind."""
+    """Describes one dnn host and two data hosts, which ask for no node of a certain kind."""
     pools = {
         "gpu": {"cpu": "100m", "memory": "64Mi", "gpus": 0},
         "cpu": {"cpu": "100m", "memory": "64Mi"},

@@ -1,4 +1,4 @@
-"""Fixtures that several files of these tests use."""
+"""Holds fixtures that several files of these tests use."""
 
 import sys
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def quick_kfp() -> Iterator[None]:
 
 
 def _names_on_the_stack() -> list[tuple[None, None, None, str]]:
-    """As much of inspect.stack() as kfp reads: a function's name and that of its caller."""
+    """Returns what kfp reads of inspect.stack(): a function's name and that of its caller."""
     frame = sys._getframe(1)
     assert frame.f_back is not None
     return [(None, None, None, each.f_code.co_name) for each in (frame, frame.f_back)]

@@ -10,7 +10,7 @@ from stoker.profile.inventory import (
 
 
 class Driver:
-    """NVML of two accelerators."""
+    """Plays NVML of two accelerators."""
 
     is_broken = False
 

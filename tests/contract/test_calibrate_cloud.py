@@ -1,4 +1,4 @@
-"""`stoker decide --calibrate s3://...`: runs that others left in a bucket."""
+"""`stoker decide --calibrate s3://...` reads runs that others left in a bucket."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""The table of AWS's types with today's prices: its price list, EC2's types, boto3's own model.
+"""AWS's table of types is made of today's price list, EC2's types and boto3's own model.
 
 EC2's types are those of moto, which are EC2's own; the price list has the shape of the API's
 documents, with prices that are made up.
@@ -37,7 +37,7 @@ SHIPPED = {row["instance_type"]: row for row in csv.DictReader(io.StringIO(shipp
 
 
 def product(region: str, usd: str, unit: str = "Hrs", **attributes: str) -> str:
-    """A product of GetProducts' PriceList: a JSON text with a term and a price dimension."""
+    """Makes a product of GetProducts' PriceList: a JSON text with a term and a price dimension."""
     sku = "ABCDEFGH12345678"
     dimension = {
         "unit": unit,
@@ -129,7 +129,7 @@ def answers(aws: Aws) -> Answers:
 
 
 def listing(*pages: Sequence[str]) -> list[Mapping[str, object]]:
-    """Answers of GetProducts, page by page."""
+    """Makes answers of GetProducts, page by page."""
     return [
         {"FormatVersion": "aws_v1", "PriceList": list(page)}
         | ({"NextToken": f"page-{number}"} if number < len(pages) else {})
@@ -212,7 +212,7 @@ def made(
     ec2: Sequence[str] = (),
     region: str = REGION,
 ) -> tuple[dict[str, dict[str, str]], str, list[str]]:
-    """Rows, text and notes of a table that was made of these prices."""
+    """Makes a table of these prices, and returns its rows, text and notes."""
     answers.answer("pricing", "GetProducts", *listing(training), *listing(ec2))
     table, notes = refreshed(aws, aws, region=region, today=TODAY)
     return rows_of(table.csv()), table.csv(), notes

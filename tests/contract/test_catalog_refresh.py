@@ -1,4 +1,4 @@
-"""Node pools from end to end: the real kubernetes client, decide and plan.
+"""Node pools work from end to end: with the real kubernetes client, decide and plan.
 
 The cluster is a small server on loopback that checks what it is asked.
 """
@@ -130,7 +130,7 @@ def environ(folder: Path) -> dict[str, str]:
 
 
 def stoker(folder: Path, *arguments: str) -> command.Done:
-    """The command in this process."""
+    """Runs the command in this process."""
     with (
         mock.patch.dict(os.environ, environ(folder), clear=True),
         # The client reads KUBECONFIG when it is imported.

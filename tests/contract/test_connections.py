@@ -21,7 +21,7 @@ ANSWER_BYTES = 70_000
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Of a peer that answers each message by one, two or three of 70 kB."""
+    """Yields the port of a peer that answers each message by one, two or three of 70 kB."""
     context: ZmqContext = zmq.Context()
     allow = AllowList(context, KEYS)
     router = context.socket(zmq.ROUTER)
@@ -64,7 +64,7 @@ def connection(port: int) -> Iterator[Connection]:
 
 
 def ready_of(connection: Connection) -> set[int]:
-    """As the I/O thread waits, but that it wakes up once a second anyway."""
+    """Waits as the I/O thread does, except that the thread wakes up once per second anyway."""
     poll = select.poll()
     for fileno in connection.filenos:
         poll.register(fileno, select.POLLIN)

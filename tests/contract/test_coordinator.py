@@ -1,4 +1,4 @@
-"""The coordinator and its members over real sockets on loopback."""
+"""The coordinator and its members talk over real sockets on loopback."""
 
 import threading
 import time
@@ -42,7 +42,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 class Run:
-    """A coordinator and members of it, all closed at the end."""
+    """Holds a coordinator and members of it, all closed at the end."""
 
     def __init__(self) -> None:
         self.failures: list[Change] = []
@@ -118,7 +118,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 
 class Rank:
-    """A trainer rank's connection to the coordinator."""
+    """Plays a trainer rank's connection to the coordinator."""
 
     def __init__(self, port: int, keys: Keys = KEYS) -> None:
         self.context = zmq.Context()

@@ -1,4 +1,4 @@
-"""What a script packs of its dataset, classes and environment, as another process unpacks it."""
+"""Another process unpacks what a script packs of its dataset, classes and environment."""
 
 import multiprocessing
 import os

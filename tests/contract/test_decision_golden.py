@@ -1,4 +1,4 @@
-"""Whole decisions against files: what a change of the model or of the words does is seen in a diff.
+"""Whole decisions equal their files: a diff shows what a change of the model or of the words does.
 
 Write them anew with: python tests/contract/test_decision_golden.py
 """
@@ -75,7 +75,7 @@ CASES = {"one core": _one_core, "p4d": _starved_p4d}
 
 
 def _rounded(value: Json) -> Json:
-    """Six digits: the last ones differ between machines."""
+    """Rounds to six digits: the last ones differ between machines."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""stoker.to_device: batches moved, cast and normalised on the device that trains."""
+"""stoker.to_device moves, casts and normalises batches on the device that trains."""
 
 import contextlib
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from stoker.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each worker of an epoch that was given up: 5 s by itself, which is seen often."""
+    """Shortens torch's wait for each worker of an epoch that was given up: 5 s, and seen often."""
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
@@ -35,7 +35,7 @@ class NoStream:
     ]
 )
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where batches go; "ahead" goes CUDA's way without CUDA."""
+    """Names where batches go; "ahead" goes CUDA's way without CUDA."""
     if request.param == "cpu, ahead":
         monkeypatch.setattr("stoker.feed.device._copies_ahead", lambda device: True)
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: NoStream())
@@ -71,7 +71,7 @@ class Example:
 
 
 class Own:
-    """A batch of the user's own type."""
+    """Plays a batch of the user's own type."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values

@@ -1,4 +1,4 @@
-"""The documents against the product: commands, parameters, links and prices that they name."""
+"""The documents agree with the product: commands, parameters, links and prices that they name."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def named(file: Path) -> str:
 
 
 def code_lines(text: str) -> Iterator[str]:
-    """Lines of code blocks, continued lines as one; what stands behind a command is cut off."""
+    """Yields lines of code blocks, continued lines as one; cuts off what comes after a command."""
     is_fenced, begun = False, ""
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
@@ -52,7 +52,7 @@ def code_lines(text: str) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The words behind `stoker` of every command in code blocks, and in the running text."""
+    """Yields the words after `stoker` of every command in code blocks, and in the running text."""
     spans = re.findall(r"`(stoker [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     for line in [*code_lines(text), *spans]:
         if not re.match(r"stoker [a-z]", line):
@@ -89,7 +89,7 @@ def test_every_link_within_the_repository_leads_somewhere(file: Path) -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors of a page's headings, as forges make them."""
+    """Returns the anchors of a page's headings, as forges make them."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     headings = re.findall(r"^#{1,6} (.+)$", text, flags=re.MULTILINE)
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
@@ -121,7 +121,7 @@ def test_every_error_that_the_troubleshooting_quotes_is_one_of_stokers() -> None
 
 
 def texts_in(file: Path) -> Iterator[str]:
-    """The texts of a module, each as a whole; a value within one is cut out."""
+    """Yields the texts of a module, each as a whole; a value within one is cut out."""
     for node in ast.walk(ast.parse(file.read_text())):
         match node:
             case ast.Constant(value=str()):

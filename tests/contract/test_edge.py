@@ -1,4 +1,4 @@
-"""Wrong input and broken surroundings at the command line: words and exit code 2, never a bug."""
+"""A command answers wrong input and broken surroundings with words and exit code 2, never a bug."""
 
 import os
 import subprocess

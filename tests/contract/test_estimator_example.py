@@ -1,4 +1,4 @@
-"""examples/sagemaker_estimator: what the SDK sends is what the service and our own rules take."""
+"""examples/sagemaker_estimator has the SDK send what the service and our own rules take."""
 
 import ast
 import json
@@ -62,7 +62,7 @@ Calls = list[tuple[str, dict[str, object]]]
 
 
 def start(server: AwsServer, tmp_path: Path, *plans: tuple[str, ...]) -> list[Calls]:
-    """All requests, in order, of a run of the example for each plan and its options."""
+    """Runs the example for each plan and its options, and returns all requests in order."""
     opt_out = tmp_path / "sagemaker.yaml"
     opt_out.write_text(
         "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
@@ -96,7 +96,7 @@ def start(server: AwsServer, tmp_path: Path, *plans: tuple[str, ...]) -> list[Ca
 
 
 def training_job(calls: Calls) -> tuple[dict[str, object], dict[str, object]]:
-    """The request for the job, which the service's rules hold for, and its resources."""
+    """Checks the request for the job by the service's rules; returns it and its resources."""
     (body,) = [parameters for operation, parameters in calls if operation == "CreateTrainingJob"]
     check_request(body)  # type: ignore[arg-type]
     resources = body["ResourceConfig"]

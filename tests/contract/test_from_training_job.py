@@ -1,4 +1,4 @@
-"""`stoker init --from-training-job`: what a job says becomes a workload that loads and plans."""
+"""`stoker init --from-training-job` turns what a job says into a workload that loads and plans."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -72,7 +72,7 @@ SCRIPT_MODE = {
 
 
 def described(request: Mapping[str, object]) -> dict[str, object]:
-    """What DescribeTrainingJob answers for a job that was made with `request`."""
+    """Returns what DescribeTrainingJob answers for a job that was made with `request`."""
     name = str(request["TrainingJobName"])
     return {
         **request,
@@ -86,7 +86,7 @@ def described(request: Mapping[str, object]) -> dict[str, object]:
 
 
 def stubbed(tmp_path: Path) -> tuple[Aws, Stubber]:
-    """An account whose answers are given here; botocore holds them against the API's model."""
+    """Makes an account whose answers tests give; botocore holds them against the API's model."""
     session = botocore.session.get_session()
     client = session.create_client(
         "sagemaker",
@@ -98,7 +98,7 @@ def stubbed(tmp_path: Path) -> tuple[Aws, Stubber]:
 
 
 def adopted(request: Mapping[str, object], tmp_path: Path) -> tuple[str, Workload]:
-    """The workload of a job, by way of the real client and its parser."""
+    """Makes the workload of a job, by way of the real client and its parser."""
     aws, stubber = stubbed(tmp_path)
     stubber.add_response("describe_training_job", described(request))
     stubber.add_response("list_tags", {"Tags": [{"Key": "team", "Value": "vision"}]})
@@ -110,7 +110,7 @@ def adopted(request: Mapping[str, object], tmp_path: Path) -> tuple[str, Workloa
 
 
 def plan(workload: Workload, tmp_path: Path) -> Mapping[str, object]:
-    """The request for today's cluster with one data host next to it."""
+    """Returns the request for today's cluster with one data host next to it."""
     assert workload.cluster is not None
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
     groups = (Group.of_today(workload.cluster.dnn), data)
@@ -249,7 +249,7 @@ DRIVERS = "s3://photos/job/input/sm_drivers"
 
 
 def model_trainer(code: str) -> dict[str, object]:
-    """A job of the SDK's ModelTrainer."""
+    """Describes a job of the SDK's ModelTrainer."""
     return {
         **SCRIPT_MODE,
         "TrainingJobName": "photos-20261102101112",

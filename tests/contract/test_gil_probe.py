@@ -1,4 +1,4 @@
-"""The probe of the interpreter lock, next to real threads."""
+"""The probe of the interpreter lock works next to real threads."""
 
 import contextlib
 import ctypes
@@ -35,7 +35,7 @@ def rest(stop: threading.Event) -> None:
 
 
 def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
-    """What a watch sees in epochs of 12 steps, as many as it takes for so many knocks."""
+    """Returns what a watch sees in epochs of 12 steps, as many as it takes for so many knocks."""
     watch = StepWatch()
     deadline = time.monotonic() + 60.0
     while watch.result().knocks < knocks:

@@ -1,4 +1,4 @@
-"""The ten steps of the guides, typed as they stand there, as far as that goes without a cloud."""
+"""The ten steps of the guides work, typed as they stand, as far as that goes without a cloud."""
 
 import contextlib
 import io
@@ -119,7 +119,7 @@ STARVED = RankResult(
 
 
 def records(folder: Path, *, host: str, data: str) -> Path:
-    """What the leaders of a profile and of a training leave."""
+    """Writes what the leaders of a profile and of a training leave."""
     folder.mkdir()
     (folder / "profile-rank0.json").write_bytes(msgspec.json.encode(STARVED))
     groups = (
@@ -134,7 +134,7 @@ def records(folder: Path, *, host: str, data: str) -> Path:
 
 
 def archive(folder: Path) -> bytes:
-    """What a SageMaker job leaves of its hosts' output."""
+    """Packs what a SageMaker job leaves of its hosts' output."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as packed:
         for file in sorted(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Who speaks to a socket of the run proves that he has its token."""
+"""Each peer that speaks to a socket of the run proves that it has its token."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ FOREIGN = Keys.from_token(b"\x02" * 32)
 
 
 class Server:
-    """A ROUTER of the run with its allow-list; counts what it got."""
+    """Serves a ROUTER of the run with its allow-list, and keeps what it got."""
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -1,4 +1,4 @@
-"""`stoker init`: what a project folder holds, and what it never writes over."""
+"""Checks what `stoker init` puts into a project folder, and what it never writes over."""
 
 import os
 import zipfile
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A small checkout."""
+    """Makes a small checkout."""
     for name in FOLDERS:
         (tmp_path / "source" / name).mkdir(parents=True)
         (tmp_path / "source" / name / "README.md").write_text(name)

@@ -1,4 +1,4 @@
-"""stoker.kubeflow in pipelines of other people: the examples of the guide compile as written."""
+"""stoker.kubeflow fits into pipelines of other people: the guide's examples compile as written."""
 
 import inspect
 import re
@@ -27,7 +27,7 @@ GUIDE = (sample.ROOT / "docs" / "kubeflow.md").read_text(encoding="utf-8")
 
 
 def block(words: str) -> str:
-    """The guide's Python block that has these words."""
+    """Returns the guide's Python block that has these words."""
     (found,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in b)
     return str(found)
 
@@ -45,7 +45,7 @@ def waits(pipeline: Mapping[str, Any], group: str) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory, quick_kfp: None) -> str:
-    """The guide's pipeline with steps before, between and after, compiled as users compile it."""
+    """Compiles the guide's pipeline with steps before, between and after, as users compile it."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "pipelines").mkdir()
     (folder / "pipelines" / "kubeflow.py").write_text(block("def prepare("))

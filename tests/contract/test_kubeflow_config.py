@@ -1,4 +1,4 @@
-"""configs/mnist-kubeflow.yaml and its pools: what people start from works as it stands."""
+"""configs/mnist-kubeflow.yaml and its pools, which people start from, work as they stand."""
 
 import re
 import shutil
@@ -30,7 +30,7 @@ def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
 
 
 def planned(workload: Workload, *groups: str) -> dict[str, dict[str, object]]:
-    """The pods' spec of each group."""
+    """Returns the pods' spec of each group."""
     parsed = parse_groups(groups, default_type="gpu")
     job = JobSpec.of(workload, groups=parsed, run_dir=Path("runs/mnist-1"))
     platform = KubernetesPlatform()

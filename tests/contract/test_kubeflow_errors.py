@@ -1,4 +1,4 @@
-"""What goes wrong between stoker and Kubeflow Pipelines, in words that tell what to do."""
+"""Errors between stoker and Kubeflow Pipelines are told in words that say what to do."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ def server() -> Iterator[KfpServer]:
 
 
 def refused(server: KfpServer) -> KubeflowError:
-    """The error of a call."""
+    """Returns the error of a call."""
     with pytest.raises(KubeflowError) as caught:
         Kubeflow(connection(server)).call("run", "get_run", run_id=RUN)
     assert "Traceback" not in str(caught.value)

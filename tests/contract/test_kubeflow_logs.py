@@ -1,4 +1,4 @@
-"""Logs of a run's steps, from the pods of a cluster's API."""
+"""Logs of a run's steps come from the pods of a cluster's API."""
 
 from collections.abc import Iterator
 from pathlib import Path

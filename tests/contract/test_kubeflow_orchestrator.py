@@ -1,4 +1,4 @@
-"""Kubeflow's verbs by kfp's client, against a server that checks requests by the published API."""
+"""Kubeflow's verbs work by kfp's client, on a server that checks requests by the published API."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def server() -> Iterator[KfpServer]:
 
 @pytest.fixture
 def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder with the product's pipelines, and a workload."""
+    """Makes a project folder with the product's pipelines, and a workload."""
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     document = json.loads(json.dumps(WORKLOAD))
     document["kubernetes"]["kubeflow"] = {"host": server.url}
@@ -453,14 +453,14 @@ def test_stop_of_a_run_that_has_ended_sends_nothing(server: KfpServer, project: 
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
-    """The cluster where steps make jobs."""
+    """Plays the cluster where steps make jobs."""
     with kubernetes_api() as made:
         use_kube_config(monkeypatch, kube_config(tmp_path, made.url))
         yield made
 
 
 def make_job(name: str, **settings: Json) -> None:
-    """The job that a step of a run follows."""
+    """Makes the job that a step of a run follows."""
     platform = KubernetesPlatform()
     spec = kubernetes_job(name=name, settings={"namespace": NAMESPACE, **settings})
     platform.submit(platform.plan(spec))

@@ -1,4 +1,4 @@
-"""The pipeline on Kubeflow: golden YAML, references that resolve, pods, arguments, contracts.
+"""Checks Kubeflow's pipeline: golden YAML, references that resolve, pods, arguments, contracts.
 
 Write the golden files anew with: python tests/contract/test_kubeflow_pipeline.py
 """
@@ -68,7 +68,7 @@ def test_the_pipeline_is_as_it_was(kind: str) -> None:
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_a_component_to_share_is_that_of_the_package(name: str) -> None:
-    """If red: python tests/contract/test_kubeflow_pipeline.py"""
+    """A file that differs is written anew by: python tests/contract/test_kubeflow_pipeline.py"""
     assert sample.normalised(sample.shared()[name]) == sample.components()[name]
 
 
@@ -356,7 +356,7 @@ def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
 
 
 def words_of(task: str, kind: str = "cluster") -> list[str]:
-    """The arguments of a step, with a plausible value for each placeholder."""
+    """Returns the arguments of a step, with a plausible value for each placeholder."""
     pipeline, _ = sample.documents(kind)
     container = sample.executor(pipeline, task)
     assert container["command"][0] == "stoker"
@@ -376,7 +376,7 @@ def words_of(task: str, kind: str = "cluster") -> list[str]:
 
 @pytest.fixture(scope="module")
 def held() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipeline of a gate against the model in use, which a folder of a claim knows."""
+    """Compiles the pipeline of a gate against the model in use, which a folder of a claim knows."""
     overrides = (
         "kubernetes.champion=pvc://runs/digits/champions",
         "gate=[{metric: accuracy, min: 0.9, min_champion: -0.005}]",
@@ -409,7 +409,7 @@ def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written(
 def test_runs_are_held_against_the_model_that_an_earlier_run_left(
     held: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
 ) -> None:
-    """The steps' own words, with a folder in the place of the claim."""
+    """The steps run by their own words, with a folder in the place of the claim."""
     pipeline, _ = held
     records = {"profile": sample_records.profile(), "decision": sample_records.decision()}
     champions = tmp_path / "champions"
@@ -419,7 +419,7 @@ def test_runs_are_held_against_the_model_that_an_earlier_run_left(
     listed = pipeline["root"]["inputDefinitions"]["parameters"]
 
     def ended(run: str, accuracy: float) -> tuple[Done, Done]:
-        """What evaluate and gate of a run say."""
+        """Returns what evaluate and gate of a run say."""
         folder = tmp_path / run
         folder.mkdir()
         training = msgspec.structs.replace(
@@ -477,7 +477,7 @@ def test_a_component_declares_only_parameters_that_its_verb_publishes(name: str)
 
 
 def contract_of(name: str) -> set[tuple[str, str]]:
-    """`(what, name)` of a shared component as it is compiled."""
+    """Returns `(what, name)` of a shared component as it is compiled."""
     document = sample.parsed(sample.shared()[name])[0]
     component = document["components"][f"comp-{name}"]
     return {

@@ -1,4 +1,4 @@
-"""`stoker schedule kubeflow`: recurring runs of both forms, on a fixed or the latest version."""
+"""`stoker schedule kubeflow` makes recurring runs of both forms, on a fixed or latest version."""
 
 import contextlib
 import io

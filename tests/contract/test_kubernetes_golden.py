@@ -1,4 +1,4 @@
-"""Whole manifests against files: what a change does to a cluster's objects is seen in a diff.
+"""Whole manifests equal their files: a diff shows what a change does to a cluster's objects.
 
 Write them anew with: PYTHONPATH=tests python tests/contract/test_kubernetes_golden.py
 """

@@ -1,4 +1,4 @@
-"""A job on Kubernetes from submit() to its end: the real client against an API server's double."""
+"""The real client takes a job on Kubernetes from submit() to its end, on an API server's double."""
 
 import dataclasses
 import threading
@@ -70,7 +70,7 @@ TRAINS = {"jobset": "dnn", "trainer": "node"}
 
 
 class Clock:
-    """Monotonic seconds that tests may let jump."""
+    """Counts monotonic seconds that tests may let jump."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -143,7 +143,7 @@ def follow() -> Iterator[Follow]:
 
 
 def record_lines(tmp_path: Path, training: Training, timeline: str = "") -> list[str]:
-    """What the leader's launcher puts into its log at its end."""
+    """Returns what the leader's launcher puts into its log at its end."""
     output = tmp_path / "leader"
     output.mkdir(exist_ok=True)
     write_json(output / "training.json", training)
@@ -153,7 +153,7 @@ def record_lines(tmp_path: Path, training: Training, timeline: str = "") -> list
 
 
 def output_lines(tmp_path: Path, output: Path) -> list[str]:
-    """What the leader's launcher says of the files in its folder."""
+    """Returns what the leader's launcher says of the files in its folder."""
     topology = Topology(
         host=LEADER, groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(LEADER,)),)
     )
@@ -971,7 +971,7 @@ ALL_POOLS = {**POOLS, "c6i.4xlarge": {"cpu": 15, "memory": "28Gi", "gpus": 0}}
 
 
 def two_plans(job: JobSpec) -> Decision:
-    """The job's plan, and one of other types."""
+    """Returns a decision with the job's plan, and one of other types."""
     plans = [
         Plan(action="heterogeneous", groups=job.groups),
         Plan(action="scale_out", groups=(CPU_ONLY,)),
@@ -1034,7 +1034,7 @@ def test_after_the_wait_for_nodes_the_decision_s_next_plan_is_taken_also_by_a_la
 
 
 def of_plan(job: JobSpec, number: int) -> JobSpec:
-    """The job of a decision's further plan, as `train` makes it."""
+    """Returns the job of a decision's further plan, as `train` makes it."""
     name = f"{NAME}-plan{number}"
     return dataclasses.replace(job, name=name, run=NAME, groups=(CPU_ONLY,), next_best="")
 

@@ -1,4 +1,4 @@
-"""examples/lambda_start/handler.py, against moto's server: what it starts, and what it refuses."""
+"""Checks what examples/lambda_start/handler.py starts and what it refuses, on moto's server."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ CONTEXT = SimpleNamespace(aws_request_id="5e2d")
 
 @pytest.fixture
 def function(aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The handler's module, with a pipeline to start."""
+    """Loads the handler's module, and makes a pipeline for it to start."""
     Aws(region=REGION).call(
         "sagemaker",
         "CreatePipeline",
@@ -43,7 +43,7 @@ def function(aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
 
 
 def parameters_of(execution: object) -> dict[str, str]:
-    """What the service says the execution was started with."""
+    """Returns what the service says the execution was started with."""
     answer = Aws(region=REGION).call(
         "sagemaker", "ListPipelineParametersForExecution", PipelineExecutionArn=execution
     )

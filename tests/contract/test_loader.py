@@ -1,4 +1,4 @@
-"""stoker.DataLoader without a data group: torch's own iterators, numbered and seeded."""
+"""stoker.DataLoader has torch's own iterators without a data group, numbered and seeded."""
 
 import copy
 import functools
@@ -68,7 +68,7 @@ def test_epochs_differ_and_persistent_workers_count_them() -> None:
 
 
 def test_torch_alone_gives_other_bytes_with_other_workers() -> None:
-    """The reason for all this; if it fails, torch has changed."""
+    """stoker's own seeding exists because of this; if it fails, torch has changed."""
     alone = hashes(data.DataLoader(Drawing(), batch_size=3))
     assert alone != hashes(data.DataLoader(Drawing(), batch_size=3, num_workers=2))
 
@@ -239,7 +239,7 @@ def test_decided_workers_replace_the_scripts() -> None:
 
 @functools.cache
 def drawn_where_decided(workers: int) -> list[list[list[int]]]:
-    """For each of DRAWN, where the launcher says how many workers there are."""
+    """Returns the draws for each of DRAWN, where the launcher says how many workers there are."""
     script = (
         "import torch, stoker\n"
         "from support.loader_draws import DRAWN, drawn\n"

@@ -1,7 +1,7 @@
-"""stoker.DataLoader next to torch's own: see support/dropin_claims.py. Seeding, and replacement.
+"""stoker.DataLoader keeps what torch's own promises: see support/dropin_claims.py.
 
-With workers, under a data group and without, the same claims are asked in
-faults/test_loader_dropin_fed.py.
+Seeding and replacement are checked, too. With workers, under a data group and without, the same
+claims are asked in faults/test_loader_dropin_fed.py.
 """
 
 import functools
@@ -44,7 +44,7 @@ ASKED = [name for name in (*CLAIMS, *VALUED) if name not in OURS_ALONE | OF_WORK
 
 @functools.cache
 def found() -> dict[str, dict[str, object]]:
-    """What torch's loader and ours give; side by side, as both wait more than they work."""
+    """Returns what torch's loader and ours give, side by side: both wait more than they work."""
     given = {"workers": 0, "only": ASKED}
     running = {
         kind: run_script({"kind": kind, **given}, script="dropin_claims.py")
@@ -116,7 +116,10 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samples]:
-    """Epoch, index and draws of each sample, in order; each time from a process of its own."""
+    """Yields a function that returns epoch, index and draws of each sample, in order.
+
+    Each time they come from a process of its own.
+    """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     file = tmp_path_factory.mktemp("samples") / "script.py"
     file.write_text(SAMPLES)
@@ -144,7 +147,7 @@ REPEATED = [3, 1, 3, 3, 1, 3, 2]
 
 @pytest.fixture(scope="module")
 def repeated_alone(samples: Samples) -> str:
-    """Each sample in a batch of its own."""
+    """Gives each sample in a batch of its own."""
     return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
 
 
@@ -211,7 +214,7 @@ def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples:
 
 
 def test_torch_seeding_does_not_survive_other_workers(samples: Samples) -> None:
-    """Its price; what it gives is torch's own numbers, see test_loader."""
+    """This is its price; what it gives is torch's own numbers, see test_loader."""
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("torch", loader=options | {"num_workers": 1})
     assert samples("torch", loader=options | {"num_workers": 2}) != first

@@ -1,4 +1,4 @@
-"""Loaders with real workers: drained for a while, and their files read cold and warm."""
+"""Loaders with real workers are drained for a while, and their files are read cold and warm."""
 
 import os
 import time
@@ -17,7 +17,7 @@ FILES = 24
 
 
 class _HoldsTheLock(torch.utils.data.Dataset[torch.Tensor]):
-    """Python code that does not give the interpreter lock up by itself, for 10 ms."""
+    """Runs Python code that does not give the interpreter lock up by itself, for 10 ms."""
 
     def __len__(self) -> int:
         return 10_000

@@ -1,4 +1,4 @@
-"""A loader's state: taken anywhere, loaded anywhere, the rest is the same bytes."""
+"""A loader's state may be taken anywhere and loaded anywhere: the rest is the same bytes."""
 
 import copy
 import gc
@@ -26,7 +26,7 @@ State = dict[str, object]
 
 @pytest.fixture(autouse=True)
 def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each worker of an epoch that was given up: 5 s by itself, which is seen often."""
+    """Shortens torch's wait for each worker of an epoch that was given up: 5 s, and seen often."""
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
@@ -82,7 +82,7 @@ class OwnPython(PythonShuffled):
 
 
 class Tutorial(data.Sampler[int]):
-    """As torchdata's tutorial has it: its state holds how far it is."""
+    """Samples as torchdata's tutorial does: its state holds how far it is."""
 
     def __init__(self) -> None:
         self.i = 0
@@ -106,7 +106,7 @@ class Tutorial(data.Sampler[int]):
 
 
 class Yielded(data.DistributedSampler[int]):
-    """As torchdata's StatefulDistributedSampler: stale at an epoch's start until it is asked."""
+    """Acts like torchdata's StatefulDistributedSampler: stale at an epoch's start until asked."""
 
     yielded = 0
     next_yielded: int | None = None
@@ -156,7 +156,7 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def kept(num_workers: int) -> dict[str, object]:
-    """Workers that stay: to start them costs most of a test."""
+    """Asks for workers that stay: to start them costs most of a test."""
     return {"num_workers": num_workers, "persistent_workers": num_workers > 0}
 
 
@@ -197,7 +197,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, object]]] = {
 
 @dataclass
 class Script:
-    """A training script: it draws by itself after every batch, and saves a state at `save`.
+    """Plays a training script: it draws by itself after every batch, and saves a state at `save`.
 
     Attributes:
         save: Epoch and number of batches before it, or a word.
@@ -264,7 +264,7 @@ WHOLE: dict[str, Script] = {}
 
 
 def saved_once(save: tuple[int, int] | str, options: dict[str, object], *, name: str) -> Script:
-    """As `saved`; once for all tests that call it by this name."""
+    """Returns what `saved` returns, made once for all tests that call it by this name."""
     if name not in WHOLE:
         WHOLE[name] = saved(save, options)
         # With its workers, which would stay as long as this process.

@@ -14,7 +14,10 @@ BATCHES, STOP_AT = 8, 3
 
 @pytest.fixture(scope="module")
 def fit() -> Callable[..., list[list[float]]]:
-    """As support/lightning_fit.py: Lightning is imported where it is used, not in all processes."""
+    """Gives `fit` of support/lightning_fit.py.
+
+    Lightning is imported where it is used, not in all processes.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("lightning")

@@ -1,4 +1,4 @@
-"""The plan of the local platform: hosts, their cores, and what it refuses."""
+"""Checks what the local platform plans (hosts and their cores), and what it refuses."""
 
 import dataclasses
 from pathlib import Path

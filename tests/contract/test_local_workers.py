@@ -1,4 +1,4 @@
-"""The children of a trainer that make batches in the feed's pool."""
+"""Children of a trainer make batches in the feed's pool."""
 
 import os
 import select
@@ -54,7 +54,7 @@ def order(number: int) -> Make:
 
 
 def made_by(local: LocalWorkers, count: int) -> list[tuple[object, ...]]:
-    """The keys of the next `count` batches."""
+    """Returns the keys of the next `count` batches."""
     made, until = [], time.monotonic() + MAX_SECONDS
     while len(made) < count and time.monotonic() < until:
         ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
@@ -64,7 +64,7 @@ def made_by(local: LocalWorkers, count: int) -> list[tuple[object, ...]]:
 
 
 class Whose:
-    """The process that makes it."""
+    """Says of each sample which process makes it."""
 
     def __getitem__(self, index: int) -> int:
         return os.getpid()

@@ -1,4 +1,4 @@
-"""The metrics endpoint, read by the parser of Prometheus's own client library."""
+"""The parser of Prometheus's own client library reads the metrics endpoint."""
 
 import socket
 import sys
@@ -36,7 +36,7 @@ NAMES = {
 
 
 class Seen:
-    """A coordinator's view of a run of two ranks and two data hosts, one of them lost."""
+    """Plays a coordinator that sees a run of two ranks and two data hosts, one of them lost."""
 
     live_agents = frozenset({"data-1"})
     expected_agents = frozenset({"data-1", 'data-"2"\\'})

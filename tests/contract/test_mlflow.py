@@ -1,4 +1,4 @@
-"""Runs in MLflow, by its own client on a folder; servers that do not answer."""
+"""MLflow's own client keeps runs in a folder; a server that does not answer costs little."""
 
 import importlib.util
 import itertools

@@ -1,4 +1,4 @@
-"""Webhooks that are told how a run ended: a receiver on loopback gets what is sent."""
+"""Webhooks are told how a run ended: a receiver on loopback gets what is sent."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ SECRET = "T0/B0/a-secret"
 
 
 class Receiver:
-    """A receiver of webhooks; answers with `code`."""
+    """Receives webhooks, and answers with `code`."""
 
     def __init__(self) -> None:
         self.code = 200

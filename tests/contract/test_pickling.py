@@ -117,13 +117,13 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first rank writes the spec "locals"."""
+    """Says where the first rank writes the spec "locals"."""
     return tmp_path_factory.mktemp("pickling") / "spec"
 
 
 @pytest.fixture(scope="module")
 def said(spec: Path) -> list[dict[str, str]]:
-    """What the script says in processes whose strings have other hashes."""
+    """Returns what the script says in processes whose strings have other hashes."""
     script = spec.with_name("script.py")
     script.write_text(textwrap.dedent(SCRIPT))
     ranks = [
@@ -233,7 +233,7 @@ def test_what_a_name_leans_on_is_in_cloudpickle() -> None:
 
 
 def test_classes_of_modules_come_back_as_themselves_from_another_process() -> None:
-    """However they are named there: torch's own tests have a named tuple within a class."""
+    """They may have any name there: torch's own tests have a named tuple within a class."""
     made = run_code(
         "import torch\n"
         "from stoker.feed.wire.codec import pack_value\n"

@@ -27,7 +27,7 @@ BATCH = 8
 
 
 class Squares(Dataset[dict[str, object]]):
-    """Sample n: images and a label that are all n."""
+    """Gives as sample n images and a label that are all n."""
 
     def __len__(self) -> int:
         return 1000

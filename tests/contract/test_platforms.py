@@ -57,7 +57,7 @@ def submit(job: PlatformJob) -> Run:
 
 
 def begin(job: PlatformJob, follow: Follow) -> Followed:
-    """A run that is followed, all of whose hosts run."""
+    """Starts a run, follows it, and has all of its hosts run."""
     followed = follow(submit(job))
     job.run_hosts(followed.run)
     return followed
@@ -332,7 +332,7 @@ def stopped_processes(pids: Iterable[str]) -> Iterator[None]:
 
 
 def said_by(followed: Followed, host: str, *texts: str) -> list[str]:
-    """Those of these texts that a host said, in order and as often as they came."""
+    """Returns those of these texts that a host said, in order and as often as they came."""
     return [text for text in followed.texts(host) if text in texts]
 
 

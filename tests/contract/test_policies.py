@@ -1,4 +1,4 @@
-"""What `stoker render iam` and `cloudformation` write: the rights that are used, and no others."""
+"""`stoker render iam` and `cloudformation` write the rights that are used, and no others."""
 
 import ast
 import dataclasses
@@ -144,7 +144,7 @@ def test_every_action_is_an_operation_that_exists() -> None:
 
 
 def rendered_actions() -> set[str]:
-    """All actions of all policies, whatever the workload says."""
+    """Returns all actions of all policies, whatever the workload says."""
     return {
         action for name, policy in everything() if name in POLICIES for action, _ in actions(policy)
     }
@@ -254,7 +254,7 @@ def test_render_iam_prints_all_or_writes_a_file_for_each(tmp_path: Path) -> None
 
 
 def calls_of_the_sources() -> dict[str, str]:
-    """Action to where it is called, of every call through `Aws` in src/stoker."""
+    """Maps each action to where it is called, for every call through `Aws` in src/stoker."""
     found: dict[str, str] = {}
     for file in sorted(SOURCES.rglob("*.py")):
         if {"kubeflow", "kubernetes"} & set(file.parts):
@@ -279,7 +279,7 @@ def calls_of_the_sources() -> dict[str, str]:
 
 
 def _texts(node: ast.expr) -> list[str]:
-    """The texts that an expression may be: a constant, or one of two."""
+    """Returns the texts that an expression may be: a constant, or one of two."""
     if isinstance(node, ast.IfExp):
         return _texts(node.body) + _texts(node.orelse)
     is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -305,7 +305,7 @@ def test_the_rights_are_those_that_are_used() -> None:
 
 @pytest.fixture
 def body(tmp_path: Path) -> Mapping[str, object]:
-    """The request of the example's job with a data group, as the pipeline's train step names it."""
+    """Makes the request of the example's job with a data group, named as by the train step."""
     workload = example()
     assert workload.cluster is not None
     data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=1)
@@ -406,7 +406,7 @@ def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(
 
 
 def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tuple[str, str]:
-    """Action and ARN of a call."""
+    """Returns action and ARN of a call."""
     service, place = model.service_model.service_name, f"{REGION}:{ACCOUNT}"
     if service == "s3":
         action = {"HeadObject": "GetObject"}.get(model.name, model.name)
@@ -448,7 +448,7 @@ def test_an_app_of_mlflow_asks_for_a_right_more_than_a_server() -> None:
 
 @pytest.fixture(scope="module")
 def template() -> str:
-    """The stack of a workload that says all it may."""
+    """Renders the stack of a workload that says all it may."""
     return stack(example(*EVERYTHING))
 
 

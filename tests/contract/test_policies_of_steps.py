@@ -1,4 +1,4 @@
-"""The compiled pipeline against its roles: each step reaches what it names."""
+"""The compiled pipeline's roles suffice: each step reaches what it names."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
 
 @pytest.fixture(params=["launched", "native", "handover"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """How the pipeline trains."""
+    """Says how the pipeline trains."""
     return str(request.param)
 
 
 @pytest.fixture
 def steps(kind: str) -> list[tuple[str, dict[str, Json]]]:
-    """Name and request of each step of the example's pipeline, as it would run."""
+    """Returns name and request of each step of the example's pipeline, as it would run."""
     pinned = sample.decision(data=sample.DATA) if kind == "native" else None
     made = compile_pipeline(example(), train_step=kind, decision=pinned, folder=ROOT)
     document = json.loads(made.definition)
@@ -41,7 +41,7 @@ def steps(kind: str) -> list[tuple[str, dict[str, Json]]]:
 
 
 def uris(value: Json) -> Iterator[str]:
-    """All addresses in a part of a request."""
+    """Yields all addresses in a part of a request."""
     if isinstance(value, Mapping):
         for item in value.values():
             yield from uris(item)
@@ -53,7 +53,7 @@ def uris(value: Json) -> Iterator[str]:
 
 
 def an_object(uri: str) -> str:
-    """An object below an address: the token of a token's folder, the file itself of a file."""
+    """Gives an object below an address: a token folder's token, or the file itself of a file."""
     if uri.rstrip("/").endswith("token"):
         return uri.rstrip("/") + "/token"
     return uri if "." in uri.rpartition("/")[2] else uri.rstrip("/") + "/any"

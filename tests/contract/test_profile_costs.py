@@ -1,4 +1,4 @@
-"""What loading is made of: getitem, collate, and transforms found by their shape."""
+"""Checks what loading is made of: getitem, collate, and transforms found by their shape."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

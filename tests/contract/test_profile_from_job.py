@@ -1,4 +1,4 @@
-"""`stoker profile --training-job`: from answers of SageMaker and CloudWatch to a record."""
+"""`stoker profile --training-job` makes a record of answers of SageMaker and CloudWatch."""
 
 import json
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def begin() -> datetime:
 
 
 def make_job(aws: Aws, resources: Mapping[str, object] | None = None, *, name: str = NAME) -> None:
-    """A job that somebody created, without stoker."""
+    """Creates a job as somebody does without stoker."""
     aws.call(
         "sagemaker",
         "CreateTrainingJob",
@@ -77,7 +77,7 @@ def make_job(aws: Aws, resources: Mapping[str, object] | None = None, *, name: s
 def trained(
     answers: Answers, begin: datetime, *, end: datetime | None = None, **more: object
 ) -> None:
-    """What DescribeTrainingJob says of its times."""
+    """Sets what DescribeTrainingJob says of its times."""
 
     def change(parsed: dict[str, object]) -> None:
         # moto ends a job at once, and knows nothing of the times of its training.
@@ -300,7 +300,7 @@ def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws: Aws, answers: A
 
 @pytest.fixture
 def finished(aws: Aws, begin: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job with points, for an `Aws` that the verb makes itself."""
+    """Makes a job with points, for an `Aws` that the verb makes itself."""
     make_job(aws)
     put(aws, "algo-1", begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
     put(aws, "algo-2", begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))

@@ -1,4 +1,4 @@
-"""docs/reference against the code that it is made from, and its examples as typed."""
+"""docs/reference agrees with the code that it is made from, and its examples are right as typed."""
 
 import importlib.util
 import re

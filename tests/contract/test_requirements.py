@@ -1,4 +1,4 @@
-"""What is installed: one version of each package, each of its files known by its hash."""
+"""One version of each package is installed, and each of its files is known by its hash."""
 
 import contextlib
 import json
@@ -81,7 +81,7 @@ def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch() -> N
 def cpu_build(
     monkeypatch: pytest.MonkeyPatch, needs: list[str], *, machine: str, version: str
 ) -> list[str]:
-    """What wheels.py downloads for an image of data hosts, where pip's torch needs `needs`."""
+    """Returns what wheels.py downloads for a data host's image, where pip's torch needs `needs`."""
     wheels = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))
     torch = {"metadata": {"version": version, "requires_dist": needs}}
     find = wheels["cpu_build"]
@@ -135,7 +135,7 @@ def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(
 def asked_of_pip(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str
 ) -> list[tuple[str, ...]]:
-    """What `wheels.py --out FOLDER WORDS` has pip do, as long as nothing is refused."""
+    """Returns what `wheels.py --out FOLDER WORDS` has pip do, as long as nothing is refused."""
     main = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["main"]
     calls: list[tuple[str, ...]] = []
 

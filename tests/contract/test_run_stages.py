@@ -1,4 +1,4 @@
-"""Stages of a run, told by the leader and by hosts over real sockets."""
+"""The leader and hosts tell the stages of a run over real sockets."""
 
 from collections.abc import Iterator
 from io import StringIO

@@ -1,4 +1,4 @@
-"""stoker.sagemaker in pipelines of other people: the examples of the guide compile as written."""
+"""stoker.sagemaker fits into pipelines of other people: the guide's examples compile as written."""
 
 import importlib
 import inspect
@@ -43,13 +43,13 @@ OPERATIONS = {
 
 
 def block(words: str) -> str:
-    """The guide's Python block that has these words."""
+    """Returns the guide's Python block that has these words."""
     (found,) = (b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if words in b)
     return str(found)
 
 
 def checked(definition: str) -> dict[str, dict[str, Any]]:
-    """The steps by name, after the rules of pipelines and the API's own model have been applied."""
+    """Checks the steps by the rules of pipelines and the API's own model; returns them by name."""
     document = json.loads(definition)
     Execution(None, definition, name="own")  # type: ignore[arg-type]
     found: dict[str, dict[str, Any]] = {str(s["Name"]): s for s in sample.steps(document)}
@@ -74,7 +74,7 @@ def waits(step: Mapping[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The guide's pipeline with steps before, between and after, compiled as users compile it."""
+    """Compiles the guide's pipeline with steps before, between and after, as users compile it."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "pipelines").mkdir()
     (folder / "pipelines" / "sagemaker.py").write_text(block("def steps("))
@@ -295,7 +295,7 @@ def test_an_argument_of_the_name_of_another_parameter_is_refused() -> None:
 
 
 def handing_over(run: "sagemaker.PipelineRun") -> "list[sagemaker.Step]":
-    """Steps that decide on an earlier profile, and hand over to a second run."""
+    """Makes steps that decide on an earlier profile, and hand over to a second run."""
     decided = sagemaker.decide_step(run, profile=run.reused_profile)
     return [decided, sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided)]
 
@@ -373,7 +373,7 @@ def test_inputs_are_sent_once() -> None:
     run = run_of()
 
     class Bucket:
-        """What is used of an account."""
+        """Plays what is used of an account."""
 
         def __init__(self) -> None:
             self.there: dict[str, tuple[bytes, str | None]] = {}

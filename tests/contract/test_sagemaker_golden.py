@@ -1,4 +1,4 @@
-"""Whole CreateTrainingJob requests against files, and against botocore's own model.
+"""Whole CreateTrainingJob requests equal their files, and botocore's own model takes them.
 
 Write them anew with: python tests/contract/test_sagemaker_golden.py
 """

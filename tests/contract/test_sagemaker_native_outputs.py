@@ -1,4 +1,4 @@
-"""training.json of a native training step, taken out of its job's outputs in S3."""
+"""training.json of a native training step is taken out of its job's outputs in S3."""
 
 import io
 import tarfile

@@ -1,4 +1,4 @@
-"""The verbs of compiled pipelines against moto's server, through the command line.
+"""The verbs of compiled pipelines work against moto's server, through the command line.
 
 moto has neither the steps of a run nor its stop: see tests/unit/test_sagemaker_runs_status.py,
 over recorded answers.
@@ -51,7 +51,7 @@ def server(aws_server: AwsServer) -> AwsServer:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder with the product's pipelines, code and a workload."""
+    """Makes a project folder with the product's pipelines, code and a workload."""
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)\n")

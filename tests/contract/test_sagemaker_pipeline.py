@@ -1,4 +1,4 @@
-"""The pipeline on SageMaker: golden definitions, requests that the API takes, edges, contracts.
+"""Checks SageMaker's pipeline: golden definitions, requests that the API takes, edges, contracts.
 
 Write the golden files anew with: python tests/contract/test_sagemaker_pipeline.py
 """
@@ -45,7 +45,7 @@ def test_the_definition_is_as_it_was(kind: str) -> None:
 
 
 def requests(kind: str) -> list[tuple[str, str, dict[str, Json]]]:
-    """Name, type and literal request of each step that is a request."""
+    """Returns name, type and literal request of each step that is a request."""
     document = sample.definition(kind)
     found = []
     for step in sample.steps(document):
@@ -93,7 +93,7 @@ def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:
 
 
 def edges(kind: str) -> dict[str, list[str]]:
-    """Step to what it waits for; `Train:Any`: any outcome of Train, `Gate>If`: that branch."""
+    """Tells what each step waits for; `Train:Any`: any outcome of Train, `Gate>If`: that branch."""
     found: dict[str, list[str]] = {}
 
     def walk(steps: Json, inside: list[str]) -> None:
@@ -192,7 +192,7 @@ def test_every_parameter_has_a_default_and_a_description(kind: str) -> None:
 
 
 def test_a_runs_hyperparameters_reach_profile_and_training_alone() -> None:
-    """As they reach the command without a pipeline: in the job's request."""
+    """They reach the command as without a pipeline: in the job's request."""
     for kind in KINDS:
         lr = {p["Name"]: p for p in sample.definition(kind)["Parameters"]}["Lr"]  # type: ignore[union-attr,index,call-overload]
         assert lr == {"Name": "Lr", "Type": "Float", "DefaultValue": 0.1}
@@ -274,14 +274,14 @@ def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_netw
 
 
 def rows(component: str) -> list[tuple[str, str]]:
-    """`(what, name)` of the contract tables of a component's README."""
+    """Returns `(what, name)` of the contract tables of a component's README."""
     text = (sample.ROOT / "components" / component / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"(?s)\n## On Kubeflow.*?(?=\n## |\Z)", "", text)
     return re.findall(r"^\| ([a-z][a-z ]*) \| `([^`]+)`", text, re.MULTILINE)
 
 
 def contract(name: str, kind: str = "launched") -> set[tuple[str, str]]:
-    """`(what, name)` of a small step as it is compiled."""
+    """Returns `(what, name)` of a small step as it is compiled."""
     step = sample.step_named(name, kind)
     request = step["Arguments"]
     assert isinstance(request, Mapping)
@@ -328,7 +328,7 @@ def test_the_contract_of_profile_is_that_of_its_request() -> None:
 
 
 def test_a_small_step_runs_from_its_own_arguments_as_its_container_would(tmp_path: Path) -> None:
-    """Decide, then evaluate with nothing left by the training: files where the requests say."""
+    """Decide runs, then evaluate with nothing left by training: files are where requests say."""
     uploads = sample.compiled().uploads
     place = tmp_path / "processing"
     workload = place / "input" / "workload" / "workload.json"

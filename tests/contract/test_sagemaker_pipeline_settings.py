@@ -1,4 +1,4 @@
-"""What a workload's settings change in the pipeline, and what `stoker compile` refuses."""
+"""Checks what a workload's settings change in the pipeline, and what `stoker compile` refuses."""
 
 import json
 import re
@@ -283,7 +283,7 @@ def test_limits_are_those_of_the_services_model() -> None:
 
 
 def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path: Path) -> None:
-    """From a workload in YAML's subset JSON, with the installation's own pipeline."""
+    """It takes a workload in YAML's subset JSON, with the installation's own pipeline."""
     (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
     write_json(tmp_path / "decision.json", sample.decision(data=sample.DATA))
     native = ("--train-step", "native", "--decision", "decision.json")

@@ -1,4 +1,4 @@
-"""A training job on SageMaker from submit() to its end, against moto's server by HTTP.
+"""A training job on SageMaker goes from submit() to its end, against moto's server by HTTP.
 
 What moto lacks (a job that is in progress, stopping, refusals) is put between client and server.
 """

@@ -1,4 +1,4 @@
-"""The port for batches before strangers: bounded, deaf, and quick to hang up."""
+"""The port for batches is bounded, deaf to strangers, and quick to hang up on them."""
 
 import io
 import socket
@@ -38,7 +38,7 @@ def port(log: io.StringIO) -> Iterator[BatchPort]:
 
 
 def turn(port: BatchPort, now: float = NOW) -> None:
-    """One turn of the agent's loop, with all that there is."""
+    """Makes one turn of the agent's loop, with all that there is."""
     port.handle(port.filenos(), now)
 
 
@@ -47,7 +47,7 @@ def connect(port: BatchPort) -> socket.socket:
 
 
 def is_cut(connection: socket.socket) -> bool:
-    """Whether the other end has hung up; waits a little for what is under way."""
+    """Says whether the other end has hung up; waits a little for what is under way."""
     connection.settimeout(0.2)
     try:
         return connection.recv(1) == b""

@@ -1,4 +1,4 @@
-"""The component verbs as a pipeline's containers run them: texts and paths in, files out."""
+"""The component verbs work as a pipeline's containers run them: texts and paths in, files out."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def executor_input(folder: Path, *parameters: str) -> str:
 
 
 def told(folder: Path) -> tuple[dict[str, str], dict[str, float]]:
-    """Parameters and metrics that Kubeflow was told."""
+    """Returns parameters and metrics that Kubeflow was told."""
     document = json.loads((folder / "kfp" / "executor_output.json").read_text())
     metrics = document["artifacts"]["metrics"]["artifacts"][0]["metadata"]
     return document["parameterValues"], metrics

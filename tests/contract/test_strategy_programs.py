@@ -1,4 +1,4 @@
-"""What strategies start: smddp's try of its library, mpirun's agent and ranks, as processes."""
+"""Checks which processes strategies start: smddp's try of its library, mpirun's agent and ranks."""
 
 import json
 import os

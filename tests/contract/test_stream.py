@@ -1,4 +1,4 @@
-"""Batches over a real TCP connection, by both ends' code: written, read, cut, slowed down."""
+"""Batches go over a real TCP connection, by both ends' code: written, read, cut, slowed down."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ MAX_HEAD_BYTES = 1 << 20
 
 @dataclass
 class Pair:
-    """A connection: the ends, their writer and reader."""
+    """Holds a connection: the ends, their writer and reader."""
 
     source: socket.socket
     sink: socket.socket
@@ -59,7 +59,7 @@ def pair() -> Iterator[Pair]:
 
 @contextlib.contextmanager
 def written(writer: BatchWriter, packed: bytes, payload: bytes | None) -> Iterator[None]:
-    """Meanwhile, in a thread, for it blocks until it is read."""
+    """Writes meanwhile, in a thread, for a write blocks until it is read."""
     view = None if payload is None else memoryview(payload)
     thread = threading.Thread(target=writer.write, args=(packed, view), kwargs={"of": ("s", 0)})
     thread.start()

@@ -1,4 +1,4 @@
-"""What a command writes reaches the launcher's output by whole lines, and all of it."""
+"""All that a command writes reaches the launcher's output, by whole lines."""
 
 import os
 import select
@@ -17,7 +17,7 @@ DEADLINE_SECONDS = 10.0
 
 @dataclass
 class Stream:
-    """What a command writes to, and what comes out."""
+    """Holds what a command writes to, and what comes out."""
 
     into: int
     out: int
@@ -27,14 +27,14 @@ class Stream:
         assert os.write(self.into, data) == len(data)
 
     def read(self, nbytes: int) -> bytes:
-        """Exactly so many bytes."""
+        """Reads exactly so many bytes."""
         data = b""
         while len(data) < nbytes:
             data += os.read(self.out, nbytes - len(data))
         return data
 
     def is_silent(self, seconds: float = 0.1) -> bool:
-        """Whether nothing comes for so long."""
+        """Says whether nothing comes for so long."""
         os.set_blocking(self.out, False)
         try:
             time.sleep(seconds)

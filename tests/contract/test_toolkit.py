@@ -1,4 +1,4 @@
-"""The public container contract: SageMaker's own toolkit starts the launcher as its entry point.
+"""SageMaker's toolkit starts the launcher as its entry point, by the public container contract.
 
 One job is run twice on three simulated hosts: in the toolkit's script mode, as in AWS's images, and
 as an image of its own that the service starts with the one word `train`.
@@ -91,7 +91,7 @@ TRAIN = MEET + SAY
 
 
 def lay_out(folder: Path, train: str) -> Hosts:
-    """The job's hosts, with its code where the toolkit unpacks it."""
+    """Lays out the job's hosts, with its code where the toolkit unpacks it."""
     hosts = Hosts(folder, GROUPS, hyperparameters=HYPERPARAMETERS, channels=CHANNELS)
     for host in hosts.names:
         code = hosts.ml(host) / "code"
@@ -114,7 +114,7 @@ def start_toolkit(hosts: Hosts, train: Path, **environ: str) -> None:
 
 
 class Ran:
-    """A job that has ended: what its ranks saw, and what its hosts left."""
+    """Holds what the ranks of a job that has ended saw, and what its hosts left."""
 
     def __init__(self, hosts: Hosts) -> None:
         self.codes = hosts.codes()
@@ -136,7 +136,7 @@ class Ran:
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    """In script mode: the toolkit is each host's first process."""
+    """Runs the job in script mode: the toolkit is each host's first process."""
     train = toolkit()
     with lay_out(tmp_path_factory.mktemp("scripted"), TRAIN) as hosts:
         start_toolkit(hosts, train)
@@ -145,7 +145,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
-    """An image of its own: the launcher is each host's first process."""
+    """Runs the job in an image of its own: the launcher is each host's first process."""
     with lay_out(tmp_path_factory.mktemp("brought"), f"met = {{}}\n{SAY}") as hosts:
         for host in hosts.names:
             hosts.start(

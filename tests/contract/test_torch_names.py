@@ -1,4 +1,4 @@
-"""The private names of torch 2.13 that stoker's loader leans on, each with what breaks without it.
+"""torch 2.13 has the private names that stoker's loader uses, each with what breaks without it.
 
 A failure here after a new torch says where to look first; nothing else of torch's inside is used.
 """
@@ -123,7 +123,7 @@ def test_a_fetcher_has_the_attributes_that_are_read() -> None:
 
 
 def test_own_functions_of_default_collate_are_told_from_the_scripts() -> None:
-    """What the script registers travels; what torch did is there already."""
+    """Functions that the script registers travel; those of torch are there already."""
     for function in collate.default_collate_fn_map.values():
         assert function.__module__ == collate.default_collate.__module__
 

@@ -1,4 +1,4 @@
-"""What crosses the wire is pinned: a change of it without a new PROTOCOL_VERSION fails here."""
+"""All that crosses the wire is pinned: a change of it without a new PROTOCOL_VERSION fails here."""
 
 import dataclasses
 import hashlib
@@ -32,7 +32,7 @@ UNIONS = {
 
 
 def bare(schema: object) -> object:
-    """A schema without the words of docstrings."""
+    """Returns a schema without the words of docstrings."""
     if isinstance(schema, dict):
         words = ("description", "title")
         return {key: bare(part) for key, part in schema.items() if key not in words}
@@ -40,7 +40,7 @@ def bare(schema: object) -> object:
 
 
 def values() -> dict[str, object]:
-    """One value for each kind of node."""
+    """Gives one value for each kind of node."""
     image = torch.arange(120, dtype=torch.uint8).reshape(2, 3, 4, 5)
     return {
         "list": [None, True, 1, -1.5, "text"],
@@ -74,7 +74,7 @@ def digest(value: object) -> str:
 
 
 def name_of(kind: type) -> str:
-    """As a pickle names it."""
+    """Names a type as a pickle does."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -1,4 +1,4 @@
-"""configs/*.yaml: each is run for real by a test, or why not is said, and each is a request."""
+"""A test runs each of configs/*.yaml for real, or it is said why not; each is a request."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Covered(NamedTuple):
-    """Where a workload is run, and words that stand there.
+    """Says where a workload is run, and which words stand there.
 
     Attributes:
         by: A file of the repository.

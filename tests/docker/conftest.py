@@ -1,4 +1,4 @@
-"""One engine and its images for all tests of this folder."""
+"""Makes one engine and its images for all tests of this folder."""
 
 import shutil
 import subprocess
@@ -23,7 +23,7 @@ WORKDIR /work
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """A running engine with the images base, stoker-launcher, stoker-control and job."""
+    """Yields a running engine with the images base, stoker-launcher, stoker-control and job."""
     if lacking := missing():
         pytest.skip(f"no Docker engine of our own: {lacking}")
     started = time.monotonic()
@@ -41,7 +41,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def data_image(engine: Engine) -> str:
-    """The image of data hosts with the user's code: torch without CUDA below it."""
+    """Builds the image of data hosts with the user's code: torch without CUDA below it."""
     started = time.monotonic()
     done = engine.attempt_image("data")
     if "with CUDA" in done.stderr:

@@ -1,4 +1,4 @@
-"""A training that reads its numbers where their channel is, and checks that it got them all.
+"""Plays a training that reads its numbers where their channel is, and checks that it got them all.
 
 With `--fail-at RANK` that rank raises after its third batch.
 """

@@ -1,4 +1,4 @@
-"""A heterogeneous training job in containers on a Docker engine, laid out as SageMaker does."""
+"""A heterogeneous training job runs in containers on a Docker engine, laid out as on SageMaker."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def new_cluster(
 
 
 def numbers(folder: Path) -> dict[str, tuple[Path, Sequence[str]]]:
-    """The channel of job.py, for the data group only."""
+    """Lays out the channel of job.py, for the data group only."""
     source = folder / "numbers"
     source.mkdir()
     (source / "numbers.txt").write_text("\n".join(str(number) for number in range(COUNT)))
@@ -53,7 +53,7 @@ def numbers(folder: Path) -> dict[str, tuple[Path, Sequence[str]]]:
 
 
 def batches_sent(record: Mapping[str, list[dict[str, str]]]) -> dict[str, int]:
-    """What training.json says that each data host has sent."""
+    """Returns what training.json says that each data host has sent."""
     said = {
         event["host"]: re.search(r"(\d+) batches sent", event["what"]) for event in record["events"]
     }

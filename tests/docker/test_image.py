@@ -1,4 +1,4 @@
-"""The images themselves: what is in them, how they start, what they are built of."""
+"""Checks the images themselves: what is in them, how they start, what they are built of."""
 
 import hashlib
 import json

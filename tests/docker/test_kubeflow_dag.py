@@ -1,4 +1,4 @@
-"""The compiled Kubeflow pipeline, run by kfp's own local runner on a real Docker engine.
+"""kfp's own local runner runs the compiled Kubeflow pipeline on a real Docker engine.
 
 That runner loses exit codes now and then, ignores pods, and hands a component's artifacts on only
 if the executor's output names them: files and metadata are what can be relied on here.
@@ -46,7 +46,7 @@ WORKLOAD = workload_from(
 
 
 class Runs:
-    """Runs of one compiled pipeline, all below one folder."""
+    """Makes runs of one compiled pipeline, all below one folder."""
 
     def __init__(self, folder: Path, definition: str) -> None:
         from kfp import components
@@ -57,7 +57,7 @@ class Runs:
         self._pipeline = components.load_component_from_file(str(file))
 
     def run(self, **parameters: str | int) -> dict[str, Path]:
-        """Step to the folder with its outputs, of those that told something."""
+        """Runs the pipeline; maps each step that told something to the folder with its outputs."""
         before = set(self.folder.glob("*"))
         self._pipeline(**parameters)
         made = sorted(set(self.folder.glob("*")) - before)
@@ -69,7 +69,7 @@ def _is_step(folder: Path) -> bool:
 
 
 def told(step: Path) -> dict[str, Any]:
-    """What the step told Kubeflow."""
+    """Returns what the step told Kubeflow."""
     document: dict[str, Any] = json.loads((step / "executor_output.json").read_text())
     return document
 

@@ -1,4 +1,4 @@
-"""Strategy mpi for real: Open MPI over two hosts, with mpi4py, torch's gloo and the feed.
+"""Strategy mpi runs for real: Open MPI over two hosts, with mpi4py, torch's gloo and the feed.
 
 The hosts are process trees of this machine, which Open MPI knows by name only: each has a daemon of
 its own, started by its launcher, and ranks of two hosts meet over TCP. Needs openmpi-bin, and a
@@ -254,7 +254,7 @@ def test_all_ranks_may_save_their_state_when_the_run_is_stopped(tmp_path: Path) 
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[dict[str, list[str]]]:
-    """Two machines in small, by address: what to put before a command that runs on them.
+    """Makes two small machines; gives, by address, what to put before a command that runs there.
 
     Each has a network, a host name, and shared memory of its own.
     """

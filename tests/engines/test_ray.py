@@ -1,4 +1,4 @@
-"""Ray for real: a cluster over the groups of a local run, which leaves nothing behind."""
+"""Ray runs for real: a cluster over the groups of a local run, which leaves nothing behind."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ ray.get(works)
 
 @pytest.fixture
 def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where Ray's sockets are, gone at the end; pytest's own folder has too long a path."""
+    """Makes a folder for Ray's sockets, gone at the end; pytest's own has too long a path."""
     folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder

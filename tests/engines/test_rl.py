@@ -1,4 +1,4 @@
-"""Reinforcement learning for real: simulators on the data group, by `engine: command`."""
+"""Reinforcement learning runs for real: simulators on the data group, by `engine: command`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""TensorFlow for real: tf.data service and parameter servers over the groups, on this machine."""
+"""TensorFlow runs for real: tf.data service and parameter servers over groups, on this machine."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Libraries as their users have them: the batches that torch gives, made by data hosts.
+"""Libraries as their users have them get the batches that torch gives, made by data hosts.
 
 Each script runs twice: without stoker; and unchanged under `--replace-dataloader`, with no local
 workers and two data hosts, of which one is killed in the middle.
@@ -118,5 +118,5 @@ print([batch.tolist() for batch in loader])
 
 
 def since(cluster: Cluster, number: int, size: int) -> str:
-    """What that host has logged since its log had `size` bytes."""
+    """Returns what that host has logged since its log had `size` bytes."""
     return cluster.log_of(number).read_bytes()[size:].decode(errors="replace")

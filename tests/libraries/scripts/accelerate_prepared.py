@@ -1,4 +1,4 @@
-"""accelerate: a loader that was prepared, and batches skipped as after a resume."""
+"""Goes through a loader that accelerate prepared, and skips batches as after a resume."""
 
 import torch
 import zoo

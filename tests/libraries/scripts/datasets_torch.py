@@ -1,4 +1,4 @@
-"""datasets: a table in memory, read as tensors."""
+"""Reads a table of the library datasets, which is in memory, as tensors."""
 
 import datasets
 import torch

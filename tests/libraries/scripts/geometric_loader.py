@@ -1,4 +1,4 @@
-"""torch-geometric: its loader, which makes one graph of many."""
+"""Uses the loader of torch-geometric, which makes one graph of many."""
 
 import torch
 import zoo

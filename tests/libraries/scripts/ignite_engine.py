@@ -1,4 +1,4 @@
-"""ignite: an engine that goes through a loader, and another that evaluates."""
+"""Runs an engine of ignite that goes through a loader, and another that evaluates."""
 
 import torch
 import zoo

@@ -1,4 +1,4 @@
-"""lightning: its Trainer, with a sanity check and validation after each epoch."""
+"""Trains with lightning's Trainer, with a sanity check and validation after each epoch."""
 
 import tempfile
 import warnings

@@ -1,4 +1,4 @@
-"""monai: its loader, over items that are cached and transformed."""
+"""Uses the loader of monai, over items that are cached and transformed."""
 
 import monai.data
 import monai.transforms

@@ -1,4 +1,4 @@
-"""skorch: a classifier of scikit-learn's kind, which makes its loaders itself."""
+"""Trains skorch's classifier of scikit-learn's kind, which makes its loaders itself."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""torchdata: its StatefulDataLoader, whose state is taken in mid-epoch and loaded by another."""
+"""Takes the state of torchdata's StatefulDataLoader in mid-epoch, and loads it into another."""
 
 import io
 

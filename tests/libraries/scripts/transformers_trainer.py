@@ -1,4 +1,4 @@
-"""transformers: its Trainer, a small model without a download, evaluation after each epoch."""
+"""Trains a small model without a download by transformers' Trainer; evaluates after each epoch."""
 
 import tempfile
 from collections.abc import Mapping

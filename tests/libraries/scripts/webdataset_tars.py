@@ -1,4 +1,4 @@
-"""webdataset: local tar files, its own loader around torch's."""
+"""Reads local tar files by webdataset, with its own loader around torch's."""
 
 import tempfile
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""What the scripts of this folder share: each batch that a library gives is said, as a hash.
+"""Says each batch that a library gives as a hash, for all scripts of this folder.
 
-Prints one JSON line a batch; before batch STOKER_TEST_PAUSE_AT, {"pause": n}, and waits for a line.
+Prints one JSON line per batch; before batch STOKER_TEST_PAUSE_AT, {"pause": n}, and waits for a
+line.
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ sys.stdout = sys.stderr
 
 
 def image(index: int) -> torch.Tensor:
-    """The same bytes in every process."""
+    """Makes the same bytes in every process."""
     return torch.arange(48, dtype=torch.float32).add(index).sin().reshape(3, 4, 4)
 
 
@@ -42,7 +43,7 @@ def say(**facts: object) -> None:
 
 
 def digest(batch: object) -> str:
-    """Over all bytes, shapes, types and keys of a batch."""
+    """Hashes all bytes, shapes, types and keys of a batch."""
     whole = hashlib.sha256()
     for part in _parts(batch):
         whole.update(part)
