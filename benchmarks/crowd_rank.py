@@ -22,7 +22,7 @@ _WAIT_SECONDS = 120.0
 
 def main(folder: Path, num_batches: int) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # More batches than are taken, so that the pass is under way when it is looked at.
+    # More batches than are taken, so that the epoch is under way when it is looked at.
     spare = 200
     length = (num_batches + spare) * BATCH_SIZE * world_size
     mine = range(rank, length, world_size)

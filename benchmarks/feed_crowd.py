@@ -104,6 +104,7 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
     kinds: dict[str, list[psutil.Process]] = {
         "agent": [],
         "fork server": [],
+        "template": [],
         "dataset host": [],
         "spare dataset host": [],
         "worker": [],
@@ -115,13 +116,14 @@ def _look(launchers: Mapping[str, int], ranks: list[int]) -> Look:
             kinds["coordinator"] = [launcher]
             continue
         kinds["agent"].append(launcher)
-        # The agent's child that has imported torch, its children that have the dataset, theirs.
-        for fork_server in launcher.children():
-            kinds["fork server"].append(fork_server)
-            for dataset_host in fork_server.children():
-                workers = dataset_host.children()
-                kinds["dataset host" if workers else "spare dataset host"].append(dataset_host)
-                kinds["worker"] += workers
+        # The agent's child has imported torch, its child the datasets' modules; the next have a
+        # dataset each, and their children are the workers.
+        kinds["fork server"] += launcher.children()
+    kinds["template"] = [each for found in kinds["fork server"] for each in found.children()]
+    for dataset_host in (each for found in kinds["template"] for each in found.children()):
+        workers = dataset_host.children()
+        kinds["dataset host" if workers else "spare dataset host"].append(dataset_host)
+        kinds["worker"] += workers
     return {kind: [_measured(each) for each in found] for kind, found in kinds.items()}
 
 

@@ -61,7 +61,7 @@ def rows(*, repetitions: int, is_quick: bool) -> Iterator[Row]:
             yield _speed(step, loader, found_by)
     # Both steps wait for their first batch in the same way: all runs count.
     every = {loader: [*seen["look"][loader], *seen["train"][loader]] for loader in LOADERS}
-    for number, when in enumerate(("first pass", "second pass")):
+    for number, when in enumerate(("first epoch", "second epoch")):
         for loader in LOADERS:
             yield _first(number, when, loader, every)
 

@@ -4,7 +4,7 @@
 
 STEP is `look` (pixels as numbers, nothing else: the loader is what is measured) or `train` (the
 example's normalisation, network and optimizer). With HOSTS, the data hosts that make the batches
-are waited for first; NUM_WORKERS is then 0. Four passes of so many batches.
+are waited for first; NUM_WORKERS is then 0. Four epochs of so many batches.
 """
 
 import json
@@ -24,7 +24,7 @@ from stoker_hosts import wait_for_fork_servers
 
 BATCH_SIZE = 64
 IMAGE_SHAPE = (1, 96, 96)
-# Of each pass, not counted in the steady speed.
+# Of each epoch, not counted in the steady speed.
 WARMUP_BATCHES = 10
 PASSES = 4
 _DEVICE = torch.device("cpu")

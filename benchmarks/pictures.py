@@ -32,8 +32,6 @@ LOADERS = {
     "tf.data service": "tf.data service",
     "ray data": "Ray Data",
 }
-# feed.json has these of them, by other names.
-OF_FEED = {"stoker encrypted": "stoker", "torch local": "torch"}
 TITLE = "Extra time per training step over the lowest that is possible"
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif'
 
@@ -59,32 +57,9 @@ DARK = Theme(text="#e6edf3", quiet="#9da7b3", ours="#4c9df5", others="#5b6674", 
 
 
 def results() -> dict[str, Any]:
-    """Returns the rows of results/peers.json, and for cases that it lacks those of feed.json.
-
-    Its `sources` are the days and commands of the measurements.
-    """
-    peers = json.loads(RESULT.read_text())
-    feed = json.loads((RESULT.parent / "feed.json").read_text())
-    rows, sources = list(peers["rows"]), [(peers["date"][:10], peers["command"])]
-    lacking = [case for case in CASES if case not in {row["case"] for row in rows}]
-    if lacking:
-        rows += [_as_of_peers(row) for row in feed["rows"] if _is_of_chart(row, lacking)]
-        sources.append((feed["date"][:10], "python benchmarks/feed.py"))
-    return {"rows": rows, "sources": sources, "cpu": feed["cpu"]}
-
-
-def _is_of_chart(row: dict[str, Any], cases: list[str]) -> bool:
-    return row["case"] in [f"{case}, k=4" for case in cases] and row["loader"] in OF_FEED
-
-
-def _as_of_peers(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "case": row["part"],
-        "loader": OF_FEED[row["loader"]],
-        "overhead_percent": row["value"]["values"],
-        "median": row["value"]["median"],
-        "order_kept": row["details"]["is_in_order"],
-    }
+    """Returns results/peers.json: what the chart shows, and where and when it was measured."""
+    document: dict[str, Any] = json.loads(RESULT.read_text())
+    return document
 
 
 def chart(document: dict[str, Any], theme: Theme) -> str:
@@ -153,12 +128,12 @@ def in_words(document: dict[str, Any]) -> str:
 
 def block(document: dict[str, Any]) -> str:
     """Returns the README's chart with its caption."""
-    named = " and ".join(f"`{command}` of {date}" for date, command in document["sources"])
+    machine = document["machine"].partition(",")[0]
     losers = {row["loader"] for row in document["rows"] if not row["order_kept"]}
     lost = " and ".join(name for loader, name in LOADERS.items() if loader in losers)
     caption = (
-        f"*{TITLE} (less is better), with "
-        f"four workers: {named}, medians, two cores of an {document['cpu']}. Workers "
+        f"*{TITLE} (less is better), with four workers: "
+        f"`{document['command']}` of {document['date'][:10]}, medians, {machine}. Workers "
         "sleep in place of computing, and all hosts share one machine: this shows what moving "
         "batches costs, not what making them costs."
         + (f" {lost} (with a star) do not keep the order of batches." if lost else "")
