@@ -1,4 +1,4 @@
-"""What holds for all tests, and how `make test` divides them between processes."""
+"""Sets up what holds for all tests, and divides them between processes for `make test`."""
 
 import ctypes
 import fcntl
@@ -73,7 +73,7 @@ def _tests_end_only_processes_of_their_own() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected stays: nobody looks for garbage in it, meanwhile or later."""
+    """Keeps what is collected: nobody looks for garbage in it, meanwhile or later."""
     gc.disable()
     try:
         return (yield)
@@ -87,7 +87,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling:
-    """With several processes (`pytest -n 2`) a file stays in one, with its fixtures."""
+    """Keeps a file in one process, with its fixtures, if there are several (`pytest -n 2`)."""
     config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
 
@@ -115,7 +115,7 @@ class Skipped:
 
     @classmethod
     def names(cls, config: pytest.Config) -> set[str]:
-        """Node ids of tests, and of files that were skipped as a whole."""
+        """Returns the node ids of tests, and of files that were skipped as a whole."""
         cache = getattr(config, "cache", None)
         return set(cache.get(cls.CACHE_KEY, [])) if cache else set()
 
@@ -141,7 +141,10 @@ class Skipped:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Only what was skipped last, if asked for; slow tests first, where processes share them."""
+    """Keeps only what was skipped last, if asked for.
+
+    Slow tests come first where processes share the tests.
+    """
     if config.option.last_skipped:
         wanted = Skipped.names(config)
         chosen = [own for own in items if {own.nodeid, own.nodeid.partition("::")[0]} & wanted]
@@ -163,7 +166,7 @@ _ROOM = pytest.StashKey[IO[str] | None]()
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Tests that measure run while no other does: they are marked `alone`.
+    """Runs tests that measure while no other test runs: they are marked `alone`.
 
     Everybody passes the gate into the room; who must be alone keeps the gate shut until the others
     have left. Who is followed by another of that kind, in its own process, stays. A test's time

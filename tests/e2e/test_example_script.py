@@ -1,4 +1,4 @@
-"""The example's script by itself: no launcher, no data group."""
+"""The example's script runs by itself: no launcher, no data group."""
 
 import os
 import re

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.soak, pytest.mark.timeout(300)]
 
 @dataclass(frozen=True)
 class Trained:
-    """A training that has ended well, and the log of its data host."""
+    """Holds a training that has ended well, and the log of its data host."""
 
     training: Training
     log: str
@@ -24,7 +24,7 @@ class Trained:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Two ranks beside a data host."""
+    """Trains on two ranks next to a data host."""
     folder = tmp_path_factory.mktemp("trained")
     groups = ("dnn=local.c1:1", "data=local.c1:1:1")
     training = short_run("mnist-ddp.yaml", folder, groups=groups, batch_size=32)

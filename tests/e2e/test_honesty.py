@@ -1,4 +1,4 @@
-"""Advice on trainings of a known bottleneck, followed for real: a look at the benchmark."""
+"""Advice on trainings of a known bottleneck is followed for real: a look at the benchmark."""
 
 import json
 import subprocess

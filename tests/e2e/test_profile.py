@@ -85,7 +85,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A job under way, and where it leaves its results."""
+    """Holds a job under way, and says where it leaves its results."""
 
     ranks: list[WarmProcess]
     folder: Path
@@ -93,7 +93,7 @@ class Started:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
-    """Two ranks on another core than those of `start`: the time to be alone is theirs together.
+    """Runs two ranks on another core than `start`, in the same time without other tests.
 
     Below torchrun: test_timed_run.py, and test_profile_scripts.py in soak.
     """
@@ -118,7 +118,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 
 def profiled(folder: Path, *, budget: float) -> dict[str, str]:
-    """Variables of a script that is profiled without a launcher."""
+    """Returns the variables of a script that is profiled without a launcher."""
     environ = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
     environ |= {"STOKER_OUTPUT": str(folder / "out"), "PYTHONUNBUFFERED": "1"}
     return environ | {"STOKER_PROFILE": f'{{"budget_seconds": {budget}}}'}
@@ -139,7 +139,7 @@ def rank_0(tmp_path: Path) -> RankResult:
 
 
 def run_profile(tmp_path: Path, command: list[str], *, budget: float = 7.0) -> Profile:
-    """A profile on the core of `start`, which is the local platform's first one."""
+    """Profiles a command on the core of `start`, which is the local platform's first one."""
     workload = Workload(
         name="burning",
         command=tuple(command),
@@ -242,7 +242,7 @@ def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks: Started)
 
 
 class Forked:
-    """A script under way for which torch need not be imported."""
+    """Runs a script for which torch need not be imported."""
 
     def __init__(self, folder: Path, command: list[str], *, budget: float) -> None:
         environ = profiled(folder, budget=budget)
@@ -255,7 +255,7 @@ class Forked:
         until(lambda: event in self._log.read_text(), what=event, seconds=DEADLINE_SECONDS)
 
     def end(self) -> tuple[int, str]:
-        """Its exit code and all that it said, once it has ended."""
+        """Waits for its end, and returns its exit code and all that it said."""
         return self.process.wait(DEADLINE_SECONDS), self._log.read_text()
 
 

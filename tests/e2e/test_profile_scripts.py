@@ -25,7 +25,7 @@ BUDGET = "5"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """How `stoker profile` ended."""
+    """Says how `stoker profile` ended."""
 
     code: int
     words: str
@@ -37,7 +37,7 @@ class Profiled:
 
     @property
     def files(self) -> set[str]:
-        """What the script left in its folder."""
+        """Returns what the script left in its folder."""
         return {path.name for path in self.folder.iterdir()} - {"runs", "profile.json"}
 
     @property
@@ -54,7 +54,7 @@ def run_profile(folder: Path, *command: str) -> Profiled:
 
 
 def processes_in(folder: Path) -> list[Sequence[str]]:
-    """Command lines of the processes whose working directory is `folder`."""
+    """Returns the command lines of the processes whose working directory is `folder`."""
     return [
         process.info["cmdline"]
         for process in psutil.process_iter(["cwd", "cmdline", "status"])

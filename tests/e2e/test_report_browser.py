@@ -1,4 +1,4 @@
-"""The report in a real browser, over the DevTools protocol on a pipe: no port, no driver."""
+"""Checks the report in a real browser, over the DevTools protocol on a pipe: no port, no driver."""
 
 import base64
 import fcntl
@@ -56,7 +56,7 @@ CLASHES = """(() => {
 
 
 class Browser:
-    """A browser with one page; everything it says is kept in `events`."""
+    """Runs a browser with one page, and keeps everything it says in `events`."""
 
     def __init__(self, program: str, folder: Path) -> None:
         # 3 and 4 are where the browser reads commands and writes answers.
@@ -139,11 +139,11 @@ class Browser:
             self.events.append(self._next(deadline))
 
     def named(self, method: str) -> list[dict[str, Any]]:
-        """The parameters of all events of that name since the page was opened."""
+        """Returns the parameters of all events of that name since the page was opened."""
         return [event["params"] for event in self.events if event.get("method") == method]
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Returns the value of a JavaScript expression in the page."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]
@@ -166,7 +166,7 @@ class Browser:
 
 
 def _high_pipe() -> tuple[int, int]:
-    """A pipe whose ends are out of the way of 3 and 4."""
+    """Makes a pipe whose ends are out of the way of 3 and 4."""
     ends = os.pipe()
     high = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:

@@ -1,4 +1,4 @@
-"""The main job through the command line; short, but with every part real."""
+"""The main job runs through the command line; it is short, but every part is real."""
 
 import contextlib
 import json
@@ -63,7 +63,7 @@ profile: {{budget_seconds: 5}}
 
 
 def project(folder: Path, *, epochs: int = 2) -> Path:
-    """A folder with a script and a small workload."""
+    """Writes a script and a small workload to the folder."""
     (folder / "train.py").write_text(SCRIPT)
     (folder / "mini.yaml").write_text(WORKLOAD.format(epochs=epochs))
     return folder
@@ -75,7 +75,7 @@ def only_run(folder: Path) -> Path:
 
 
 def losses(folder: Path, name: str, *arguments: str) -> list[str]:
-    """The loss of each step on digits, under `stoker train` if there are arguments for it."""
+    """Returns each step's loss on digits, under `stoker train` if there are arguments for it."""
     words = [str(EXAMPLE), "--epochs", "1", "--samples", "128", "--batch-size", "8"]
     words += ["--data", str(folder / "data"), "--loss-log", str(folder / name), "--workers", "0"]
     if arguments:

@@ -31,14 +31,14 @@ BUDGET_SECONDS = 5.0
 
 @dataclass
 class Job:
-    """A script in a known state, that is profiled: its ranks."""
+    """Holds the ranks of a script in a known state, which is profiled."""
 
     folder: Path
     ranks: "list[WarmProcess | subprocess.Popen[bytes]]"
     profile: Profile | None = None
 
     def result(self) -> Profile:
-        """Its profile, once it has ended."""
+        """Waits for its end, and returns its profile."""
         if self.profile is None:
             codes = [rank.wait(DEADLINE_SECONDS) for rank in self.ranks]
             assert set(codes) == {0}, (self.folder / "log").read_text()
@@ -52,7 +52,7 @@ class Job:
         return self.profile
 
     def states(self) -> dict[str, ProfileState]:
-        """What was found, by name."""
+        """Returns what was found, by name."""
         found = {state.id: state for state in self.result().states}
         print(explain(self.result()), *read_ranks(self.folder), sep="\n")
         return found
@@ -60,7 +60,7 @@ class Job:
 
 @contextlib.contextmanager
 def unless_disturbed(job: Job, *, others: float = 0.6) -> Iterator[dict[str, ProfileState]]:
-    """What was found; skips where it is not what is expected, and others had most of the CPUs.
+    """Gives what was found; skips if it is not what is expected, and others had most of the CPUs.
 
     Args:
         others: The share of the vCPUs that they may have; one busy neighbour is none too many.
@@ -93,7 +93,7 @@ class Jobs:
         enter: tuple[str, ...] = (),
         **asked: object,
     ) -> Job:
-        """A job with the arguments of states_script.py, in a control group if one is given."""
+        """Starts a job with these arguments of states_script.py, in a control group if given."""
         folder = self._folder / name
         folder.mkdir()
         words = [f"{key}={value}" for key, value in asked.items()]
@@ -142,7 +142,7 @@ def group() -> Iterator[Path | None]:
 
 @pytest.fixture(scope="module")
 def idle(tmp_path_factory: pytest.TempPathFactory, group: Path | None) -> Iterator[dict[str, Job]]:
-    """Jobs that leave half of two CPUs idle, side by side."""
+    """Starts jobs that leave half of two CPUs idle, all at the same time."""
     with contextlib.ExitStack() as stack:
         start = functools.partial(Jobs(tmp_path_factory.mktemp("idle"), stack).start, group=group)
         started = {

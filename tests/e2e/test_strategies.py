@@ -1,4 +1,4 @@
-"""Strategies of the dnn group, run for real: several hosts, several processes, and data hosts."""
+"""Strategies of the dnn group run for real: several hosts, several processes, and data hosts."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def run_job(
     strategy: StrategySettings,
     fails: bool = False,
 ) -> LocalJob:
-    """A whole run of the script."""
+    """Runs the script as a job, from start to end."""
     folder.mkdir()
     command = ("python", str(SCRIPT), str(folder), *arguments)
     job = LocalJob(folder, command, dnn=dnn, data=data, processes=ranks // dnn, feed=PATIENT)
@@ -51,12 +51,12 @@ def losses(folder: Path) -> list[float]:
 
 
 def seen(folder: Path, *, ranks: int) -> list[object]:
-    """What each rank saw."""
+    """Returns what each rank saw."""
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def homogeneous(folder: Path, *, ranks: int) -> Path:
-    """The folder of one host with all ranks: no launcher, no data group."""
+    """Runs all ranks on one host, without launcher or data group; returns the folder."""
     folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     environ = clean | {"OMP_NUM_THREADS": "1"}
@@ -221,7 +221,7 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory: pytest.TempPathFactory) -> Replicas:
-    """Two replicas of two ranks: first both ranks of each load, then the first of each does."""
+    """Runs two replicas of two ranks: first both ranks of each load, then the first of each."""
     folder = tmp_path_factory.mktemp("replicas")
     script = folder / "script.py"
     script.write_text(REPLICAS)

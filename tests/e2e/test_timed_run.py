@@ -1,4 +1,4 @@
-"""A script without torch under `engine: command`: stoker.timed gives the run its figures."""
+"""stoker.timed gives its figures to the run of a script without torch (`engine: command`)."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Commands that train without a loader that a profile sees: ended in time, and told so."""
+"""Commands that train without a loader that a profile sees are ended in time, and told so."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ while True:
 
 
 def profiled_loop(folder: Path, argument: str, *, budget: float) -> UnmeasuredError:
-    """Why there is no profile of the loop."""
+    """Profiles the loop, and returns the error that says why there is no profile."""
     (folder / "loop.py").write_text(LOOP)
     workload = Workload(
         name="loop",

@@ -1,4 +1,4 @@
-"""A real local run seen from outside: by `stoker watch`, by its feed.csv, by its metrics."""
+"""A real local run is seen from outside: by `stoker watch`, by its feed.csv, by its metrics."""
 
 import importlib.util
 import re
@@ -48,7 +48,7 @@ def watch(run_dir: Path, *flags: str) -> "subprocess.Popen[str]":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """A run that has ended, and what was seen of it from outside."""
+    """Holds a run that has ended, and what was seen of it from outside."""
 
     hosts: list[str]
     leader: str
@@ -63,7 +63,7 @@ class Watched:
 
 
 def read_metrics(port: int, found: dict[str, float]) -> bool:
-    """Whether a run's metrics are there; the highest value of each is kept in `found`."""
+    """Says whether a run's metrics are there; keeps the highest value of each in `found`."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -80,7 +80,7 @@ def read_metrics(port: int, found: dict[str, float]) -> bool:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """A run on a data host, watched from its start to its end, its metrics read meanwhile.
+    """Watches a run on a data host from its start to its end, and reads its metrics meanwhile.
 
     When both hosts have fed for a while, the data host is killed.
     """

@@ -1,4 +1,4 @@
-"""Fixtures that several files of these tests use."""
+"""Holds fixtures that several files of these tests use."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from support.cluster import Cluster
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Cluster]:
-    """One data host with two workers, for one trainer after another."""
+    """Starts one data host with two workers, for one trainer after another."""
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
         yield cluster

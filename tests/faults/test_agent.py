@@ -1,4 +1,4 @@
-"""A real agent with its real fork server and workers, driven over real sockets by a client."""
+"""A client drives a real agent, with its real fork server and workers, over real sockets."""
 
 import contextlib
 import io
@@ -90,7 +90,10 @@ def wait_for(claim: Callable[[], bool], what: str) -> None:
 
 
 def own_children() -> set[psutil.Process]:
-    """Those that run: where this process adopts orphans, dead ones wait for it for ever."""
+    """Returns the children that run.
+
+    Where this process adopts orphans, dead ones wait for it for ever.
+    """
     running = set()
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -111,7 +114,7 @@ class Endless(torch.utils.data.IterableDataset[int]):
 
 
 class Client:
-    """A trainer in its barest form."""
+    """Plays a trainer in its simplest form."""
 
     def __init__(self, port: int, spec: PackedSpec, *, keys: crypto.Keys = KEYS, **kwargs: object):
         self.port = port
@@ -264,7 +267,7 @@ def client_of(port: int, spec: PackedSpec, **kwargs: object) -> Iterator[Client]
 
 
 def batch_threads() -> set[int]:
-    """Those of this process that the kernel lets interrupt nobody."""
+    """Returns the threads of this process that the kernel lets interrupt nobody."""
     found = set()
     for task in map(int, os.listdir("/proc/self/task")):
         with contextlib.suppress(ProcessLookupError):
@@ -275,7 +278,7 @@ def batch_threads() -> set[int]:
 
 @pytest.fixture(scope="module")
 def others() -> set[int]:
-    """Threads that interrupt nobody, and are not the agent's."""
+    """Returns the threads that interrupt nobody, and are not the agent's."""
     return batch_threads()
 
 
@@ -474,7 +477,7 @@ def test_a_dataset_host_that_was_forked_in_advance_may_die(agent: Agent) -> None
     assert template is not None
 
     def spares() -> list[psutil.Process]:
-        """Those that were forked since then, but for the one that was given the dataset."""
+        """Returns those that were forked since then, but for the one that got the dataset."""
         known = before | {dataset_host.pid}
         return [child for child in template.children() if child.pid not in known]
 
@@ -592,7 +595,7 @@ def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(
 
 
 def hangs_up(connection: socket.socket) -> bool:
-    """Whether the agent closes it, within the deadline, without a byte."""
+    """Says whether the agent closes it, within the deadline, without a byte."""
     connection.settimeout(DEADLINE_SECONDS)
     try:
         return connection.recv(1) == b""
@@ -844,7 +847,7 @@ def test_memory_in_flight_is_given_back(agent: Agent) -> None:
 
 @dataclass
 class Drained:
-    """What an agent says that drains: of what was not begun, to who comes late; and what it made.
+    """Holds what a draining agent says: of what was not begun, to who comes late; and what it made.
 
     Attributes:
         made: Numbers of batches.
@@ -933,7 +936,7 @@ agent.run()
 def agent_process(
     folder: Path, *, workers: int = 2, is_warm: bool = False, env: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes] | WarmProcess, int]]:
-    """An agent in a process of its own, with its control port.
+    """Runs an agent in a process of its own, and yields the process and its control port.
 
     Args:
         is_warm: It and its fork server are forked of a Python that has torch imported.

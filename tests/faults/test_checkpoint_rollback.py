@@ -1,4 +1,4 @@
-"""A state loaded into the loader that gave it: the same bytes as a new loader gives from it."""
+"""A loader that loads a state it gave goes on with the same bytes as a new loader does from it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One command of an engine, alone: nothing that it started is left, and nobody waits for ever."""
+"""One command of an engine, alone, leaves nothing that it started, and nobody waits for ever."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Datasets that hold random generators of their own, over the feed: every draw is compared."""
+"""Datasets that hold random generators of their own are fed, and every draw is compared."""
 
 import functools
 import json
@@ -23,14 +23,14 @@ def by_kind(lines: list[Line]) -> Found:
 
 @functools.cache
 def alone(num_workers: int) -> Found:
-    """Without a data group."""
+    """Returns what is found without a data group."""
     given = {"num_workers": num_workers, "samples": SAMPLES}
     return by_kind(run_script(given, script=SCRIPT).finish())
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Cluster]:
-    """Two data hosts with two workers each, for one trainer after another."""
+    """Starts two data hosts with two workers each, for one trainer after another."""
     with Cluster(agents=2, workers=2) as cluster:
         cluster.wait_for_agents()
         yield cluster
@@ -38,7 +38,7 @@ def hosts() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def fed(hosts: Cluster) -> list[Found]:
-    """From two hosts with two workers each, twice, and once with two local workers next to them."""
+    """Trains with two hosts of two workers each: twice, and once next to two local workers."""
     given = {"num_workers": 2, "samples": SAMPLES}
     return [
         by_kind(hosts.train(workers=local, script=SCRIPT, **given).finish()) for local in (0, 0, 2)

@@ -1,4 +1,4 @@
-"""Iterable datasets over the feed: every batch is compared with torch's own loader."""
+"""Iterable datasets are fed, and every batch is compared with torch's own loader."""
 
 import functools
 import json
@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Cluster]:
-    """Two data hosts with a worker each, for one trainer after another."""
+    """Starts two data hosts with a worker each, for one trainer after another."""
     with Cluster(agents=2) as cluster:
         cluster.wait_for_agents()
         yield cluster
@@ -50,7 +50,7 @@ def hosts() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def nobody() -> Iterator[Cluster]:
-    """A data group whose host does not come, for one trainer after another."""
+    """Makes a data group whose host does not come, for one trainer after another."""
     with Cluster(agents=1, late=True) as cluster:
         yield cluster
 
@@ -62,7 +62,7 @@ def _torchs(given: str) -> tuple[str, ...]:
 
 
 def torchs(**given: object) -> list[Line]:
-    """What torch's own loader yields."""
+    """Returns what torch's own loader yields."""
     return [json.loads(line) for line in _torchs(json.dumps(given, sort_keys=True))]
 
 
@@ -103,7 +103,7 @@ def test_ranks_have_shards_of_their_own(host: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def around_a_host() -> tuple[list[Line], list[Line]]:
-    """Of a trainer that waits for the only data host, and of one that loses it for a while."""
+    """Returns what two trainers yield: one waits for the only data host, one loses it a while."""
     with Cluster(agents=1, workers=2, late=True, feed=SHORT_LEASE) as cluster:
         trainer = cluster.train(workers=0, script=SCRIPT)
         wait_until(lambda: cluster.coordinator._ranks.senders() != (), "the rank attends")
@@ -185,16 +185,16 @@ def unpaused(options: dict[str, object]) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def bereaved() -> dict[str, list[Line]]:
-    """What trainers yield that have a stream on each of two data hosts when one ends.
+    """Returns what trainers yield that have a stream on each of two data hosts when one ends.
 
-    By how it ended; of those that was killed for all at once, by what they go through.
+    The keys say how it ended; where it was killed for all trainers at once, what they go through.
     """
 
     def begun(options: dict[str, object], rank: int = 0) -> Trainer:
         return cluster.train(rank=rank, workers=0, script=SCRIPT, **options)
 
     def begun_on_both() -> list[Trainer]:
-        """Those of LOST_WITH_A_HOST, in their pauses.
+        """Starts the trainers of LOST_WITH_A_HOST, and returns them in their pauses.
 
         A data host that a busy machine lets answer two seconds after the other gets no stream: then
         they begin once more.

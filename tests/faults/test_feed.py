@@ -1,4 +1,4 @@
-"""The feed as a training script meets it: real agents, real trainers, and what befalls them.
+"""Checks the feed as a script meets it: real agents, real trainers, and what happens to them.
 
 Every batch of every run is compared with the same script without any cluster: sha256 over the
 bytes of every tensor.
@@ -26,14 +26,14 @@ def _reference(given: str, rank: int) -> tuple[str, ...]:
 
 
 def reference(*, rank: int = 0, **given: object) -> list[Line]:
-    """What the script yields alone, with num_workers=0."""
+    """Returns what the script yields alone, with num_workers=0."""
     quick = {key: value for key, value in given.items() if key != "sample_seconds"}
     return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True), rank)]
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Cluster]:
-    """Two data hosts with a worker each, for one trainer after another."""
+    """Starts two data hosts with a worker each, for one trainer after another."""
     with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
         cluster.wait_for_agents()
         yield cluster
@@ -41,13 +41,13 @@ def hosts() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def nobody() -> Iterator[Cluster]:
-    """A data group whose hosts do not come, for one trainer after another."""
+    """Makes a data group whose hosts do not come, for one trainer after another."""
     with Cluster(agents=2, late=True, feed={"start_deadline_seconds": 170.0}) as cluster:
         yield cluster
 
 
 def env_of(cluster: Cluster, **feed: object) -> dict[str, str]:
-    """Feed settings of one trainer."""
+    """Returns the feed settings of one trainer, as its environment."""
     return {"STOKER_FEED": json.dumps(cluster.settings | feed)}
 
 
@@ -95,7 +95,7 @@ def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised(
 
 @pytest.fixture(scope="module")
 def around_a_host() -> dict[str, list[Line]]:
-    """What trainers yield while their only data host comes, is killed, and comes back."""
+    """Returns what trainers yield while their only data host comes, is killed, and comes back."""
     found = {}
     with Cluster(agents=1, late=True, feed=SHORT_LEASE) as cluster:
         alone = cluster.train(num_workers=1, pause_at=6)
@@ -192,7 +192,7 @@ def test_late_answers_of_a_stopped_host_are_dropped(hosts: Cluster) -> None:
 
 @pytest.fixture(scope="module")
 def bereaved() -> tuple[Trainer, Trainer]:
-    """A trainer that ended with one data host of two, the other killed, and one left by both."""
+    """Returns a trainer that ended with one data host, the other killed, and one left by both."""
     with Cluster(agents=3, late=True, feed=SHORT_LEASE) as cluster:
         cluster.start_agent(0)
         cluster.start_agent(1)

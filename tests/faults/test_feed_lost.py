@@ -1,4 +1,4 @@
-"""All data hosts gone, and nobody local to make batches: how `stoker train` ends."""
+"""Checks how `stoker train` ends when all data hosts are gone and nobody local makes batches."""
 
 import os
 import re

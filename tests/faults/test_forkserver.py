@@ -1,4 +1,4 @@
-"""The fork server with real processes: what specs name is imported once for all of them."""
+"""The fork server imports what specs name once for all of them, with real processes."""
 
 import importlib
 import os
@@ -44,7 +44,7 @@ class Items:
 
 
 class Host:
-    """A fork server, a module of the user that says where it is imported, and its specs."""
+    """Holds a fork server, a module of the user that says where it is imported, and its specs."""
 
     def __init__(self, folder: Path, name: str, fork_server: ForkServer) -> None:
         self.folder = folder
@@ -73,18 +73,18 @@ class Host:
         return dataset_host
 
     def imported(self) -> list[int]:
-        """By which processes other than this one."""
+        """Returns the processes, other than this one, that have imported the module."""
         lines = (self.folder / "imported").read_text().split()
         return [int(line) for line in lines if int(line) != os.getpid()]
 
     def told(self) -> list[list[str]]:
-        """Salt, value and threads, of each spec that was held."""
+        """Returns salt, value and threads of each spec that was held."""
         return [line.split() for line in (self.folder / "held").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[ForkServer]:
-    """One for all: it has imported torch once, and each test has a module of its own."""
+    """Starts one for all: it has imported torch once, and each test has a module of its own."""
     own = ForkServer(host="data-1")
     yield own
     own.close()
@@ -152,7 +152,7 @@ def test_a_module_that_ends_the_process_ends_only_that_dataset(host: Host) -> No
 
 
 def is_fork_server(process: psutil.Process) -> bool:
-    """Dead ones of earlier tests may wait for their parent: they have no command."""
+    """Says whether it is one; dead ones of earlier tests may wait for their parent: no command."""
     try:
         return "stoker.feed.agent.forkserver" in process.cmdline()
     except psutil.NoSuchProcess:

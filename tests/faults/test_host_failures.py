@@ -1,4 +1,4 @@
-"""A data host whose processes die for good: it is left out, the others make its batches."""
+"""A data host whose processes die for good is left out, and the others make its batches."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ def _reference(given: str) -> tuple[str, ...]:
 
 
 def reference(**given: object) -> list[Line]:
-    """What the script yields alone, with num_workers=0."""
+    """Returns what the script yields alone, with num_workers=0."""
     quick = {**given, "sample_seconds": 0.0}
     return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True))]
 
@@ -36,7 +36,7 @@ LONG = {"lease_seconds": 30.0}
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[Cluster]:
-    """One data host, for one training after the other."""
+    """Starts one data host, for one training after the other."""
     with Cluster(agents=1, feed=LONG) as cluster:
         cluster.wait_for_agents()
         yield cluster
@@ -44,7 +44,7 @@ def single() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Cluster]:
-    """Two data hosts, for one training after the other, each with settings of its own.
+    """Starts two data hosts, for one training after the other, each with settings of its own.
 
     The settings are part of the dataset: of one that they know, hosts may have workers already.
     """
@@ -54,13 +54,13 @@ def pair() -> Iterator[Cluster]:
 
 
 def workers_of(cluster: Cluster, trainer: Trainer, number: int) -> list[psutil.Process]:
-    """A host's data workers for this training: those of earlier ones are kept for a while."""
+    """Returns a host's data workers for this training; those of earlier ones are kept a while."""
     begin = psutil.Process(trainer.process.pid).create_time()
     return [worker for worker in cluster.workers_of(number) if worker.create_time() > begin]
 
 
 def kill_dataset_host(cluster: Cluster, trainer: Trainer, number: int) -> None:
-    """Of the dataset that the host's workers have; they die with it."""
+    """Kills the process that holds the dataset of the host's workers; they die with it."""
     wait_until(lambda: f"agent_ready agent=algo-{number}" in trainer.errors, "the host is ready")
     wait_until(lambda: bool(workers_of(cluster, trainer, number)), "a data worker")
     dataset_host = workers_of(cluster, trainer, number)[0].parent()
@@ -141,7 +141,7 @@ def test_where_none_is_left_the_training_ends_with_the_reason(
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[Cluster]:
-    """Two data hosts that nobody has asked for a batch, and a short lease."""
+    """Starts two data hosts that nobody has asked for a batch, with a short lease."""
     with Cluster(agents=2, feed={"lease_seconds": 5.0}) as cluster:
         cluster.wait_for_agents()
         yield cluster

@@ -1,4 +1,4 @@
-"""`stoker train --platform kubernetes` as a real process, stopped and killed while a job runs."""
+"""`stoker train --platform kubernetes` is a real process, stopped and killed while a job runs."""
 
 import json
 import os

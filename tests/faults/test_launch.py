@@ -1,4 +1,4 @@
-"""It ends, always: real runs on the local platform, ended in all the ways a run can end."""
+"""A run ends, always: real runs on the local platform, ended in all the ways a run can end."""
 
 import os
 import signal
@@ -217,7 +217,7 @@ def test_what_the_command_leaves_behind_is_ended(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalJob]:
-    """A training under way that three data hosts feed; struck, and told to go on, step by step."""
+    """Starts a training fed by three data hosts; it is struck and told to go on, step by step."""
     with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3) as job:
         job.wait_for_file("begun")
         yield job
@@ -435,7 +435,7 @@ except KeyboardInterrupt:
 
 
 def driver(tmp_path: Path) -> "subprocess.Popen[bytes]":
-    """A process of its own that runs the script in `tmp_path` on the local platform."""
+    """Starts a process of its own that runs the script in `tmp_path` on the local platform."""
     root = str(Path(__file__).parents[1])
     (tmp_path / "script.py").write_text(STAY)
     code = DRIVER.format(root=root, tmp=str(tmp_path))

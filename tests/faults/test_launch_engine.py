@@ -81,7 +81,7 @@ def engine(
     stop_seconds: float = 10.0,
     needs_all: bool = False,
 ) -> EngineSettings:
-    """A server on each data host, and where asked for on dnn hosts."""
+    """Asks for a server on each data host, and on dnn hosts if `dnn` is true."""
     (tmp_path / "server.py").write_text(server)
 
     def command(part: str) -> EngineCommand:

@@ -1,4 +1,4 @@
-"""`stoker launch` on hosts that SageMaker describes: no platform around, one launcher a host."""
+"""`stoker launch` runs on hosts that SageMaker describes: no platform, one launcher per host."""
 
 import contextlib
 import json
@@ -38,7 +38,7 @@ WAIT = (
 
 
 class Hosts:
-    """Launchers of hosts as SageMaker would start them, with one loopback port each."""
+    """Starts launchers of hosts as SageMaker would, with one loopback port each."""
 
     def __init__(self, tmp_path: Path, groups: Mapping[str, list[str]]) -> None:
         self.tmp_path = tmp_path
@@ -124,7 +124,7 @@ POD = {"STOKER_COMES_BACK": "1"}
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Hosts whose commands have ended well."""
+    """Yields hosts whose commands have ended well."""
     with ended(Hosts(tmp_path_factory.mktemp("played"), TWO_DATA_HOSTS)) as hosts:
         hosts.start("algo-4", SAY, **POD)
         for host in ("algo-2", "algo-1", "algo-3"):
@@ -170,7 +170,7 @@ def test_a_failing_follower_ends_all_hosts_and_data_hosts_end_with_0(hosts: Host
 
 @dataclass(frozen=True, kw_only=True)
 class Leaderless:
-    """Hosts that have ended, whose leader was killed, and the processes that trained."""
+    """Holds hosts that have ended, whose leader was killed, and the processes that trained."""
 
     hosts: Hosts
     trainers: Sequence[int]
@@ -265,7 +265,7 @@ def test_another_runs_host_is_refused(hosts: Hosts) -> None:
 
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
-    """A memory cgroup with a limit; its `cgroup.procs` takes processes in."""
+    """Makes a memory cgroup with a limit; its `cgroup.procs` takes processes in."""
     for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         group = root / f"stoker-test-{os.getpid()}"
         try:

@@ -1,4 +1,4 @@
-"""Launchers in the environment that a plan for Kubernetes gives to its pods; pods are processes."""
+"""Launchers run in the environment that a Kubernetes plan gives its pods; pods are processes."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ SAY = (
 
 
 class Pods:
-    """Pods of a plan, each with a loopback address in place of its name in the cluster's DNS."""
+    """Starts pods of a plan; loopback addresses stand for their names in the cluster's DNS."""
 
     def __init__(self, tmp_path: Path, *, script: str = SAY) -> None:
         self.tmp_path = tmp_path
@@ -149,7 +149,7 @@ def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving: Pods)
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
-    """Pods of a plan that have ended."""
+    """Yields pods of a plan that have ended."""
     with ended(Pods(tmp_path_factory.mktemp("played"))) as pods:
         for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
             pods.start(name, index)

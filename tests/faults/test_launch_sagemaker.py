@@ -1,4 +1,4 @@
-"""The launcher as the first process of SageMaker's containers: real processes, own /opt/ml each."""
+"""The launcher is the first process of SageMaker's containers: real processes, own /opt/ml each."""
 
 import json
 import os
@@ -104,7 +104,7 @@ while not pathlib.Path('/opt/ml/go').exists():
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """Hosts that run packed code, until the training is told to go on to its end."""
+    """Yields hosts that run packed code, until the training is told to go on to its end."""
     with Hosts(tmp_path_factory.mktemp("packed"), SMALL) as hosts:
         give_code(
             hosts,
@@ -121,7 +121,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 def adopted_orphans(hosts: Hosts, host: str, *, number: int) -> set[int]:
-    """The orphans that the host's first process has got, once they are so many."""
+    """Waits until the host's first process has got so many orphans, and returns them."""
     folder = hosts.ml(host)
     until(lambda: len(list(folder.glob("orphan-*"))) == number, what=f"{host} adopts orphans")
     return {int(path.name.removeprefix("orphan-")) for path in folder.glob("orphan-*")}

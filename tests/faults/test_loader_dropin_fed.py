@@ -1,4 +1,4 @@
-"""What torch's DataLoader promises, asked of a real data group: see support/dropin_claims.py.
+"""A real data group keeps what torch's DataLoader promises: see support/dropin_claims.py.
 
 One cluster serves all claims, for a trainer without local workers and for one with two.
 """
@@ -41,18 +41,21 @@ def started(kind: str, workers: int, names: tuple[str, ...], seeding: str) -> Tr
 
 @functools.cache
 def alone(kind: str, workers: int, names: tuple[str, ...], seeding: str = "batch") -> Found:
-    """What is found without a data group."""
+    """Returns what is found without a data group."""
     return found_by(started(kind, workers, names, seeding).finish())
 
 
 def seeded_names(seeding: str, *, workers: int) -> tuple[str, ...]:
-    """Without states of local workers that seed each sample: it is seeds or workers, not a pair."""
+    """Returns the seeded claims, without that of states for local workers that seed each sample.
+
+    That claim is checked with such seeds or with workers, not with both.
+    """
     left_out = STATES_CLAIM if seeding == "sample" and workers else ""
     return tuple(name for name in SEEDED if name != left_out)
 
 
 def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "batch") -> Found:
-    """What is found by so many local workers next to the cluster's host."""
+    """Returns what is found by so many local workers next to the cluster's host."""
     trainer = cluster.train(
         script=SCRIPT,
         kind="stoker",
@@ -67,7 +70,7 @@ def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "bat
 
 @pytest.fixture(scope="module")
 def fed() -> Iterator[dict[tuple[int, str], Found]]:
-    """What is found by local workers (0 or 2) next to a host with two, and by seeding.
+    """Returns what is found, by local workers (0 or 2) next to a host with two, and by seeding.
 
     With local workers: what tells where a batch was made, not all claims.
     """

@@ -1,4 +1,4 @@
-"""A run's pods as processes in a network of their own, while pods are moved, preempted and cut off.
+"""A run's pods are processes in a network of their own, and are moved, preempted and cut off.
 
 Every batch of every run is compared with the same script without any cluster. Figures of each run
 are printed (pytest -rP): what the trainer waited for batches, and how long others took.
@@ -33,7 +33,7 @@ def _reference(given: str) -> tuple[str, ...]:
 
 
 def reference(given: Line) -> list[Line]:
-    """What the script yields alone, with num_workers=0."""
+    """Returns what the script yields alone, with num_workers=0."""
     whole = {**given, "sample_seconds": 0.0}
     return [json.loads(line) for line in _reference(json.dumps(whole, sort_keys=True))]
 
@@ -53,7 +53,7 @@ MOVED: Line = {**GIVEN, "samples": 584}
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """A training that has ended, whose data pods were lost, cut off, preempted and all gone.
+    """Holds a training that has ended, whose data pods were lost, cut off, preempted and all gone.
 
     Attributes:
         other: Came late, with the address of one that was lost.
@@ -81,7 +81,7 @@ class Moved:
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
-    """One training, struck four times, under a lease that a cut of 5 s does not end."""
+    """Strikes one training four times, under a lease that a cut of 5 s does not end."""
     feed = {**FEED, "lease_seconds": 20.0}
     given = {**MOVED, "pause_at": STOPS, "sample_seconds": 0.02}
     with Pods(tmp_path_factory.mktemp("moved"), feed=feed, given=given) as pods:
@@ -179,7 +179,7 @@ def test_training_waits_while_all_data_pods_are_gone(moved: Moved) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A training with local workers that has ended, which two data pods joined late.
+    """Holds a training with local workers that has ended, which two data pods joined late.
 
     Attributes:
         late: Made batches to the end.
@@ -197,7 +197,7 @@ class Joined:
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
-    """One training, joined and struck once."""
+    """Runs one training, which is joined once and struck once."""
     with Pods(tmp_path_factory.mktemp("joined"), local=1, feed=FEED, given=PAUSES) as pods:
         trainer = pods.start("dnn", 0)
         trainer.wait_for_pause(FAULT_AT)

@@ -1,4 +1,4 @@
-"""Datasets that only the data hosts can build: `stoker.remote`."""
+"""`stoker.remote` gives a trainer datasets that only the data hosts can build."""
 
 from pathlib import Path
 

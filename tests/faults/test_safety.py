@@ -1,4 +1,4 @@
-"""Strangers at the feed's ports: refused in bounded memory, while the others are served on.
+"""Strangers at the feed's ports are refused in bounded memory, while the others are served on.
 
 Memory is judged by a stated number of bytes for a stated number of attempts, never by time.
 """
@@ -51,18 +51,18 @@ Flood = Callable[[int, Keys], "contextlib.ExitStack"]
 
 
 def reference_of(given: Mapping[str, object]) -> list[Line]:
-    """What the script yields alone."""
+    """Returns what the script yields alone."""
     return run_script({**given, "pause_at": None, "sample_seconds": 0.0}).finish()
 
 
 @pytest.fixture(scope="module")
 def reference() -> list[Line]:
-    """Of a short training."""
+    """Returns what the script yields alone in a short training."""
     return reference_of(GIVEN)
 
 
 class Struck:
-    """A cluster and its training, which pauses after each blow.
+    """Holds a cluster and its training, which pauses after each blow.
 
     Attributes:
         ports: Of the agent's two listeners, and the coordinator's.
@@ -79,14 +79,14 @@ class Struck:
         self.at_first = rss_bytes(cluster)
 
     def go_on(self) -> None:
-        """To the next pause; all batches so far are what they are to be."""
+        """Goes on to the next pause; all batches so far are what they are to be."""
         self._trainer.go_on()
         self._trainer.until("pause")
         found = [line for line in self._trainer.lines if "pause" not in line]
         assert found == self._expected[: len(found)]
 
     def finish(self) -> None:
-        """To its end."""
+        """Goes on to its end; all batches are what they are to be."""
         for _ in PAUSES[sum("pause" in line for line in self._trainer.lines) - 1 :]:
             self._trainer.go_on()
         assert self._trainer.finish() == self._expected
@@ -94,7 +94,7 @@ class Struck:
 
 @pytest.fixture(scope="module")
 def struck() -> Iterator[Struck]:
-    """For all attacks of strangers and members, one after the other."""
+    """Starts a cluster for all attacks of strangers and members, one after the other."""
     with Cluster(agents=1) as cluster:
         made = Struck(cluster)
         yield made
@@ -102,12 +102,12 @@ def struck() -> Iterator[Struck]:
 
 
 def greeting(*, version: bytes = b"\x03\x01", mechanism: bytes = b"CURVE") -> bytes:
-    """The first 64 bytes of ZMTP."""
+    """Returns the first 64 bytes of ZMTP."""
     return b"\xff" + bytes(8) + b"\x7f" + version + mechanism.ljust(20, b"\0") + bytes(32)
 
 
 def raw(sends: Callable[[int], bytes]) -> Flood:
-    """A flood of plain TCP connections, each of which sends something and stays open."""
+    """Makes a flood of plain TCP connections, each of which sends something and stays open."""
 
     def flood(port: int, keys: Keys) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
@@ -121,7 +121,7 @@ def raw(sends: Callable[[int], bytes]) -> Flood:
 
 
 def dealers(send: Callable[[int], list[bytes]], *, make_keys: Callable[[Keys], Keys]) -> Flood:
-    """A flood of CURVE clients with their own idea of the keys."""
+    """Makes a flood of CURVE clients with their own idea of the keys."""
 
     def flood(port: int, keys: Keys) -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
@@ -140,12 +140,12 @@ def dealers(send: Callable[[int], list[bytes]], *, make_keys: Callable[[Keys], K
 
 
 def foreign(keys: Keys) -> Keys:
-    """Of another run."""
+    """Returns the keys of another run."""
     return Keys.from_token(b"\x07" * 32)
 
 
 def stranger(keys: Keys) -> Keys:
-    """Knows the server's public key, and is not the run's client."""
+    """Makes keys of somebody who knows the server's public key, but is not the run's client."""
     other = foreign(keys)
     return Keys(
         server_public=keys.server_public,
@@ -184,13 +184,13 @@ def keys_of(cluster: Cluster) -> Keys:
 
 
 def rss_bytes(cluster: Cluster) -> dict[str, int]:
-    """Of the agent, and of this process, in which the coordinator is."""
+    """Returns the memory of the agent, and of this process, in which the coordinator is."""
     agent = psutil.Process(cluster.hosts[0].pid)
     return {"agent": agent.memory_info().rss, "here": psutil.Process().memory_info().rss}
 
 
 def multipart(_: int) -> bytes:
-    """ZeroMQ's handshake without encryption, then frames that say that there is more to come."""
+    """Gives ZeroMQ's handshake without encryption, then frames that say that more is to come."""
     ready = b"\x04\x26\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     return greeting(mechanism=b"NULL") + ready + (b"\x01\xff" + bytes(255)) * 1000
 
@@ -233,14 +233,14 @@ LISTENERS = ["control", "batches", "coordinator"]
 
 @dataclass
 class Hosed:
-    """What became of the strangers at one listener: bytes more at the peak, and who was cut."""
+    """Says what became of strangers at one listener: bytes more at the peak, and who was cut."""
 
     growth: int
     were_cut: list[bool]
 
 
 def hose_all(struck: Struck, name: str, listener: str) -> Hosed:
-    """Strangers of one kind at one listener, while the training is in a pause."""
+    """Sends strangers of one kind to one listener, while the training is in a pause."""
     address = ("127.0.0.1", struck.ports[listener])
     who = "here" if listener == "coordinator" else "agent"
     peak = [0]
@@ -254,7 +254,7 @@ def hose_all(struck: Struck, name: str, listener: str) -> Hosed:
 
 
 def told_of(struck: Struck, listener: str) -> list[int]:
-    """How many strangers each line of the listener's log tells of."""
+    """Returns how many strangers each line of the listener's log tells of."""
     log = struck.cluster.leader_log if listener == "coordinator" else struck.cluster.log_of(0)
     line = rf"strangers_cut port={struck.ports[listener]} connections=(\d+)"
     return [int(number) for number in re.findall(line, log.read_text())]
@@ -262,7 +262,7 @@ def told_of(struck: Struck, listener: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def hosed(struck: Struck) -> dict[tuple[str, str], Hosed]:
-    """All kinds at all listeners, one after the other; the logs have told of all of them."""
+    """Sends all kinds to all listeners, one after the other; the logs have told of all of them."""
     found = {
         (name, listener): hose_all(struck, name, listener)
         for name in HOSED
@@ -341,7 +341,7 @@ def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck: Struck) -
 
 
 class Recorder:
-    """A proxy that keeps what the client sends."""
+    """Plays a proxy that keeps what the client sends."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -414,7 +414,7 @@ def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(struck: Struck
 
 
 def secrets_of(cluster: Cluster) -> list[bytes]:
-    """The token and all that is derived from it, in every form it could be shown in."""
+    """Returns the token and all that is derived from it, in every form it could be shown in."""
     token = read_token(cluster.folder / "token")
     keys = Keys.from_token(token)
     raw_values = [token, keys.mac_key]
@@ -487,7 +487,7 @@ def flood(address: tuple[str, int], *, connections: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[Cluster]:
-    """A data host that holds as many files as `select` can take."""
+    """Starts a data host that holds as many files as `select` can take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip("too few file descriptors")

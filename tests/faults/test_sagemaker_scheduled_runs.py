@@ -1,4 +1,4 @@
-"""Two scheduled runs of an uploaded SageMaker pipeline; each meets troubles on its way."""
+"""Two scheduled runs of an uploaded SageMaker pipeline each meet troubles on their way."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
 
 @dataclass(frozen=True)
 class Runs:
-    """Two runs, one after the other.
+    """Holds two runs, one after the other.
 
     Attributes:
         first: Its decision is throttled; the host of its train step is lost while the job trains.

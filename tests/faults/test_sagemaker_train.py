@@ -1,4 +1,4 @@
-"""`stoker train --platform sagemaker` as a real process, stopped and killed while a job runs."""
+"""`stoker train --platform sagemaker` is a real process, stopped and killed while a job runs."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The sitecustomize of launched processes: it chains on, keeps failures, and breaks nothing."""
+"""The sitecustomize of launched processes chains on, keeps failures, and breaks nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A random killer at work while epochs are read, for minutes: `make soak` runs it.
+"""A random killer strikes while epochs are read, for minutes: `make soak` runs it.
 
 STOKER_SOAK_SECONDS says for how long, STOKER_SOAK_SEED with which strikes; a run prints its seed.
 Both scripts' batches are compared with the same script's alone, and leaving the cluster looks for

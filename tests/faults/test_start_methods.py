@@ -40,7 +40,7 @@ def found_by(trainer: Trainer) -> Found:
 
 @functools.cache
 def forked(*, epochs: int = 1, shards: int = 2) -> dict[str, str]:
-    """What is wanted of all: of workers that are forked, without a data group."""
+    """Returns what is wanted of all: what forked workers give, without a data group."""
     given = {"starts": ["fork"], "epochs": epochs, "shards": shards}
     expected = found_by(run_script(given, script=SCRIPT))["fork"]
     assert list(expected) == ["Drawing", "Stream"]
@@ -65,7 +65,7 @@ def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_
 
 @pytest.fixture(scope="module")
 def of_no_host_yet() -> Found:
-    """What local workers make of all batches, as no data host comes."""
+    """Returns what is found where local workers make all batches, as no data host comes."""
     with Cluster(agents=1, late=True) as cluster:
         given = {"starts": STARTS, "as_option": True, "epochs": 2, "shards": 1}
         return found_by(cluster.train(script=SCRIPT, **given))

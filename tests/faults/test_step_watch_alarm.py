@@ -1,4 +1,4 @@
-"""A sleep that tells how late the machine ended it."""
+"""A sleep tells how late the machine ended it."""
 
 import signal
 import subprocess

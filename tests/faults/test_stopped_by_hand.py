@@ -1,4 +1,4 @@
-"""`stoker train` and `stoker run` that are stopped by Ctrl-C or SIGTERM: what is kept, and said."""
+"""Checks what `stoker train` and `stoker run` keep and say when Ctrl-C or SIGTERM stops them."""
 
 import os
 import signal

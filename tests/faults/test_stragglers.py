@@ -1,4 +1,4 @@
-"""Who is slow, stopped, cut off in the middle or late does not stop the others, nor change a byte.
+"""Nobody who is slow, stopped, cut off in the middle or late stops the others or changes a byte.
 
 Every batch of every run is compared with the same script without any cluster.
 """
@@ -30,14 +30,14 @@ def _reference(given: str) -> tuple[str, ...]:
 
 
 def reference(**given: object) -> list[Line]:
-    """What the script yields alone, with num_workers=0."""
+    """Returns what the script yields alone, with num_workers=0."""
     quick = {**given, "sample_seconds": 0.0}
     return [json.loads(line) for line in _reference(json.dumps(quick, sort_keys=True))]
 
 
 @pytest.fixture(scope="module")
 def only() -> Iterator[Cluster]:
-    """A data host with two workers, for one training after the other."""
+    """Starts a data host with two workers, for one training after the other."""
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
         yield cluster
@@ -115,7 +115,7 @@ LARGE = {**SLOW, "shape": [3, 140, 140], "samples": 64}
 
 @dataclass
 class Behind:
-    """A data host behind a proxy, for one training after the other."""
+    """Holds a data host behind a proxy, for one training after the other."""
 
     cluster: Cluster
     proxy: Proxy
@@ -168,7 +168,7 @@ def test_connection_that_is_lost_again_and_again_in_its_first_batch_is_an_error(
 
 @dataclass
 class Unreached:
-    """A data host whose port for batches is another's: bound, and refusing until it listens."""
+    """Holds a data host whose port for batches is another's: bound, refusing until it listens."""
 
     cluster: Cluster
     held: socket.socket
@@ -184,13 +184,13 @@ def unreached() -> Iterator[Unreached]:
 
 @contextlib.contextmanager
 def refusing(held: socket.socket) -> Iterator[None]:
-    """A port that is bound and does not listen: who connects is refused."""
+    """Keeps a port that is bound and does not listen: who connects is refused."""
     yield
 
 
 @contextlib.contextmanager
 def mute(held: socket.socket) -> Iterator[None]:
-    """A port that accepts, and hangs up on whoever speaks."""
+    """Accepts at the port, and hangs up on whoever speaks."""
     held.listen()
     is_over = threading.Event()
     held.settimeout(0.1)
@@ -223,7 +223,7 @@ def test_host_whose_port_for_batches_nobody_reaches_is_an_error_in_words(
 
 @pytest.fixture(scope="module")
 def half_reached() -> Iterator[Behind]:
-    """Two data hosts; nobody reaches the port for batches of the first."""
+    """Starts two data hosts; nobody reaches the port for batches of the first."""
     with Proxy() as proxy, Cluster(agents=2, late=True) as cluster:
         cluster.start_agent(0, advertised_batch_port=proxy.port)
         cluster.start_agent(1)

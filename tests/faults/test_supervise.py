@@ -1,4 +1,4 @@
-"""What the launcher does with a command that is to end, with real processes."""
+"""The launcher ends a command that is to end, with real processes."""
 
 import io
 import queue

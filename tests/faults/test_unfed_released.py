@@ -1,4 +1,4 @@
-"""A script that forgot the changed import, under a data group: it trains on, its data hosts end."""
+"""A script that forgot the changed import trains on under a data group; its data hosts end."""
 
 from pathlib import Path
 

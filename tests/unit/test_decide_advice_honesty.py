@@ -1,5 +1,6 @@
-"""What `decide` says of a profile that was measured, with the numbers of trainings that were
-advised wrongly: it may not contradict the profile, nor promise what the profile ruled out.
+"""`decide` neither contradicts a measured profile nor promises what the profile ruled out.
+
+The numbers are those of trainings that were advised wrongly.
 """
 
 import math
