@@ -1,4 +1,4 @@
-"""Calls to AWS: refusals in words, answers as JSON, pages, addresses."""
+"""Checks calls to AWS: refusals in words, answers as JSON, pages, addresses."""
 
 import io
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ def decoded(known: LayoutCache, value: object) -> object:
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The trees that were read in full."""
+    """Collects the trees that are read in full."""
     trees: list[bytes] = []
 
     def recorded(tree: bytes, payload: Bytes1D | None, *, allow_pickle: bool) -> object:

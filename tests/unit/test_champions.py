@@ -1,4 +1,4 @@
-"""The folder of champions: which model is in use, and who becomes the next one."""
+"""Checks the folder of champions: which model is in use, and which one comes next."""
 
 import itertools
 import threading
@@ -16,7 +16,7 @@ WORKLOAD = Workload(
 
 
 def evaluated(folder: Path, accuracy: float, *, run: str = "") -> Path:
-    """The evaluation.json of a model that passed when there was no champion."""
+    """Writes the evaluation.json of a model that passed when there was no champion."""
     file = folder / f"evaluation-{accuracy}{run}.json"
     gate = GateResult(metric="accuracy", value=accuracy, min_champion=-0.01, passed=True)
     record = Evaluation(

@@ -1,4 +1,4 @@
-"""How long a session without anybody who makes batches for it is waited for."""
+"""Checks how long a session waits while nobody makes batches for it."""
 
 import dataclasses
 import io
@@ -25,7 +25,7 @@ PATIENCE = 4.0 + LOST_GRACE_SECONDS
 
 
 class Alone:
-    """A session whose data hosts are all gone since second 0."""
+    """Holds a session whose data hosts have all been gone since second 0."""
 
     def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0) -> None:
         self.log = io.StringIO()
@@ -135,7 +135,7 @@ def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(
 
 
 class StartsOnlyOnce:
-    """Local workers, the first of whose processes cannot be started."""
+    """Plays local workers, the first of whose processes cannot be started."""
 
     def __init__(self) -> None:
         self.refused: set[int] = set()

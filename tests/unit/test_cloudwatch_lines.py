@@ -1,4 +1,4 @@
-"""The merged log: groups learnt from the job itself, each line once, none left out."""
+"""The merged log has each line once and leaves none out; groups are learnt from the job itself."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A job that ran: steps out of its log, who is where, and what its load suggests to decide."""
+"""A job that ran tells its steps in its log, who is where, and what its load suggests to decide."""
 
 import json
 from datetime import date
@@ -61,7 +61,7 @@ def profile(cpu: float | None, gpu: float | None, kind: str = "ml.p4d.24xlarge")
 
 
 def progress(*steps: float, wait: float | None = None) -> list[str]:
-    """A line of stoker's progress for each step's seconds."""
+    """Makes a line of stoker's progress for each step's seconds."""
     waits = "" if wait is None else f" wait_seconds={wait}"
     return [
         STOKER.format(n % 60) + f"progress steps={n + 1} step_seconds={seconds}{waits}"

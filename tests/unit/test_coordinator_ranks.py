@@ -1,4 +1,4 @@
-"""Which processes attend for the ranks, and whose report counts."""
+"""Checks which processes attend for the ranks, and whose report counts."""
 
 from stoker.feed.wire.protocol import Progress
 from stoker.launch.coordinator import MAX_PROCESSES, SILENT_SECONDS, Attendance

@@ -1,4 +1,4 @@
-"""What of a script's environment travels with its dataset."""
+"""Checks what of a script's environment travels with its dataset."""
 
 import pytest
 

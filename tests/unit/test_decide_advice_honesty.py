@@ -50,7 +50,7 @@ def at(value: float) -> Quartiles:
 
 
 def ms(**milliseconds: float) -> dict[str, float]:
-    """Seconds of a step and its parts, and of a batch in its worker: CPU, and on the wall."""
+    """Gives seconds of a step and its parts, and of a batch in its worker: CPU, and on the wall."""
     return {name: round(value / 1000, 9) for name, value in milliseconds.items()}
 
 
@@ -65,7 +65,7 @@ def rank_of(
     threads: int | None = None,
     looks: tuple[float, ...] = (),
 ) -> RankResult:
-    """A rank with these figures."""
+    """Makes a rank with these figures."""
     return RankResult(
         rank=0,
         world_size=1,
@@ -115,7 +115,7 @@ def rank_of(
 
 
 def profile_of(rank: RankResult) -> Profile:
-    """The profile that one rank makes."""
+    """Makes the profile of one rank."""
     return combine(
         [rank],
         group=TodaysGroup(instance_type=f"local.c{round(rank.vcpus)}"),
@@ -445,7 +445,7 @@ def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(
 
 
 def with_a_data_host(profile: Profile, storage: str | None) -> tuple[Decision, Predicted]:
-    """The decision on a storage that is told so, and what a second host of that kind gives."""
+    """Returns the decision with this storage, and what another host, a local.c2, would give."""
     decision = decided(
         profile,
         objective="time",

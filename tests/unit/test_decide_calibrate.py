@@ -50,7 +50,7 @@ def profile(**changes: float) -> Profile:
 
 
 def run(slower: float = 1.0, *, measured_on: Profile | None = None, **training: Any) -> EarlierRun:
-    """A run that took so many times the predicted step."""
+    """Makes a run whose step took `slower` times the predicted seconds."""
     found = measured_on or profile()
     decision = decide(found, catalog=LOCAL, constraints=CONSTRAINTS, today=TODAY)
     assert decision.action == "heterogeneous"

@@ -39,7 +39,7 @@ LOCAL = load_catalog("local", cores=3)
 
 
 def _workstation(*, cpu_model: str | None = None, **changes: object) -> Profile:
-    """Two cores without an accelerator, that load and train."""
+    """Makes the profile of two cores without an accelerator, which load and train."""
     terms: dict[str, object] = {
         "step_seconds": 0.110,
         "accelerator_step_seconds": 0.050,

@@ -1,4 +1,4 @@
-"""`stoker decide` without a profile: what the numbers in somebody's hand may be."""
+"""Checks what numbers `stoker decide` takes from the user where there is no profile."""
 
 from pathlib import Path
 

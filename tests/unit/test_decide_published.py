@@ -1,4 +1,4 @@
-"""The published results, reproduced from their inputs.
+"""The published results are reproduced from their inputs.
 
 AWS's two jobs (prices of 2022, us-east-1, on demand, SageMaker; the source prints its cost per step
 in US cents: here all costs are dollars), and FastFlow's ratios of training time with and without
@@ -84,7 +84,7 @@ def _pytorch(catalog: Catalog, cpu: float | None = None) -> Decision:
 
 
 def _fastflow(catalog: Catalog, *, gpus: int, data: int) -> float:
-    """Predicted time with the remote hosts over the time without them."""
+    """Predicts the time with the remote hosts, divided by the time without them."""
     profile = builders.profile(
         "box.gpu",
         count=gpus,

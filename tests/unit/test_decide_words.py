@@ -78,7 +78,7 @@ def decided(
 
 @functools.cache
 def starved() -> Decision:
-    """The decision on the profile as it is, made once for all who only read it."""
+    """Decides on the profile as it is, once for all who only read the decision."""
     return decided(profile())
 
 
@@ -362,7 +362,7 @@ def test_catalog_of_nothing_but_todays_type_keeps_it() -> None:
 def _made_up(
     action: Action, *, step: float, usd_per_hour: float, band: float, hours: float | None = None
 ) -> Plan:
-    """A plan, where today's step takes 100 ms at 1 $ per hour."""
+    """Makes up a plan, where today's step takes 100 ms at 1 $ per hour."""
     outcome = Predicted(
         step_seconds=step,
         step_seconds_low=step * (1 - band),
@@ -401,7 +401,7 @@ def _path(others: list[Plan], constraints: Constraints, *, hours: float | None =
 
 
 def _said_of_a_data_group(found: Walk) -> str:
-    """The answer; it never says yes and then that the plan does not pay."""
+    """Returns the answer, which never says yes and then that the plan does not pay."""
     answer = next(each for each in walk(found) if each.question.startswith("Would a data group"))
     assert not (answer.answer == "yes" and "only" in answer.because)
     if answer.answer == "yes" and "buys time" in answer.because:

@@ -1,4 +1,4 @@
-"""stoker doctor: each finding says what is there, and fails only where a run cannot work."""
+"""Each finding of stoker doctor says what is there, and fails only where a run cannot work."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def port() -> int:
 
 @contextlib.contextmanager
 def coordinator_at(port: int, token_file: Path) -> Iterator[None]:
-    """A run's leader, listening on loopback."""
+    """Starts a run's leader that listens on loopback, and closes it at the end."""
     with open(os.devnull, "w") as nowhere:
         coordinator = Coordinator(
             keys=Keys.from_token(bytes.fromhex(token_file.read_text())),
@@ -63,7 +63,7 @@ def coordinator_at(port: int, token_file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stranger_at(port: int) -> Iterator[None]:
-    """Something else that takes connections and says nothing."""
+    """Plays a stranger that takes connections and says nothing."""
     with socket.create_server(("127.0.0.1", port)):
         yield
 

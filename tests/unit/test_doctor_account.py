@@ -1,4 +1,4 @@
-"""`stoker doctor --aws WORKLOAD`: what an account lacks, what to do, and what may not be asked."""
+"""`stoker doctor --aws WORKLOAD` tells what an account lacks, what to do, what may not be asked."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,20 +35,20 @@ MANIFEST = {
 
 @pytest.fixture
 def aws(aws_server: AwsServer) -> Aws:
-    """An empty account."""
+    """Makes an empty account."""
     return Aws(region=REGION, sleep=lambda seconds: None)
 
 
 @pytest.fixture
 def answers(aws: Aws) -> Answers:
-    """Service Quotas, which moto does not have: one page of each listing."""
+    """Plays Service Quotas, which moto does not have: one page of each listing."""
     made = Answers(aws)
     give_quotas(made, dict.fromkeys(NEEDED, 4.0))
     return made
 
 
 def give_quotas(answers: Answers, values: Mapping[str, float], **defaults: float) -> None:
-    """What Service Quotas answers from now on."""
+    """Sets what Service Quotas answers from now on."""
     for operation, quotas in (
         ("ListServiceQuotas", values),
         ("ListAWSDefaultServiceQuotas", defaults),
@@ -59,7 +59,7 @@ def give_quotas(answers: Answers, values: Mapping[str, float], **defaults: float
 
 @pytest.fixture
 def account(aws: Aws, answers: Answers) -> Aws:
-    """An account with what the example needs."""
+    """Makes an account with what the example needs."""
     home = {"LocationConstraint": REGION}
     aws.call("s3", "CreateBucket", Bucket="bucket", CreateBucketConfiguration=home)
     aws.write_object("s3://bucket/mnist/t10k-images-idx3-ubyte.gz", b"x")

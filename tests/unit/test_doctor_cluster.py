@@ -1,4 +1,4 @@
-"""`stoker doctor --cluster WORKLOAD`: what a cluster lacks, and what may not be asked."""
+"""`stoker doctor --cluster WORKLOAD` tells what a cluster lacks, and what may not be asked."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ WORKLOAD: Mapping[str, Json] = {
 
 @pytest.fixture
 def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
-    """A cluster with all that the workload needs."""
+    """Plays a cluster with all that the workload needs."""
     with kubernetes_api() as found:
         use_kube_config(monkeypatch, kube_config(tmp_path, found.url))
         found.role = rules(KubernetesSettings())

@@ -1,4 +1,4 @@
-"""What a host runs of an engine, and what is refused before any host runs."""
+"""Checks what a host runs of an engine, and what is refused before any host runs."""
 
 import json
 import queue

@@ -1,4 +1,4 @@
-"""How far an engine's commands are: what hosts tell the leader, and the leader all hosts."""
+"""Hosts tell the leader how far an engine's commands are, and the leader tells all hosts."""
 
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.feed.wire.protocol import PROTOCOL_VERSION, Heartbeat, HostStage, Join, Leave

@@ -1,4 +1,4 @@
-"""The example: its data, its pictures, its settings, and that it stays a plain PyTorch script."""
+"""Checks the example's data, pictures and settings, and that it stays a plain PyTorch script."""
 
 import hashlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Log files of a followed job: what a full disk does to them."""
+"""Checks what a full disk does to the log files of a followed job."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The dnn leader's look at whether anybody still follows its run."""
+"""The dnn leader looks whether anybody still follows its run."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from stoker.launch.follower_lease import LOOK_SECONDS, FollowerLease
 
 
 class Followed:
-    """A lease in a folder, and the time."""
+    """Holds a lease in a folder, and the time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -21,7 +21,7 @@ class Followed:
         (self._folder / "minutes").write_text(minutes)
 
     def after(self, minutes: float) -> bool:
-        """Whether the run turns out to be abandoned within so many minutes."""
+        """Says whether the run turns out to be abandoned within so many minutes."""
         end = self.now + minutes * 60
         while self.now < end:
             self.now += LOOK_SECONDS

@@ -1,4 +1,4 @@
-"""Which random generators of a dataset are found, watched and seeded."""
+"""Checks which random generators of a dataset are found, watched and seeded."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ made_later: np.random.Generator | None = None
 
 
 class Holds:
-    """What its name says, and whatever is given."""
+    """Holds whatever is given."""
 
     def __init__(self, **given: object) -> None:
         self.__dict__.update(given)

@@ -1,4 +1,4 @@
-"""Membership of a run: joins, leases and losses, with a clock of our own."""
+"""Checks the membership of a run: joins, leases and losses, with a clock of our own."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

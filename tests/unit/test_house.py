@@ -1,4 +1,4 @@
-"""Rules of the house that no other tool holds: names that occur once, no circles, sentences."""
+"""Checks rules that no other tool checks: names that occur once, no circles, sentences."""
 
 import ast
 import functools
@@ -45,7 +45,7 @@ def trees() -> list[tuple[str, ast.Module]]:
 
 @functools.cache
 def nodes() -> list[tuple[str, list[ast.AST]]]:
-    """All nodes of each module."""
+    """Returns all nodes of each module."""
     return [(module, list(ast.walk(tree))) for module, tree in trees()]
 
 
@@ -74,7 +74,7 @@ def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
 
 
 def imported_by(node: ast.AST) -> set[str]:
-    """What is imported as a module is imported; not by a function, and not for types only."""
+    """Returns what a module imports when it is imported: not in a function, nor for types only."""
     found: set[str] = set()
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -88,7 +88,7 @@ def imported_by(node: ast.AST) -> set[str]:
 
 
 def imported_sometime_by(found: list[ast.AST]) -> set[str]:
-    """What is imported at whatever time: also by functions, and for types."""
+    """Returns what is imported at whatever time: also by functions, and for types."""
     statements = [node for node in found if isinstance(node, ast.Import | ast.ImportFrom)]
     return set[str]().union(*map(names_in, statements))
 
@@ -188,7 +188,7 @@ for name in names:
 
 @pytest.fixture
 def _no_process_is_started() -> None:
-    """What a process has imported is seen in one."""
+    """Allows processes here: what a process has imported is seen only in one."""
 
 
 @pytest.mark.parametrize(("names", "allowed"), [(LIGHT, set()), ([AGENT[0]], AGENT[1])])

@@ -1,4 +1,4 @@
-"""Where Kubeflow is: flags count more than the workload, and that more than the environment."""
+"""Flags say where Kubeflow is before the workload does, and the workload before the environment."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A pipeline's documents: tasks in their order, parameters, digests, and what differs."""
+"""Checks a pipeline's documents: tasks in their order, parameters, digests, and what differs."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ def task(component: str, *after: str, **more: Json) -> dict[str, Json]:
 
 
 def pipeline(*, image: str = "stoker:1", epochs: float = 3.0) -> dict[str, Json]:
-    """A train step in a condition behind decide; evaluate reads what the condition gives."""
+    """Makes a train step in a condition after decide; evaluate reads what the condition gives."""
     condition = {"triggerPolicy": {"condition": "inputs.x == 'pod'"}}
     reads = {"inputs": {"parameters": {"where": {"taskOutputParameter": {"producerTask": "if"}}}}}
     return {

@@ -1,4 +1,4 @@
-"""Parameters of a run, held against the uploaded version; and whether that is up to date."""
+"""Checks how a run's parameters fit the uploaded version, and whether that is up to date."""
 
 import json
 

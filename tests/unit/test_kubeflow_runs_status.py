@@ -1,4 +1,4 @@
-"""What the service tells of a run's nodes, as a tree of the pipeline's steps."""
+"""A run's nodes, as the service tells them, become a tree of the pipeline's steps."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ RUN = "5b1f6c3e-0000-4000-8000-00000000abcd"
 
 
 def pipeline() -> Json:
-    """profile, then a condition with train in it, then gate."""
+    """Makes a pipeline: profile, then a condition with train in it, then gate."""
     names = ("profile", "train", "gate")
     return {
         "pipelineInfo": {"name": "mnist"},

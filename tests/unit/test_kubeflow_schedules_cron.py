@@ -1,4 +1,4 @@
-"""Kubeflow's cron: six fields with seconds, made of Unix's five; everything else is refused."""
+"""Kubeflow's cron has six fields with seconds, made of Unix's five; everything else is refused."""
 
 from datetime import UTC, datetime, timedelta
 

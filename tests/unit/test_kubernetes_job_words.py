@@ -1,4 +1,4 @@
-"""What is said of hosts that wait, and of how a run ended."""
+"""Checks what is said of hosts that wait, and of how a run ended."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the objects of a run promise, whatever the workload says."""
+"""The objects of a run keep their promises, whatever the workload says."""
 
 import dataclasses
 import json
@@ -28,14 +28,14 @@ def plan(spec: JobSpec) -> KubernetesRequest:
 
 
 def template(request: KubernetesRequest) -> Any:
-    """The JobSet's spec, of the JobSet itself or of the runtime."""
+    """Returns the JobSet's spec, of the JobSet itself or of the runtime."""
     if request.runtime is None:
         return request.main["spec"]
     return request.runtime["spec"]["template"]["spec"]  # type: ignore[call-overload, index]
 
 
 def jobs(request: KubernetesRequest) -> dict[str, Any]:
-    """The jobs' specs by role."""
+    """Returns the jobs' specs by role."""
     return {
         "data" if found["name"] == "data" else "dnn": found["template"]["spec"]
         for found in template(request)["replicatedJobs"]
@@ -51,13 +51,13 @@ def container(request: KubernetesRequest, role: str) -> Any:
 
 
 def environment(request: KubernetesRequest, role: str) -> dict[str, str]:
-    """As the container sees it; what Kubernetes would put in is left out."""
+    """Returns variables as the container sees them, without those that Kubernetes would put in."""
     found = container(request, role)["env"]
     return {v["name"]: expand(v["value"]) for v in found if "value" in v}
 
 
 def expand(text: str) -> str:
-    """Kubernetes' own rule: $$ is $, $(NAME) the variable, everything else is left as it is."""
+    """Expands by Kubernetes' own rule: $$ is $, $(NAME) the variable, all else is left as it is."""
 
     def replace(match: re.Match[str]) -> str:
         return "$" if match.group() == "$$" else f"<{match.group()}>"
@@ -281,7 +281,7 @@ def test_the_dns_names_are_those_that_jobset_gives() -> None:
 
 
 def inputs(request: KubernetesRequest, role: str) -> dict[str, str]:
-    """Channel to claim and folder, as the group's pods mount them."""
+    """Maps each channel to its claim and folder, as the group's pods mount them."""
     spec = pods(request)[role]
     claims = {
         v["name"]: v["persistentVolumeClaim"]["claimName"]

@@ -1,4 +1,4 @@
-"""Who reaches the pods of a run under the rendered NetworkPolicies, as Kubernetes reads these."""
+"""Checks who reaches a run's pods under the rendered NetworkPolicies, as Kubernetes reads these."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -36,7 +36,7 @@ def is_selected(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 def reaches(
     source: Mapping[str, str], target: Mapping[str, str], port: int, **workload: Json
 ) -> bool:
-    """Whether a pod of the namespace reaches a port of another one; TCP."""
+    """Says whether a pod of the namespace reaches a TCP port of another one."""
     policies: Any = network_policies(
         workload_from({"name": "mnist", "command": ["python", "train.py"], **workload})
     )

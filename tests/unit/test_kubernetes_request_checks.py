@@ -1,4 +1,4 @@
-"""A cluster's rules: each of them is broken once, in an object that keeps all others."""
+"""Each of a cluster's rules is broken once, in an object that keeps all others."""
 
 import copy
 import gzip
@@ -19,7 +19,7 @@ TRAINER = {**EVERYTHING, "api": "trainer"}
 
 
 def objects(settings: Any) -> dict[str, Any]:
-    """The objects of a job by kind, free to be changed."""
+    """Returns the objects of a job by kind, free to be changed."""
     request = KubernetesPlatform().plan(job(settings=settings))
     return {str(o["kind"]): json.loads(json.dumps(o)) for o in request.objects}
 

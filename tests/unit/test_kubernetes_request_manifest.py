@@ -1,4 +1,4 @@
-"""YAML that every parser reads alike."""
+"""Every parser reads the YAML of manifests alike."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reading a log again and again: nothing is lost, nothing comes twice."""
+"""A log is read again and again: nothing is lost, nothing comes twice."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -17,7 +17,7 @@ def stamped(seconds: float, text: str) -> str:
 
 
 def served(lines: list[str], query: dict[str, str]) -> list[str]:
-    """As a kubelet does: lines from a whole second on."""
+    """Serves lines as a kubelet does: from a whole second on."""
     since = query.get("sinceTime", "")[:-1]
     return [line for line in lines if line[: len(since)] >= since]
 

@@ -1,4 +1,4 @@
-"""What is read out of a cluster's objects: jobs, pods, events, errors."""
+"""Checks what is read out of a cluster's objects: jobs, pods, events, errors."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`stoker launch train`: which command that is."""
+"""Checks which command `stoker launch train` runs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The launcher's pure parts: exports, measures, failures, strategy."""
+"""Checks the launcher's pure parts: exports, measures, failures, strategy."""
 
 import dataclasses
 import json
@@ -160,7 +160,7 @@ def test_collectives_are_told_the_network_interface_if_this_host_has_it(
 
 
 def test_what_is_set_already_is_not_set_otherwise(tmp_path: Path) -> None:
-    """By the user, and in AWS's images by the toolkit, which starts the launcher."""
+    """The user has set them, or in AWS's images the toolkit, which starts the launcher."""
     environ = {
         "STOKER_BASE_DIR": str(tmp_path),
         "SM_NUM_NEURONS": "32",

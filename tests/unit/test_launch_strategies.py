@@ -1,4 +1,4 @@
-"""Strategies: what is refused at load and plan, and mpirun's command."""
+"""Checks what strategies refuse at load and plan, and mpirun's command."""
 
 import json
 import shlex

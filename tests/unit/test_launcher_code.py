@@ -1,4 +1,4 @@
-"""Packed code: what is unpacked, and what is refused before anything is written."""
+"""Packed code is unpacked as it was, or refused before anything is written."""
 
 import io
 import os

@@ -18,7 +18,7 @@ USER = 1000
 
 @contextmanager
 def as_a_pods_user() -> Iterator[None]:
-    """As user 1000, where tests run as root: root may write everywhere."""
+    """Acts as user 1000, where tests run as root: root may write everywhere."""
     if os.geteuid():
         yield
         return
@@ -33,7 +33,7 @@ def as_a_pods_user() -> Iterator[None]:
 
 @pytest.fixture
 def base_dir() -> Iterator[Path]:
-    """A job folder, whose folders are a claim's that the kubelet made."""
+    """Makes a job folder with folders as the kubelet makes those of a claim."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         folder.chmod(0o755)

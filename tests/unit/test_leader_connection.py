@@ -1,4 +1,4 @@
-"""When a launcher gives up its leader, with a clock of our own."""
+"""Checks when a launcher gives up its leader, with a clock of our own."""
 
 from math import inf
 

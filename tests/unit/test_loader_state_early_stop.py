@@ -38,7 +38,7 @@ SAMPLERS: dict[str, Draw] = {
 
 
 class Pass:
-    """An epoch over a loader as the feed goes through it: `ahead` batches before the script."""
+    """Goes through an epoch of a loader as the feed does: `ahead` batches before the script."""
 
     def __init__(self, loader: data.DataLoader[object], books: LoaderBooks, ahead: int) -> None:
         self.order = SamplerOrder(loader, books, is_inline=False, is_fed=True)
@@ -73,7 +73,7 @@ def made(
 
 
 def drawn_by_torch(draw: Draw, count: int) -> torch.Tensor:
-    """The generator's state after a loader's sampler was asked so often."""
+    """Returns the generator's state after a loader's sampler was asked `count` times."""
     loader, generator = made(draw)
     draws = iter(loader._index_sampler)
     for _ in range(count):

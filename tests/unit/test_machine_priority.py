@@ -1,4 +1,4 @@
-"""Threads that interrupt nobody: for as long as they say, and not against the user's will."""
+"""Threads interrupt nobody for as long as they say so, and never against the user's will."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The size of batches of any kind; none of them may end a training."""
+"""Batches of any kind have a size, and none of them ends a training."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from support.property_tests import examples
 
 
 class Unwilling:
-    """An array whose size cannot be asked for."""
+    """Plays an array whose size cannot be asked for."""
 
     dtype = "float32"
 

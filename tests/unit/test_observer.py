@@ -1,4 +1,4 @@
-"""What the feed counts of itself, and that the count is small enough to be told."""
+"""Checks what the feed counts of itself, and that the count is small enough to be told."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The lines that show what changes between two definitions."""
+"""Lines show what changes between two definitions."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ BASE = definition(workload())
 
 
 def changed(**steps: Json) -> Json:
-    """The base with other arguments of some steps."""
+    """Returns the base with other arguments of some steps."""
     document = copy.deepcopy(BASE)
     for found in walk(document):
         if found.get("Name") in steps:

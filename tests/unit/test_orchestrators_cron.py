@@ -1,4 +1,4 @@
-"""When schedules run: expressions checked, made of Unix's, and met next."""
+"""Checks when schedules run: their expressions, how Unix's become theirs, and the next time."""
 
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo

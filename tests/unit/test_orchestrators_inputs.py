@@ -1,4 +1,4 @@
-"""What the steps of a pipeline read is packed under an address that names its content."""
+"""Inputs of a pipeline's steps are packed under an address that names their content."""
 
 import io
 import json

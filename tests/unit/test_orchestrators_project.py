@@ -14,7 +14,7 @@ PIPELINE = "from pipelines.steps import said\n\ndef build():\n    return said\n"
 def project(
     folder: Path, *, say: str = "project", pipeline: str = PIPELINE, name: str = "sagemaker"
 ) -> Path:
-    """A project whose pipeline builds what a module next to it says."""
+    """Makes a project whose pipeline builds what a module next to it says."""
     (folder / "pipelines").mkdir(parents=True, exist_ok=True)
     (folder / "pipelines" / f"{name}.py").write_text(pipeline)
     (folder / "pipelines" / "steps.py").write_text(f"said = {say!r}\n")
@@ -62,7 +62,7 @@ def test_the_folders_own_files_come_first(tmp_path: Path) -> None:
 def test_a_project_without_the_file_of_a_train_step_does_not_get_the_installations(
     tmp_path: Path,
 ) -> None:
-    """That one would be a pipeline without the project's own steps."""
+    """The installation's file would be a pipeline without the project's own steps."""
     carried = project(tmp_path / "carried", say="carried")
     project(carried, name="sagemaker_native", say="carried")
     assert built(tmp_path, name="sagemaker_native", carried=carried) == "carried"

@@ -16,7 +16,7 @@ from stoker.records import Json
 
 
 def document(folder: Path) -> dict[str, Json]:
-    """What Kubeflow's launcher puts in place of `{{$}}`, as of 2.17."""
+    """Returns what Kubeflow's launcher puts in place of `{{$}}`, as of 2.17."""
 
     def artifact(name: str, kind: str) -> Json:
         uri = f"minio://bucket/v2/artifacts/run/{name}"

@@ -1,4 +1,4 @@
-"""Which exit code `stoker train` has for a training that failed."""
+"""Checks which exit code `stoker train` has for a training that failed."""
 
 import msgspec
 import pytest

@@ -52,7 +52,7 @@ def used(
 
 
 def report(rank: int, **cpu_seconds: float) -> Progress:
-    """What hosts made: a hundred batches each, at so many CPU-seconds a batch."""
+    """Reports what hosts made: a hundred batches each, at so many CPU-seconds per batch."""
     hosts = tuple(
         HostWork(host=name.replace("_", "-"), batches=100, cpu_seconds=100 * seconds)
         for name, seconds in cpu_seconds.items()

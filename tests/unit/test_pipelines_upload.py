@@ -1,4 +1,4 @@
-"""The question before an update, and what people see before it."""
+"""Checks the question before an update, and what people see before it."""
 
 import io
 
@@ -13,14 +13,14 @@ from support.sagemaker_orchestrator import PIPELINE, HandMade, hand_made, worklo
 
 
 class Terminal(io.StringIO):
-    """A person's terminal, with what they typed."""
+    """Plays a person's terminal, with what they typed."""
 
     def isatty(self) -> bool:
         return True
 
 
 class Sent:
-    """A target that holds what it would send."""
+    """Plays a target that holds what it would send."""
 
     name = "sagemaker"
 

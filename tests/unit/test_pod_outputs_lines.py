@@ -1,4 +1,4 @@
-"""A host's files as lines of its log."""
+"""A host's files become lines of its log, and files again."""
 
 import io
 import random

@@ -23,7 +23,7 @@ from stoker.feed.workers.pool import (
 
 
 class Child:
-    """A worker that makes nothing unless the test says so."""
+    """Plays a worker that makes nothing unless the test says so."""
 
     def __init__(self, role: WorkerRole, sock: socket.socket) -> None:
         self.role = role
@@ -38,7 +38,7 @@ class Child:
         """It ends when it is killed."""
 
     def numbers(self, count: int) -> list[int]:
-        """What it is to make, in order, as far as it has come."""
+        """Waits until at least `count` orders have come, and returns their numbers in order."""
         orders: list[int] = []
         while len(orders) < count:
             orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]
@@ -151,7 +151,7 @@ def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pin
 
 
 class Asked:
-    """What a job is for: held by its key."""
+    """Stands for what a job is for; the job's key holds it."""
 
 
 def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_dies(

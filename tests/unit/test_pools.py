@@ -1,4 +1,4 @@
-"""Node pools: read from a cluster's nodes, written as a table, and what plans are made of."""
+"""Node pools are read from a cluster's nodes, written as a table, and plans are made of them."""
 
 from collections.abc import Mapping
 from decimal import Decimal

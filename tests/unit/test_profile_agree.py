@@ -65,7 +65,7 @@ def test_proposing_twice_changes_nothing(tmp_path: Path, count: int) -> None:
 
 
 class Gone(FileBoard):
-    """The store of a rank that has left."""
+    """Plays the store of a rank that has left."""
 
     def read(self, name: str) -> str | None:
         raise RuntimeError("connection closed")

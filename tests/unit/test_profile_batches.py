@@ -1,4 +1,4 @@
-"""Cached batches: clones own their memory, and what is in a batch is seen."""
+"""Clones of cached batches own their memory, and what is in a batch is seen."""
 
 from collections import namedtuple
 

@@ -1,4 +1,4 @@
-"""Batches that are given out again, and loaders that are read next to the main one."""
+"""Checks batches that are given out again, and loaders that are read next to the main one."""
 
 import pytest
 import torch

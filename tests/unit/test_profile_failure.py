@@ -1,4 +1,4 @@
-"""What a profile says of a command that failed."""
+"""Checks what a profile says of a command that failed."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a script wrote while it was profiled is found in bounded time, and nothing else is."""
+"""Files that a script wrote while it was profiled are found in bounded time, and no others are."""
 
 import os
 from pathlib import Path

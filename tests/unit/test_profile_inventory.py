@@ -1,4 +1,4 @@
-"""What a host is: folders that look like control groups, doubles of drivers and clouds."""
+"""Checks what a host is: folders look like control groups, doubles play drivers and clouds."""
 
 import socket
 import threading
@@ -105,7 +105,7 @@ def test_the_group_that_limits_is_the_tightest_one_below_the_affinity(
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """EC2's metadata service, version 2: nothing without a token of its own."""
+    """Answers like EC2's metadata service, version 2: nothing without a token of its own."""
 
     delay_seconds = 0.0
     answer = "g5.8xlarge"

@@ -1,4 +1,4 @@
-"""From the ranks' results to the record: sums, maxima, the self-check, the fixes, the words."""
+"""The ranks' results become the record: sums, maxima, the self-check, the fixes, the words."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Cold against warm reads: what the reads of the workers say."""
+"""Checks what the workers' reads say, cold ones against warm ones."""
 
 from pathlib import Path
 

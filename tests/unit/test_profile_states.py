@@ -1,4 +1,4 @@
-"""States by their figures, and the evidence by real files of the kernel's form."""
+"""Checks states by their figures, and the evidence by real files of the kernel's form."""
 
 import threading
 import time
@@ -69,7 +69,7 @@ def rank_of(
     world_size: int = 1,
     **evidence: object,
 ) -> RankResult:
-    """A rank of 100 steps, watched, that nothing is wrong with."""
+    """Makes a rank of 100 steps, watched, that nothing is wrong with."""
     seconds = 100 * step
     seen = Evidence(
         seconds=seconds,
@@ -312,7 +312,7 @@ def test_a_step_of_python_code_is_no_accelerator() -> None:
 
 
 def late(**fields: object) -> tuple[RankResult, RankResult]:
-    """Two ranks: the first is in collectives for 75 of its 99 ms, the second as `fields` say."""
+    """Makes two ranks: one is in collectives for 75 of its 99 ms, the other as `fields` say."""
     first = rank_of(world_size=2, collective_knocks=150)
     return first, rank_of(rank=1, world_size=2, **{"collective_knocks": 20, **fields})
 
@@ -349,7 +349,7 @@ CROWDED = {
 
 
 def workers_of(rank: RankResult) -> list[str]:
-    """What is said of the number of workers."""
+    """Returns what is said of the number of workers."""
     return [fix.text for fix in profile_of(rank).fixes if fix.id == "num_workers"]
 
 

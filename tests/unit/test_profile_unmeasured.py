@@ -1,4 +1,4 @@
-"""Why there is no profile: each reason in its own words, with what was observed."""
+"""Each reason why there is no profile has its own words, with what was observed."""
 
 import json
 from pathlib import Path
@@ -152,7 +152,7 @@ def test_users_of_other_loaders_are_told_of_stoker_timed(packages: tuple[str, ..
 
 
 def left(folder: Path, *, steps: int) -> Path:
-    """What a script that uses stoker.timed leaves."""
+    """Writes what a script that uses stoker.timed leaves."""
     own = LoaderUsage(steps=steps, is_elsewhere=True)
     content = msgspec.json.encode(RankUsage(rank=0, loaders={0: own}))
     (folder / "usage-rank0.json").write_bytes(content)

@@ -67,7 +67,7 @@ def test_what_the_platform_says_is_shown_where_the_script_is_not(
 
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
-    """A terminal of 60 columns as stderr; gives what it shows until a text has come."""
+    """Makes a terminal of 60 columns stderr; yields what reads from it until a text has come."""
     keyboard, screen = os.openpty()
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")

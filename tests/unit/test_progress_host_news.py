@@ -1,4 +1,4 @@
-"""What the terminal says of data hosts that come and go."""
+"""Checks what the terminal says of data hosts that come and go."""
 
 import json
 
@@ -14,7 +14,7 @@ GROUPS = {
 
 
 class Told:
-    """A run of one dnn and two data hosts; events a second apart."""
+    """Plays a run of one dnn and two data hosts; events are 0.1 s apart unless `after` is given."""
 
     def __init__(self, groups: dict[str, object] | None = None) -> None:
         self._news = HostNews()

@@ -1,4 +1,4 @@
-"""A node of Ray: how it starts, where its sockets are, what it may take, who may speak to it."""
+"""Checks how a node of Ray starts, where its sockets are, what it may take, who may speak to it."""
 
 import argparse
 import os

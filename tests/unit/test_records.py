@@ -108,7 +108,7 @@ def _says_something(fields: Mapping[str, typing.Any]) -> bool:
 
 
 def _documents() -> Mapping[str, dict[str, object]]:
-    """A small valid document of each record."""
+    """Returns a small valid document of each record."""
     group = {"name": "dnn", "role": "dnn", "instance_type": "local.c1", "count": 1}
     plan = {"action": "keep", "groups": [group]}
     return {

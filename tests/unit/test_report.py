@@ -70,7 +70,7 @@ class Records(TypedDict, total=False):
 
 
 class Page(HTMLParser):
-    """The report as a reader gets it: its text by element, and what its attributes point to."""
+    """Reads the report as people get it: its text by element, and what its attributes point to."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -659,7 +659,7 @@ def test_text_stands_out_from_its_ground_in_light_and_dark(report: Report) -> No
 
 
 def contrast(one: str, other: str) -> float:
-    """The contrast ratio of WCAG 2."""
+    """Returns the contrast ratio of WCAG 2."""
 
     def luminance(colour: str) -> float:
         parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]

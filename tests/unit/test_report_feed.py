@@ -1,4 +1,4 @@
-"""The report's picture of the feed: what it shows, read back from its SVG."""
+"""Checks what the report's picture of the feed shows, read back from its SVG."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -44,7 +44,7 @@ def page_of(folder: Path, feed: Path | None) -> str:
 
 
 def paths(svg: ElementTree.Element, css: str) -> list[list[tuple[float, float]]]:
-    """The corners of each area of that class."""
+    """Returns the corners of each area of that class."""
     found = []
     for path in svg.iter(f"{SVG}path"):
         if path.get("class") == css:

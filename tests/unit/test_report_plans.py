@@ -168,7 +168,7 @@ BASES = (
 
 
 def scaled(decision: Decision, *, time: float, money: float) -> Decision:
-    """The decision with every step so many times as long, at so many times the price."""
+    """Returns the decision with every step so many times as long, at so many times the price."""
 
     def of_plan(plan: Plan) -> Plan:
         outcome = plan.predicted

@@ -1,4 +1,4 @@
-"""Scaling over runs: what is compared, what the ideal is, what the page and the table say."""
+"""Checks scaling over runs: what is compared, what the ideal is, what page and table say."""
 
 import json
 import xml.etree.ElementTree as ElementTree

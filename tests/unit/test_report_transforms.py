@@ -1,4 +1,4 @@
-"""The parts of loading in the report."""
+"""The report shows the parts of loading."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What users write and SageMaker would refuse is refused before anything is sent.
+"""Jobs that users write and SageMaker would refuse are refused before anything is sent.
 
 What stoker alone writes is held against the same rules here, whatever the job.
 """
@@ -35,7 +35,7 @@ def botocore_accepts(body: dict[str, Json]) -> bool:
 
 
 def refused(body: dict[str, Json], words: str) -> UsageError:
-    """The error of a request that botocore would send: without our rule nobody would object."""
+    """Returns the error of a request that botocore would send: only our rule objects."""
     assert botocore_accepts(body)
     with pytest.raises(UsageError, match=words) as caught:
         check_body(body)
@@ -43,7 +43,7 @@ def refused(body: dict[str, Json], words: str) -> UsageError:
 
 
 def broken(body: dict[str, Json], words: str) -> UsageError:
-    """The error of a request that none of stoker's code may make, and that botocore would send."""
+    """Returns the error of a request that none of our code may make, but botocore would send."""
     assert botocore_accepts(body)
     with pytest.raises(UsageError, match=words) as caught:
         check_request(body)
@@ -539,7 +539,7 @@ wild = {
 
 @st.composite
 def jobs(draw: st.DrawFn) -> JobSpec:
-    """A good job with a few fields that may be anything."""
+    """Draws a good job with a few fields that may be anything."""
     fields = draw(st.sets(st.sampled_from(sorted(wild)), max_size=2))
     changes: dict[str, object] = {field: draw(wild[field]) for field in sorted(fields)}
     return job(*changes.pop("groups", (DNN, DATA)), **changes)  # type: ignore[misc]

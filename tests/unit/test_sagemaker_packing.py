@@ -1,4 +1,4 @@
-"""Code packed with the same bytes whenever and wherever it is made."""
+"""Code is packed with the same bytes whenever and wherever that is done."""
 
 import io
 import os

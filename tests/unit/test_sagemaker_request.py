@@ -1,4 +1,4 @@
-"""The CreateTrainingJob request that plan() makes."""
+"""Checks the CreateTrainingJob request that plan() makes."""
 
 import dataclasses
 import io

@@ -1,4 +1,4 @@
-"""The state of a run as recorded answers of the service tell it, its following and its stop."""
+"""Recorded answers of the service tell a run's state, and how it is followed and stopped."""
 
 import json
 
@@ -360,7 +360,7 @@ def test_under_overlap_refuse_no_run_is_tried_again_next_to_another_one(is_alone
 
 
 def test_a_failed_training_that_was_judged_is_not_trained_again_under_the_same_verdict() -> None:
-    """What the service does with the step that succeeded in judging it is nowhere said."""
+    """No document says what the service does with the step that succeeded in judging it."""
     answers = recorded()
     failed = {**TRAINED, "StepStatus": "Failed"}
     judged = step("Evaluate", "Succeeded", Metadata=processing("pipelines-abc-Evaluate"))
@@ -476,7 +476,7 @@ def test_a_job_that_ends_as_it_is_stopped_is_no_error() -> None:
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """Recorded answers behind the command line of this process."""
+    """Puts recorded answers behind the command line of this process."""
     made = recorded()
     monkeypatch.setattr(
         orchestrators,
@@ -546,7 +546,7 @@ def test_of_two_runs_that_are_under_way_only_the_later_one_is_refused(
 
 
 def add_later(answers: Recorded, *, only_run: str, parent: str = "") -> None:
-    """What is asked of the run called later."""
+    """Adds the answers to what is asked of the run called later."""
     arn = f"{PIPELINE}/execution/later"
     parameters = [{"Name": "ParentRun", "Value": parent}]
     answers.add(

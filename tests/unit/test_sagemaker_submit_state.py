@@ -1,4 +1,4 @@
-"""What SageMaker and CloudWatch say, read without asking them."""
+"""Checks how answers of SageMaker and CloudWatch are read, without asking them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How many bytes of batches wait: one budget for all loaders, and one batch always goes."""
+"""Waiting batches of all loaders have one budget of bytes, and one batch always goes."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ NUM_BATCHES = 30
 
 
 class Loader:
-    """A loader whose batches have all the same size; its consumer and its peer act by chance."""
+    """Plays a loader with batches of one size; its consumer and its peer act by chance."""
 
     def __init__(self, *, batch_bytes: int, credits: int) -> None:
         self.batch_bytes = batch_bytes
@@ -53,7 +53,7 @@ class Loader:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of what is there and what will come."""
+        """Counts the bytes of what is there and what will come."""
         return (len(self.asked) + len(self.ready)) * self.batch_bytes
 
 

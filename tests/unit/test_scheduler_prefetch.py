@@ -1,4 +1,4 @@
-"""The schedule, without processes: virtual time, any order of events."""
+"""Checks the schedule without processes: in virtual time, with any order of events."""
 
 import heapq
 import math
@@ -26,7 +26,7 @@ def simulate(
     max_bytes: int = BIG,
     frame_bytes: int = 1000,
 ) -> float:
-    """Mean step in virtual time of peers that each serve their queue one by one."""
+    """Returns the mean step in virtual time of peers that each serve their queue one by one."""
     schedule = BatchScheduler(max_bytes=max_bytes)
     for peer in range(len(costs)):
         schedule.grant(peer, credits if isinstance(credits, int) else credits[peer])
@@ -435,7 +435,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.delivered == list(range(len(self.delivered)))
 
     def teardown(self) -> None:
-        """With one more healthy peer, the epoch always comes to its end."""
+        """Checks that with one more healthy peer the epoch always comes to its end."""
         if not hasattr(self, "schedule"):
             return
         self.credits["rescue"] = 2

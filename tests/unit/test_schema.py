@@ -1,4 +1,4 @@
-"""What `stoker schema` says of each key, for editors and for docs/reference."""
+"""`stoker schema` says what each key means, for editors and for docs/reference."""
 
 import msgspec
 import pytest

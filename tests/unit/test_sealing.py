@@ -1,4 +1,4 @@
-"""What is sealed comes out as it went in, in its order, or not at all."""
+"""Sealed messages come out as they went in, in their order, or not at all."""
 
 import hashlib
 import itertools
@@ -27,7 +27,7 @@ Sealed = list[bytearray]
 
 
 def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Sealed:
-    """The head, then all records."""
+    """Returns the head, then all records."""
     head = sealer.head(packed, payload_bytes=len(payload), of=("s", epoch))
     made = [bytearray(head)]
     for text in (packed[FIRST_BYTES:], payload):
@@ -39,7 +39,7 @@ def seal(sealer: Sealer, packed: bytes, payload: bytes, *, epoch: int = 0) -> Se
 
 
 def unseal(unsealer: Unsealer, sealed: Sealed) -> tuple[bytes, bytes]:
-    """Packed message and payload, as a receiver takes them: by the lengths that the head says."""
+    """Returns packed message and payload as a receiver takes them: by the lengths in the head."""
     left = iter(sealed)
     head = unsealer.head(memoryview(next(left)))
     rest = _text(unsealer, left, head.missing_bytes)
@@ -63,7 +63,7 @@ def small_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_records_are_the_pinned_ones() -> None:
-    """Test vectors: key 00 01 .. 1f; a batch of one epoch, then one of the next.
+    """Checks test vectors: key 00 01 .. 1f; a batch of one epoch, then one of the next.
 
     They were made with PyCryptodome, by the description on top of crypto.py.
     """

@@ -1,4 +1,4 @@
-"""What is seeded for a batch, and what get_worker_info() says of it, wherever it is made."""
+"""Checks what is seeded for a batch, and what get_worker_info() says of it, in any process."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from stoker.feed.seeding import Seeder, preserved_random_state
 
 
 class Lazy:
-    """numpy's idiom: a generator of its own, from the worker's seed, at first use."""
+    """Follows numpy's idiom: a generator of its own, from the worker's seed, at first use."""
 
     rng: np.random.Generator | None = None
 
@@ -25,7 +25,7 @@ class Lazy:
 
 
 class Randomizable:
-    """As MONAI's: the generator is of the class until somebody seeds the transform."""
+    """Acts like MONAI's: the generator is of the class until somebody seeds the transform."""
 
     R = np.random.RandomState()
 

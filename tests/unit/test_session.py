@@ -1,4 +1,4 @@
-"""The epochs of a session: each has an id of its own, also one that is gone through again."""
+"""Each epoch of a session has an id of its own, also one that is gone through again."""
 
 import threading
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ SPEC = pack_spec(DatasetSpec(dataset=[1], collate_fn=len), max_bytes=1 << 20)
 
 
 def session_at(epoch: int, *, known: FeedSession | None = None) -> tuple[FeedSession, int]:
-    """A session with one epoch of one batch under way, and the epoch's id."""
+    """Begins an epoch of one batch; returns its session, and the epoch's id."""
     session = known or FeedSession(
         "s",
         lock=threading.Lock(),

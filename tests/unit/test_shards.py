@@ -1,4 +1,4 @@
-"""Who makes the shards of an iterable dataset, without any process."""
+"""Checks who makes the shards of an iterable dataset, without any process."""
 
 import pytest
 from hypothesis import given
@@ -259,7 +259,7 @@ def test_nothing_is_asked_for_once_nobody_wants_it() -> None:
 
 
 def torchs_order(lengths: list[int]) -> list[int]:
-    """Round robin over the shards that are not exhausted."""
+    """Returns torch's order: round robin over the shards that are not exhausted."""
     rounds = range(max(lengths, default=0))
     return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
 

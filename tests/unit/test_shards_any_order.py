@@ -1,4 +1,4 @@
-"""Shards, whatever happens in whatever order: every batch once, in the order of torch's loader."""
+"""Shards give every batch once, in the order of torch's loader, whatever happens in any order."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,13 +11,13 @@ Ask = tuple[str, int, int]
 
 
 def torchs_order(lengths: list[int]) -> list[int]:
-    """Round robin over the shards that are not exhausted."""
+    """Returns torch's order: round robin over the shards that are not exhausted."""
     rounds = range(max(lengths, default=0))
     return [p * len(lengths) + s for p in rounds for s, n in enumerate(lengths) if p < n]
 
 
 def digest_of(shard: int, count: int) -> int:
-    """The checksum of the first `count` batches of a shard, that every process of it comes to."""
+    """Returns the checksum of a shard's first `count` batches, the same in each process of it."""
     return 1000 * shard + count if count else 0
 
 
@@ -66,7 +66,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         return sum(number % len(self.lengths) == shard for number in self.delivered)
 
     def answer(self, ask: Ask) -> bool:
-        """What a process says: its batch, or that there is none."""
+        """Tells the schedule what a process says: its batch, or that there is none."""
         peer, number, generation = ask
         position, shard = divmod(number, len(self.lengths))
         if position >= self.lengths[shard]:
@@ -176,7 +176,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             assert self.delivered == torchs_order(self.lengths)[: len(self.delivered)]
 
     def teardown(self) -> None:
-        """With one more healthy peer, the epoch always comes to its end."""
+        """Checks that with one more healthy peer the epoch always comes to its end."""
         if not hasattr(self, "schedule"):
             return
         self.now += 100.0

@@ -1,4 +1,4 @@
-"""What is made of the times of steps, and when a phase knows enough."""
+"""Checks what is made of the times of steps, and when a phase knows enough."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How unsteady the CPU itself was, from one short computation repeated."""
+"""One short computation, repeated, shows how unsteady the CPU itself was."""
 
 import random
 

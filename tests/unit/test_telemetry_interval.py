@@ -1,4 +1,4 @@
-"""From two reports of the ranks to rates, and these to a file, to a log line, and back."""
+"""Two reports of the ranks become rates, and these a file and a log line, which are read back."""
 
 import dataclasses
 from io import StringIO
@@ -28,7 +28,7 @@ HEAD = ",".join(COLUMNS) + "\n"
 
 
 def host_work(name: str = "data-1", *, batches: int = 0, is_local: bool = False) -> HostWork:
-    """A host of two workers, the second three times as fast, each batch half a second of work."""
+    """Plays a host of two workers, one three times as fast; a batch takes half a second of work."""
     return HostWork(
         host=name,
         is_local=is_local,

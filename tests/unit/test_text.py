@@ -1,4 +1,4 @@
-"""Figures in words, as a terminal shows them."""
+"""Figures become words, as a terminal shows them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""TensorFlow's servers where TensorFlow is not."""
+"""TensorFlow's servers say what is missing where there is no TensorFlow."""
 
 import sys
 

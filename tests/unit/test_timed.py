@@ -1,4 +1,4 @@
-"""stoker.timed: any batches, passed on as they are, with the timeline of a loader of stoker."""
+"""stoker.timed passes on any batches as they are, with the timeline of a loader of stoker."""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from stoker.keras import _FitSteps
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a run that this process trains in."""
+    """Yields the folder of a run that this process trains in."""
     monkeypatch.setenv("STOKER_OUTPUT", str(tmp_path))
     _new_process()
     yield tmp_path
@@ -33,7 +33,7 @@ def _new_process() -> None:
 
 
 def written(folder: Path) -> list[MeasuredStep]:
-    """What the process leaves at its end."""
+    """Closes the timeline, and returns what the process leaves at its end."""
     this_process().timeline.close()
     return read_timeline(folder / "timeline-rank0.csv")
 
@@ -45,7 +45,7 @@ def usage(folder: Path) -> dict[int, LoaderUsage]:
 
 
 class Numbers:
-    """Batches of numbers, as often as asked for, with an attribute of its own."""
+    """Gives batches of numbers, as often as asked for, and has an attribute of its own."""
 
     kind = "numbers"
 
@@ -240,7 +240,7 @@ class _Clock:
 
 
 def fit(folder: Path) -> tuple[_FitSteps, _Clock, list[float]]:
-    """The steps of Keras' fit; what the dataset says can be added to."""
+    """Makes the steps of Keras' fit; a test can add to what the dataset says."""
     said, clock = [0.0, 0.0], _Clock()
     steps = _FitSteps(this_process(), lambda: (said[0], said[1]), loader=0, clock=clock)
     return steps, clock, said

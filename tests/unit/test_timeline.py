@@ -1,4 +1,4 @@
-"""Timeline and metrics: what a trainer process says about itself."""
+"""A trainer process tells about itself by its timeline and its metrics."""
 
 import json
 import math

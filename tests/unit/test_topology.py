@@ -1,4 +1,4 @@
-"""Topology: SageMaker's description of a run, as each of its hosts reads it."""
+"""Each host of a run reads the topology from SageMaker's description."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run's records become in MLflow, and what its script is told of it."""
+"""Checks what a run's records become in MLflow, and what its script is told of it."""
 
 import json
 import os
@@ -86,7 +86,7 @@ TRACKED = to_json(Workload(name="mnist", command=("true",), tracking=SERVER))
 
 @pytest.fixture
 def kept_runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the commands would write to MLflow."""
+    """Collects what the commands would write to MLflow."""
     found: list[dict[str, Any]] = []
 
     def keep(*_: object, **told: Any) -> str:

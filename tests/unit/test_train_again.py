@@ -1,4 +1,4 @@
-"""How a command that was stopped is typed again, and what a second training of a name leaves."""
+"""Checks how a stopped command is typed again, and what a second training of a name leaves."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `stoker train` does while the platform has no hosts: it waits, and takes the next plan."""
+"""`stoker train` waits while the platform has no hosts, and takes the next plan."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ class Ended:
 
 @dataclass
 class Scarce:
-    """A platform that lacks types until a minute.
+    """Plays a platform that lacks types until a minute.
 
     Attributes:
         lacks: Type to the minute from which there are hosts of it.
@@ -194,7 +194,7 @@ def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path: Pa
 
 @dataclass
 class Empty(Scarce):
-    """A platform without any host."""
+    """Plays a platform without any host."""
 
     def submit(self, request: JobSpec) -> Ended:
         raise NoCapacityError("no capacity")
@@ -221,7 +221,7 @@ def test_a_pipelines_step_without_hosts_is_not_tried_again_by_the_pipeline(
 
 @dataclass
 class Interrupted(Ended):
-    """A job that loses its hosts after 100 minutes, and finds none again."""
+    """Plays a job that loses its hosts after 100 minutes, and finds none again."""
 
     platform: "Restarting"
     left: PlatformError | None = None
@@ -244,7 +244,7 @@ class Interrupted(Ended):
 
 @dataclass
 class Restarting(Scarce):
-    """A platform whose first jobs lose their hosts."""
+    """Plays a platform whose first jobs lose their hosts."""
 
     begins: bool = True
     left: PlatformError | None = None
@@ -287,7 +287,7 @@ def test_no_other_plan_begins_while_the_job_without_hosts_is_still_there(tmp_pat
 
 @dataclass
 class Narrow(Scarce):
-    """A platform that does not take jobs of further plans."""
+    """Plays a platform that does not take jobs of further plans."""
 
     def plan(self, job: JobSpec) -> JobSpec:
         if job.run:

@@ -1,4 +1,4 @@
-"""What a training cost a step, where the platform that ran it knows no prices."""
+"""Checks what a training cost per step, where the platform that ran it knows no prices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class _Run:
 
 @dataclass
 class _Pod:
-    """The pod of a pipeline's step, as `local` is there."""
+    """Plays the pod of a pipeline's step, as `local` is there."""
 
     output_dir: Path
     name: str = "local"

@@ -1,4 +1,4 @@
-"""The record of a training that the caller stopped, on a platform of our own."""
+"""A training that the caller stopped leaves a record, on a platform of our own."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +29,7 @@ STOPPED = JobEnd(
 
 
 class Interrupted:
-    """A platform and its run, which is interrupted while its lines are read."""
+    """Plays a platform and its run, which is interrupted while its lines are read."""
 
     name = "local"
 

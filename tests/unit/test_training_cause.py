@@ -1,4 +1,4 @@
-"""The cause of a failed training, in the words that the terminal shows."""
+"""The cause of a failed training is told in the words that the terminal shows."""
 
 from pathlib import Path
 

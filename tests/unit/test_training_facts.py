@@ -1,4 +1,4 @@
-"""Which fact each field of a training's record is taken from."""
+"""Checks which fact each field of a training's record is taken from."""
 
 from dataclasses import replace
 from pathlib import Path

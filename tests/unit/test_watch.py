@@ -1,4 +1,4 @@
-"""What `stoker watch` makes of log lines, and where it gets them."""
+"""Checks what `stoker watch` makes of log lines, and where it gets them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Whatever bytes come: a ProtocolError or a value, and no memory that the bytes do not pay for."""
+"""Any bytes give a ProtocolError or a value, and take no memory that they do not pay for."""
 
 import contextlib
 import struct
@@ -55,7 +55,7 @@ VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1
 
 @contextlib.contextmanager
 def little_memory(num_bytes: int) -> Iterator[None]:
-    """What is inside takes no more than a few times `num_bytes`, and MAX_EXTRA_BYTES."""
+    """Checks that its block takes no more than a few times `num_bytes`, and MAX_EXTRA_BYTES."""
     tracemalloc.start()
     try:
         yield
@@ -66,7 +66,7 @@ def little_memory(num_bytes: int) -> Iterator[None]:
 
 
 def judged(read: Callable[[bytes], object], data: bytes) -> object:
-    """The value, or None for what was refused."""
+    """Returns the value, or None for what was refused."""
     with little_memory(len(data)), contextlib.suppress(ProtocolError):
         return read(data)
     return None
@@ -74,7 +74,7 @@ def judged(read: Callable[[bytes], object], data: bytes) -> object:
 
 @st.composite
 def mutated(draw: st.DrawFn, sources: list[bytes]) -> bytes:
-    """A valid message: flipped, cut, doubled, with a piece of another one or a length in it."""
+    """Changes a valid message: flips, cuts or doubles it, puts in a part of another or a length."""
     data = bytearray(draw(st.sampled_from(sources)))
     for _ in range(draw(st.integers(1, 5))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))

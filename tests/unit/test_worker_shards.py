@@ -1,4 +1,4 @@
-"""What one process of a stream makes, makes again, and refuses."""
+"""Checks what one process of a stream makes, makes again, and refuses."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ FOUR = pack_value([None] * 4, allow_pickle=True)
 
 
 class Draws(IterableDataset):
-    """Random numbers; errors at the places in `fails`."""
+    """Gives random numbers, and errors at the places in `fails`."""
 
     def __init__(self, *, length: int = 12, fails: tuple[int, ...] = (), salt: int = 0) -> None:
         self.length = length
@@ -180,7 +180,7 @@ class Holding(Draws):
 
 
 def epochs(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
-    """The answers of whole epochs, of three batches each."""
+    """Returns the answers of whole epochs, of three batches each."""
     answers = []
     for number, position in itertools.product(numbers, range(4)):
         answer = worker.make(position, epoch_id=number, persists=True, **given)

@@ -16,7 +16,7 @@ def test_runs_are_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_step_that_may_not_write_there_keeps_its_runs_in_a_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a pod's user 1000 in an image whose folder is root's: tests may run as root."""
+    """The image's folder is root's, and the step is a pod's user 1000: tests may run as root."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
