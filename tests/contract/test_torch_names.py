@@ -39,7 +39,7 @@ NAMES = [
     (dataloader, "_get_distributed_settings", "data pipes: their shards among ranks"),
     (dataloader, "_share_dist_seed", "data pipes: their shared seed"),
     (dataloader, "_sharding_worker_init_fn", "data pipes: their shards among workers"),
-    (dataloader._BaseDataLoaderIter, "_reset", "persistent workers: a new pass"),
+    (dataloader._BaseDataLoaderIter, "_reset", "persistent workers: a new epoch"),
     (dataloader._BaseDataLoaderIter, "_next_data", "where batches of the feed come in"),
     (dataloader._BaseDataLoaderIter, "_next_index", "where indices are numbered and seeded"),
     (worker, "WorkerInfo", "get_worker_info() in data workers"),

@@ -241,7 +241,7 @@ def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_g
     assert trainer.finish() == reference(**SLOW)
 
 
-def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_pass(
+def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_epoch(
     half_reached: Behind,
 ) -> None:
     given = {**SLOW, "epochs": 2}

@@ -1,4 +1,4 @@
-"""A data host in small: agent and membership, without a launcher. Arguments: one JSON object.
+"""Runs a data host in small: agent and membership, no launcher. Arguments: one JSON object.
 
 Where it is forked of a Python that has torch imported, so is its fork server, which imports little
 else: it would take longer than most tests do.
@@ -29,7 +29,7 @@ _Popen = subprocess.Popen
 
 
 class Forked:
-    """What subprocess.Popen is for `python -m MODULE FD`, forked of this process."""
+    """Stands in for subprocess.Popen of `python -m MODULE FD`, forked of this process."""
 
     def __init__(self, command: list[str], *, pass_fds: list[int], **_: object) -> None:
         module, descriptor = command[-2:]
@@ -61,13 +61,13 @@ class Forked:
             os._exit(status)
 
     def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
+        """Returns its exit code, if it has ended."""
         if self._status is None and os.waitpid(self.pid, os.WNOHANG)[0]:
             self._status = 1
         return self._status
 
     def kill(self) -> None:
-        """kill -9, if it has not ended."""
+        """Kills it with SIGKILL, if it has not ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 

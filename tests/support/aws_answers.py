@@ -14,7 +14,7 @@ Answer = Mapping[str, object]
 
 
 class Clock:
-    """Time that passes only while somebody sleeps.
+    """Plays a clock on which time passes only while somebody sleeps.
 
     Attributes:
         slept: Every sleep, in order.
@@ -47,7 +47,7 @@ class Answers:
         self._always: dict[str, object] = {}
 
     def count(self, operation: str) -> int:
-        """How often an operation was called since it was first overridden or watched."""
+        """Counts the calls of an operation since it was first overridden or watched."""
         return sum(name == operation for name, _ in self.calls)
 
     def watch(self, service: str, operation: str) -> None:
@@ -57,25 +57,25 @@ class Answers:
     def refuse(
         self, service: str, operation: str, code: str, message: str = "no", *, times: int = 1
     ) -> None:
-        """The next calls are refused."""
+        """Refuses the next calls."""
         error = {"Error": {"Code": code, "Message": message}}
         self._listen(service, operation)
         self._queued.setdefault(operation, []).extend([error] * times)
 
     def always_refuse(self, service: str, operation: str, code: str, message: str = "no") -> None:
-        """All calls are refused from now on."""
+        """Refuses all calls from now on."""
         self._listen(service, operation)
         self._always[operation] = {"Error": {"Code": code, "Message": message}}
 
     def answer(self, service: str, operation: str, *answers: Answer) -> None:
-        """The next calls get these answers."""
+        """Gives these answers to the next calls."""
         self._listen(service, operation)
         self._queued.setdefault(operation, []).extend(answers)
 
     def always_answer(
         self, service: str, operation: str, make: Callable[[], Answer | BaseException]
     ) -> None:
-        """All calls from now on get what `make` gives; an exception is raised."""
+        """Gives what `make` gives to all calls from now on; raises it if it is an exception."""
         self._listen(service, operation)
         self._always[operation] = make
 
@@ -118,7 +118,7 @@ def _event_name(service: str) -> str:
 
 
 def transitions(*steps: Sequence[object]) -> list[dict[str, object]]:
-    """SecondaryStatusTransitions of (status, start, message)."""
+    """Makes SecondaryStatusTransitions of (status, start, message)."""
     return [
         {"Status": status, "StartTime": start, "StatusMessage": message}
         for status, start, message in steps

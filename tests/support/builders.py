@@ -24,12 +24,12 @@ def group(
 
 
 def clusters(dnn: str, data: str = "", count: int = 1, **of_dnn: object) -> tuple[Group, ...]:
-    """One dnn host, and so many data hosts where their type is named."""
+    """Makes a cluster of one dnn host, and so many data hosts where their type is named."""
     return (group("dnn", dnn, **of_dnn), *([group("data", data, count)] if data else []))
 
 
 def workload(name: str = "mnist", *overrides: str, **sections: Json) -> Workload:
-    """A workload as a file with these sections says it."""
+    """Makes the workload that a file with these sections says."""
     command: Json = ["python", "train.py"]
     return workload_from({"name": name, "command": command, **sections}, overrides=overrides)
 
@@ -43,7 +43,7 @@ def profile(
     predicted: float | None = None,
     **values: object,
 ) -> Profile:
-    """A profile of today's hosts.
+    """Makes a profile of today's hosts.
 
     Args:
         kind: Their type.
@@ -69,7 +69,7 @@ def profile(
 
 
 def _taken(values: dict[str, object], record: type) -> dict[str, object]:
-    """The values that are fields of the record, which are taken out."""
+    """Takes out the values that are fields of the record, and returns them."""
     names = record.__struct_fields__  # type: ignore[attr-defined]
     return {name: values.pop(name) for name in names if name in values}
 
@@ -77,7 +77,7 @@ def _taken(values: dict[str, object], record: type) -> dict[str, object]:
 def topology(
     host: str, *, kinds: Mapping[str, str] | None = None, **groups: tuple[Role, tuple[str, ...]]
 ) -> Topology:
-    """Hosts of named groups as one of them sees them.
+    """Makes hosts of named groups as one of them sees them.
 
     Args:
         host: The one that looks.

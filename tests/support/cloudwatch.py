@@ -1,4 +1,4 @@
-"""What hosts of a training job left in CloudWatch: lines of their logs, points of their load."""
+"""Plays what hosts of a job left in CloudWatch: lines of their logs, points of their load."""
 
 import contextlib
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,7 @@ from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, NAMESPACE
 
 
 def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> None:
-    """Lines in a host's stream, at a millisecond of this hour: events of the last hours are taken.
+    """Puts lines into a host's stream, at a millisecond of this hour: older events are refused.
 
     Args:
         aws: The account.

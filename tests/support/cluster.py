@@ -1,4 +1,4 @@
-"""A cluster on loopback: a coordinator, agents and trainers, all real, each to be struck.
+"""Starts a cluster on loopback: coordinator, agents, trainers, all real, each to be struck.
 
 Leaving it checks that no process, socket or shared memory of it is left.
 """
@@ -45,7 +45,7 @@ Line = dict[str, object]
 
 
 def free_port() -> int:
-    """A port that is free now, with the next one free too."""
+    """Returns a port that is free now, with the next one free too."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -64,7 +64,7 @@ def wait_until(claim: Callable[[], bool], what: str, seconds: float = DEADLINE_S
 
 
 class Trainer:
-    """A training script under way; its JSON lines are read as they come.
+    """Holds a training script under way; its JSON lines are read as they come.
 
     Args:
         logs: Returns what its cluster's hosts have logged, for a failure.
@@ -114,13 +114,13 @@ class Trainer:
         self.process.stdin.flush()
 
     def finish(self) -> list[Line]:
-        """All its lines, after a good end."""
+        """Returns all its lines, after a good end."""
         code = self.end()
         assert code == 0, f"exit code {code}:\n{self.errors}\n{self._logs()}"
         return [line for line in self.lines if "pause" not in line]
 
     def end(self) -> int:
-        """Its exit code."""
+        """Returns its exit code."""
         while self._next() is not None:
             pass
         code = self.process.wait(DEADLINE_SECONDS)
@@ -182,7 +182,7 @@ def run_script(
 
 
 def _may_be_forked(variables: Mapping[str, str]) -> bool:
-    """Whether the start of Python and torch with these variables is that of the warm Python."""
+    """Says whether Python and torch start with these variables as the warm Python did."""
     names = {name for name in _FORKED_WITH | variables if name.startswith(_READ_AT_START)}
     names -= _SET_BY_TORCH
     return all(variables.get(name) == _FORKED_WITH.get(name) for name in names)
@@ -190,7 +190,7 @@ def _may_be_forked(variables: Mapping[str, str]) -> bool:
 
 @dataclass
 class Cluster:
-    """Coordinator, agents, trainers.
+    """Holds coordinator, agents and trainers.
 
     Args:
         agents: Data hosts.
@@ -269,7 +269,7 @@ class Cluster:
         self.hosts[number : number + 1] = [process]
 
     def agent_port(self, number: int) -> int:
-        """Where that host's agent listens, once it does."""
+        """Returns where that host's agent listens, once it does."""
         found: list[str] = []
 
         def is_listening() -> bool:
@@ -281,11 +281,11 @@ class Cluster:
 
     @property
     def leader_log(self) -> Path:
-        """The log of the coordinator."""
+        """Returns the log of the coordinator."""
         return self.folder / "leader.log"
 
     def log_of(self, number: int) -> Path:
-        """The log of a data host."""
+        """Returns the log of a data host."""
         return self.folder / f"algo-{number}.log"
 
     def train(
@@ -321,7 +321,7 @@ class Cluster:
         return trainer
 
     def wait_for_agents(self, number: int | None = None) -> None:
-        """Until that many agents (all) have joined, and those that run can hold a dataset."""
+        """Waits until that many agents (all) have joined, and those that run can hold a dataset."""
         wanted = self.agents if number is None else number
         wait_until(
             lambda: sum("joined" in e.what for e in self.coordinator.events) >= wanted,
@@ -336,7 +336,7 @@ class Cluster:
             )
 
     def workers_of(self, number: int) -> list[psutil.Process]:
-        """The data workers of a host."""
+        """Returns the data workers of a host."""
         return [
             worker
             for dataset_host in self.dataset_hosts_of(number)
@@ -344,7 +344,7 @@ class Cluster:
         ]
 
     def dataset_hosts_of(self, number: int) -> list[psutil.Process]:
-        """The processes that hold a dataset on a host; those that fork them are left out."""
+        """Returns the processes that hold a dataset on a host, without those that fork them."""
         return [
             dataset_host for one in self._templates_of(number) for dataset_host in _children(one)
         ]
@@ -354,11 +354,11 @@ class Cluster:
         return [template for fork_server in fork_servers for template in _children(fork_server)]
 
     def kill(self, number: int) -> None:
-        """kill -9 of a whole host."""
+        """Kills a whole host with SIGKILL."""
         os.killpg(self.hosts[number].pid, signal.SIGKILL)
 
     def kill_worker(self, number: int) -> int:
-        """kill -9 of one data worker of a host; its pid."""
+        """Kills one data worker of a host with SIGKILL; returns its pid."""
         found: list[psutil.Process] = []
 
         def has_workers() -> bool:
@@ -371,11 +371,11 @@ class Cluster:
         return victim.pid
 
     def stop(self, number: int) -> None:
-        """SIGSTOP of a whole host."""
+        """Stops a whole host with SIGSTOP."""
         os.killpg(self.hosts[number].pid, signal.SIGSTOP)
 
     def cont(self, number: int) -> None:
-        """SIGCONT."""
+        """Lets it go on, with SIGCONT."""
         os.killpg(self.hosts[number].pid, signal.SIGCONT)
 
     def __exit__(self, *error: object) -> None:
@@ -415,7 +415,7 @@ class Cluster:
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:
-    """None of a process that has ended meanwhile.
+    """Returns its children; none of a process that has ended meanwhile.
 
     As `process.children()`, which reads of every process on the machine whose child it is.
     """
@@ -433,7 +433,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _is_left(name: str) -> bool:
-    """Whether shared memory of that name has outlived its process (others' runs go on)."""
+    """Says whether shared memory of that name has outlived its process (others' runs go on)."""
     if name.startswith("torch_"):
         return not psutil.pid_exists(int(name.split("_")[1]))
     return name.startswith("stoker")

@@ -1,4 +1,4 @@
-"""The command line, as people run it and in this process."""
+"""Runs the command line, as people do or in this process."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from stoker.cli.edge import run
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended."""
+    """Says how a command ended."""
 
     returncode: int
     stdout: str
@@ -26,7 +26,7 @@ def process(
     env: Mapping[str, str] | None = None,
     timeout: float = 100,
 ) -> Done:
-    """The command as people run it: a process of its own."""
+    """Runs the command as people do: as a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words],
         cwd=cwd,
@@ -41,7 +41,7 @@ def process(
 
 
 def stoker(*words: str, cwd: Path | None = None) -> Done:
-    """The same in this process, which spares its start."""
+    """Runs the same in this process, which spares its start."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(cwd or "."),

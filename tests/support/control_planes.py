@@ -1,4 +1,4 @@
-"""A control plane with JobSet's controller: the double, and a real one that KUBECONFIG names.
+"""Drives a control plane with JobSet's controller: the double, or a real one (KUBECONFIG).
 
 Both do the same for a test. Of a real one only the API is used. No kubelet is needed: where there
 is none, `RealPlane` is one for the pods of its own namespace; it says how they end, and takes away
@@ -40,7 +40,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Plane(Protocol):
-    """What a test does with a control plane.
+    """Declares what a test does with a control plane.
 
     Attributes:
         namespace: Of the test's own.
@@ -51,7 +51,7 @@ class Plane(Protocol):
     platform: KubernetesPlatform
 
     def has_trainer(self) -> bool:
-        """Whether Kubeflow Trainer is there."""
+        """Says whether Kubeflow Trainer is there."""
         ...
 
     def names(self, plural: str) -> list[str]:
@@ -59,72 +59,72 @@ class Plane(Protocol):
         ...
 
     def get(self, plural: str, name: str) -> Mapping[str, Any]:
-        """An object as the cluster has it."""
+        """Returns an object as the cluster has it."""
         ...
 
     def run_pods(self, run: str, *, count: int | None = None) -> None:
-        """All pods of the job's present attempt run; or as many of them."""
+        """Waits until all pods of the job's present attempt run; or as many of them."""
         ...
 
     def pods(self, run: str, group: str) -> list[str]:
-        """Pods of a group that have not ended, by their index: of "dnn" also a TrainJob's."""
+        """Returns pods of a group that run or wait, by their index: of "dnn" also a TrainJob's."""
         ...
 
     def end(self, run: str, code: int) -> None:
-        """The dnn group's container ends, and the controllers judge that."""
+        """Ends the dnn group's container, and the controllers judge that."""
         ...
 
     def evict(self, pod: str) -> bool:
-        """A drain asks for the pod; whether a disruption budget lets it go."""
+        """Asks for the pod as a drain does; says whether a disruption budget lets it go."""
         ...
 
     def take_away(self, pod: str) -> None:
-        """Its node is gone, whatever a budget says, and the controllers judge that."""
+        """Takes its node away, whatever a budget says, and the controllers judge that."""
         ...
 
     def make_workflow(self, name: str) -> None:
-        """A run of a pipeline."""
+        """Makes a run of a pipeline."""
         ...
 
     def make_step(self, name: str, *, workflow: str) -> Mapping[str, str]:
-        """The pod of a step of it; what its container finds in its environment."""
+        """Makes the pod of a step of it; returns what its container finds in its environment."""
         ...
 
     def terminate(self, workflow: str) -> None:
-        """Somebody presses Terminate."""
+        """Presses Terminate, as somebody in the console does."""
         ...
 
     def delete(self, plural: str, name: str) -> None:
-        """Somebody deletes an object."""
+        """Deletes an object, as somebody does by hand."""
         ...
 
     def pass_deadline(self, run: str) -> None:
-        """The job's own deadline is over."""
+        """Lets the job's own deadline be over."""
         ...
 
     def pass_seconds_after_end(self, seconds: float) -> None:
-        """So long after its end."""
+        """Lets so much time pass after its end."""
         ...
 
     def allow_no_jobs(self) -> None:
-        """The namespace's quota is used up."""
+        """Uses up the namespace's quota."""
         ...
 
     def allow_pods(self, count: int) -> None:
-        """The namespace's quota has room for so many pods."""
+        """Gives the namespace's quota room for so many pods."""
         ...
 
     def restart(self) -> None:
-        """The API server is started again, and old versions of objects are forgotten."""
+        """Starts the API server again, so that it forgets old versions of objects."""
         ...
 
     def as_account(self, objects: Sequence[Mapping[str, Any]]) -> KubernetesPlatform:
-        """A platform whose caller has the rights of a rendered Role and no others."""
+        """Returns a platform whose caller has the rights of a rendered Role and no others."""
         ...
 
 
 class DoublePlane:
-    """The double of the tests."""
+    """Drives the double of the tests."""
 
     namespace = NAMESPACE
 
@@ -211,7 +211,7 @@ class DoublePlane:
 
 
 class RealPlane:
-    """A control plane that KUBECONFIG names, through its API alone.
+    """Drives a control plane that KUBECONFIG names, through its API alone.
 
     Args:
         folder: For kube configs of accounts.
@@ -341,13 +341,13 @@ class RealPlane:
         return {"POD_NAME": name, "POD_UID": uid, "POD_NAMESPACE": self.namespace}
 
     def admitted_step(self, name: str, labels: Mapping[str, str]) -> Mapping[str, Any]:
-        """The pod of a step with these labels as the cluster would admit it; none is made."""
+        """Returns a step's pod with these labels as the cluster would admit it; makes none."""
         pod = {**_object("Pod", name, labels), "spec": _restricted_spec()}
         return self._call("POST", f"{self._path('pods')}?dryRun=All", pod)
 
     @contextlib.contextmanager
     def applied(self, objects: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-        """What an administrator applies to the whole cluster is there while the block runs."""
+        """Applies what an administrator applies to the whole cluster, while the block runs."""
         paths = []
         try:
             for each in objects:
@@ -366,7 +366,7 @@ class RealPlane:
         self._call("DELETE", self._path(plural, name), {"propagationPolicy": "Background"})
 
     def pass_deadline(self, run: str) -> None:
-        """Its controllers' clocks run on their own."""
+        """Lets its controllers' clocks run on their own."""
 
     def pass_seconds_after_end(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -542,7 +542,7 @@ def _now() -> str:
 
 @contextlib.contextmanager
 def argo_crd() -> Iterator[None]:
-    """The cluster knows Workflows while the block runs; it need not have Argo."""
+    """Lets the cluster know Workflows while the block runs; it need not have Argo."""
     from kubernetes import client, config
     from kubernetes.client.exceptions import ApiException
 

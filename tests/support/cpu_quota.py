@@ -1,4 +1,4 @@
-"""A control group with a quota of CPU, as a container has one; of version 1 or 2, made by root."""
+"""Makes a control group with a quota of CPU, as containers have; version 1 or 2, as root."""
 
 import contextlib
 import functools
@@ -26,7 +26,7 @@ def measures(test: TestT) -> TestT:
 
 @contextlib.contextmanager
 def quiet_cpus() -> Iterator[Path | None]:
-    """A group for what `measures`, with nearly two vCPUs; None where none can be made.
+    """Makes a group for what `measures`, with nearly two vCPUs; None where none can be made.
 
     To those in it the others of the machine are not there: they neither take its vCPUs away nor are
     they counted as busy.
@@ -50,7 +50,7 @@ def _has_quotas() -> bool:
 
 @contextlib.contextmanager
 def cpu_quota(*, vcpus: float) -> Iterator[Path]:
-    """The folder of a group that may use `vcpus`; gone when the context ends.
+    """Yields the folder of a group that may use `vcpus`; it is gone when the context ends.
 
     Other programs do not take them away, however many there are.
     """

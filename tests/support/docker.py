@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own, images built in it, and hosts as SageMaker starts them.
+"""Runs a Docker engine of its own, builds images in it, starts hosts as SageMaker does.
 
 The engine changes nothing on the machine: no bridge of its own, no firewall rules, no forwarding.
 Where another engine has closed the firewall for what is forwarded, our hosts' bridges are let
@@ -39,7 +39,7 @@ NEEDED = ("dockerd", "debootstrap", "iptables")
 
 
 def missing() -> str:
-    """What this machine lacks for these tests, in words."""
+    """Says what this machine lacks for these tests."""
     if os.geteuid() != 0:
         return "needs root"
     lacking = [*(() if DOCKER else ("docker",)), *(n for n in NEEDED if not shutil.which(n))]
@@ -47,7 +47,7 @@ def missing() -> str:
 
 
 class Engine:
-    """dockerd in temporary folders; ended with all that it started when the context ends."""
+    """Runs dockerd in temporary folders; ends it with all that it started when the context ends."""
 
     def __init__(self) -> None:
         # Short: the path of a unix socket has 107 characters.
@@ -90,7 +90,7 @@ class Engine:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def leftovers(self) -> list[str]:
-        """Processes, mounts, folders and network interfaces that are still there."""
+        """Lists processes, mounts, folders and network interfaces that are still there."""
         left = [f"mount {mount}" for mount in _mounts(self.folder)]
         left += [f"network {link}" for link in sorted(_links() - self._links)]
         left += [str(self.folder)] if self.folder.exists() else []
@@ -101,13 +101,13 @@ class Engine:
         return left
 
     def run(self, *words: str, timeout: float = 60) -> str:
-        """The output of `docker WORDS`; fails with what it said."""
+        """Returns the output of `docker WORDS`; fails with what it said."""
         done = self.attempt(*words, timeout=timeout)
         assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
         return done.stdout.strip()
 
     def attempt(self, *words: str, timeout: float = 60) -> "subprocess.CompletedProcess[str]":
-        """`docker WORDS`, however it ends."""
+        """Runs `docker WORDS`, however it ends."""
         return subprocess.run(
             [DOCKER, *words],
             env=self.environ,
@@ -131,13 +131,13 @@ class Engine:
         assert done.returncode == 0, done.stderr
 
     def make_image(self, target: str, **environ: str) -> str:
-        """What `containers/build/image TARGET` prints."""
+        """Returns what `containers/build/image TARGET` prints."""
         done = self.attempt_image(target, **environ)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def attempt_image(self, target: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        """`containers/build/image TARGET`, however it ends."""
+        """Runs `containers/build/image TARGET`, however it ends."""
         return subprocess.run(
             [ROOT / "containers" / "build" / "image", target],
             env={**self.environ, "BASE_IMAGE": self.base, **environ},
@@ -148,7 +148,7 @@ class Engine:
         )
 
     def import_base(self) -> None:
-        """Debian with Python and nothing else, pulled, and as `base`; kept in .cache for later."""
+        """Makes Debian with Python and nothing else, and as `base`; keeps it in .cache."""
         archive = CACHE / "base.tar"
         if not archive.exists():
             CACHE.mkdir(parents=True, exist_ok=True)
@@ -207,7 +207,7 @@ CONTAINER_SECONDS = 180.0
 
 
 class Cluster:
-    """Hosts of one training job on a network of their own, each with SageMaker's /opt/ml.
+    """Holds hosts of one training job on a network of their own, each with SageMaker's /opt/ml.
 
     Args:
         groups: Group name to its hosts, in SageMaker's order, which need not be sorted.
@@ -284,11 +284,11 @@ class Cluster:
         return {host: int(state["ExitCode"]) for host, state in self._states().items()}
 
     def ended_at(self, host: str) -> float:
-        """When the container of `host` ended; seconds since the epoch."""
+        """Says when the container of `host` ended; seconds since the epoch."""
         return seconds_of(str(self._states()[host]["FinishedAt"]))
 
     def docker(self, verb: str, host: str, *words: str) -> str:
-        """`docker VERB [WORDS] CONTAINER`."""
+        """Runs `docker VERB [WORDS] CONTAINER`."""
         return self.engine.run(verb, *words, self._name(host))
 
     def execute(self, host: str, *command: str) -> "subprocess.CompletedProcess[str]":
@@ -296,7 +296,7 @@ class Cluster:
         return self.engine.attempt("exec", self._name(host), *command)
 
     def log(self, host: str) -> str:
-        """What the container has written so far."""
+        """Returns what the container has written so far."""
         done = self.engine.attempt("logs", self._name(host))
         return done.stdout + done.stderr
 
@@ -304,7 +304,7 @@ class Cluster:
         return "\n".join(f"== {host}\n{self.log(host)[-3000:]}" for host in self.hosts)
 
     def event(self, host: str, name: str) -> LogEvent:
-        """The first event of that name in the log of `host`."""
+        """Returns the first event of that name in the log of `host`."""
         events = map(parse_line, self.log(host).splitlines())
         found = next((event for event in events if event and event.event == name), None)
         assert found is not None, f"{host} logged no {name}:\n{self.log(host)[-3000:]}"
@@ -318,11 +318,11 @@ class Cluster:
         )
 
     def base_dir(self, host: str) -> Path:
-        """What the container sees as /opt/ml."""
+        """Returns the folder that the container sees as /opt/ml."""
         return self.folder / host
 
     def record(self, host: str) -> dict[str, Any]:
-        """training.json of `host`."""
+        """Reads training.json of `host`."""
         text = (self.base_dir(host) / "output" / "data" / "stoker" / "training.json").read_text()
         record: dict[str, Any] = json.loads(text)
         return record
@@ -372,7 +372,7 @@ class Cluster:
 
 
 def seconds_of(when: str) -> float:
-    """Seconds since the epoch of a time as Docker and stoker's log write it."""
+    """Reads a time as Docker and stoker's log write it; returns seconds since the epoch."""
     return datetime.fromisoformat(re.sub(r"(\.\d{1,6})\d*", r"\1", when)).timestamp()
 
 

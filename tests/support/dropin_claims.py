@@ -1,4 +1,4 @@
-"""What torch's DataLoader promises, as observations that are to be the same for every loader.
+"""Observes what torch's DataLoader promises; it is to be the same for every loader.
 
 A script. Argument: {"kind": "torch" or "stoker", "workers" or "local": num_workers,
 "pool": workers of all hosts, "only": names,
@@ -46,25 +46,25 @@ MAX_SECONDS = 40
 
 
 def claim(function: Claim) -> Claim:
-    """Observed with torch's own loader and two workers: the same is wanted of others."""
+    """Marks what is observed with torch's loader and two workers: others must do the same."""
     CLAIMS[function.__name__] = function
     return function
 
 
 def pinned(function: Claim) -> Claim:
-    """As `claim`; it says itself how many workers its loaders have, whatever `workers` is."""
+    """Marks a claim that says itself how many workers its loaders have, whatever `workers` is."""
     PINNED.add(function.__name__)
     return claim(function)
 
 
 def valued(function: Claim) -> Claim:
-    """Observed with torch's own loader without workers: what travels comes as it was made."""
+    """Marks what is observed with torch's loader without workers: it arrives as it was made."""
     VALUED[function.__name__] = function
     return function
 
 
 def seeded(function: Claim) -> Claim:
-    """Content that torch makes dependent on its workers: stoker's is the same for any placement."""
+    """Marks content that depends on torch's workers: stoker's is the same for any placement."""
     SEEDED[function.__name__] = function
     return function
 
@@ -88,7 +88,7 @@ class Load:
 
 
 def shown(value: object) -> object:
-    """A value as JSON, with all its types."""
+    """Turns a value into JSON, with all its types."""
     kind = type(value).__name__
     match value:
         case torch.Tensor():
@@ -134,7 +134,7 @@ def _order(tensor: torch.Tensor) -> object:
 
 
 def raised(action: Callable[[], object], *words: str) -> object:
-    """The error as a training script sees it."""
+    """Returns the error as a training script sees it."""
     try:
         action()
     except Exception as err:
@@ -166,7 +166,7 @@ class Plain(data.Dataset):
 
 
 class Echo(data.Dataset):
-    """The index itself, and what it is."""
+    """Gives the index itself, and what it is."""
 
     def __len__(self) -> int:
         return 4
@@ -343,7 +343,7 @@ def _(value: str) -> int:
 
 
 class Decorated(data.Dataset):
-    """As data sets of scripts are often written; the batches have such classes, too."""
+    """Looks as scripts often write them; the batches have such classes, too."""
 
     def __init__(self) -> None:
         self.seen: WeakValueDictionary[int, object] = WeakValueDictionary({1: Plain})
@@ -583,7 +583,7 @@ class Values(data.Dataset):
 
 @valued
 def values(load: Load) -> object:
-    """Each is its own claim to who compares."""
+    """Counts as one claim per value for whoever compares."""
     # Some kinds of tensors are announced as experimental, or as going.
     warnings.simplefilter("ignore")
     iterator = iter(load(Values(), sampler=list(VALUES), batch_size=None, collate_fn=same))
@@ -767,7 +767,7 @@ def worker_init_fn_runs_once_a_worker_with_its_number(load: Load) -> object:
 
 @pinned
 def seeds_of_workers(load: Load) -> object:
-    """As scripts lean on: for generators of their own, in worker_init_fn and with each sample."""
+    """Draws as scripts do: from generators of their own, in worker_init_fn and per sample."""
 
     def begin(number: int) -> None:
         info = data.get_worker_info()
@@ -871,7 +871,7 @@ def persistent_workers_go_on_after_an_error(load: Load) -> object:
 
 
 @claim
-def pass_goes_on_after_a_timeout(load: Load) -> object:
+def epoch_goes_on_after_a_timeout(load: Load) -> object:
     def slow(index: int) -> int:
         time.sleep(2.0 if index == 1 else 0)
         return index
@@ -914,7 +914,7 @@ def early_break_and_again(load: Load) -> object:
 
 @pinned
 def early_break_leaves_the_generator(load: Load) -> object:
-    """However far ahead its sampler was asked; how far torch's is, its options say."""
+    """Holds however far ahead the sampler was asked; torch's options say how far that is."""
     found: list[object] = []
     options = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "prefetch_factor": 8}]
     options.append({"num_workers": 2, "persistent_workers": True})
@@ -941,8 +941,8 @@ def early_break_leaves_the_generator(load: Load) -> object:
 
 
 @pinned
-def pass_that_is_shut_down(load: Load) -> object:
-    """By a name of torch's own that scripts use to be rid of the workers of an epoch."""
+def epoch_that_is_shut_down(load: Load) -> object:
+    """Uses a name of torch's own by which scripts get rid of the workers of an epoch."""
     loader = load(Plain(40), batch_size=2, num_workers=2, persistent_workers=True)
     next(iter(loader))
     loader._iterator._shutdown_workers()
@@ -1131,7 +1131,7 @@ def text_of_a_key_error_has_lines(load: Load) -> object:
 
 
 @claim
-def pass_goes_on_after_an_error(load: Load) -> object:
+def epoch_goes_on_after_an_error(load: Load) -> object:
     loader = load(fail_at_two(lambda: ValueError("no")), batch_size=2)
     return outcomes(iter(loader), 5)
 
@@ -1172,7 +1172,7 @@ def errors_that_come_of_others(load: Load) -> object:
 
 
 def without_forks(caught: list[warnings.WarningMessage]) -> list[warnings.WarningMessage]:
-    """Without what Python says from 3.12 on of a fork beside threads; it names the process."""
+    """Leaves out what Python says from 3.12 on of a fork beside threads; it names the process."""
     return [w for w in caught if "use of fork() may lead" not in str(w.message)]
 
 
@@ -1315,7 +1315,7 @@ def copies(load: Load) -> object:
 @claim
 def library_that_subclasses(load: Load) -> object:
     class Shard(load.cls):
-        """As Accelerate's: an iteration of its own, one batch ahead."""
+        """Works as Accelerate does: with an iteration of its own, one batch ahead."""
 
         def __init__(self, *args: object, skip: int = 0, **kwargs: object) -> None:
             super().__init__(*args, **kwargs)
@@ -1338,7 +1338,7 @@ def library_that_subclasses(load: Load) -> object:
 
 @claim
 def library_that_makes_the_loader_again(load: Load) -> object:
-    """As Lightning does: from the arguments of __init__ and the attributes of the same names."""
+    """Works as Lightning does: from __init__ arguments and attributes of the same names."""
     loader = load(Plain(6), batch_size=2, shuffle=False, drop_last=True, worker_init_fn=None)
     names = [p.name for p in inspect.signature(data.DataLoader.__init__).parameters.values()][1:]
     kwargs = {name: getattr(loader, name) for name in names if hasattr(loader, name)}
@@ -1349,8 +1349,8 @@ def library_that_makes_the_loader_again(load: Load) -> object:
 
 
 @claim
-def library_that_never_ends_a_pass(load: Load) -> object:
-    """As Ultralytics' and timm's: one iterator for all epochs, over a sampler without an end."""
+def library_that_never_ends_an_epoch(load: Load) -> object:
+    """Works as Ultralytics and timm do: one iterator for all epochs, over a sampler without end."""
 
     class Repeating:
         def __init__(self, sampler: object) -> None:
@@ -1391,7 +1391,7 @@ def ranks_that_shuffle_by_epoch(load: Load) -> object:
 
 @claim
 def library_that_wraps(load: Load) -> object:
-    """As Accelerate's adapter: the class of the loader is put under its own."""
+    """Works as Accelerate's adapter: puts the class of the loader under its own."""
 
     class Adapter:
         def __init__(self, loader: data.DataLoader) -> None:

@@ -1,4 +1,4 @@
-"""Engines that need a heavy package: the interpreter that has it, and runs under it."""
+"""Finds the interpreter that has an engine's heavy package, and runs commands under it."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ LIMIT_SECONDS = 300
 
 
 def python_with(package: str, *, variable: str, venv: str) -> str:
-    """The interpreter that `variable` names, else that in `venv`; else skips the test."""
+    """Returns the interpreter that `variable` names, else that in `venv`; else skips the test."""
     python = os.environ.get(variable) or str(REPO / venv / "bin" / "python")
     command = (
         python,
@@ -36,7 +36,7 @@ def python_with(package: str, *, variable: str, venv: str) -> str:
 
 
 class EngineRun:
-    """`stoker train` of a workload under another interpreter, with nothing left behind."""
+    """Runs `stoker train` of a workload under another interpreter; nothing is left behind."""
 
     def __init__(self, python: str, tmp_path: Path) -> None:
         self._python = python
@@ -51,7 +51,7 @@ class EngineRun:
         settings: Sequence[str] = (),
         exit_code: int = 0,
     ) -> Training:
-        """Its record, once it has ended with that code."""
+        """Returns its record, once it has ended with that code."""
         self.run(workload, groups=groups, settings=settings, exit_code=exit_code)
         return read_json(self._tmp_path / "training.json", Training)
 
@@ -64,7 +64,7 @@ class EngineRun:
         exit_code: int,
         stop_at: str | None = None,
     ) -> None:
-        """From start to end; SIGTERM comes at a line with `stop_at`."""
+        """Runs it from start to end; SIGTERM comes at a line with `stop_at`."""
         command = [self._python, "-P", "-m", "stoker.cli", "train", str(workload), "--yes"]
         command += ["--out", str(self._tmp_path / "training.json"), "--name", "run"]
         for group in groups:

@@ -1,4 +1,4 @@
-"""The example workloads, with the names that a reader of the guides puts in."""
+"""Reads the example workloads, with the names that a reader of the guides puts in."""
 
 import json
 import os
@@ -20,7 +20,7 @@ NAMES = {
 
 
 def filled(name: str) -> str:
-    """The text of a workload in configs/."""
+    """Returns the text of a workload in configs/."""
     text = (ROOT / "configs" / name).read_text()
     for placeholder, own in NAMES.items():
         text = text.replace(placeholder, own)
@@ -28,7 +28,7 @@ def filled(name: str) -> str:
 
 
 def document(name: str) -> str:
-    """A workload in configs/ as a JSON document."""
+    """Returns a workload in configs/ as a JSON document."""
     return json.dumps(yaml.safe_load(filled(name)))
 
 
@@ -42,7 +42,7 @@ def project(folder: Path) -> Path:
 
 
 def printed_elsewhere(code: str, folder: Path, *options: str, timeout: float) -> str:
-    """What Python prints in a folder that has only pipelines, with another hash seed and home."""
+    """Returns what Python prints in a folder of pipelines only, with another hash seed and home."""
     shutil.copytree(ROOT / "pipelines", folder / "pipelines")
     kept = {key: os.environ[key] for key in ("PATH",) if key in os.environ}
     done = subprocess.run(

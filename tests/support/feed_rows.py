@@ -1,4 +1,4 @@
-"""A feed.csv for tests: two data hosts, one of which is lost for a while, and local workers."""
+"""Makes a feed.csv: two data hosts, one of which is lost for a while, and local workers."""
 
 from pathlib import Path
 from random import Random
@@ -12,7 +12,7 @@ LOST = range(26, 40)
 def host_rate(
     name: str, rate: float, *, kind: str = "host", workers: int = 4, moved: int = 0
 ) -> HostRate:
-    """A host whose workers are busy on a CPU each, or that is gone (rate 0)."""
+    """Makes a host whose workers are busy on a CPU each, or that is gone (rate 0)."""
     return HostRate(
         kind="local" if kind == "local" else "host",
         name=name,
@@ -31,7 +31,7 @@ def host_rate(
 
 
 def feed_intervals(*, hosts: int = 2, intervals: int = 60) -> list[FeedInterval]:
-    """A run in which data-1 is lost in the intervals of LOST."""
+    """Makes a run in which data-1 is lost in the intervals of LOST."""
     random = Random(1)
     made = []
     for number in range(intervals):

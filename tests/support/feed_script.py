@@ -1,4 +1,4 @@
-"""A training script for tests of the feed. Argument: one JSON object, see `DEFAULTS`.
+"""Trains as tests of the feed ask. Argument: one JSON object, see `DEFAULTS`.
 
 Prints one JSON line a batch: loader, epoch, batch, hash over the bytes of every tensor, ids.
 With `pause_at`, it prints {"pause": n} before batch n is asked for (-1: before the first iter())

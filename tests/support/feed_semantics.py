@@ -1,4 +1,4 @@
-"""What a loader over the feed promises, beyond dropin_claims.py; each check prints its name."""
+"""Checks what a loader over the feed promises, beyond dropin_claims.py, and prints each name."""
 
 import gc
 import warnings
@@ -123,7 +123,7 @@ def check_iterable_dataset() -> None:
 
 
 def check_crash_of_the_io_thread_is_an_error_and_no_hang() -> None:
-    """The last one."""
+    """Returns the last one."""
     # More batches than are made ahead.
     iterator = iter(DataLoader(range(500), batch_size=1))
     next(iterator)

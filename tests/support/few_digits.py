@@ -1,4 +1,4 @@
-"""The example's digits in small: validating on all of them costs more than a short training."""
+"""Makes few of the example's digits: to validate on all costs more than a short training."""
 
 import gzip
 from pathlib import Path
@@ -7,7 +7,7 @@ BUNDLED = Path(__file__).resolve().parents[2] / "examples" / "mnist" / "data"
 
 
 def few_digits(folder: Path) -> Path:
-    """MNIST's four files, of 1,024 digits to train on and 256 to validate, in a new folder."""
+    """Writes MNIST's four files to a new folder: 1,024 digits to train on, 256 to validate."""
     folder.mkdir()
     for kind, header, size in (("images-idx3", 16, 28 * 28), ("labels-idx1", 8, 1)):
         content = gzip.decompress((BUNDLED / f"t10k-{kind}-ubyte.gz").read_bytes())

@@ -1,4 +1,4 @@
-"""The shell blocks of a guide, typed line by line; programs that this machine lacks are played.
+"""Types the shell blocks of a guide line by line; plays programs that this machine lacks.
 
 `stoker` is the real one. tests/support/guide_programs.py plays `make`, `pip`, `docker`, `kubectl`
 and `aws`: it checks what they are given as far as that goes without registry, cluster or account.
@@ -25,7 +25,7 @@ _SHELL = re.compile(r"[|<>&;`]|\$\(")
 
 
 def steps(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The steps of a guide: their titles, and the lines of their shell blocks."""
+    """Returns the steps of a guide: their titles, and the lines of their shell blocks."""
     part = text.partition("\n## Ten steps\n")[2].partition("\n## ")[0]
     for step in re.split(r"\n(?=\*\*\d+\. )", part):
         title = step.partition("**")[2].partition("**")[0]
@@ -34,7 +34,7 @@ def steps(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 class GuideShell:
-    """A shell in which a guide is typed.
+    """Holds a shell in which a guide is typed.
 
     Args:
         folder: Where it begins.

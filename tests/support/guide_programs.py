@@ -1,4 +1,4 @@
-"""A program of a guide that this machine lacks: it checks what it is told, and writes that down.
+"""Plays a guide's program that this machine lacks: checks what it is told, and writes it down.
 
 A script: the program's name, and its arguments. What needs no shell, `play` does without a process.
 """
@@ -70,7 +70,7 @@ def docker(arguments: list[str]) -> None:
 
 
 def push(image: str) -> None:
-    """A repository has the image from now on."""
+    """Puts the image into a repository."""
     import boto3
 
     repository, _, tag = image.partition("/")[2].partition(":")
@@ -86,7 +86,7 @@ def push(image: str) -> None:
 
 
 def deploy(client: Any, arguments: list[str]) -> None:
-    """A stack is made, or changed."""
+    """Makes or changes a stack."""
     overrides = (
         arguments[arguments.index("--parameter-overrides") + 1 :]
         if ("--parameter-overrides" in arguments)
@@ -173,7 +173,7 @@ def aws(arguments: list[str]) -> None:
 
 
 def _structure(value: str) -> object:
-    """Lists of objects, as JSON or in the short way: Key=Value,Key=Value."""
+    """Reads lists of objects, as JSON or in the short way: Key=Value,Key=Value."""
     if value.lstrip()[:1] in "[{":
         return json.loads(value)
     if value.isdigit():
@@ -185,7 +185,7 @@ PLAYED = {"pip": pip, "make": make, "docker": docker, "kubectl": kubectl, "aws":
 
 
 def play(name: str, *arguments: str) -> int:
-    """Does what a program would; returns its exit code."""
+    """Plays the program; returns its exit code."""
     with Path(os.environ["GUIDE_TOLD"]).open("a", encoding="utf-8") as told:
         told.write(" ".join([name, *arguments]).replace("\n", " ") + "\n")
     try:

@@ -1,4 +1,4 @@
-"""A training script whose datasets hold random generators of their own.
+"""Trains with datasets that hold random generators of their own.
 
 Argument: {"num_workers": n, "samples": n, "kinds": names, or all}. Prints a JSON line a kind of
 dataset: the draws of all samples of two epochs, who made the batches, and the ids that
@@ -47,7 +47,7 @@ class Drawing(Dataset):
 
 
 class Numpys(Drawing):
-    """numpy's idiom."""
+    """Follows numpy's idiom."""
 
     rng = None
 
@@ -59,7 +59,7 @@ class Numpys(Drawing):
 
 
 class Randomizable:
-    """As MONAI's: the class has a generator that is seeded by the clock."""
+    """Acts like MONAI's: the class has a generator that is seeded by the clock."""
 
     R = np.random.RandomState()
 
@@ -75,7 +75,7 @@ class Monais(Drawing):
 
 
 class Albumentations(Drawing):
-    """Both kinds, without a seed."""
+    """Holds both kinds, without a seed."""
 
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -101,7 +101,7 @@ class ModuleWide(Drawing):
 
 
 class Initialised(Drawing):
-    """worker_init_fn gives it a generator by the worker's id."""
+    """Gets a generator from worker_init_fn, by the worker's id."""
 
     rng = random.Random(0)
 

@@ -1,4 +1,4 @@
-"""The published API of Kubeflow Pipelines: checks of requests and answers."""
+"""Checks requests and answers by the published API of Kubeflow Pipelines."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def _definitions() -> Mapping[str, Json]:
 
 
 def _strict(name: str, schema: Json) -> Json:
-    """The definition with no other properties than its own, and without what Draft 4 has not."""
+    """Returns the definition with no properties but its own, without what Draft 4 has not."""
     assert isinstance(schema, dict)
     if schema.get("properties") and name not in _OPEN:
         return {**schema, "additionalProperties": False}
@@ -46,7 +46,7 @@ def _validator(name: str) -> jsonschema.Draft4Validator:
 
 
 def problems(name: str, document: Json) -> list[str]:
-    """What a message has that its definition does not allow; int64 may be numbers or texts."""
+    """Lists what a message's definition does not allow; int64 may be numbers or texts."""
     told = _coerced(document)
     return [
         f"{'/'.join(map(str, e.path))}: {e.message}" for e in _validator(name).iter_errors(told)
@@ -54,7 +54,7 @@ def problems(name: str, document: Json) -> list[str]:
 
 
 def operation_at(method: str, path: str) -> tuple[str, Mapping[str, Json]] | None:
-    """The path's template and the operation that a request is, or None."""
+    """Returns the path's template and the operation that a request is, or None."""
     for file in _FILES:
         for template, operations in _document(file)["paths"].items():
             assert isinstance(operations, dict)
@@ -66,7 +66,7 @@ def operation_at(method: str, path: str) -> tuple[str, Mapping[str, Json]] | Non
 
 
 def _coerced(value: Json, key: str = "") -> Json:
-    """int64 as text, as the definitions have them: the service takes both."""
+    """Writes int64 as text, as the definitions have them: the service takes both."""
     if isinstance(value, dict):
         # Parameters of a pipeline are free, and may be called so.
         return {

@@ -1,4 +1,4 @@
-"""Kubeflow Pipelines on loopback: keeps what it is sent, and holds it against the published API."""
+"""Plays Kubeflow Pipelines on loopback: keeps what it is sent, and checks it by the API."""
 
 import email.parser
 import email.policy
@@ -38,7 +38,7 @@ _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Request:
-    """A request that came."""
+    """Holds a request that came."""
 
     method: str
     path: str
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass
 class Trouble:
-    """An answer that is given in place of the service's own, to requests that match."""
+    """Holds an answer for requests that match, in place of the service's own."""
 
     pattern: str
     status: int
@@ -65,7 +65,7 @@ class Trouble:
 
 
 class RefusedError(Exception):
-    """The service refuses."""
+    """Says that the service refuses."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class RefusedError(Exception):
 
 @dataclass
 class KfpServer:
-    """A server of one installation.
+    """Serves one installation.
 
     Attributes:
         multi_user: Whether namespaces are asked for.
@@ -151,11 +151,11 @@ class KfpServer:
     # What tests ask and set.
 
     def sent(self, method: str = "POST") -> list[str]:
-        """The requests of a method, in order, without those that ask for health."""
+        """Returns the requests of a method, in order, without those that ask for health."""
         return [r.line for r in self.requests if r.method == method and "healthz" not in r.path]
 
     def last(self, line: str) -> Request:
-        """The newest request whose line matches."""
+        """Returns the newest request whose line matches."""
         return next(r for r in reversed(self.requests) if re.fullmatch(line, r.line))
 
     def trouble(self, pattern: str, status: int, body: str = "", **how: object) -> Trouble:
@@ -169,15 +169,15 @@ class KfpServer:
         self._slow.append(pattern)
 
     def run(self, index: int = -1) -> dict[str, Json]:
-        """A run."""
+        """Returns a run: the newest, unless another is asked for."""
         return self.kept["runs"][index]
 
     def end(self, state: str, **fields: Json) -> None:
-        """The newest run ends."""
+        """Ends the newest run."""
         self.run().update(state=state, finished_at=self._now(), **fields)
 
     def tell(self, *tasks: Mapping[str, Json]) -> None:
-        """The newest run has these tasks."""
+        """Gives these tasks to the newest run."""
         self.run()["run_details"] = {"task_details": [dict(task) for task in tasks]}
 
     # The service.
@@ -220,7 +220,7 @@ class KfpServer:
                 return err.status, text, "application/json", ""
 
     def _checked(self, request: Request) -> Json:
-        """The answer to a request that the API allows."""
+        """Answers a request that the API allows."""
         if self.token and request.headers.get("authorization") != f"Bearer {self.token}":
             raise RefusedError(401, "Request header error: there is no user identity header.")
         found = operation_at(request.method, request.path)
@@ -444,7 +444,7 @@ def _find(found: list[dict[str, Json]], key: str, id: str) -> dict[str, Json]:
 
 
 def _content(kind: str, raw: bytes) -> tuple[Json, str]:
-    """The JSON of a body, or the file of a form."""
+    """Returns the JSON of a body, or the file of a form."""
     if kind.startswith("multipart/form-data"):
         parser = email.parser.BytesParser(policy=email.policy.HTTP)
         message = parser.parsebytes(f"Content-Type: {kind}\r\n\r\n".encode() + raw)

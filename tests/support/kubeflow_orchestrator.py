@@ -1,4 +1,4 @@
-"""The product's pipeline for Kubeflow, compiled; tasks of its runs as the service tells them."""
+"""Compiles the product's pipeline for Kubeflow; makes tasks of its runs as the service would."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def compiled(*overrides: str) -> Compiled:
 
 @dataclass
 class Clock:
-    """Time that passes while somebody sleeps."""
+    """Plays a clock on which time passes while somebody sleeps."""
 
     seconds: float = 0.0
 
@@ -60,7 +60,7 @@ def connection(server: KfpServer, *, namespace: str = "", **more: object) -> Kub
 def target_at(
     server: KfpServer, *, namespace: str = "", options: RunOptions | None = None
 ) -> KubeflowOrchestrator:
-    """The target, with time that passes at once."""
+    """Returns the target, with time that passes at once."""
     clock = Clock()
     made = connection(server, namespace=namespace)
     kubeflow = Kubeflow(made, clock=clock, sleep=clock.sleep)
@@ -74,7 +74,7 @@ def upload(server: KfpServer, *overrides: str, namespace: str = "") -> Uploaded:
 
 
 def tasks(**states: str) -> Iterator[Mapping[str, Json]]:
-    """Nodes of a run, as the workflow engine makes them: `NAME=STATE` or `NAME="STATE reason"`.
+    """Makes a run's nodes as the workflow engine does: `NAME=STATE` or `NAME="STATE reason"`.
 
     A task has a node for its driver, one for itself and one that runs its container, and the node
     that comes behind a task is a child of what ran it.
@@ -110,7 +110,7 @@ def _node(name: str, state: str, *, child: str = "", reason: str = "") -> dict[s
 
 
 def step_pod(run: str, path: str, *, phase: str = "Running", minute: int = 0) -> dict[str, Any]:
-    """The pod of a step of a run, as Argo makes it."""
+    """Makes the pod of a step of a run, as Argo does."""
     name = "mnist-x-" + path.replace(".", "-").replace("(", "").replace(")", "")
     state: dict[str, Any] = {"running": {}} if phase == "Running" else {"waiting": {}}
     return {

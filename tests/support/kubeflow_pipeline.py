@@ -1,4 +1,4 @@
-"""A workload for Kubeflow, its compiled pipeline, and what is in it."""
+"""Makes a workload for Kubeflow, compiles its pipeline, and reads what is in it."""
 
 import functools
 import re
@@ -65,7 +65,7 @@ WORKLOADS = {"cluster": WORKLOAD, "local": LOCAL}
 
 
 def with_labels() -> Workload:
-    """The workload with a pool of several node labels: the default of an object parameter."""
+    """Adds a pool of several node labels to the workload: the default of an object parameter."""
     settings = WORKLOAD.kubernetes
     assert settings is not None
     labels = {"pool": "gpu", "zone": "a", "disk": "fast", "team": "vision"}
@@ -90,24 +90,24 @@ def shared() -> Mapping[str, str]:
 
 @functools.cache
 def components() -> Mapping[str, str]:
-    """The package's components, compiled now: what the files to share are to hold."""
+    """Compiles the package's components now: what the files to share must hold."""
     from stoker import kubeflow
 
     return {name: normalised(kubeflow.compiled(getattr(kubeflow, name))) for name in COMPONENTS}
 
 
 def normalised(definition: str) -> str:
-    """The YAML without the line that another kfp writes otherwise."""
+    """Returns the YAML without the line that another kfp writes otherwise."""
     return re.sub(r"(?m)^sdkVersion: .*$", "sdkVersion: kfp", definition)
 
 
 def parsed(definition: str) -> list[Any]:
-    """Its documents; by libyaml, which is ten times as fast as Python."""
+    """Returns its documents; by libyaml, which is ten times as fast as Python."""
     return list(yaml.load_all(definition, Loader=yaml.CSafeLoader))
 
 
 def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pipeline, and what Kubernetes is told of its pods; {} where that is nothing."""
+    """Returns the pipeline, and what Kubernetes is told of its pods; {} where that is nothing."""
     pipeline, *platforms = parsed(compiled(kind).definition)
     return pipeline, platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if (
         platforms
@@ -115,7 +115,7 @@ def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each group of tasks with its name: the pipeline itself, then those inside of it."""
+    """Yields each group of tasks with its name: the pipeline itself, then those inside of it."""
     yield "root", pipeline["root"]
     for name, component in pipeline["components"].items():
         if "dag" in component:
@@ -123,14 +123,14 @@ def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def tasks(pipeline: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Every task by its name, whatever group it is in."""
+    """Returns every task by its name, whatever group it is in."""
     return {
         name: task for _, group in groups(pipeline) for name, task in group["dag"]["tasks"].items()
     }
 
 
 def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
-    """The container of a task."""
+    """Returns the container of a task."""
     component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
     found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
     return found["container"]  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""An API server of Kubernetes on a port of the loopback interface, as far as stoker asks one.
+"""Plays an API server of Kubernetes on a loopback port, as far as stoker asks one.
 
 It keeps objects, refuses what the real CRDs refuse, serves lists, watches and logs, and has the
 troubles of real ones on command: denials, conflicts, answers that are slow or lost, watches that
@@ -64,7 +64,7 @@ Object = dict[str, Any]
 
 @dataclass
 class Fault:
-    """What goes wrong with calls to come."""
+    """Says what goes wrong with calls to come."""
 
     method: str
     plural: str
@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass
 class PodLogFile:
-    """What a container wrote."""
+    """Holds what a container wrote."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)
     is_closed: bool = False
@@ -88,7 +88,7 @@ class PodLogFile:
 
 
 class Refusal(Exception):
-    """An answer that is no success."""
+    """Stands for an answer that is no success."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -105,7 +105,7 @@ class Refusal(Exception):
 
 
 class KubernetesApi:
-    """The server's objects, and what tests do with them.
+    """Holds the server's objects, and does with them what tests want.
 
     Attributes:
         url: Where it listens.
@@ -183,7 +183,7 @@ class KubernetesApi:
     # --- what a cluster's controllers do
 
     def make_pods(self, run: str, *, attempt: int = 0) -> list[str]:
-        """The pods of a JobSet that are not there yet, none of them started; their names."""
+        """Makes the pods of a JobSet that are not there yet, starts none; returns their names."""
         with self.changed:
             made = []
             for job in self._replicated_jobs(run):
@@ -240,7 +240,7 @@ class KubernetesApi:
         return [name for _, name in sorted(found)]
 
     def run_pods(self, run: str, *, attempt: int = 0) -> None:
-        """All pods of a job run."""
+        """Lets all pods of a job run."""
         for name in self.make_pods(run, attempt=attempt):
             self.start_pod(name)
 
@@ -258,7 +258,7 @@ class KubernetesApi:
             self._changed("pods", name)
 
     def say(self, name: str, *lines: str) -> None:
-        """Lines of a pod's container, a millisecond after each other."""
+        """Writes lines of a pod's container, a millisecond after each other."""
         with self.changed:
             for text in lines:
                 self._second += timedelta(milliseconds=1)
@@ -267,13 +267,13 @@ class KubernetesApi:
             self.changed.notify_all()
 
     def say_at(self, name: str, stamp: str, text: str) -> None:
-        """A line with a time of its own."""
+        """Writes a line with a time of its own."""
         with self.changed:
             self._logs[name].lines.append((stamp, text))
             self.changed.notify_all()
 
     def end_pod(self, name: str, code: int = 0, *, reason: str = "", message: str = "") -> None:
-        """Its container ends, and the pod with it."""
+        """Ends its container, and the pod with it."""
         with self.changed:
             pod = self._objects["pods", name]
             container = self._container(pod)
@@ -292,7 +292,7 @@ class KubernetesApi:
             self._changed("pods", name)
 
     def restart_container(self, name: str, code: int) -> None:
-        """Its container ends, and is started again in the same pod."""
+        """Ends its container, and starts it again in the same pod."""
         with self.changed:
             container = self._container(self._objects["pods", name])
             ended = {"exitCode": code, "reason": "Error", "finishedAt": self._now()}
@@ -312,7 +312,7 @@ class KubernetesApi:
         message: str = "The node was low on resource: memory.",
         is_replaced: bool = True,
     ) -> str:
-        """It is taken away, and another one takes its place; the name of that one."""
+        """Takes it away, puts another one in its place, and returns the name of that one."""
         with self.changed:
             pod = self._objects["pods", name]
             pod["status"].update(
@@ -342,7 +342,7 @@ class KubernetesApi:
     def fail_pod(
         self, name: str, code: int, *, message: str = "", ran_seconds: float = 0.0
     ) -> None:
-        """Its container fails, and the controllers of Job and JobSet judge that."""
+        """Fails its container, and the controllers of Job and JobSet judge that."""
         with self.changed:
             running = self._container(self._objects["pods", name])["state"].get("running")
             if running and ran_seconds:
@@ -353,13 +353,13 @@ class KubernetesApi:
             self._judge(name, is_disrupted=False)
 
     def disrupt_pod(self, name: str) -> None:
-        """Its node is drained or taken away, and the controllers of Job and JobSet judge that."""
+        """Drains its node or takes it away, and the controllers of Job and JobSet judge that."""
         with self.changed:
             self.evict_pod(name, message="node drained", is_replaced=False)
             self._judge(name, is_disrupted=True)
 
     def may_evict(self, name: str) -> bool:
-        """Whether the eviction API lets a drain take the pod: disruption budgets decide."""
+        """Says whether the eviction API lets a drain take the pod: disruption budgets decide."""
         with self.changed:
             pod = self._objects["pods", name]
             for (plural, _), budget in self._objects.items():
@@ -377,7 +377,7 @@ class KubernetesApi:
             return True
 
     def _judge(self, name: str, *, is_disrupted: bool) -> None:
-        """What becomes of a job one of whose pods has failed, by its own policy."""
+        """Treats a job one of whose pods has failed as its own policy says."""
         labels = self._objects["pods", name]["metadata"]["labels"]
         run, job = labels[_JOBSET], labels[_REPLICATED]
         spec = self._job(run, job)["template"]["spec"]
@@ -392,7 +392,7 @@ class KubernetesApi:
         self._judge_job(run, job, reason)
 
     def _judge_job(self, run: str, job: str, reason: str) -> None:
-        """What becomes of a JobSet one of whose jobs has failed: see failure_policy.go."""
+        """Treats a JobSet one of whose jobs has failed as failure_policy.go does."""
         policy = self._jobset_spec(run).get("failurePolicy", {})
         action = "RestartJobSet"
         for rule in policy.get("rules", []):
@@ -420,7 +420,7 @@ class KubernetesApi:
             self.run_pods(run, attempt=restarts)
 
     def pass_deadline(self, run: str) -> None:
-        """The job's deadline is over: that of a JobSet's jobs, or a TrainJob's."""
+        """Lets the job's deadline be over: that of a JobSet's jobs, or a TrainJob's."""
         with self.changed:
             train_job = self._objects.get(("trainjobs", run), {})
             if "activeDeadlineSeconds" in train_job.get("spec", {}):
@@ -436,7 +436,7 @@ class KubernetesApi:
                     self._judge_job(run, job["name"], "DeadlineExceeded")
 
     def pass_seconds_after_end(self, seconds: float) -> None:
-        """So long after their ends JobSets are deleted by their TTL."""
+        """Lets so much time pass after their ends that JobSets are deleted by their TTL."""
         with self.changed:
             for name in self.names("jobsets"):
                 status = self._objects["jobsets", name].get("status", {})
@@ -498,7 +498,7 @@ class KubernetesApi:
     # --- who follows a job: a pod of a step, which Argo made for a run of a pipeline
 
     def make_workflow(self, name: str = "mnist-w1") -> str:
-        """A run of a pipeline; its uid."""
+        """Makes a run of a pipeline; returns its uid."""
         workflow = {
             "apiVersion": "argoproj.io/v1alpha1",
             "kind": "Workflow",
@@ -510,7 +510,7 @@ class KubernetesApi:
             return str(workflow["metadata"]["uid"])  # type: ignore[index]
 
     def make_step(self, name: str, *, workflow: str | None = "mnist-w1") -> dict[str, str]:
-        """The pod of a step; what its container finds in its environment.
+        """Makes the pod of a step; returns what its container finds in its environment.
 
         Args:
             name: Of the pod.
@@ -532,11 +532,11 @@ class KubernetesApi:
         return {"POD_NAME": name, "POD_UID": described["uid"], "POD_NAMESPACE": NAMESPACE}
 
     def terminate_workflow(self, name: str = "mnist-w1") -> None:
-        """Somebody pressed Terminate: Kubeflow patches the deadline, Argo signals the pods."""
+        """Acts as Terminate does: Kubeflow patches the deadline, Argo signals the pods."""
         self.change("workflows", name, {"spec": {"activeDeadlineSeconds": 0}})
 
     def drain(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
-        """The node of a pod is drained: its process gets SIGTERM, then the pod is deleted.
+        """Drains the node of a pod: its process gets SIGTERM, then the pod is deleted.
 
         Returns the exit code; blocks for `seconds` at most, the pod's grace.
         """
@@ -547,14 +547,14 @@ class KubernetesApi:
         return code
 
     def pod_waits(self, name: str, reason: str, message: str = "") -> None:
-        """Its container cannot be started."""
+        """Lets it wait, as its container cannot be started."""
         with self.changed:
             pod = self._objects["pods", name]
             self._container(pod)["state"] = {"waiting": {"reason": reason, "message": message}}
             self._changed("pods", name)
 
     def pod_finds_no_node(self, name: str, message: str) -> None:
-        """The scheduler says so again and again; when it began stays what it was."""
+        """Says so as the scheduler does, again and again; when it began stays what it was."""
         with self.changed:
             status = self._objects["pods", name]["status"]
             before = [c for c in status.get("conditions", []) if c["status"] == "False"]
@@ -578,7 +578,7 @@ class KubernetesApi:
         type: str = "Warning",
         seconds_later: float = 0.0,
     ) -> None:
-        """An event of an object."""
+        """Adds an event of an object."""
         event = {
             "metadata": {"name": f"{name}.{uuid.uuid4().hex[:8]}"},
             "involvedObject": {"kind": kind, "name": name},
@@ -599,7 +599,7 @@ class KubernetesApi:
         message: str = "",
         **status: Any,
     ) -> None:
-        """The job ends; what of it still runs is taken away."""
+        """Ends the job, and takes away what of it still runs."""
         with self.changed:
             default = "AllJobsCompleted" if kind == "Completed" else "FailedJobs"
             condition = {
@@ -614,7 +614,7 @@ class KubernetesApi:
                 self._end_and_drop(name)
 
     def _end_and_drop(self, name: str) -> None:
-        """A pod is deleted, unless it has ended."""
+        """Deletes a pod, unless it has ended."""
         phase = self._objects["pods", name]["status"]["phase"]
         # One that never started has no container that could end.
         if phase == "Running":
@@ -628,18 +628,18 @@ class KubernetesApi:
             self._changed(plural, name)
 
     def change(self, plural: str, name: str, change: Mapping[str, Any]) -> None:
-        """Somebody else patches an object."""
+        """Patches an object, as somebody else would."""
         with self.changed:
             _merge(self._objects[plural, name], change)
             self._changed(plural, name)
 
     def remove(self, plural: str, name: str) -> None:
-        """An object and what it owns are gone, whoever did it."""
+        """Removes an object and what it owns, whoever did it."""
         with self.changed:
             self._drop(plural, name)
 
     def finish_deletions(self) -> None:
-        """What was marked goes."""
+        """Removes what was marked."""
         with self.changed:
             self.is_deletion_held = False
             for plural, name in list(self._objects):
@@ -648,35 +648,35 @@ class KubernetesApi:
                     self._drop(plural, name)
 
     def put(self, plural: str, document: Mapping[str, Any]) -> None:
-        """An object that somebody else made."""
+        """Adds an object that somebody else made."""
         with self.changed:
             self._put(plural, copy.deepcopy(dict(document)))
 
     # --- troubles
 
     def drop_streams(self) -> int:
-        """Every watch and log that is read breaks off; how many."""
+        """Breaks off every watch and log that is read; returns how many."""
         return self._end_streams("cut")
 
     def end_streams(self) -> int:
-        """Every watch and log that is read ends in good order; how many."""
+        """Ends every watch and log that is read in good order; returns how many."""
         return self._end_streams("end")
 
     def forget_history(self) -> None:
-        """Versions so far are too old to watch from."""
+        """Makes all versions so far too old to watch from."""
         with self.changed:
             self._version += 1
             self._oldest = self._version
 
     def break_log(self, name: str, *, after: int, how: str) -> None:
-        """The next reading of a log ends after so many lines: "cut", or "end" in good order."""
+        """Ends the next reading of a log after so many lines: "cut", or "end" in good order."""
         with self.changed:
             self._logs[name].breaks.append((after, how))
 
     # --- what the server does
 
     def answer(self, method: str, path: str, query: dict[str, str], body: Object | None) -> Object:
-        """The answer to a call that is no stream."""
+        """Answers a call that is no stream."""
         if path == "/version" or (path.count("/") < 4 and path.startswith("/apis/")):
             return self._discovered(path)
         place = self.place(method, path)
@@ -700,7 +700,7 @@ class KubernetesApi:
         return answer
 
     def _discovered(self, path: str) -> Object:
-        """What the server tells of itself, to everybody who is logged in."""
+        """Answers with what the server tells of itself, to everybody who is logged in."""
         if ("get", path) in self.denied:
             message = f'forbidden: User "{USER}" cannot get path "{path}"'
             raise Refusal(403, "Forbidden", message)
@@ -759,7 +759,7 @@ class KubernetesApi:
     def watched(
         self, place: "Place", query: dict[str, str], since: int
     ) -> list[tuple[str, Object]]:
-        """What happened after version `since`; 410 if that is too old to tell."""
+        """Returns what happened after version `since`; 410 if that is too old to tell."""
         with self.changed:
             if since < self._oldest:
                 raise Refusal(410, "Expired", f"too old resource version: {since}")
@@ -984,7 +984,7 @@ class KubernetesApi:
         return next(job for job in self._replicated_jobs(run) if job["name"] == name)
 
     def _reference(self, plural: str, name: str) -> Object:
-        """An object as the controller of another one."""
+        """Refers to an object as the controller of another one."""
         owner = self._objects[plural, name]
         return {
             "apiVersion": owner["apiVersion"],
@@ -1041,7 +1041,7 @@ class KubernetesApi:
 
 @dataclass(frozen=True)
 class Place:
-    """What a path names."""
+    """Says what a path names."""
 
     group: str
     plural: str
@@ -1052,7 +1052,7 @@ class Place:
 
 
 class Stream:
-    """An answer in chunks."""
+    """Sends an answer in chunks."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
@@ -1060,7 +1060,7 @@ class Stream:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was ended, or its reader is gone."""
+        """Says whether it was ended, or its reader is gone."""
         if self.how:
             return True
         connection = self._handler.connection
@@ -1098,13 +1098,13 @@ def _is_selected(item: Object, query: Mapping[str, str]) -> bool:
 
 
 def _waits_for(owner: Object, reference: Mapping[str, Any]) -> bool:
-    """Whether an owner is deleted after what refers to it so, and so takes it along now."""
+    """Says whether an owner is deleted after what refers to it so, and takes it along now."""
     is_waiting = _FOREGROUND in owner["metadata"].get("finalizers", ())
     return is_waiting and bool(reference.get("blockOwnerDeletion"))
 
 
 def _held(status: Mapping[str, Any]) -> dict[str, Object]:
-    """The conditions that hold, by their type."""
+    """Returns the conditions that hold, by their type."""
     found = status.get("conditions", [])
     return {condition["type"]: condition for condition in found if condition["status"] == "True"}
 
@@ -1115,7 +1115,7 @@ def _has_labels(item: Object, wanted: Mapping[str, str] | None) -> bool:
 
 
 def _at(document: Any, path: str) -> Any:
-    """What is at a path of keys and [numbers]; None if nothing is."""
+    """Returns what is at a path of keys and [numbers]; None if nothing is."""
     for key in re.findall(r"[^.\[\]]+", path):
         try:
             document = document[int(key) if isinstance(document, list) else key]
@@ -1268,7 +1268,7 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
 @contextlib.contextmanager
 def kubernetes_api() -> Iterator[KubernetesApi]:
-    """The server, while the block runs."""
+    """Yields the server, while the block runs."""
     api = KubernetesApi()
 
     class Server(ThreadingHTTPServer):
@@ -1291,7 +1291,7 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
 
 
 def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = NAMESPACE) -> Path:
-    """A kube config for the server."""
+    """Returns a kube config for the server."""
     path = folder / "kubeconfig"
     document = {
         "apiVersion": "v1",

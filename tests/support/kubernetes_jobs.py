@@ -1,4 +1,4 @@
-"""Jobs for Kubernetes that tests plan."""
+"""Makes jobs for Kubernetes that tests plan."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +80,7 @@ def job(
     workload: str = "mnist",
     **keys: Any,
 ) -> JobSpec:
-    """A job on Kubernetes, heterogeneous unless groups are named."""
+    """Makes a job on Kubernetes, heterogeneous unless groups are named."""
     described: dict[str, Any] = {
         "name": workload,
         "command": ["python", "/app/train.py", "--note", "costs $5 $(date)"],

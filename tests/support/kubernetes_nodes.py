@@ -1,4 +1,4 @@
-"""Nodes of a cluster and their pods, as the API gives them."""
+"""Builds nodes of a cluster and their pods, as the API gives them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ def node(
     ready: bool = True,
     cordoned: bool = False,
 ) -> Document:
-    """A node; taints are KEY=VALUE:EFFECT."""
+    """Builds a node; taints are KEY=VALUE:EFFECT."""
     allocatable = {"cpu": cpu, "memory": memory, "pods": "110"}
     if gpus:
         allocatable["nvidia.com/gpu"] = str(gpus)
@@ -51,7 +51,7 @@ def pod(
     owner: str = "DaemonSet",
     sidecar: Mapping[str, str] | None = None,
 ) -> Document:
-    """A pod with a container for each of `requests`."""
+    """Builds a pod with a container for each of `requests`."""
     spec: Document = {"containers": [{"name": "c", "resources": {"requests": r}} for r in requests]}
     if sidecar:
         spec["initContainers"] = [

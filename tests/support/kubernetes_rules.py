@@ -1,4 +1,4 @@
-"""A cluster's rules on what stoker itself writes into its objects, as a server applies them.
+"""Applies a cluster's rules to what stoker itself writes into its objects, as a server does.
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.

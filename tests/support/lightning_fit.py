@@ -1,4 +1,4 @@
-"""A fit with Lightning, which may be stopped in an epoch and gone on with.
+"""Runs a fit with Lightning, which may be stopped in an epoch and gone on with.
 
 Who imports it imports Lightning: 4 CPU-seconds.
 """
@@ -21,7 +21,7 @@ class StopError(Exception):
 
 
 class Draws(torch.utils.data.Dataset[tuple[int, float]]):
-    """Samples with random numbers of all three generators."""
+    """Gives samples with random numbers of all three generators."""
 
     def __len__(self) -> int:
         return 4 * BATCHES
@@ -53,7 +53,7 @@ class Model(pl.LightningModule):  # type: ignore[misc]
 
 
 def fit(file: Path, *, stop_at: int | None = None, resume: bool = False) -> list[list[float]]:
-    """What the steps of one process were given."""
+    """Runs the fit, and returns what the steps of one process were given."""
     torch.manual_seed(1 if not resume else 99)
     random.seed(1)
     np.random.seed(1)

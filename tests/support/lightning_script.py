@@ -1,4 +1,4 @@
-"""A script of Lightning's, unchanged: sanity check, validation, checkpoints, a progress bar.
+"""Plays a script of Lightning's, unchanged: sanity check, validation, checkpoints, progress bar.
 
 Arguments: processes.
 """
@@ -39,7 +39,7 @@ class Model(lightning.LightningModule):
 
 
 class Ending(Callback):
-    """What must not happen when a profile ends."""
+    """Leaves a file for what must not happen when a profile ends."""
 
     def on_exception(self, *_: object) -> None:
         leave("on-exception")

@@ -1,6 +1,6 @@
-"""Datasets and samplers that draw: for scripts, and for processes that are spawned.
+"""Holds datasets and samplers that draw: for scripts, and for processes that are spawned.
 
-In a file without tests, which is imported without what tests need.
+The file has no tests, so that it is imported without what tests need.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class AtOnce:
 
 
 def drawn(kind: type[data.DataLoader[int]], options: dict[str, object]) -> list[list[int]]:
-    """The batches of three epochs."""
+    """Draws the batches of three epochs."""
     generator = torch.Generator().manual_seed(3)
     loader = kind(Plain(), batch_sampler=AtOnce(generator), generator=generator, **options)  # type: ignore[arg-type]
     return [batch.tolist() for _ in range(3) for batch in loader]  # type: ignore[attr-defined]

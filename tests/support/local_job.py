@@ -1,4 +1,4 @@
-"""A local run for tests: scripts of their own, and a check that nothing of it is left."""
+"""Runs scripts of tests on the local platform, and checks that nothing of a run is left."""
 
 import contextlib
 import json
@@ -52,7 +52,7 @@ def is_running(pid: int) -> bool:
 
 
 def marked_processes(base_dir: Path) -> set[int]:
-    """Running processes whose STOKER_BASE_DIR is `base_dir` or below it."""
+    """Finds running processes whose STOKER_BASE_DIR is `base_dir` or below it."""
     marker = f"\0STOKER_BASE_DIR={base_dir}".encode()
     found = set()
     for pid in psutil.pids():
@@ -63,7 +63,7 @@ def marked_processes(base_dir: Path) -> set[int]:
 
 
 def has_fork_ahead(base_dir: Path) -> bool:
-    """Whether the data host there has imported torch, and forked a process for the next dataset."""
+    """Says whether the data host there imported torch and forked a process for the next dataset."""
     pids = marked_processes(base_dir)
     parents = {}
     for pid in pids:
@@ -98,7 +98,7 @@ def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
 
 
 class LocalJob:
-    """A run of a script on the local platform; ended and checked when the context ends.
+    """Runs a script on the local platform; ends and checks the run when the context ends.
 
     The script finds STOKER_TEST_DIR in its environment, for files that tell the test where it is.
 
@@ -193,7 +193,7 @@ class LocalJob:
         return found
 
     def wait_for_file(self, name: str) -> str:
-        """The text of a file that the script writes."""
+        """Waits for a file that the script writes, and returns its text."""
         path = self.tmp_path / name
         until(lambda: path.exists() and path.read_text() != "", what=f"{name} is written")
         for host in self.request.hosts:
@@ -221,7 +221,7 @@ class LocalJob:
         return self.run.wait()
 
     def training(self) -> Training:
-        """The record that `stoker train` makes of the run; blocks until it has ended."""
+        """Returns the record that `stoker train` makes of the run; blocks until it has ended."""
         ran = Job(platform="local", name=self.run.name)
         facts = facts_of(self.spec, self.end(), ran=ran, catalog=load_catalog("local"))
         assert facts.leader, "the leader left no record"
@@ -233,7 +233,7 @@ class LocalJob:
 
 
 def resource_config(host: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """A resourceconfig.json of SageMaker's shape."""
+    """Returns the text of a resourceconfig.json of SageMaker's shape."""
     return json.dumps(
         {
             "current_host": host,

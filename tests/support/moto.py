@@ -1,4 +1,4 @@
-"""AWS for tests: moto's server in a process of its own, on a free port of the loopback interface.
+"""Plays AWS for tests: moto's server in its own process, on a free port of the loopback interface.
 
 `aws_server` gives an empty AWS for one test; the process is started once a test session, for the
 first test that asks, and ended with the session. The environment of the test is changed so that
@@ -32,7 +32,7 @@ _FOREIGN = re.compile(r"^(AWS_|BOTO_|MOTO_)|_proxy$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsServer:
-    """An AWS of a test's own.
+    """Stands for an AWS of a test's own.
 
     Attributes:
         url: Of all its services.
@@ -45,7 +45,7 @@ class AwsServer:
     log: Path
 
     def client(self, service: str) -> object:
-        """A boto3 client of a service: for what the product has no call for."""
+        """Makes a boto3 client of a service, for what the product has no call for."""
         return Aws(region=REGION).client(service)
 
     def make_bucket(self, name: str) -> None:
@@ -58,7 +58,7 @@ class AwsServer:
         )
 
     def environ(self) -> dict[str, str]:
-        """This process's environment for a child that speaks to this server."""
+        """Returns this process's environment for a child that speaks to this server."""
         kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}
         return {**kept, **self.env}
 
@@ -85,7 +85,7 @@ def _environment(url: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def moto_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer]:
-    """moto's server; ask for `aws_server`, which is emptied for each test."""
+    """Runs moto's server; ask for `aws_server`, which is emptied for each test."""
     folder = tmp_path_factory.mktemp("moto")
     log = folder / "moto.log"
     kept = {name: value for name, value in os.environ.items() if not _FOREIGN.search(name)}
@@ -117,12 +117,12 @@ def moto_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer
 
 @pytest.fixture
 def aws_server(moto_process: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
-    """An empty AWS on the loopback interface, which boto3 finds by the environment."""
+    """Gives an empty AWS on the loopback interface, which boto3 finds by the environment."""
     return emptied(moto_process, monkeypatch)
 
 
 def emptied(server: AwsServer, patch: pytest.MonkeyPatch) -> AwsServer:
-    """The server, empty, and as boto3 finds it by the environment until that is undone."""
+    """Empties the server, and lets boto3 find it by the environment until that is undone."""
     for name in list(os.environ):
         if _FOREIGN.search(name):
             patch.delenv(name)
@@ -133,7 +133,7 @@ def emptied(server: AwsServer, patch: pytest.MonkeyPatch) -> AwsServer:
 
 
 def _wait_for_start(process: subprocess.Popen[bytes], log: Path) -> str:
-    """The server's address, once it answers."""
+    """Waits until the server answers, and returns its address."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         said = log.read_text(errors="replace")

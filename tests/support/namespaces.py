@@ -1,4 +1,4 @@
-"""Hosts of a training job as SageMaker lays them out, without an engine for containers.
+"""Plays hosts of a training job as SageMaker lays them out, without an engine for containers.
 
 Each host is a process tree in namespaces of its own: its own /opt/ml, /etc/hosts and process
 numbers, in which its command is the first process. Hosts share one network: names are addresses of
@@ -27,7 +27,7 @@ _ENTER = (
 
 
 class Hosts:
-    """Hosts of one job; ended when the context ends.
+    """Runs the hosts of one job, and ends them when the context ends.
 
     Args:
         folder: For their files: `HOST/ml` is a host's /opt/ml, `HOST.log` its log.
@@ -87,11 +87,11 @@ class Hosts:
             process.wait()
 
     def ml(self, host: str) -> Path:
-        """What the host sees as /opt/ml."""
+        """Returns the folder that the host sees as /opt/ml."""
         return self.folder / host / "ml"
 
     def name_hosts(self) -> None:
-        """From now on the hosts' names resolve, on all of them."""
+        """Makes the hosts' names resolve from now on, on all of them."""
         lines = [f"127.0.2.{number} {host}\n" for number, host in enumerate(self.names, start=1)]
         with self._hosts_file.open("a") as file:
             file.write("".join(lines))
@@ -122,19 +122,19 @@ class Hosts:
             )
 
     def code(self, host: str) -> int:
-        """The exit code of the host's first process."""
+        """Waits for the host's first process, and returns its exit code."""
         return self.started[host].wait(WAIT_SECONDS)
 
     def codes(self) -> dict[str, int]:
-        """All hosts' exit codes."""
+        """Waits for all started hosts, and returns their exit codes."""
         return {host: self.code(host) for host in self.started}
 
     def first_process(self, host: str) -> psutil.Process:
-        """The host's first process, as it is seen from outside."""
+        """Returns the host's first process, as it is seen from outside."""
         return psutil.Process(self.started[host].pid).children()[0]
 
     def children(self, host: str) -> set[int]:
-        """Children of the host's first process, ended ones too, by the host's own numbers."""
+        """Finds children of the host's first process, ended ones too, by the host's own numbers."""
         found = set()
         for child in self.first_process(host).children():
             with contextlib.suppress(psutil.Error, OSError):
@@ -144,9 +144,9 @@ class Hosts:
         return found
 
     def log(self, host: str) -> str:
-        """What the host wrote to stdout and stderr."""
+        """Returns what the host wrote to stdout and stderr."""
         return (self.folder / f"{host}.log").read_text(errors="replace")
 
     def wait_for_log(self, host: str, words: str) -> None:
-        """Until the host has written `words`."""
+        """Waits until the host has written `words`."""
         until(lambda: words in self.log(host), what=f"{host} logs {words}")

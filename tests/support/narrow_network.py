@@ -1,4 +1,4 @@
-"""Two hosts in small, and a line between them that lets little through.
+"""Plays two hosts, and a line between them that lets little through.
 
 Each has a network namespace of its own, which a process holds that ends with the context: nothing
 is left behind.
@@ -21,7 +21,7 @@ _FAR, _NEAR = "10.9.0.1", "10.9.0.2"
 
 @dataclass(frozen=True)
 class Line:
-    """What a process of the near host needs.
+    """Holds what a process of the near host needs.
 
     Attributes:
         enter: Words before its command.
@@ -34,7 +34,7 @@ class Line:
 
 @contextlib.contextmanager
 def narrow_network(*, mbit: int, answer_bytes: int) -> Iterator[Line]:
-    """A server of `answer_bytes` an answer, behind a token bucket of `mbit` Mbit/s; needs root."""
+    """Serves `answer_bytes` per answer, behind a token bucket of `mbit` Mbit/s; needs root."""
     if os.geteuid() or not shutil.which("tc") or not shutil.which("ip"):
         pytest.skip("namespaces and their queues are made by root, with ip and tc")
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""One job for each platform, with the same things for a test to do with it.
+"""Makes one job for each platform, with the same things for a test to do with it.
 
 What decides over a job is as real as it can be here: processes on the local platform, SageMaker's
 protocol with S3 and logs of moto, an API server of Kubernetes.
@@ -43,7 +43,7 @@ REASON = "ValueError: no such layer"
 
 
 class Followed:
-    """A run whose lines are read by a thread of their own, as `train` does."""
+    """Follows a run, whose lines a thread of its own reads, as `train` does."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -66,7 +66,7 @@ class Followed:
 
     @property
     def status(self) -> str:
-        """What the platform itself says."""
+        """Returns what the platform itself says."""
         return "\n".join(self.texts("status"))
 
     def ended(self) -> JobEnd:
@@ -99,7 +99,7 @@ def follower() -> Iterator[Any]:
 
 
 class PlatformJob(Protocol):
-    """A job of one dnn host and some data hosts, and who decides over it.
+    """Stands for a job of one dnn host and some data hosts, and for who decides over it.
 
     Attributes:
         spec: That the platform can plan.
@@ -116,19 +116,19 @@ class PlatformJob(Protocol):
     gone: tuple[str, str]
 
     def calls(self) -> Sequence[str]:
-        """What the platform was asked for so far."""
+        """Returns what the platform was asked for so far."""
 
     def kept(self) -> Sequence[str]:
-        """What anybody may read of the job while it runs."""
+        """Returns what anybody may read of the job while it runs."""
 
     def started(self) -> Sequence[str]:
-        """An identity of each job that was started, also of one that took another's name."""
+        """Returns an identity of each job that was started, also if it took another's name."""
 
     def stops(self) -> int:
-        """How often the job was asked to stop."""
+        """Counts how often the job was asked to stop."""
 
     def left(self) -> Sequence[str]:
-        """What must not be there any more after a stop."""
+        """Returns what is still there and must be gone after a stop."""
 
     def token(self, run: Run) -> str: ...
 
@@ -337,7 +337,7 @@ def token_uri(job: str) -> str:
 
 
 class KubernetesJob:
-    """A JobSet or a TrainJob at an API server's double."""
+    """Runs a JobSet or a TrainJob at an API server's double."""
 
     wrong_uri = "file:///data/mnist"
     gone = ("stopped", "the job was deleted")
@@ -418,7 +418,7 @@ def use_kube_config(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
 def platform_job(
     name: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[PlatformJob]:
-    """The job of that name, one of LOCAL_JOBS or SERVICE_JOBS."""
+    """Yields the job of that name, one of LOCAL_JOBS or SERVICE_JOBS."""
     if name == "local":
         yield LocalPlatformJob(folder)
     elif name == "sagemaker":

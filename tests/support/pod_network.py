@@ -1,4 +1,4 @@
-"""A cluster's network in small: pods with addresses of their own, and a DNS server for them.
+"""Plays a cluster's network: pods with addresses of their own, and a DNS server for them.
 
 Each pod has a network namespace with one interface, routed by one more namespace that stands for
 the nodes. What no pod has is a black hole, as the address of a pod that is gone: no answer, no
@@ -34,7 +34,7 @@ _NEEDED = (
 
 @dataclass
 class _Records:
-    """What one name's answer is: the newest that is in force."""
+    """Holds the answers of one name, of which the newest that is in force counts."""
 
     answers: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class _Records:
 
 
 class Names:
-    """The DNS server: answers for A records over UDP, everything else is empty or NXDOMAIN.
+    """Plays the DNS server: answers for A records over UDP, all else is empty or NXDOMAIN.
 
     Attributes:
         domain: What names end with.
@@ -63,12 +63,12 @@ class Names:
         assert self._is_listening.wait(10), "the DNS server does not listen"
 
     def publish(self, name: str, *addresses: str, after_seconds: float = 0.0) -> None:
-        """From then on `name` has these addresses; until then it keeps what it has."""
+        """Gives `name` these addresses from then on; until then it keeps what it has."""
         since = time.monotonic() + after_seconds
         self._records.setdefault(name, _Records()).answers.append((since, addresses))
 
     def count(self, name: str, *addresses: str) -> int:
-        """How often that answer was given."""
+        """Counts how often that answer was given."""
         return self.given.get(name, []).count(addresses)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class Names:
 
 
 class Sandbox:
-    """What holds a pod's network namespace, host name and address, whatever runs in it.
+    """Holds a pod's network namespace, host name and address, whatever runs in it.
 
     Attributes:
         address: Of the pod.
@@ -154,7 +154,7 @@ class Sandbox:
         self._network.names.deaf_to.discard(self.address)
 
     def disconnect(self) -> None:
-        """What the pod sends and what is sent to it is lost, without an error."""
+        """Loses what the pod sends and what is sent to it, without an error."""
         self._network.names.deaf_to.add(self.address)
         self._network.run(
             f"ip rule add from {self.address} blackhole && ip route del {self.address}"
@@ -169,7 +169,7 @@ class Sandbox:
 
 
 class PodNetwork:
-    """The nodes' network; ended with all sandboxes when the context ends.
+    """Plays the nodes' network, and ends it with all sandboxes when the context ends.
 
     Attributes:
         names: The DNS server.
@@ -199,7 +199,7 @@ class PodNetwork:
         _end(self._holder)
 
     def sandbox(self, hostname: str, *, address: str | None = None) -> Sandbox:
-        """A new one, with an address that none had before, or one that is free again."""
+        """Makes a new sandbox, with an address that none had before, or one that is free again."""
         number = len(self._sandboxes)
         made = Sandbox(self, hostname=hostname, number=number, address=address)
         self._sandboxes.append(made)
@@ -211,7 +211,7 @@ class PodNetwork:
 
 
 def _hold(*namespaces: str) -> "subprocess.Popen[bytes]":
-    """A process with new namespaces, which end with it; it ends with this process."""
+    """Starts a process with new namespaces, which end with it; it ends with this process."""
     words = spawn.wrapped(
         ["unshare", *namespaces, "sleep", "infinity"], signal_number=signal.SIGKILL
     )

@@ -1,4 +1,4 @@
-"""Pods of a plan for Kubernetes as processes: own network, name, mounts and process numbers.
+"""Runs pods of a Kubernetes plan as processes: own network, name, mounts and process numbers.
 
 Each finds what the plan gives its container: entry point, command, variables, token, configuration.
 What the cluster would do (starting, restarting, moving pods, naming them) is the test's to say.
@@ -58,7 +58,7 @@ WAIT_SECONDS = 60.0
 
 @dataclass(eq=False)
 class Pod:
-    """One pod: a host of the run until it is gone; the next one of the same name is another.
+    """Plays one pod, a host of the run until it is gone; the next of the same name is another pod.
 
     Attributes:
         host: Its name in the cluster's DNS, as other pods use it.
@@ -71,11 +71,11 @@ class Pod:
 
     @property
     def log(self) -> str:
-        """What it wrote to stdout and stderr."""
+        """Returns what it wrote to stdout and stderr."""
         return (self.folder / "log").read_text(errors="replace")
 
     def events(self, name: str, **values: str) -> list[LogEvent]:
-        """The events of that name and with those values in its log."""
+        """Returns the events of that name and with those values in its log."""
         parsed = (parse_line(line) for line in self.log.splitlines())
         return [
             event
@@ -84,7 +84,7 @@ class Pod:
         ]
 
     def wait_for(self, name: str, *, count: int = 1, **values: str) -> LogEvent:
-        """Until it has logged such an event that often; the last of them."""
+        """Waits until it has logged such an event that often, and returns the last of them."""
         until(
             lambda: len(self.events(name, **values)) >= count,
             what=f"{self.host} logs {name} {values} {count} times",
@@ -92,12 +92,12 @@ class Pod:
         return self.events(name, **values)[count - 1]
 
     def lines(self) -> list[Line]:
-        """What the training script said, pauses left out."""
+        """Returns what the training script said, pauses left out."""
         said = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
         return [line for line in said if "pause" not in line]
 
     def wait_for_batch(self, number: int) -> None:
-        """Until the script has taken that many batches and one more."""
+        """Waits until the script has taken that many batches and one more."""
         until(
             lambda: len(self.lines()) > number or self.process.poll() is not None,
             what=f"{self.host} takes batch {number}",
@@ -105,7 +105,7 @@ class Pod:
         assert len(self.lines()) > number, self.log[-3000:]
 
     def wait_for_pause(self, number: int) -> None:
-        """Until the script waits before that batch."""
+        """Waits until the script pauses before that batch."""
         words = json.dumps({"pause": number})
         until(
             lambda: words in self.log or self.process.poll() is not None,
@@ -114,16 +114,16 @@ class Pod:
         assert words in self.log, self.log[-3000:]
 
     def num_sent(self) -> int:
-        """Batches that this data pod sent in its life, which is over."""
+        """Counts the batches that this data pod sent in its life, which is over."""
         (ended,) = self.events("agent_ends")
         return int(ended.values["batches"])
 
     def code(self) -> int:
-        """Its container's exit code; negative for a signal that it did not catch."""
+        """Waits for its container's exit code, negative for a signal that it did not catch."""
         return self.process.wait(WAIT_SECONDS)
 
     def terminate(self) -> None:
-        """What a kubelet does first when a pod is preempted or evicted."""
+        """Sends SIGTERM, as a kubelet does first when a pod is preempted or evicted."""
         psutil.Process(self.process.pid).children()[0].send_signal(signal.SIGTERM)
 
     def lose_node(self) -> None:
@@ -134,7 +134,7 @@ class Pod:
 
 
 class Pods:
-    """The pods of one run of the feed's test script; all end when the context ends.
+    """Runs the pods of one run of the feed's test script; all end when the context ends.
 
     Args:
         folder: For their files.
@@ -204,7 +204,7 @@ class Pods:
         named_after_seconds: float | None = 0.0,
         address: str | None = None,
     ) -> Pod:
-        """A new pod.
+        """Starts a new pod.
 
         Args:
             named_after_seconds: When its name has that address; until then it keeps what it has.
@@ -245,11 +245,11 @@ class Pods:
         (self.gates / str(number)).touch()
 
     def record(self, leader: Pod) -> Training:
-        """The run's training record."""
+        """Reads the run's training record."""
         return read_json(self.output(leader) / "training.json", Training)
 
     def figures(self, leader: Pod) -> str:
-        """What the run was like, in words: the longest waits, joins, goodbyes."""
+        """Tells in words what the run was like: the longest waits, joins, goodbyes."""
         rows = (self.output(leader) / "timeline-rank0.csv").read_text().splitlines()
         column = rows[0].split(",").index("wait_seconds")
         waits = sorted((float(row.split(",")[column]) for row in rows[2:]), reverse=True)
@@ -263,11 +263,11 @@ class Pods:
         return "; ".join(said)
 
     def output(self, dnn: Pod) -> Path:
-        """Where a dnn pod leaves its results."""
+        """Returns the folder where a dnn pod leaves its results."""
         return dnn.folder / "ml" / "output" / "data" / "stoker"
 
     def _left(self) -> list[int]:
-        """Processes of any pod: the command of each names the gates' folder."""
+        """Finds processes of any pod: the command of each names the gates' folder."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -323,5 +323,5 @@ def _time(event: LogEvent) -> datetime:
 
 
 def _kubelets(text: str) -> str:
-    """As a kubelet reads the text of a container's command or variable."""
+    """Reads the text of a container's command or variable as a kubelet does."""
     return text.replace("$$", "$")

@@ -1,4 +1,4 @@
-"""What `stoker render iam` writes, as IAM reads it: actions, resources and conditions."""
+"""Reads what `stoker render iam` writes, as IAM reads it: actions, resources and conditions."""
 
 import fnmatch
 import functools
@@ -39,25 +39,25 @@ TRUSTS = ("trust-lambda.json", "trust-sagemaker.json", "trust-scheduler.json")
 
 @functools.cache
 def example(*more: str) -> Workload:
-    """The example's workload with an account's names."""
+    """Reads the example's workload with an account's names."""
     names = (f"sagemaker.region={REGION}", *more)
     return read_workload(document("mnist-sagemaker.yaml"), overrides=names)
 
 
 @functools.cache
 def rendered(*more: str, train_step: str = "launched") -> Mapping[str, Mapping[str, Json]]:
-    """File name to policy."""
+    """Renders the example's policies: file name to policy."""
     return iam_files(example(*more), train_step=train_step)
 
 
 def everything() -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """(File name, policy) of all ways to train, with all that a workload may say."""
+    """Yields (file name, policy) of all ways to train, with all that a workload may say."""
     for train_step in ("launched", "native", "handover"):
         yield from rendered(*EVERYTHING, train_step=train_step).items()
 
 
 def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-    """The statements of a policy."""
+    """Returns the statements of a policy."""
     assert policy["Version"] == "2012-10-17"
     found = policy["Statement"]
     assert isinstance(found, list)
@@ -65,7 +65,7 @@ def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:
 
 
 def actions(policy: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """(Action, its statement) of a policy."""
+    """Yields (action, its statement) of a policy."""
     for statement in statements(policy):
         named = statement["Action"]
         assert isinstance(named, list)
@@ -74,7 +74,7 @@ def actions(policy: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json
 
 
 def resources(statement: Mapping[str, Json]) -> list[str]:
-    """What a statement is about."""
+    """Lists what a statement is about."""
     named = statement["Resource"]
     return [str(each) for each in named] if isinstance(named, list) else [str(named)]
 
@@ -87,7 +87,7 @@ def is_allowed(
     context: Mapping[str, str] | None = None,
     train_step: str = "launched",
 ) -> bool:
-    """Whether a policy of the example allows an action on a resource, as IAM matches both."""
+    """Says whether a policy of the example allows an action on a resource, as IAM matches both."""
     for allowed, statement in actions(rendered(train_step=train_step)[name]):
         matches = any(fnmatch.fnmatchcase(resource, p) for p in resources(statement))
         if allowed != action or not matches:
@@ -106,5 +106,5 @@ def _matches(given: str | None, wanted: Json) -> bool:
 
 
 def s3_arn(uri: str) -> str:
-    """The ARN of an s3:// address."""
+    """Makes the ARN of an s3:// address."""
     return "arn:aws:s3:::" + uri.removeprefix("s3://")

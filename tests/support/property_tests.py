@@ -1,4 +1,4 @@
-"""How many examples a property test draws: more in `make soak`."""
+"""Sets how many examples a property test draws: more in `make soak`."""
 
 from hypothesis import settings
 
@@ -8,5 +8,5 @@ PROFILES = {"stoker": FULL, "soak": 4 * FULL}
 
 
 def examples(full: int) -> int:
-    """The test's number of examples in `make test`, for the present profile."""
+    """Scales a test's number of examples in `make test` to the present profile."""
     return full * settings.default.max_examples // FULL

@@ -1,4 +1,4 @@
-"""A TCP proxy before an agent, which cuts its connections in the middle of messages."""
+"""Plays a TCP proxy before an agent, which cuts its connections in the middle of messages."""
 
 import select
 import socket
@@ -35,7 +35,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._serve)
 
     def arm(self, *, cut_after: int | None = None) -> None:
-        """From here on bytes are counted; again, if there was a cut before."""
+        """Counts bytes from here on; again, if there was a cut before."""
         if cut_after is not None:
             self._left = cut_after
         self._cut_each_after = 0
@@ -43,11 +43,11 @@ class Proxy:
         self._is_armed = True
 
     def cut_each(self, *, after: int) -> None:
-        """From here on every connection is cut after so many bytes to the trainer."""
+        """Cuts every connection from here on after so many bytes to the trainer."""
         self._cut_each_after = after
 
     def forge(self, *, every: int, times: int) -> None:
-        """From here on one byte in so many that go to the trainer is changed, so many times."""
+        """Changes from here on one byte in so many that go to the trainer, so many times."""
         self._forge_every = self._unforged = every
         self._forgeries = times
 

@@ -1,4 +1,7 @@
-"""A registry on loopback with one image of one layer: an engine that pulls it knows its digest."""
+"""Plays a registry on loopback with one image of one layer.
+
+An engine that pulls the image knows its digest.
+"""
 
 import hashlib
 import json

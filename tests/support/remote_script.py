@@ -1,4 +1,4 @@
-"""A training script whose datasets are only on the data hosts. Prints one JSON object a line."""
+"""Plays a training whose datasets are only on the data hosts. Prints one JSON object per line."""
 
 import importlib.util
 import json

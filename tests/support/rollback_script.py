@@ -69,7 +69,7 @@ def main() -> None:
         for number, _ in enumerate(loader):
             if number == 2 and not given["stream"]:
                 states[f"middle of epoch {epoch}"] = copy.deepcopy(loader.state_dict())
-    # In the middle of the last pass, in an earlier one, at a start; then in later ones again.
+    # In the middle of the last epoch, in an earlier one, at a start; then in later ones again.
     kept = []
     for name in given["to"]:
         state = states[name]

@@ -1,4 +1,4 @@
-"""The jobs of SageMaker's requests, run as real processes: containers without an engine.
+"""Runs the jobs of SageMaker's requests as real processes: containers without an engine.
 
 A host is a process tree with its own /opt/ml, process numbers and network; what the request names
 in S3 is downloaded before and uploaded afterwards, as the service does it. Where the service would
@@ -41,7 +41,7 @@ Body = Mapping[str, Json]
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a job ended.
+    """Tells how a job ended.
 
     Attributes:
         status: Completed, Failed or Stopped.
@@ -58,7 +58,7 @@ class Ended:
 
 @dataclass
 class Files:
-    """What a job read from S3, by input, channel or `checkpoints`: keys in their order."""
+    """Lists what a job read from S3, by input, channel or `checkpoints`: keys in their order."""
 
     read: dict[str, list[str]] = field(default_factory=dict)
 
@@ -86,11 +86,11 @@ class Containers:
         self.training_environ: Mapping[str, str] = {}
 
     def set_environ(self, environ: Mapping[str, str]) -> None:
-        """Of all containers from now on."""
+        """Sets variables of all containers from now on."""
         self._environ = dict(environ)
 
     def log(self, job: str) -> str:
-        """What the hosts of a job wrote, or of all jobs whose names match a pattern."""
+        """Returns what the hosts of a job wrote, or of all jobs whose names match a pattern."""
         return "".join(file.read_text() for file in sorted(self._folder.glob(f"{job}/*.log")))
 
     def process(self, request: Body, *, name: str, lose_when: Callable[[], bool] | None) -> Ended:
@@ -391,7 +391,7 @@ def _signal_first(host: _Host, number: int) -> None:
 def _ended(
     process: "subprocess.Popen[bytes]", *, lose_when: Callable[[], bool] | None
 ) -> int | None:
-    """The exit code of a processing container; None: its host was lost."""
+    """Waits for a processing container's exit code; None: its host was lost."""
     deadline = time.monotonic() + 3 * JOB_SECONDS
     while process.poll() is None:
         if lose_when and lose_when():

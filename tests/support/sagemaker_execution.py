@@ -1,4 +1,4 @@
-"""SageMaker Pipelines in small: walks an uploaded definition, and runs its jobs for real.
+"""Plays SageMaker Pipelines: walks an uploaded definition, and runs its jobs for real.
 
 What the service's documentation does not say to work is refused here; what only the SDK's sources
 say is counted in `Execution.undocumented`, and docs/sagemaker.md has to admit it.
@@ -68,7 +68,7 @@ class DefinitionError(AssertionError):
 
 @dataclass
 class Account:
-    """What lasts from run to run: jobs that were launched, cached steps, faults to come.
+    """Holds what lasts from run to run: jobs that were launched, cached steps, faults to come.
 
     Attributes:
         jobs: Of CreateTrainingJob: name to request and what DescribeTrainingJob adds.
@@ -94,7 +94,7 @@ class Account:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def train(self, request: Body, *, is_stopped: Callable[[], bool]) -> Ended:
-        """A training job from its request to its end, whoever asked for it."""
+        """Runs a training job from its request to its end, whoever asked for it."""
         problems = [str(problem) for problem in rule_problems(request)]
         if problems:
             raise DefinitionError(f"the service would refuse the job: {problems}")
@@ -103,7 +103,7 @@ class Account:
         return self.containers.train(request, is_stopped=is_stopped)
 
     def answer(self, operation: str, asked: dict[str, Json]) -> tuple[int, dict[str, Json]] | None:
-        """The answer to a call about training jobs; None: moto has it."""
+        """Answers a call about training jobs; None: moto has it."""
         name = str(asked.get("TrainingJobName", ""))
         with self._lock:
             self.calls.append(operation)
@@ -169,7 +169,7 @@ class Account:
         return 200, {"PipelineExecutionArn": self.started[token][0]}
 
     def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
-        """moto's runs, which it calls Succeeded at once, those under way as they are."""
+        """Lists moto's runs, which it calls Succeeded at once, those under way as they are."""
         # On the wire, a number.
         since = {"CreatedAfter": datetime.fromtimestamp(float(str(asked["CreatedAfter"])), UTC)}
         asked |= since if "CreatedAfter" in asked else {}
@@ -192,7 +192,7 @@ class Account:
 
 @contextlib.contextmanager
 def account(folder: Path, server: AwsServer) -> Iterator[Account]:
-    """An account whose jobs run; everything that is no training job is moto's."""
+    """Yields an account whose jobs run; everything that is no training job is moto's."""
     found = Account(server, Containers(folder, server))
 
     class Handler(BaseHTTPRequestHandler):
@@ -248,7 +248,7 @@ def _error(code: str, message: str) -> dict[str, Json]:
 
 @dataclass
 class StepRun:
-    """What became of a step.
+    """Tells what became of a step.
 
     Attributes:
         status: Succeeded, Failed, or Not run.
@@ -268,7 +268,7 @@ class StepRun:
 
 
 class Execution:
-    """A run of a definition.
+    """Plays a run of a definition.
 
     Attributes:
         steps: By name, of all that were reached or left out.
@@ -399,14 +399,14 @@ class Execution:
                 raise DefinitionError(f"{name}: a property file of no output: {file}")
 
     def _around(self, name: str) -> list[tuple[str, str] | None]:
-        """The branches that a step is in, from its own to the whole."""
+        """Lists the branches that a step is in, from its own to the whole."""
         found: list[tuple[str, str] | None] = [self._inside[name]]
         while (inside := found[-1]) is not None:
             found.append(self._inside[inside[0]])
         return found
 
     def _dependencies(self, name: str) -> dict[str, str]:
-        """Step to the outcome that is waited for: named ones, and those that are referred to."""
+        """Maps steps to the outcome waited for: named ones, and those that are referred to."""
         step = self._definition[name]
         found = {}
         shown: Json = {**_map(step["Arguments"])}
@@ -625,7 +625,7 @@ class Execution:
 
 
 def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> float | None:
-    """Seconds until the next attempt; None: there is none."""
+    """Returns the seconds until the next attempt; None: there is none."""
     for index, policy in enumerate(policies):
         if kind not in _list(policy["ExceptionType"]):
             continue
@@ -641,7 +641,7 @@ def _wait(policies: Sequence[Body], kind: str, attempts: dict[int, int]) -> floa
 
 
 def _parameters(listed: Json, given: Mapping[str, str]) -> dict[str, Json]:
-    """The run's parameters; names that the definition does not have are taken and ignored."""
+    """Returns the run's parameters; takes and ignores names that the definition does not have."""
     found: dict[str, Json] = {}
     for item in _items(listed):
         name = str(item["Name"])
@@ -686,7 +686,7 @@ def _only(value: Body, keys: set[str], where: str) -> None:
 
 
 def in_a_text(value: Json) -> str:
-    """A value in a text, spelt as stoker does not: how the service does it is nowhere said."""
+    """Spells a value in a text as stoker does not: how the service does it is nowhere said."""
     if isinstance(value, Mapping | list) or value is None:
         raise DefinitionError(f"{value} cannot be joined")
     if isinstance(value, float) and value and not 1e-3 <= abs(value) < 1e7:

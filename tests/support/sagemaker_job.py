@@ -1,4 +1,4 @@
-"""Jobs for SageMaker as tests need them: a heterogeneous one with little, and one with all."""
+"""Makes jobs for SageMaker that tests need: a heterogeneous one with little, and one with all."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def settings(**changes: object) -> SageMakerSettings:
 def job(
     *groups: Group, sagemaker: SageMakerSettings | None = SETTINGS, **changes: object
 ) -> JobSpec:
-    """A job on `groups`, else on one dnn and two data hosts, with changed fields."""
+    """Makes a job on `groups`, else on one dnn and two data hosts, with changed fields."""
     spec = JobSpec(
         name="mnist-1",
         command=("python", "train.py", "--epochs", "3"),
@@ -62,7 +62,7 @@ def job(
 
 
 def full_job() -> JobSpec:
-    """With everything that a request may hold."""
+    """Makes a job with everything that a request may hold."""
     return job(
         group("dnn", "ml.p3.8xlarge", 2, name="gpu"),
         msgspec.structs.replace(group("data", count=3, name="cpu"), workers_per_host=14),
@@ -109,7 +109,7 @@ def full_job() -> JobSpec:
 
 
 def profile_job() -> JobSpec:
-    """Of today's cluster, in profiling mode."""
+    """Makes a job of today's cluster, in profiling mode."""
     return job(
         group("dnn", "ml.g5.2xlarge", 2),
         channels={"train": Channel(uri="s3://bucket/mnist", groups=("data",))},
@@ -121,7 +121,7 @@ def profile_job() -> JobSpec:
 
 
 def homogeneous_job() -> JobSpec:
-    """On spot hosts, with the code in the image."""
+    """Makes a job on spot hosts, with the code in the image."""
     return job(
         group("dnn", "ml.g5.12xlarge", 2),
         sagemaker=settings(
@@ -135,6 +135,6 @@ def homogeneous_job() -> JobSpec:
 
 
 def plan_body(job: JobSpec) -> dict[str, Json]:
-    """The CreateTrainingJob request of a job, a copy to change at will."""
+    """Returns the CreateTrainingJob request of a job, a copy to change at will."""
     copy: dict[str, Json] = json.loads(json.dumps(plan_request(job).body))
     return copy

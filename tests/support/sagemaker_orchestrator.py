@@ -1,4 +1,4 @@
-"""A pipeline as stoker compiles it, made by hand and short; and recorded answers about its runs."""
+"""Holds a pipeline as stoker compiles it, by hand and short, and recorded answers on its runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def workload(*overrides: str) -> Workload:
 
 
 def definition(of: Workload, *, added: Sequence[Json] = ()) -> dict[str, Json]:
-    """The document: a condition around two branches, a train step that starts a job, a gate."""
+    """Builds the document: two branches in a condition, a train step that starts a job, a gate."""
     uri = pack_inputs(of).uri
     job_name = {
         "Std:Join": {"On": "", "Values": ["mnist-", {"Get": "Execution.PipelineExecutionId"}]}
@@ -123,7 +123,7 @@ def _control(name: str, arguments: Sequence[Json], uri: str) -> dict[str, Json]:
 
 @dataclass(frozen=True, kw_only=True)
 class HandMade:
-    """A compiled pipeline."""
+    """Stands in for a compiled pipeline."""
 
     name: str = "mnist"
     description: str = "Retrains mnist."
@@ -147,7 +147,7 @@ def at(minute: int) -> datetime:
 
 @dataclass
 class Recorded:
-    """An AWS that answers what was recorded, in order; a sleep moves its clock."""
+    """Plays an AWS that answers what was recorded, in order; a sleep moves its clock."""
 
     stubber: Stubber
     client: object
@@ -182,7 +182,7 @@ class Recorded:
         launched: Mapping[str, object] | None = None,
         reason: str = "",
     ) -> None:
-        """What one look at the run asks for."""
+        """Adds what one look at the run asks for."""
         execution: dict[str, object] = {
             "PipelineArn": PIPELINE,
             "PipelineExecutionArn": EXECUTION,
@@ -203,12 +203,12 @@ class Recorded:
             self.add("describe_training_job", launched, TrainingJobName=LAUNCHED)
 
     def add_definition(self, of: Workload, *, added: Sequence[Json] = ()) -> None:
-        """The run's own definition."""
+        """Adds the run's own definition."""
         document = json.dumps(definition(of, added=added))
         self.add("describe_pipeline_definition_for_execution", {"PipelineDefinition": document})
 
     def add_jobs(self, *names: str) -> None:
-        """The training jobs whose names contain the first one's."""
+        """Adds the training jobs whose names contain the first one's."""
         summaries = [
             {
                 "TrainingJobName": name,
@@ -242,7 +242,7 @@ def processing(job: str) -> dict[str, object]:
 
 
 def training_job(status: str, secondary: str, reason: str = "") -> dict[str, object]:
-    """DescribeTrainingJob of the job that the train step started."""
+    """Answers DescribeTrainingJob for the job that the train step started."""
     return {
         "TrainingJobName": LAUNCHED,
         "TrainingJobArn": f"{ARN}:training-job/{LAUNCHED}",

@@ -1,4 +1,4 @@
-"""A workload's pipeline on SageMaker as tests need it: compiled, and resolved as a run would be."""
+"""Compiles a workload's pipeline on SageMaker for tests, and resolves it as a run does."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ WORKLOAD = Workload(
 
 
 def decision(*, data: Group | None = None) -> Decision:
-    """A heterogeneous decision; of one dnn group only where `data` is left out of it."""
+    """Makes a heterogeneous decision; of one dnn group only where `data` is left out of it."""
     dnn = Group(name="dnn", role="dnn", instance_type="g5.2xlarge", count=1, workers_per_host=2)
     groups = (dnn, data) if data else (dnn,)
     record = sample_records.decision()
@@ -52,19 +52,19 @@ DATA = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=2, 
 
 @cache
 def compiled(train_step: str = "launched") -> Compiled:
-    """The sample's pipeline, compiled once a test session."""
+    """Compiles the sample's pipeline, once per test session."""
     pinned = decision(data=DATA) if train_step == "native" else None
     return compile_pipeline(WORKLOAD, train_step=train_step, decision=pinned, folder=ROOT)
 
 
 def definition(train_step: str = "launched") -> dict[str, Json]:
-    """Its definition as a document."""
+    """Returns the pipeline's definition as a document."""
     document: dict[str, Json] = json.loads(compiled(train_step).definition)
     return document
 
 
 def steps(document: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    """All steps, those inside conditions, too."""
+    """Yields all steps, those inside conditions, too."""
 
     def walk(listed: Json) -> Iterator[dict[str, Json]]:
         assert isinstance(listed, list)
@@ -77,14 +77,14 @@ def steps(document: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
 
 
 def step_named(name: str, train_step: str = "launched") -> dict[str, Json]:
-    """One step of the sample's pipeline."""
+    """Finds one step of the sample's pipeline."""
     return next(step for step in steps(definition(train_step)) if step["Name"] == name)
 
 
 def resolved(
     value: Json, document: Mapping[str, Json], *, reuse_profile: str | None = None
 ) -> Json:
-    """A value as it is in a run with the defaults of all parameters but `reuse_profile`."""
+    """Resolves a value as in a run with the defaults of all parameters but `reuse_profile`."""
     listed = document["Parameters"]
     assert isinstance(listed, list)
     known = {f"Parameters.{p['Name']}": p["DefaultValue"] for p in listed}
@@ -113,7 +113,7 @@ def resolved(
 
 
 def arguments_of(name: str, train_step: str = "launched") -> list[str]:
-    """What a small step's container hands to stoker, in a run with the defaults."""
+    """Returns what a small step's container hands to stoker, in a run with the defaults."""
     request = step_named(name, train_step)["Arguments"]
     words = resolved(
         request["AppSpecification"]["ContainerArguments"],  # type: ignore[index,call-overload]

@@ -1,4 +1,4 @@
-"""A project folder whose pipeline is uploaded to SageMaker, and runs of that pipeline."""
+"""Uploads the pipeline of a project folder to SageMaker, and starts runs of that pipeline."""
 
 import json
 import secrets
@@ -96,7 +96,7 @@ WORKLOAD = {
 
 
 class Project:
-    """A project folder, its account, and the runs of its uploaded pipeline."""
+    """Holds a project folder, its account, and the runs of its uploaded pipeline."""
 
     def __init__(self, folder: Path, account: Account) -> None:
         self.folder = folder
@@ -107,7 +107,7 @@ class Project:
         self.aws.write_object(f"s3://{BUCKET}/data/numbers", b"1 2 3")
 
     def upload(self, *words: str, script: str = LIGHT, **changes: Json) -> None:
-        """`stoker upload sagemaker`, of the workload with other keys, or settings of SageMaker."""
+        """Runs `stoker upload sagemaker` on the workload with other keys, or SageMaker settings."""
         (self.folder / "code" / "train.py").write_text(script)
         self.account.containers.training_environ = WITHOUT_TORCH if script == LIGHT else {}
         self.write(**changes)
@@ -122,13 +122,13 @@ class Project:
         (self.folder / "workload.yaml").write_text(json.dumps(document))
 
     def stoker(self, *words: str) -> str:
-        """A command in the folder, in this process; the pipeline's steps are processes."""
+        """Runs a command in the folder, in this process; the pipeline's steps are processes."""
         done = stoker(*words, cwd=self.folder)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def execution(self, **parameters: str) -> Execution:
-        """A run of what is uploaded, started by `stoker start`."""
+        """Returns a run of what is uploaded, started by `stoker start`."""
         given = [
             word for name, value in parameters.items() for word in ("--param", f"{name}={value}")
         ]
@@ -136,12 +136,12 @@ class Project:
         return self._run(str(started["id"]), started["parameters"])
 
     def handed_over(self) -> Execution:
-        """The one run that a step of another one has started."""
+        """Returns the one run that a step of another one has started."""
         ((arn, parameters),) = self.account.started.values()
         return self._run(arn, parameters)
 
     def scheduled(self) -> Execution:
-        """A run as EventBridge's scheduler starts it: by the only schedule's target."""
+        """Starts a run as EventBridge's scheduler does: by the only schedule's target."""
         (listed,) = self._listed("scheduler", "ListSchedules", "Schedules")
         schedule = self.aws.call("scheduler", "GetSchedule", Name=listed["Name"])
         target = schedule["Target"]
@@ -171,7 +171,7 @@ class Project:
         )
 
     def profile(self) -> str:
-        """A profile to re-use, by which a data host pays: its folder."""
+        """Uploads a profile to re-use, by which a data host pays, and returns its folder."""
         profile = msgspec.to_builtins(sample_records.profile())
         profile["host"] = {"instance_type": "ml.c5.xlarge", "count": 1, "vcpus": 4}
         # The CPU is the limit, by far.
@@ -195,7 +195,7 @@ class Project:
         return msgspec.json.decode(content, type=kind)
 
     def native_record(self, run: Execution) -> Training:
-        """training.json out of the outputs of a run's native training."""
+        """Reads training.json out of the outputs of a run's native training."""
         file = fetch_training(
             f"{OUT}/stoker/jobs/mnist/{run.id}", folder=self.folder / run.id, aws=self.aws
         )
@@ -203,7 +203,7 @@ class Project:
         return read_json(file, Training)
 
     def packages(self) -> list[Mapping[str, Json]]:
-        """What is registered, newest last."""
+        """Lists what is registered, newest last."""
         operation, key = "ListModelPackages", "ModelPackageSummaryList"
         return self._listed("sagemaker", operation, key, ModelPackageGroupName="mnist")
 
@@ -215,11 +215,11 @@ class Project:
         return [item for item in listed if isinstance(item, Mapping)]
 
     def log(self, run: Execution, step: str) -> str:
-        """What the last attempt of a step wrote."""
+        """Returns what the last attempt of a step wrote."""
         return self.account.containers.log(run.steps[step].job)
 
     def told(self, run: Execution) -> dict[str, tuple[str, str]]:
-        """What the steps say of themselves, for a test that fails."""
+        """Collects what the steps say of themselves, for a test that fails."""
         return {
             name: (step.reason, self.log(run, name)[-3000:] if step.job else "")
             for name, step in run.steps.items()
@@ -241,5 +241,5 @@ class Project:
 
 
 def statuses(run: Execution) -> dict[str, str]:
-    """What became of the steps that were reached."""
+    """Says what became of the steps that were reached."""
     return {name: step.status for name, step in run.steps.items() if step.status != "Not run"}

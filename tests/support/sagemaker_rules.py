@@ -1,4 +1,4 @@
-"""SageMaker's rules on a whole CreateTrainingJob request, whoever wrote it.
+"""Applies SageMaker's rules to a whole CreateTrainingJob request, whoever wrote it.
 
 What users write is checked by `stoker.platforms.sagemaker.checks`, in each run; what stoker's own
 code alone can get wrong, or SageMaker's SDK, is checked here.
@@ -50,7 +50,7 @@ def check_request(body: Body) -> None:
 
 
 def over_limits(value: Json, shape: object, path: str) -> list[str]:
-    """Where a value has more than the model's maximum, or does not match its pattern."""
+    """Lists where a value has more than the model's maximum, or does not match its pattern."""
     found: list[str] = []
     metadata = getattr(shape, "metadata")  # noqa: B009
     most, kind = metadata.get("max"), getattr(shape, "type_name")  # noqa: B009

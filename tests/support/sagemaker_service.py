@@ -1,4 +1,4 @@
-"""SageMaker's training jobs as moto does not have them: jobs that run until somebody ends them.
+"""Plays SageMaker's training jobs as moto does not have them: they run until somebody ends them.
 
 Speaks the service's JSON protocol on a port of the loopback interface; everything else (S3, logs)
 is moto's. A process finds it by AWS_ENDPOINT_URL_SAGEMAKER.
@@ -20,11 +20,11 @@ STOPPING_LOOKS = 2
 
 
 class SageMakerService:
-    """The jobs, and what was asked for.
+    """Holds the jobs, and what was asked for.
 
     Attributes:
         calls: Operations in order.
-        jobs: By name: the request, and what DescribeTrainingJob says beside it.
+        jobs: By name: the request, and what DescribeTrainingJob says next to it.
         is_creation_held: The service takes a job, and does not answer.
         denied: Operations that the caller must not do.
     """
@@ -106,7 +106,7 @@ def _error(code: str, message: str) -> dict[str, object]:
 
 @contextlib.contextmanager
 def sagemaker_service() -> Iterator[SageMakerService]:
-    """The service, while the block runs."""
+    """Runs the service while the block runs."""
     service = SageMakerService()
 
     class Handler(BaseHTTPRequestHandler):

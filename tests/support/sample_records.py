@@ -1,4 +1,4 @@
-"""Records of a run as they come out of the main job: digits on two one-core hosts."""
+"""Builds records of a run as they come out of the main job: digits on two one-core hosts."""
 
 import random
 from pathlib import Path
@@ -215,7 +215,7 @@ def environment() -> dict[str, str]:
 def write_timeline(
     path: Path, *, wait_seconds: float, compute_seconds: float, epochs: int, steps: int
 ) -> Path:
-    """A timeline with the noise of a real one, and a validation loader between its epochs."""
+    """Writes a timeline with the noise of a real one, and a validation loader between epochs."""
     noise = random.Random(7)
     lines = ["loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"]
     now = 0.0
@@ -233,7 +233,7 @@ def write_timeline(
 
 
 def write_timelines(folder: Path) -> tuple[Path, Path]:
-    """Before and after, as the report reads them."""
+    """Writes the timelines before and after, as the report reads them."""
     return (
         write_timeline(
             folder / "before.csv", wait_seconds=0.040, compute_seconds=0.022, epochs=1, steps=212

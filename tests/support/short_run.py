@@ -1,4 +1,7 @@
-"""`stoker train` of a workload of configs/ with a shorter command: its record, and nothing left."""
+"""Runs `stoker train` on a workload of configs/ with a shorter command.
+
+Returns its record, and checks that nothing of the run is left.
+"""
 
 import json
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""A training script that is in the state that its arguments put it in.
+"""Plays a training script that is in the state that its arguments put it in.
 
 Arguments: name=value pairs, all optional: workers, batches (an epoch), burn_ms and sleep_ms (of a
 batch, to load), model_ms (the accelerator: the main thread waits and leaves the CPU), python_ms (of
-the main thread a step), hog (a busy thread beside it), cache (samples are slow once), server
+the main thread a step), hog (a busy thread next to it), cache (samples are slow once), server
 (host:port, bytes of a batch come from there), group (a control group to join), late_rank (whose
 samples take late_ms more), late_loop_ms (instead, in that rank's loop), store (a file where ranks
 meet).
@@ -36,7 +36,7 @@ def hog() -> None:
 
 
 class Slow(Dataset[torch.Tensor]):
-    """Samples that take their time, in one of several ways."""
+    """Gives samples that take their time, in one of several ways."""
 
     def __init__(self, asked: dict[str, str], *, rank: int) -> None:
         self.asked = asked

@@ -1,4 +1,4 @@
-"""A training for tests of strategies: what each rank saw, the loss curve, and a rank that dies.
+"""Trains for tests of strategies: tells what each rank saw and the loss curve; a rank may die.
 
 Whoever starts it gives it its rank; else it is all ranks of one host itself, without a launcher.
 
@@ -86,9 +86,9 @@ def main(out: Path, kill_rank: int = -1, kill_step: int = -1) -> None:
 
 
 def descend(network: torch.nn.Module) -> None:
-    """A step along the mean of all ranks' gradients.
+    """Makes a step along the mean of all ranks' gradients.
 
-    By hand: torch.optim and DistributedDataParallel import a compiler, 1.5 CPU-seconds a rank.
+    By hand: torch.optim and DistributedDataParallel import a compiler, 1.5 CPU-seconds per rank.
     """
     with torch.no_grad():
         for weight in network.parameters():

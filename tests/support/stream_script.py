@@ -1,6 +1,6 @@
-"""A training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
+"""Plays a training script over iterable datasets. Argument: one JSON object, see `DEFAULTS`.
 
-Prints one JSON line a batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
+Prints one JSON line per batch: loader, epoch, batch, hash over its bytes, ids. With `pause_at`, it
 prints {"pause": n} before batch n of epoch `pause_epoch` is asked for and goes on after a line on
 stdin; with `pause_before`, before that epoch begins. With `until`, a file, it takes up epochs until
 that is there.
@@ -95,7 +95,7 @@ class Stream(IterableDataset):
 
 
 class Resilient(Stream):
-    """An iterator that goes on after an error."""
+    """Plays an iterator that goes on after an error."""
 
     def __iter__(self) -> "Resilient":
         self.left = iter(self.ids())
@@ -114,7 +114,7 @@ class Sized(Stream):
 
 
 def use_shard(worker_id: int) -> None:
-    """As in torch's documentation: changes the worker's own copy."""
+    """Changes the worker's own copy, as in torch's documentation."""
     info = get_worker_info()
     assert info is not None
     info.dataset.start = worker_id

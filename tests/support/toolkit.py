@@ -1,4 +1,4 @@
-"""SageMaker's training toolkit (the package sagemaker-training) in an environment of its own.
+"""Installs SageMaker's training toolkit (package sagemaker-training) in its own environment.
 
 Its pins clash with stoker's, and it is only there to be tested against.
 """
@@ -32,7 +32,7 @@ _INSTALL_SECONDS = 600
 
 
 def toolkit() -> Path:
-    """The toolkit's program `train`; made once, in `.cache/` of the repository.
+    """Returns the toolkit's program `train`; makes it once, in `.cache/` of the repository.
 
     Skips the test where it cannot be built: it brings C.
     """

@@ -1,4 +1,4 @@
-"""`stoker train` as a process of its own, as people start it."""
+"""Runs `stoker train` as a process of its own, as people start it."""
 
 import contextlib
 import subprocess
@@ -10,7 +10,7 @@ END_SECONDS = 60.0
 
 
 class Train:
-    """The command on a workload, with one dnn host and two data hosts."""
+    """Runs the command on a workload, with one dnn host and two data hosts."""
 
     def __init__(
         self, folder: Path, workload: str, *, name: str, data: str, environ: Mapping[str, str]

@@ -1,15 +1,16 @@
-"""A Python that has torch imported, and forks a process for each script that a test starts.
+"""Runs a Python that has torch imported, and forks a process for each script that a test starts.
 
 To import torch costs more than most tests do; the feed, and what it needs of other packages, is
-there as well (0.2 CPU-seconds a data host, 0.1 a trainer). What it forks is a process of its own,
-with the arguments, variables, standard streams, folder and `__main__` that the script would have
-been started with, and with the profiler in torch's loader if a profile is asked for; only the
+there as well (0.2 CPU-seconds per data host, 0.1 per trainer). What it forks is a process of its
+own, with the arguments, variables, standard streams, folder and `__main__` that the script would
+have been started with, and with the profiler in torch's loader if a profile is asked for; only the
 imports are not done again. Nor are they undone: a script that came to its end leaves when its
 threads and exit handlers have ended. To take torch apart, as Python does then, copies most of the
-memory that is shared, 0.18 CPU-seconds a script; scripts that are launched do.
+memory that is shared, 0.18 CPU-seconds per script; scripts that are launched do.
 
-A script. Argument: the descriptor of a socket. A message is {"argv": ..., "env": ..., "folder":
-...} with four descriptors: the standard streams, and where its pid, and then its exit code, go.
+The file is a script. Argument: the descriptor of a socket. A message is {"argv": ..., "env": ...,
+"folder": ...} with four descriptors: the standard streams, and where its pid, and then its exit
+code, go.
 """
 
 import atexit
@@ -65,7 +66,7 @@ _HUGE_PAGE_BYTES = 2**21
 
 
 class WarmProcess:
-    """What subprocess.Popen is for a script that a Python with torch was forked for.
+    """Stands in for subprocess.Popen, for a script that a Python with torch was forked for.
 
     Args:
         log: Takes its output and its errors; it then has no input, and a session of its own.
@@ -106,7 +107,7 @@ class WarmProcess:
         return self._facts.read(16)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code; below 0: of which signal it died."""
+        """Waits for its exit code; below 0: of which signal it died."""
         if self.returncode is None:
             poll = select.poll()
             poll.register(self._facts, select.POLLIN)
@@ -117,7 +118,7 @@ class WarmProcess:
         return self.returncode
 
     def poll(self) -> int | None:
-        """Its exit code, if it has ended."""
+        """Returns its exit code, if it has ended."""
         try:
             return self.wait(0)
         except subprocess.TimeoutExpired:
@@ -129,16 +130,16 @@ class WarmProcess:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM, if it has not ended."""
+        """Sends SIGTERM, if it has not ended."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """kill -9, if it has not ended."""
+        """Sends signal 9, if it has not ended."""
         self.send_signal(signal.SIGKILL)
 
 
 def run_code(code: str, **env: str) -> str:
-    """What the code prints, which must end well; what it warns of is an error."""
+    """Runs code, which must end well, and returns what it prints; what it warns of is an error."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
@@ -167,7 +168,7 @@ def run_warm(argv: list[str], env: Mapping[str, str], *, timeout: float) -> tupl
 
 @dataclass(frozen=True)
 class _Forker:
-    """The process that forks; it ends with this one."""
+    """Holds the process that forks; it ends with this one."""
 
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
@@ -263,7 +264,7 @@ def _tell(pid: int, streams: list[int], facts: int) -> None:
 
 
 def _set_environment(env: dict[str, str]) -> None:
-    """For this process, for the programs that it starts, and for who looks in /proc."""
+    """Sets the variables of this process, for its programs and for who looks in /proc, too."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""Modules that take seconds to import, and which each process that collects all tests would import.
+"""Imports modules that take seconds only when used, not in each process that collects all tests.
 
 `sagemaker = WhenUsed("stoker.sagemaker")`; the same import below TYPE_CHECKING tells its types.
 """
@@ -16,7 +16,7 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 class WhenUsed:
-    """A module that is imported when one of its names is used."""
+    """Stands for a module that is imported when one of its names is used."""
 
     def __init__(self, name: str) -> None:
         self._name = name

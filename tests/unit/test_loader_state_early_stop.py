@@ -37,7 +37,7 @@ SAMPLERS: dict[str, Draw] = {
 }
 
 
-class Pass:
+class EpochRead:
     """Goes through an epoch of a loader as the feed does: `ahead` batches before the script."""
 
     def __init__(self, loader: data.DataLoader[object], books: LoaderBooks, ahead: int) -> None:
@@ -89,7 +89,7 @@ def test_an_early_stop_leaves_the_generator_as_torch_does(
     name: str, taken: int, workers: int, factor: int, ahead: int
 ) -> None:
     loader, generator = made(SAMPLERS[name], workers, factor)
-    one = Pass(loader, LoaderBooks(0), ahead)
+    one = EpochRead(loader, LoaderBooks(0), ahead)
     one.take(taken)
     one.position.drop()
     expected = drawn_by_torch(SAMPLERS[name], taken + workers * factor)
@@ -99,7 +99,7 @@ def test_an_early_stop_leaves_the_generator_as_torch_does(
 @pytest.mark.parametrize("when", ["after the last draw", "between draws"])
 def test_what_others_drew_is_not_undone(when: str) -> None:
     loader, generator = made(SAMPLERS["own"])
-    one = Pass(loader, LoaderBooks(0), 5)
+    one = EpochRead(loader, LoaderBooks(0), 5)
     one.take(2)
     theirs = torch.rand(1, generator=generator)
     if when == "between draws":
@@ -115,7 +115,7 @@ def test_what_others_drew_is_not_undone(when: str) -> None:
 
 def test_a_finished_epoch_changes_nothing() -> None:
     loader, generator = made(SAMPLERS["random"])
-    one = Pass(loader, LoaderBooks(0), 30)
+    one = EpochRead(loader, LoaderBooks(0), 30)
     one.take(18)
     one.position.is_over = True
     present = generator.get_state()
@@ -126,7 +126,7 @@ def test_a_finished_epoch_changes_nothing() -> None:
 def test_another_epoch_of_the_loader_stops_the_one_before_early() -> None:
     loader, generator = made(SAMPLERS["random"])
     books = LoaderBooks(0)
-    one = Pass(loader, books, 30)
+    one = EpochRead(loader, books, 30)
     one.take(2)
     assert not torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
     SamplerOrder(loader, books, is_inline=False, is_fed=True)
@@ -138,7 +138,7 @@ def test_another_epoch_of_the_loader_stops_the_one_before_early() -> None:
 def test_dropped_in_another_thread_it_waits_for_the_next_epoch() -> None:
     loader, generator = made(SAMPLERS["random"])
     books = LoaderBooks(0)
-    one = Pass(loader, books, 30)
+    one = EpochRead(loader, books, 30)
     one.take(2)
     present = generator.get_state()
     thread = threading.Thread(target=one.position.drop)
@@ -151,7 +151,7 @@ def test_dropped_in_another_thread_it_waits_for_the_next_epoch() -> None:
 
 def test_as_many_states_are_kept_as_were_prefetched() -> None:
     loader, _ = made(SAMPLERS["own"], 2)
-    one = Pass(loader, LoaderBooks(0), 10)
+    one = EpochRead(loader, LoaderBooks(0), 10)
     for _ in range(6):
         one.take(1)
         assert one.position.rewind is not None
@@ -188,7 +188,7 @@ def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name: str, is_left_first:
     """Its state was taken before or after it was left."""
     process = stoker.feed.loader.this_process()
     loader, _ = made(SAMPLERS[name])
-    one = Pass(loader, process.books(loader), 6)
+    one = EpochRead(loader, process.books(loader), 6)
     one.take(5)
     if is_left_first:
         one.position.drop()
@@ -196,7 +196,7 @@ def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name: str, is_left_first:
 
     again, generator = made(SAMPLERS[name])
     again.load_state_dict(state)
-    two = Pass(again, process.books(again), 6)
+    two = EpochRead(again, process.books(again), 6)
     two.given = [None] * 5
     two.num_taken = 5
     found = two.take(3)[5:]

@@ -277,14 +277,14 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) ->
     usage = Usage(tmp_path / "usage-rank3.json", rank=3)
     timeline = Timeline(tmp_path / "timeline-rank3.csv", usage=usage)
     for epoch in range(2):
-        pass_ = timeline.epoch(loader=0, epoch=epoch)
+        watched = timeline.epoch(loader=0, epoch=epoch)
         for _ in range(11):
-            pass_.ask()
+            watched.ask()
             burn(0.002)
-            pass_.got(8)
+            watched.got(8)
             usage.saw({"images": torch.zeros(256), "label": 1})
             burn(0.001)
-        pass_.end()
+        watched.end()
     timeline.close()
     (found,) = read_usage(tmp_path)
     assert found.rank == 3

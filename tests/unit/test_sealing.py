@@ -194,7 +194,7 @@ def test_each_pass_of_a_session_has_another_key() -> None:
     assert seen == [0, 0, 1, 1, 2]
 
 
-def test_so_have_64_gb_of_one_pass() -> None:
+def test_so_have_64_gb_of_one_epoch() -> None:
     assert sealing.REKEY_BYTES == 64 * 10**9
     sealer, unsealer = Sealer(KEY, rekey_bytes=1000), Unsealer(KEY)
     seen = []
