@@ -1,4 +1,4 @@
-"""Answers that moto cannot give, put between a boto3 client and moto's server.
+"""Puts answers that moto cannot give between a boto3 client and moto's server.
 
 The rest of a call is real: parameters are checked by botocore's model, what has no such answer goes
 to the server by HTTP.

@@ -1,4 +1,4 @@
-"""Records as small as a test needs them; whole ones of a run are in `sample_records`."""
+"""Builds records as small as a test needs them; whole ones of a run are in `sample_records`."""
 
 from collections.abc import Mapping
 

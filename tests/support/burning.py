@@ -1,7 +1,7 @@
-"""A training script of known cost: burns CPU in the dataset and in the model, by CPU time.
+"""Trains at a known cost: burns CPU in the dataset and in the model, by CPU time.
 
-Arguments: loading ms a batch, model ms a step, workers, batches an epoch, epochs, [group=a control
-group to join], [store=a file where ranks meet].
+A script. Arguments: loading ms per batch, model ms per step, workers, batches per epoch, epochs,
+[group=a control group to join], [store=a file where ranks meet].
 """
 
 import atexit

@@ -31,7 +31,7 @@ def put_lines(aws: Aws, host: str, *lines: str | tuple[int, str], job: str) -> N
 def put_points(
     aws: Aws, host: str, begin: datetime, *, job: str, **metrics: tuple[float, ...]
 ) -> None:
-    """Points of a host's load, one a minute after `begin`."""
+    """Puts points of a host's load, one per minute after `begin`."""
     for name, values in metrics.items():
         points = [
             {

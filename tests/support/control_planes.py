@@ -55,7 +55,7 @@ class Plane(Protocol):
         ...
 
     def names(self, plural: str) -> list[str]:
-        """Names of the namespace's objects of a kind, without those that are being deleted."""
+        """Returns the names of the namespace's objects of a kind that are not being deleted."""
         ...
 
     def get(self, plural: str, name: str) -> Mapping[str, Any]:

@@ -123,7 +123,7 @@ def check_iterable_dataset() -> None:
 
 
 def check_crash_of_the_io_thread_is_an_error_and_no_hang() -> None:
-    """Returns the last one."""
+    """Runs as the last check: after it the I/O thread of this process stays broken."""
     # More batches than are made ahead.
     iterator = iter(DataLoader(range(500), batch_size=1))
     next(iterator)

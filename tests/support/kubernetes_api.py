@@ -169,7 +169,7 @@ class KubernetesApi:
             return (plural, name) in self._objects
 
     def count(self, call: str) -> int:
-        """Calls that begin so."""
+        """Counts the calls that begin so."""
         return sum(found.startswith(call) for found in list(self.calls))
 
     def token(self, name: str) -> str:
@@ -229,7 +229,7 @@ class KubernetesApi:
         return name
 
     def pods(self, run: str, job: str) -> list[str]:
-        """Names of a job's pods, by their index, that have not ended."""
+        """Returns the names of a job's pods, by their index, that have not ended."""
         with self.changed:
             found = [
                 (int(pod["metadata"]["labels"][_INDEX]), name)
