@@ -26,7 +26,7 @@ BATCH_SIZE = 64
 IMAGE_SHAPE = (1, 96, 96)
 # Of each epoch, not counted in the steady speed.
 WARMUP_BATCHES = 10
-PASSES = 4
+EPOCHS = 4
 _DEVICE = torch.device("cpu")
 
 Step = Callable[[torch.Tensor, torch.Tensor], object]
@@ -70,7 +70,7 @@ def main(kind: str, step_name: str, num_workers: int, num_batches: int) -> dict[
     firsts: list[float] = []
     steady_seconds = 0.0
     begun = time.monotonic()
-    for _ in range(PASSES):
+    for _ in range(EPOCHS):
         asked = warm = time.monotonic()
         for number, (pixels, labels) in enumerate(loader):
             if number == 0:
@@ -81,10 +81,10 @@ def main(kind: str, step_name: str, num_workers: int, num_batches: int) -> dict[
             last = time.monotonic()
         steady_seconds += last - warm
     job_seconds = time.monotonic() - begun
-    steady_samples = PASSES * (len(loader) - WARMUP_BATCHES) * BATCH_SIZE
+    steady_samples = EPOCHS * (len(loader) - WARMUP_BATCHES) * BATCH_SIZE
     return {
         "samples_per_second": steady_samples / steady_seconds,
-        "job_samples_per_second": PASSES * len(loader) * BATCH_SIZE / job_seconds,
+        "job_samples_per_second": EPOCHS * len(loader) * BATCH_SIZE / job_seconds,
         "first_batch_seconds": firsts,
     }
 

@@ -155,11 +155,12 @@ def test_a_trouble_is_said_once_then_seldom_and_anew_when_it_comes_back() -> Non
     assert [words for _, words in log.news([trouble], now=701.0)] == ["it waits"]
 
 
-def test_a_trouble_in_other_words_is_told_within_a_minute() -> None:
+def test_that_other_hosts_wait_as_well_is_told_within_a_minute() -> None:
     log = TroubleLog(repeat_seconds=600.0)
 
     def told(hosts: int, now: float) -> list[str]:
-        trouble = Trouble(key="k", group="data", what=f"{hosts} of 16 data hosts wait")
+        what = f"{hosts} of 16 data hosts wait"
+        trouble = Trouble(key="k", group="data", what=what, hosts=hosts)
         return [words for _, words in log.news([trouble], now=now)]
 
     assert told(1, 0.0) == ["1 of 16 data hosts wait"]
@@ -167,6 +168,17 @@ def test_a_trouble_in_other_words_is_told_within_a_minute() -> None:
     assert told(16, CHANGE_SECONDS) == [f"16 of 16 data hosts wait (for {CHANGE_SECONDS:.0f} s)"]
     assert told(16, 3 * CHANGE_SECONDS) == []
     assert told(16, CHANGE_SECONDS + 600) != []
+
+
+def test_a_pull_that_is_tried_again_and_again_is_told_seldom() -> None:
+    log = TroubleLog(repeat_seconds=600.0)
+    told: list[str] = []
+    for turn, reason in enumerate(("ErrImagePull", "ImagePullBackOff") * 4):
+        waiting = troubles(pod(waits_for=reason, waits_because="no such image"))
+        told += [words for _, words in log.news(waiting, now=70.0 * turn)]
+    assert len(told) == 1
+    assert "1 of " in told[0]
+    assert "ErrImagePull" in told[0]
 
 
 def test_the_next_best_plan_is_told_when_waiting_has_become_long() -> None:

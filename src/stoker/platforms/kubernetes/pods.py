@@ -187,7 +187,7 @@ _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 _IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _FOR_EVER = 0.0
-# Between two lines about one trouble whose words change, as pods come one after another.
+# Between two lines about one trouble of more and more hosts, as their pods come one by one.
 CHANGE_SECONDS = 60.0
 
 
@@ -199,6 +199,7 @@ class Trouble:
         key: The same while the trouble is the same.
         group: Group of the plan.
         what: Says in words what happened.
+        hosts: How many wait; 0 where that is not known.
         fix: What to do; empty where there is nothing but to wait.
         fix_after: Seconds after which that is worth telling.
         fatal_after: Seconds after which waiting is over; None: never.
@@ -209,6 +210,7 @@ class Trouble:
     key: str
     group: str
     what: str
+    hosts: int = 0
     fix: str = ""
     fix_after: float = 0.0
     fatal_after: float | None = None
@@ -318,6 +320,7 @@ def _unschedulable_troubles(
         key=f"unschedulable {group.group.name}",
         group=group.group.name,
         what=f"{words}: {said}",
+        hosts=len(without),
         fix=fix,
         fix_after=fix_after,
         fatal_after=60.0 * wait_minutes if group.is_dnn else None,
@@ -332,6 +335,7 @@ def _unbound(pods: Sequence[PodState], group: PodGroup, said: str) -> Trouble:
         key=f"claim {group.group.name}",
         group=group.group.name,
         what=f"{_hosts(pods, group)} for a claim of volumes: {said}",
+        hosts=len(pods),
         fix="make the claim that channels, volumes or kubernetes.output name, or see why it is not "
         "bound: kubectl describe pvc",
         fatal_after=CLAIM_SECONDS if group.is_dnn else None,
@@ -349,6 +353,7 @@ def _not_pulled(pods: Sequence[PodState], group: PodGroup, image: str) -> Iterat
         group=group.group.name,
         what=f"{_hosts(found, group)} for the image {image} "
         f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
+        hosts=len(found),
         fix="push it, check its name, and let kubernetes.image_pull_secrets open its registry",
         fatal_after=seconds if group.is_dnn else None,
     )
@@ -364,6 +369,7 @@ def _not_made(pods: Sequence[PodState], group: PodGroup) -> Iterator[Trouble]:
         group=group.group.name,
         what=f"{_hosts(found, group)} for their containers "
         f"({first.waits_for}): {first.waits_because or 'no reason is given'}",
+        hosts=len(found),
         fix=f"check kubernetes.{group.group.role}: env_from_secrets, volumes; and the entry point",
         fatal_after=CONTAINER_SECONDS if group.is_dnn else None,
     )
@@ -377,21 +383,20 @@ def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:
 class _SeenEvent:
     since: float
     said_at: float | None = None
-    said: str = ""
+    said_hosts: int = 0
     fix_is_said: bool = False
 
 
 class TroubleLog:
-    """Tells a trouble once, and again while it lasts: seldom, or soon when its words have changed.
+    """Tells a trouble once, and again while it lasts: seldom, or soon when other hosts wait.
 
     Args:
-        repeat_seconds: Between two times that the same is said.
-        change_seconds: Between two times that the same trouble is told in other words.
+        repeat_seconds: Between two times that the same is said; CHANGE_SECONDS if the number of
+            hosts has changed.
     """
 
-    def __init__(self, *, repeat_seconds: float, change_seconds: float = CHANGE_SECONDS) -> None:
+    def __init__(self, *, repeat_seconds: float) -> None:
         self._repeat_seconds = repeat_seconds
-        self._change_seconds = change_seconds
         self._seen: dict[str, _SeenEvent] = {}
 
     def news(
@@ -414,12 +419,13 @@ class TroubleLog:
             seen = self._seen[key]
             waited = now - seen.since
             has_fix = bool(trouble.fix) and waited >= trouble.fix_after
-            # "1 of 16 hosts wait" is soon untrue when a cluster is short of nodes.
-            is_same = seen.said == trouble.what
-            rest = self._repeat_seconds if is_same else self._change_seconds
+            # "1 of 16 hosts wait" is soon untrue where nodes are short; the reasons that a cluster
+            # gives for the same hosts come and go.
+            is_same = seen.said_hosts == trouble.hosts
+            rest = self._repeat_seconds if is_same else CHANGE_SECONDS
             is_due = seen.said_at is None or now >= seen.said_at + rest
             if is_due or (has_fix and not seen.fix_is_said):
-                seen.said_at, seen.said, seen.fix_is_said = now, trouble.what, has_fix
+                seen.said_at, seen.said_hosts, seen.fix_is_said = now, trouble.hosts, has_fix
                 words = trouble.what + (f" (for {waited:.0f} s)" if waited >= 1 else "")
                 yield trouble, words + (f"; {trouble.fix}" if has_fix else "")
 
