@@ -49,8 +49,6 @@ _KINDS = {
     ("v1", "events"): "Event",
     ("v1", "nodes"): "Node",
     ("v1", "persistentvolumeclaims"): "PersistentVolumeClaim",
-    ("storage.k8s.io/v1", "storageclasses"): "StorageClass",
-    ("apps/v1", "deployments"): "Deployment",
     ("policy/v1", "poddisruptionbudgets"): "PodDisruptionBudget",
     ("argoproj.io/v1alpha1", "workflows"): "Workflow",
 }
