@@ -265,6 +265,7 @@ def _train_once(
     on_stop: Callable[[Training], None] | None,
     on_submit: Callable[[], None] | None,
 ) -> Training:
+    job = replace(job, prices=_prices(job, catalog))
     run = platform.submit(platform.plan(job))
     if on_submit:
         on_submit()
@@ -397,6 +398,15 @@ def facts_of(
         model_uri=end.model_uri,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )
+
+
+def _prices(job: JobSpec, catalog: Catalog) -> dict[str, float]:
+    """Returns the price of one host of each group, where it is known and anybody is billed."""
+    if catalog.purchase == NOMINAL:
+        return {}
+    single = [msgspec.structs.replace(group, count=1) for group in job.groups]
+    prices = {group.instance_type: catalog.usd_per_hour([group]) for group in single}
+    return {name: price for name, price in prices.items() if price is not None}
 
 
 def _usd_per_hour(job: JobSpec, catalog: Catalog, decision: Decision | None) -> float | None:

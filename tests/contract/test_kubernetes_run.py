@@ -640,6 +640,77 @@ def test_a_dnn_host_that_was_taken_away_says_so(
     assert "kubernetes.max_restarts" in failure
 
 
+@pytest.mark.parametrize("settings", [{}, {"output": "pvc://outputs"}])
+def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    clock: Clock,
+    settings: dict[str, Any],
+) -> None:
+    priced = dataclasses.replace(with_settings(job, **settings), prices={"c7i.4xlarge": 0.5})
+    submitted = platform.submit(plan(platform, priced))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    assert api.cut_off_node(leader, overdue_seconds=61) == ""
+    # Now: a follower that comes when its time is over sees the same.
+    followed = follow(submitted)
+    until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
+    assert f"pod {leader} should have ended by" in followed.status
+    assert "2 other hosts are billed, $1.00 an hour" in followed.status
+    assert f"kubectl delete pod {leader} -n {NAMESPACE} --force" in followed.status
+    clock.ahead += 30 * 60 - 90
+    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
+    until(lambda: "SomethingElse" in followed.status, what="another look")
+    assert api.names("jobsets")
+    clock.ahead += 90
+    until(lambda: set(api.names("pods")) == {leader}, what="the other hosts are let go")
+    api.free_pod(leader)
+    end = followed.ended()
+    assert (end.status, api.names("jobsets")) == ("failed", [])
+    assert f"pod {leader} should have ended by" in str(end.failure)
+    assert f"kubectl delete node {'node-1'}" in str(end.failure)
+
+
+def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    settings = {"output": "pvc://outputs"}
+    followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.cut_off_node(leader, overdue_seconds=61)
+    until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
+    api.free_pod(leader)
+    api.run_pods(NAME)
+    again = f"{LEADER}: it runs on node node-1, in place of the one before"
+    until(lambda: again in followed.status, what="its place is taken")
+    clock.ahead += 3600
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, dead_node="fail"))))
+    api.run_pods(NAME)
+    first = only_pod(api, FIRST)
+    until(lambda: f"{FIRST}: it runs" in followed.status, what="it runs")
+    new = api.cut_off_node(first, overdue_seconds=61)
+    api.start_pod(new, node="node-2")
+    until(lambda: f"kubectl delete pod {first} -n" in followed.status, what="it is told")
+    again = f"{FIRST}: it runs on node node-2, in place of the one before"
+    until(lambda: again in followed.status, what="its place is taken")
+    clock.ahead += 3600
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+
+
 def test_all_hosts_that_are_started_again_are_followed_again(
     api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
 ) -> None:

@@ -118,6 +118,7 @@ class KubernetesApi:
         namespaces: That are there.
         max_pods: What the namespace's quota allows; None: it has none.
         is_deletion_held: What is deleted is marked, and stays.
+        cut_off: Names of pods whose node does not answer: what deletes them only marks them.
         holds: Plurals whose creation is done, and not answered.
         silent: Plurals of which nothing is answered for a long time.
     """
@@ -138,6 +139,7 @@ class KubernetesApi:
         self.namespaces = {NAMESPACE, "default"}
         self.max_pods: int | None = None
         self.is_deletion_held = False
+        self.cut_off: set[str] = set()
         self.holds: set[str] = set()
         self.silent: set[str] = set()
         self.faults: list[Fault] = []
@@ -355,6 +357,55 @@ class KubernetesApi:
         with self.changed:
             self.evict_pod(name, message="node drained", is_replaced=False)
             self._judge(name, is_disrupted=True)
+
+    def cut_off_node(self, name: str, *, overdue_seconds: float = 0.0) -> str:
+        """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
+
+        Its log breaks off, and its container is `running` for ever, as its kubelet said last. The
+        job controller (syncJob's `onlyReplaceFailedPods`, and the default of podReplacementPolicy,
+        in the API's defaults) puts no other one in its place with a podFailurePolicy, or where a
+        deleted pod is one failure too many, which the Job tells only once all its pods have ended.
+
+        Args:
+            name: The pod.
+            overdue_seconds: So long ago its time to end was over.
+
+        Returns:
+            Name of the pod in its place; empty: there is none.
+        """
+        with self.changed:
+            pod = self._objects["pods", name]
+            message = "Taint manager: deleting due to NoExecute taint"
+            self.cut_off.add(name)
+            pod["metadata"]["deletionTimestamp"] = self._now(-overdue_seconds)
+            pod["status"]["conditions"] = [
+                {"type": "Ready", "status": "False"},
+                {
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": "DeletionByTaintManager",
+                    "message": message,
+                },
+            ]
+            self._logs[name].is_closed = True
+            self._changed("pods", name)
+            labels = pod["metadata"]["labels"]
+            run, job = labels[_JOBSET], labels[_REPLICATED]
+            spec = self._job(run, job)["template"]["spec"]
+            default = "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
+            policy = spec.get("podReplacementPolicy", default)
+            if policy == "Failed" or not spec["backoffLimit"]:
+                return ""
+            return self.make_pod(run, job, int(labels[_INDEX]))
+
+    def free_pod(self, name: str) -> None:
+        """Removes a pod of a node that was cut off, as its taint or a deletion by force does."""
+        with self.changed:
+            self.cut_off.remove(name)
+            self._drop("pods", name)
+            for key, item in list(self._objects.items()):
+                if _FOREGROUND in item["metadata"].get("finalizers", []):
+                    self._drop_unless_held(*key)
 
     def may_evict(self, name: str) -> bool:
         """Says whether the eviction API lets a drain take the pod: disruption budgets decide."""
@@ -919,7 +970,16 @@ class KubernetesApi:
             found["metadata"]["finalizers"] = [_FOREGROUND]
             self._changed(plural, name)
         self._collect()
-        if not self.is_deletion_held and (plural, name) in self._objects:
+        self._drop_unless_held(plural, name)
+
+    def _drop_unless_held(self, plural: str, name: str) -> None:
+        """Drops what is marked, unless deletions are held, or a pod that it owns cannot end."""
+        owner = self._objects.get((plural, name))
+        if owner is None or self.is_deletion_held or (plural == "pods" and name in self.cut_off):
+            return
+        pods = [self._objects["pods", pod] for pod in self.cut_off]
+        owned = [uid["uid"] for pod in pods for uid in pod["metadata"].get("ownerReferences", [])]
+        if owner["metadata"]["uid"] not in owned:
             self._drop(plural, name)
 
     def _drop(self, plural: str, name: str) -> None:
