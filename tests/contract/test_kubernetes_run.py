@@ -1308,6 +1308,29 @@ def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(
     assert api.names("poddisruptionbudgets") == []
 
 
+def test_a_drain_waits_for_the_pods_that_follow_a_workflow_s_jobs_until_it_is_over(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "profile")
+    profile = dataclasses.replace(described_job(name=f"{NAME}-profile"), run_dir=job.run_dir)
+    platform.submit(plan(platform, profile)).leave()
+    assert not api.may_evict("profile")
+    api.end_pod("profile")
+    # The profile's job is there for as long as its logs are kept; the next step has one, too, and
+    # another training of the same Workflow runs at the same time.
+    be_step(monkeypatch, api, "other")
+    be_step(monkeypatch, api, "train")
+    platform.submit(plan(platform, job)).leave()
+    assert [api.may_evict(step) for step in ("profile", "other", "train")] == [True, False, False]
+    assert [name for name in api.names("poddisruptionbudgets") if "w" in name] == ["w-followers"]
+    api.remove("workflows", "w")
+    assert api.names("poddisruptionbudgets") == []
+
+
 def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
     api: KubernetesApi,
     platform: KubernetesPlatform,

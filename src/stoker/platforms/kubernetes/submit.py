@@ -15,6 +15,7 @@ Network policies are for a namespace, and applied once: pods of all runs are kno
 A run's own keys keep the runs of one namespace apart.
 """
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,12 @@ from stoker.platforms.kubernetes.objects import (
     name_of_workload,
     named_namespace,
 )
-from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, metadata
+from stoker.platforms.kubernetes.request import (
+    KubernetesRequest,
+    follower_budget,
+    manifest,
+    metadata,
+)
 from stoker.records import Json, KubernetesSettings, is_run_of
 from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
@@ -307,13 +313,15 @@ def start(
         PlatformError: If the cluster refuses, or another job has the name.
     """
     attempt = _Attempt()
-    owners = [follower.workflow] if follower.workflow else []
+    owners = [follower.owner] if follower.owner else []
     try:
         if request.runtime is not None:
             attempt.runtime_is_made = provide_runtime(cluster, request, owners, log=log)
         run_id = follower.pod.run_id if follower.pod else ""
         job = _create_or_adopt(cluster, request, owners, attempt, log, run_id=run_id)
         _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
+        if follower.owner:
+            _guard_follower(cluster, request, follower.owner, log=log)
     except BaseException as err:
         # An adopted job goes on when this attempt fails, unless the user asked to stop.
         is_over = not isinstance(err, StokerError)
@@ -566,20 +574,40 @@ def _provide_parts(
     for resource, document in (
         (SECRETS, {**request.secret, "stringData": token}),
         (CONFIG_MAPS, request.config),
+        *([(CONFIG_MAPS, request.records)] if request.records else []),
     ):
         _create_part(cluster, resource, document, job, is_adopted=is_adopted)
-    try:
+    with _unless_denied(request.name, log):
         _create_part(cluster, BUDGETS, request.budget, job, is_adopted=is_adopted)
-    except ApiError as err:
-        # Made by whoever may: a drain does not wait for the run then, as for any other.
-        if not err.is_denied:
-            raise
-        log.event("budget_not_made", job=request.name, why=err.what)
     if request.runtime is not None and request.runtime_is_ours and not is_adopted:
         # Not waited for: a runtime goes only when no TrainJob uses it any more.
         reference = object_reference(job, is_waited_for=False)
         name = name_of(request.runtime)
         cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": [dict(reference)]}})
+
+
+@contextlib.contextmanager
+def _unless_denied(job: str, log: Log) -> Iterator[None]:
+    """Lets a job be without a disruption budget: then no drain waits for it."""
+    try:
+        yield
+    except ApiError as err:
+        if not err.is_denied:
+            raise
+        log.event("budget_not_made", job=job, why=err.what)
+
+
+def _guard_follower(
+    cluster: ClusterApi, request: KubernetesRequest, workflow: Document, *, log: Log
+) -> None:
+    """Makes a drain wait for the pods that follow jobs of this Workflow, until it has ended."""
+    with _unless_denied(request.name, log):
+        try:
+            cluster.create(BUDGETS, follower_budget(request.layout, workflow))
+        except ApiError as err:
+            # Of an earlier attempt, or of another step of the Workflow.
+            if not err.is_taken:
+                raise
 
 
 def _create_part(
