@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,15 +31,7 @@ from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageEr
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.platforms.base import JobSpec, Platform, RequestT
-    from stoker.records import Decision, Json, PlatformSettings, Training, Workload
-
-
-class _CleanUp(Protocol):
-    """A platform ends the jobs of a run by this function."""
-
-    def __call__(self, name: str, settings: "PlatformSettings", *, run_id: str = "") -> str:
-        """Returns in words what it ended."""
-        ...
+    from stoker.records import Decision, Training
 
 
 def train_verb(
@@ -103,6 +95,24 @@ def train_verb(
             hidden=True,
         ),
     ] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            "--evaluation",
+            metavar="F",
+            help="With --finish: the evaluation of a training whose step was lost.",
+            hidden=True,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="F",
+            help="With --finish: the report of a training whose step was lost.",
+            hidden=True,
+        ),
+    ] = None,
     always: Annotated[
         bool,
         typer.Option(
@@ -140,6 +150,7 @@ def train_verb(
 
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
+    from stoker.cli.finish import FinishOutputs, finish_run
     from stoker.cli.notify import telling
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
@@ -180,14 +191,15 @@ def train_verb(
                 fix="stoker train WORKLOAD --run-id ID --clean-up STATUS",
             )
         workload = read_with_params(words[0], overrides=sets, params=params or ())
-        job_name = name or workload.run_name(run_id or "")
-        links = _page_of(workload, run_id)
-        _clean_up(
-            job_name,
+        places = FinishOutputs(
+            record=outputs_of(files, model=model), evaluation=evaluation, report=report
+        )
+        finish_run(
+            workload,
             run_id=run_id or "",
-            workload=workload,
-            status=clean_up,
-            links=links,
+            outcome=clean_up,
+            champion=None,
+            outputs=places,
             as_json=as_json,
         )
         return 0
@@ -348,70 +360,6 @@ def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool
     if manifest and not as_json:
         return manifest(request)
     return json.dumps(platform.describe(request), indent=2)
-
-
-# As Kubeflow says it, and as people type it.
-_FAILED = ("failed", "error", "system_error")
-_SUCCEEDED = ("succeeded", "success")
-
-
-def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
-    """Returns the page of a run of Kubeflow, where the address of its pages is known."""
-    from stoker.settings import kubeflow_environment
-
-    told = workload.kubernetes.kubeflow if workload.kubernetes else None
-    ui = (told and told.ui) or kubeflow_environment().ui
-    return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
-
-
-def _clean_up(
-    job: str,
-    *,
-    run_id: str,
-    workload: "Workload",
-    status: str,
-    links: Mapping[str, str],
-    as_json: bool,
-) -> None:
-    """Ends the jobs of a run that still exist, and says how the run ended, to a webhook as well.
-
-    Raises:
-        PlatformError: If the platform does not answer, or refuses.
-    """
-    from stoker.cli.notify import telling
-    from stoker.platforms import platform_named
-
-    state, why = _state(status)
-    with telling(workload, run=job, step="the pipeline", quiet=as_json) as ending:
-        # Before it may fail itself: that the run failed is the greater news.
-        if state in _FAILED:
-            ending.failed(why)
-        elif state not in _SUCCEEDED:
-            # Cancelled, or a word that Kubeflow did not fill in.
-            ending.status = "stopped"
-        ending.links |= links
-        platform = platform_named(workload.platform, settings=workload)
-        # Only platforms whose jobs outlive stoker have it.
-        clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
-        ended = clean_up(job, workload, run_id=run_id) if clean_up else ""
-    if as_json:
-        print(json.dumps({"run": job, "state": state, "reason": why, "ended": ended}))
-        return
-    print(f"run {job}: {state}" + (f": {why}" if why else ""))
-    print(ended or "no job of the run was left")
-
-
-def _state(status: str) -> tuple[str, str]:
-    """Returns how the run ended, and why, from the status that Kubeflow hands an exit handler."""
-    try:
-        # Kubeflow's exit handlers get JSON; people type a word.
-        document: Json = json.loads(status)
-    except ValueError:
-        return status.strip().lower() or "unknown", ""
-    found = document if isinstance(document, Mapping) else {}
-    error = found.get("error")
-    message = error.get("message") if isinstance(error, Mapping) else None
-    return str(found.get("state") or "unknown").lower(), str(message or "")
 
 
 def train_and_keep(
