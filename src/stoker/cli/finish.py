@@ -22,6 +22,9 @@ _FAILED = ("failed", "error", "system_error")
 _SUCCEEDED = ("succeeded", "success", "complete", "cached")
 
 
+_NO_REPORT = "<p>No training of this run was lost: the report of the run is Evaluate's.</p>\n"
+
+
 class _CleanUp(Protocol):
     """A platform ends the jobs of a run by this function."""
 
@@ -86,6 +89,7 @@ def finish_run(
     from stoker.cli.notify import telling
     from stoker.platforms import platform_named
     from stoker.platforms.base import RecoveringPlatform
+    from stoker.records import write_text
 
     run = workload.run_name(run_id)
     state, why = _state(outcome)
@@ -115,6 +119,10 @@ def finish_run(
         clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
         if clean_up and not any(each.is_left for each in followed):
             ended = clean_up(run, workload, run_id=run_id)
+    if outputs.report and not outputs.report.exists():
+        # Kubeflow shows the page of each declared report.
+        outputs.report.parent.mkdir(parents=True, exist_ok=True)
+        write_text(outputs.report, _NO_REPORT)
     words = [each.words for each in followed]
     if as_json:
         document = {"run": run, "state": state, "reason": why, "ended": ended, "followed": words}
@@ -177,11 +185,21 @@ def follow_lost(
     run = workload.run_name(run_id)
     for records in platform.lost(run, workload, run_id=run_id):
         step = records.get("step", "")
-        follow = _follow_profile if step == "profile" else _follow_training
         try:
-            words = follow(
-                records, run=run, platform=platform, champion=champion, outputs=outputs, quiet=quiet
-            )
+            if step == "profile":
+                words = _follow_profile(
+                    records, run=run, platform=platform, outputs=outputs, quiet=quiet
+                )
+            else:
+                words = _follow_training(
+                    records,
+                    workload=workload,
+                    run=run,
+                    platform=platform,
+                    champion=champion,
+                    outputs=outputs,
+                    quiet=quiet,
+                )
         except TerminatedError as err:
             # With words it is left: then nobody has ended the run.
             if err.args:
@@ -208,7 +226,6 @@ def _follow_profile(
     *,
     run: str,
     platform: "RecoveringPlatform[object]",
-    champion: str | None,
     outputs: FinishOutputs,
     quiet: bool,
 ) -> str:
@@ -246,6 +263,7 @@ def _follow_profile(
 def _follow_training(
     records: Mapping[str, str],
     *,
+    workload: "Workload",
     run: str,
     platform: "RecoveringPlatform[object]",
     champion: str | None,
@@ -253,6 +271,8 @@ def _follow_training(
     quiet: bool,
 ) -> str:
     """Follows a training; returns what to say of it."""
+    import msgspec
+
     from stoker.catalog import catalog_of
     from stoker.cli.evaluate import judged
     from stoker.cli.outputs import (
@@ -269,20 +289,21 @@ def _follow_training(
     from stoker.records.training import copied_to
     from stoker.train import prepare
 
-    workload = read_json(records["workload.json"], Workload)
+    # As Train had it, with the parameters of the run.
+    asked = read_json(records["workload.json"], Workload)
     decided = read_json(records["decision.json"], Decision)
     run_dir = named_run_dir(run)
     for name, text in records.items():
         if name.endswith(".json"):
             write_text(run_dir / name, text)
-    job = prepare(workload=workload, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
+    job = prepare(workload=asked, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
     job = replace(job, records=records)
     record = train_and_keep(
         job,
         platform=platform.adopting(),
-        catalog=catalog_of(workload, None),
+        catalog=catalog_of(asked, None),
         decision=decided,
-        total_steps=workload.training.total_steps(),
+        total_steps=asked.training.total_steps(),
         out=None,
         again="",
         quiet=quiet,
@@ -310,7 +331,8 @@ def _follow_training(
     )
     if "profile.json" in records:
         judged(
-            workload,
+            # The gate is no part of what Train was asked for.
+            msgspec.structs.replace(asked, gate=workload.gate),
             records=(run_dir / "profile.json", run_dir / "decision.json", str(file)),
             outputs_uri=None,
             may_be_lost=False,
