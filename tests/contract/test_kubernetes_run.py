@@ -609,7 +609,7 @@ def test_a_container_that_is_started_again_loses_no_line(
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with exit code 137")],
+    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
 )
 def test_a_host_that_took_too_much_memory_says_so(
     api: KubernetesApi,

@@ -21,6 +21,7 @@ import msgspec
 from stoker.cli.options import OutputFiles
 from stoker.errors import FeedError, UsageError
 from stoker.evaluate import prediction_words, speedup_words
+from stoker.reasons import shortened
 from stoker.records import (
     Decision,
     Evaluation,
@@ -341,12 +342,11 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
 
     Kubeflow can join two branches of a pipeline on texts, but not on files.
     """
-    failure = record.failure[-_MAX_FAILURE:] if record.failure else None
+    failure = shortened(record.failure, most=_MAX_FAILURE) if record.failure else None
     measured = record.measured
     if measured:
         # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
-    # The end of a traceback names the error.
     short = msgspec.structs.replace(record, failure=failure, measured=measured)
     # In the order of what an evaluation needs least: it reads status, metrics and times.
     for less in (
