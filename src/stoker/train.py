@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
+from stoker.errors import NoCapacityError, StokerError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
@@ -26,6 +26,7 @@ from stoker.platforms.base import (
     ResumingPlatform,
     Run,
     leader_record,
+    leave_or_stop,
 )
 from stoker.records import (
     Decision,
@@ -280,12 +281,8 @@ def _train_once(
                 on_line(line)
         end = run.wait()
     except BaseException as err:
-        if isinstance(err, TerminatedError) and isinstance(run, AdoptedRun):
-            words = run.leave()
-            if words:
-                raise TerminatedError(words) from err
         # Whoever interrupts must not leave hosts that are billed.
-        run.stop()
+        leave_or_stop(run, err)
         if isinstance(err, NoCapacityError) and isinstance(run, AdoptedRun):
             err.still_there = run.remaining()
         # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.

@@ -49,8 +49,6 @@ _KINDS = {
     ("v1", "events"): "Event",
     ("v1", "nodes"): "Node",
     ("v1", "persistentvolumeclaims"): "PersistentVolumeClaim",
-    ("storage.k8s.io/v1", "storageclasses"): "StorageClass",
-    ("apps/v1", "deployments"): "Deployment",
     ("policy/v1", "poddisruptionbudgets"): "PodDisruptionBudget",
     ("argoproj.io/v1alpha1", "workflows"): "Workflow",
 }
@@ -410,13 +408,26 @@ class KubernetesApi:
                     self._drop_unless_held(*key)
 
     def may_evict(self, name: str) -> bool:
-        """Says whether the eviction API lets a drain take the pod: disruption budgets decide."""
+        """Says whether the eviction API lets a drain take the pod: disruption budgets decide.
+
+        As pkg/registry/core/pod/storage/eviction.go has it: a pod that has ended may always go,
+        and one with two budgets is refused with 500, on which kubectl drain gives up.
+        """
         with self.changed:
             pod = self._objects["pods", name]
-            for (plural, _), budget in self._objects.items():
-                selector = budget.get("spec", {}).get("selector", {}).get("matchLabels")
-                if plural != "poddisruptionbudgets" or not _has_labels(pod, selector):
-                    continue
+            if pod["status"]["phase"] in ("Succeeded", "Failed"):
+                return True
+            found = [
+                budget
+                for (plural, _), budget in self._objects.items()
+                if plural == "poddisruptionbudgets"
+                if _has_labels(pod, budget["spec"]["selector"]["matchLabels"])
+            ]
+            if len(found) > 1:
+                words = "This pod has more than one PodDisruptionBudget, which the eviction "
+                raise Refusal(500, "InternalError", f"{words}subresource does not support.")
+            for budget in found:
+                selector = budget["spec"]["selector"]["matchLabels"]
                 healthy = sum(
                     _has_labels(other, selector) and other["status"]["phase"] == "Running"
                     for (kind, _), other in self._objects.items()
@@ -560,16 +571,23 @@ class KubernetesApi:
             self._put("workflows", workflow)
             return str(workflow["metadata"]["uid"])  # type: ignore[index]
 
-    def make_step(self, name: str, *, workflow: str | None = "mnist-w1") -> dict[str, str]:
+    def make_step(
+        self, name: str, *, workflow: str | None = "mnist-w1", run_id: str = ""
+    ) -> dict[str, str]:
         """Makes the pod of a step; returns what its container finds in its environment.
 
         Args:
             name: Of the pod.
             workflow: That controls it; None: a pod of somebody's own.
+            run_id: Of the pipeline's run.
         """
         described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
         with self.changed:
             if workflow:
+                described["labels"] = {
+                    "workflows.argoproj.io/workflow": workflow,
+                    "stoker/role": "follower",
+                }
                 described["ownerReferences"] = [self._reference("workflows", workflow)]
             pod: Object = {
                 "apiVersion": "v1",
@@ -580,16 +598,22 @@ class KubernetesApi:
             }
             self._put("pods", pod)
             self._logs[name] = PodLogFile()
-        return {"POD_NAME": name, "POD_UID": described["uid"], "POD_NAMESPACE": NAMESPACE}
+        return {
+            "POD_NAME": name,
+            "POD_UID": described["uid"],
+            "POD_NAMESPACE": NAMESPACE,
+            **({"POD_RUN_ID": run_id} if run_id else {}),
+        }
 
     def terminate_workflow(self, name: str = "mnist-w1") -> None:
         """Acts as Terminate does: Kubeflow patches the deadline, Argo signals the pods."""
         self.change("workflows", name, {"spec": {"activeDeadlineSeconds": 0}})
 
-    def drain(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
-        """Drains the node of a pod: its process gets SIGTERM, then the pod is deleted.
+    def take_node(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
+        """Takes the node of a pod, as a cloud takes a spot node: disruption budgets are not asked.
 
-        Returns the exit code; blocks for `seconds` at most, the pod's grace.
+        Its process gets SIGTERM, then the pod is deleted. Returns the exit code; blocks for
+        `seconds` at most, the pod's grace.
         """
         process.terminate()
         code = process.wait(seconds)

@@ -14,6 +14,7 @@ from stoker.errors import (
     NoCapacityError,
     PlatformError,
     StokerError,
+    TerminatedError,
 )
 from stoker.logs import Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
@@ -449,6 +450,8 @@ class RunPicture:
         return f"{host}: {what}" if host else what
 
 
+# Between questions of a pipeline's last step whether somebody has ended the run meanwhile.
+ASK_SECONDS = 5.0
 # Seconds between looks at troubles and at the end.
 TICK_SECONDS = 0.25
 # The same trouble is told again after it.
@@ -470,6 +473,7 @@ class KubernetesRun(FollowedRun):
         request: What was submitted.
         started: What came of it.
         follower: This process.
+        is_last: Whether it is a pipeline's last step: nobody tells it that the run is ended.
     """
 
     def __init__(
@@ -479,6 +483,7 @@ class KubernetesRun(FollowedRun):
         request: KubernetesRequest,
         started: StartedObjects,
         follower: Follower,
+        is_last: bool = False,
     ) -> None:
         layout = request.layout
         super().__init__(
@@ -493,6 +498,8 @@ class KubernetesRun(FollowedRun):
         self._uid = started.uid
         self._follower = follower
         self._lease = started.lease
+        # When to ask next whether the run is being ended; None: a signal tells.
+        self._asks_at = cluster.clock() + ASK_SECONDS if is_last else None
         self._resource = OF_KIND[text(request.main, "kind")]
         self._output = OutputParts()
         self._picture = RunPicture(
@@ -742,6 +749,10 @@ class KubernetesRun(FollowedRun):
                 for pod in self._picture.changed_pods():
                     self._following.follow(pod)
         self._looked_at = self._cluster.clock()
+        if self._asks_at is not None and self._looked_at >= self._asks_at:
+            self._asks_at = self._looked_at + ASK_SECONDS
+            if not self._picture.has_ended and self._follower.is_cancelled(self._cluster):
+                raise TerminatedError
         self._look_at_troubles()
         self._look_for_end()
 
