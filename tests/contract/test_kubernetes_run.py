@@ -2072,9 +2072,9 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(
     monkeypatch.setattr(f"{loader}.SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(f"{loader}.SERVICE_CERT_FILENAME", str(account / "ca.crt"))
     monkeypatch.setattr(connection, "NAMESPACE_FILE", account / "namespace")
-    monkeypatch.setattr("kubernetes.client.ApiClient", lambda configuration: configuration)
-    configuration: Any
-    configuration, namespace = connection.connect(None)
+    made: Any
+    made, namespace = connection.connect(None)
+    configuration = made.configuration
     assert namespace == "kubeflow-user"
     assert configuration.host == "https://10.0.0.1:443"
     assert configuration.api_key["authorization"] == "bearer of-the-pod"
