@@ -609,7 +609,7 @@ def test_a_container_that_is_started_again_loses_no_line(
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with exit code 137")],
+    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
 )
 def test_a_host_that_took_too_much_memory_says_so(
     api: KubernetesApi,
@@ -2082,9 +2082,9 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(
     monkeypatch.setattr(f"{loader}.SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(f"{loader}.SERVICE_CERT_FILENAME", str(account / "ca.crt"))
     monkeypatch.setattr(connection, "NAMESPACE_FILE", account / "namespace")
-    monkeypatch.setattr("kubernetes.client.ApiClient", lambda configuration: configuration)
-    configuration: Any
-    configuration, namespace = connection.connect(None)
+    made: Any
+    made, namespace = connection.connect(None)
+    configuration = made.configuration
     assert namespace == "kubeflow-user"
     assert configuration.host == "https://10.0.0.1:443"
     assert configuration.api_key["authorization"] == "bearer of-the-pod"
