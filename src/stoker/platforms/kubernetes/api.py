@@ -416,13 +416,11 @@ EVENTS = Resource("", "v1", "events")
 NODES = Resource("", "v1", "nodes")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims")
-STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses")
-DEPLOYMENTS = Resource("apps", "v1", "deployments")
 # Argo's, which run the pipelines of Kubeflow.
 WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 # Those that belong to no namespace, or are meant in all of them.
-OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS, STORAGE_CLASSES)
+OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS)
 
 OF_KIND: Mapping[str, Resource] = {
     "JobSet": JOBSETS,
@@ -480,6 +478,12 @@ class ClusterApi:
             self._connected()
             assert self._namespace
         return self._namespace
+
+    def in_namespace(self, namespace: str) -> "ClusterApi":
+        """Returns the same cluster for another namespace, over a connection of its own."""
+        return ClusterApi(
+            context=self._context, namespace=namespace, sleep=self.sleep, clock=self.clock
+        )
 
     def get(self, resource: Resource, name: str) -> Document:
         """Returns an object.
