@@ -1,4 +1,4 @@
-"""The verbs of compiled pipelines are upload, start, schedule, status, logs and stop.
+"""The verbs of compiled pipelines: upload, start, schedule, status and stop.
 
 A run, its steps and its schedules are shown in lines, or as JSON.
 """
@@ -597,8 +597,6 @@ def status_verb(
     for other in earlier[:3]:
         began = f"{other.began:%Y-%m-%d %H:%M} UTC" if other.began else ""
         print(f"earlier: {other.run}  {other.status}  {began}")
-    if state.steps:
-        print(f"logs:  stoker logs {service.name} {state.run}{where}")
     if not state.has_ended:
         print(f"stop:  stoker stop {service.name} {state.run}{where}")
 
@@ -621,77 +619,6 @@ def _refuse_overlap(service: "Orchestrator", pipeline: str, *, besides: str) -> 
             fix=f"start again when it has ended, or: stoker stop {service.name} {others[0]}",
         )
     print(f"no run of {pipeline} that began earlier is under way")
-
-
-def logs_verb(
-    target: TargetName,
-    run: RunName,
-    *,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            metavar="G",
-            help="Only prints the logs of this instance group or step (default: of all).",
-        ),
-    ] = None,
-    reach: RunReach,
-    as_json: AsJson = False,
-) -> None:
-    """Prints the logs of all steps and hosts so far.
-
-    Examples:
-        stoker logs sagemaker RUN
-        stoker logs kubeflow RUN --group data | grep -i error
-    """
-    service = reach.target_of(target, run=run)
-    num_lines = 0
-    for line in service.logs(run, group=group):
-        # Counted, not collected: logs of many hosts do not fit into memory.
-        num_lines += 1
-        if as_json:
-            print(json.dumps({"group": line.group, "host": line.host, "text": line.text}))
-        else:
-            print(f"{line.group}/{line.host} {line.text}")
-    if not num_lines:
-        say(f"{run} has not written any log yet", quiet=as_json)
-
-
-def retry_verb(
-    target: TargetName,
-    run: RunName,
-    *,
-    wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Waits until the run has ended; Ctrl-C does not stop the run."),
-    ] = False,
-    reach: RunReach,
-    as_json: AsJson = False,
-) -> int:
-    """Runs the failed steps of a run again; what succeeded stays.
-
-    Examples:
-        stoker retry kubeflow RUN --wait
-    """
-    service = reach.target_of(target, run=run)
-    where = reach.words_of(service.name)
-    with working(f"retrying {run}", quiet=as_json):
-        state = service.retry(run)
-    say(f"tried again: {state.run}", quiet=as_json)
-    if wait:
-        try:
-            return _wait(service, state, as_json=as_json, where=where)
-        except (KeyboardInterrupt, TerminatedError) as err:
-            say(
-                "stopped waiting; the run goes on\n"
-                f"see:     stoker status {service.name} {state.run}{where}",
-                quiet=False,
-            )
-            return _code_of(err)
-    if as_json:
-        print(json.dumps(document(state), indent=2))
-    say(f"next:    stoker status {service.name} {state.run}{where}", quiet=as_json)
-    return 0
 
 
 def stop_verb(
@@ -867,11 +794,6 @@ def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> I
         yield f"  with: {name} = {_short(value)}"
     for step in state.steps:
         yield from _step(step, now=now)
-        # Only where there is more to read than the reason above: a job has logs of its hosts.
-        if step.status == "failed" and step.job and state.pipeline:
-            # A job that a step started has groups of hosts; logs of the step itself have its name.
-            own = "" if step.name.startswith("job ") else f" --group {step.name}"
-            yield f"{'  ' * step.depth}    logs: stoker logs {target} {state.run}{own}{where}"
 
 
 def change_line(step: "StepState", *, now: datetime) -> str:

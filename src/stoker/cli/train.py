@@ -429,6 +429,8 @@ def train_and_keep(
 ) -> "Training":
     """Trains and shows how far it is; keeps the record of a training that is stopped.
 
+    The step of a pipeline (`job.records`) takes the record of an earlier attempt that succeeded.
+
     Args:
         job: What to train; its folder gets the record of a training that is stopped.
         platform: The platform that runs the job.
@@ -441,12 +443,22 @@ def train_and_keep(
         echo: Whether to show the lines of the script, too.
         on_submit: As of `stoker.train.train`.
     """
+    from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
+    from stoker.platforms.base import RecoveringPlatform
+    from stoker.records import Training, read_json, write_json
     from stoker.train import train
 
+    keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
+    request = keeper.plan(job) if keeper else None
+    kept = keeper.kept(request) if keeper else ""
+    if kept and (found := read_json(kept, Training)).status == "succeeded":
+        say(f"{job.name} has trained before: this is its record", quiet=quiet)
+        write_json(job.run_dir / "training.json", found)
+        return found
     job = start_tracking(job, platform=platform.name, quiet=quiet)
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
-        return train(
+        record = train(
             job,
             platform=platform,
             catalog=catalog,
@@ -457,6 +469,13 @@ def train_and_keep(
             ),
             on_submit=on_submit,
         )
+    if keeper:
+        keeper.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))
+    return record
+
+
+# Of a training's record that is kept on the platform.
+MAX_KEPT_BYTES = 64 << 10
 
 
 def keep_stopped(

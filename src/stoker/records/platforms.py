@@ -528,6 +528,11 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             so that a night's failure can be read in the morning. A TrainJob is deleted by whoever
             followed it to its end, in a pipeline by the last step.
         labels: Labels of all objects.
+        dead_node: What becomes of a run whose dnn host cannot end, as its node does not answer: its
+            job starts no other pod until somebody frees it. wait: the run ends after
+            dead_node_minutes; fail: it ends as soon as that is known.
+        dead_node_minutes: So long `wait` waits, in minutes. 30, as hosts are billed meanwhile, and
+            most clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
         kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
     """
@@ -560,6 +565,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     follower_lease_minutes: NonNegativeInt | None = None
     keep_seconds: NonNegativeInt = 86400
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
+    dead_node: Literal["wait", "fail"] = "wait"
+    dead_node_minutes: PositiveInt = 30
     control: ControlPodSettings = ControlPodSettings()
     kubeflow: KubeflowSettings | None = None
 

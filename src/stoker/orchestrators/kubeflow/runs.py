@@ -34,8 +34,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
     version_of,
 )
 from stoker.parameters import parameters_of, parse
-from stoker.platforms.base import LogLine
-from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi
+from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.submit import delete_jobs_of
 from stoker.records import Json, Profile, Workload, nearest, read_json, to_document
 from stoker.records.base import mapping
@@ -625,102 +624,6 @@ _NAMESPACE = "kubeflow"
 READ_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pod:
-    """A step's log is read from its pod."""
-
-    name: str
-    step: str
-    began: str
-
-
-def lines_of(
-    kubeflow: Kubeflow,
-    found: FoundRun,
-    *,
-    group: str | None,
-) -> Iterator[LogLine]:
-    """Yields all lines so far, step after step.
-
-    Args:
-        kubeflow: The installation.
-        found: The run.
-        group: Shows one step only.
-
-    Raises:
-        UsageError: If no step is called `group`.
-        PlatformError: If the pods cannot be reached, or are gone: the pages may still show logs.
-    """
-    namespace = kubeflow.namespace or kubeflow.connection.namespace or _NAMESPACE
-    page = run_url(kubeflow, found.id)
-    try:
-        cluster = ClusterApi(context=kubeflow.connection.context, namespace=namespace)
-        listed, _ = cluster.list(PODS, query={"labelSelector": f"{_OF_RUN}={found.id}"})
-    except StokerError as err:
-        raise PlatformError(
-            f"logs are read from the pods, which are out of reach: {err.what}",
-            where=err.where or f"namespace {namespace}",
-            fix=f"the page shows them: {page}" if page else err.fix,
-        ) from err
-    pods = sorted(_pods(listed), key=lambda pod: pod.began)
-    if not pods:
-        raise PlatformError(
-            f"no pod of run {found.id} is left, or none has begun",
-            where=f"namespace {namespace}",
-            fix=f"the page has what was kept: {page}" if page else "see the run's page",
-        )
-    steps = sorted({pod.step for pod in pods})
-    if group is not None and group not in steps:
-        raise UsageError(
-            f"no step of {found.id} is called {group}, or it has no pod yet",
-            fix=nearest(group, steps),
-        )
-    for pod in pods:
-        if group in (None, pod.step):
-            yield from _lines(cluster, pod)
-
-
-def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
-    for document in listed:
-        about = mapping(document, "metadata")
-        path = str(mapping(about, "annotations").get(_STEP, ""))
-        # As `mnist-x7k2p.root.train.executor(0)`: the last part that names a task.
-        parts = [part for part in path.split(".")[1:] if not _MACHINERY.fullmatch(part)]
-        step = parts[-1] if parts else ""
-        containers = items(mapping(document, "spec").get("containers"))
-        names = [mapping(container).get("name") for container in containers]
-        status = mapping(document, "status")
-        # Kubeflow's own pods, which run nothing of the user's.
-        if not step or step.endswith("-driver") or _CONTAINER not in names:
-            continue
-        if status.get("phase") == "Pending":
-            continue
-        yield _Pod(
-            name=str(about.get("name", "")), step=step, began=str(status.get("startTime") or "")
-        )
-
-
-def _lines(cluster: ClusterApi, pod: _Pod) -> Iterator[LogLine]:
-    try:
-        stream = cluster.open(
-            PODS,
-            pod.name,
-            part="log",
-            query={"container": _CONTAINER, "timestamps": "true"},
-            read_seconds=READ_SECONDS,
-        )
-    except ApiError as err:
-        # Its container has not begun yet, or it was deleted just now.
-        if err.code in (400, 404):
-            return
-        raise
-    try:
-        for line, _ in stream.lines():
-            yield LogLine(group=pod.step, host=pod.name, text=line.partition(" ")[2])
-    finally:
-        stream.release()
-
-
 # A pod has its grace period, and the exit handler runs after it.
 STOP_SECONDS = 600.0
 POLL_SECONDS = 3.0
@@ -757,24 +660,6 @@ def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
                 fix=f"it was asked to stop; see later: stoker status kubeflow {found.id}",
             )
         kubeflow.sleep(POLL_SECONDS)
-
-
-def retry_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
-    """Runs the steps that failed again, and those behind them; what succeeded stays as it is.
-
-    Raises:
-        UsageError: If the run has not failed and was not stopped.
-        PlatformError: If the service refuses.
-    """
-    state = state_of_run(found.document)
-    if state not in ("failed", "stopped"):
-        raise UsageError(
-            f"run {found.id} is {state}: only one that failed or was stopped can be tried again",
-            where=kubeflow.connection.place,
-            fix="stoker start kubeflow WORKLOAD     starts a new one",
-        )
-    kubeflow.call("run", "retry_run", run_id=found.id)
-    return state_of(kubeflow, find_run(kubeflow, found.id))
 
 
 def _end_jobs(kubeflow: Kubeflow, run_id: str) -> str:

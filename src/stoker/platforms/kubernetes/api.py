@@ -479,6 +479,12 @@ class ClusterApi:
             assert self._namespace
         return self._namespace
 
+    def in_namespace(self, namespace: str) -> "ClusterApi":
+        """Returns the same cluster for another namespace, over a connection of its own."""
+        return ClusterApi(
+            context=self._context, namespace=namespace, sleep=self.sleep, clock=self.clock
+        )
+
     def get(self, resource: Resource, name: str) -> Document:
         """Returns an object.
 
