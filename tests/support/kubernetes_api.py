@@ -15,6 +15,7 @@ import json
 import re
 import select
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -202,6 +203,12 @@ class KubernetesApi:
         used = f"requested: pods=1, used: pods={num_pods}, limited: pods={self.max_pods}"
         words = f'Error creating: pods "{job}-0-x" is forbidden: exceeded quota: pods, {used}'
         self.tell("Job", job, "FailedCreate", words)
+
+    def job_template(self, run: str, job: str) -> Object:
+        """Returns what the pods of a job are made of."""
+        with self.changed:
+            template: Object = self._job(run, job)["template"]["spec"]["template"]
+            return copy.deepcopy(template)
 
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
@@ -652,6 +659,12 @@ class KubernetesApi:
         with self.changed:
             self._put(plural, copy.deepcopy(dict(document)))
 
+    def put_pod(self, document: Mapping[str, Any]) -> None:
+        """Adds a pod that somebody else made, with a log that is empty."""
+        with self.changed:
+            self._logs[document["metadata"]["name"]] = PodLogFile()
+            self.put("pods", document)
+
     # --- troubles
 
     def drop_streams(self) -> int:
@@ -1065,7 +1078,9 @@ class Stream:
             return True
         connection = self._handler.connection
         readable, _, _ = select.select([connection], [], [], 0)
-        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+        # A reader sends nothing, and TLS cannot look without taking.
+        flags = () if isinstance(connection, ssl.SSLSocket) else (socket.MSG_PEEK,)
+        return bool(readable) and not connection.recv(1, *flags)
 
     def begin(self) -> None:
         self._handler.send_response(200)
@@ -1161,7 +1176,8 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(size)) if size else None
             api.calls.append(f"{method} {self.path}")
             try:
-                if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                kind, _, token = self.headers.get("Authorization", "").partition(" ")
+                if (kind.lower(), token) != ("bearer", TOKEN):
                     raise Refusal(401, "Unauthorized", "Unauthorized")
                 if query.get("watch") == "true":
                     self.watch(split.path, query)
@@ -1267,8 +1283,15 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def kubernetes_api() -> Iterator[KubernetesApi]:
-    """Yields the server, while the block runs."""
+def kubernetes_api(
+    *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None
+) -> Iterator[KubernetesApi]:
+    """Yields the server, while the block runs.
+
+    Args:
+        host: Address that it listens at.
+        tls: Files with its certificate and key; None: it speaks HTTP.
+    """
     api = KubernetesApi()
 
     class Server(ThreadingHTTPServer):
@@ -1277,8 +1300,12 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
         def handle_error(self, request: object, client_address: object) -> None:
             return
 
-    with Server(("127.0.0.1", 0), _handler(api)) as server:
-        api.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with Server((host, 0), _handler(api)) as server:
+        api.url = f"{'https' if tls else 'http'}://{host}:{server.server_address[1]}"
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="kubernetes api")
         thread.start()
         try:
