@@ -100,7 +100,7 @@ def profile_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import deliver, outputs_of, told_of_profile
+    from stoker.cli.outputs import deliver, outputs_of, step_inputs, told_of_profile
     from stoker.cli.workloads import new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
     from stoker.profile import explain, profile
@@ -109,7 +109,7 @@ def profile_verb(
 
     if (logs or region) and not training_job:
         raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
-    outputs = outputs_of(files)
+    outputs, given = outputs_of(files), step_inputs(files)
     if training_job:
         if words or platform or budget is not None:
             raise UsageError(
@@ -130,8 +130,9 @@ def profile_verb(
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
-    workload = resolve(words or (), overrides=sets, params=params or ())
-    if reused := reused_profile(workload, params or ()):
+    params = [*given.params, *(params or ())]
+    workload = resolve(words or given.words, overrides=sets, params=params)
+    if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
         told = told_of_profile(reused)
         deliver(

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Protocol
@@ -47,6 +47,15 @@ def train_verb(
     words: Words = None,
     *,
     platform: PlatformName = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="F",
+            help="The profile.json that was decided on, for the report.",
+            hidden=True,
+        ),
+    ] = None,
     decision: Annotated[
         Path | None,
         typer.Option(
@@ -93,16 +102,15 @@ def train_verb(
             hidden=True,
         ),
     ] = None,
-    clean_up: Annotated[
-        str | None,
+    finish: Annotated[
+        bool,
         typer.Option(
-            "--clean-up",
-            metavar="STATUS",
-            help="Only ends the jobs of a pipeline's run that has ended with this status: the "
+            "--finish",
+            help="As a pipeline's last step: only ends the jobs of a run that has ended, the "
             "training's and the profile's.",
             hidden=True,
         ),
-    ] = None,
+    ] = False,
     always: Annotated[
         bool,
         typer.Option(
@@ -147,6 +155,7 @@ def train_verb(
         exit_code_of,
         kept_model,
         outputs_of,
+        step_inputs,
         told_of_training,
         training_words,
     )
@@ -162,7 +171,7 @@ def train_verb(
     )
     from stoker.platforms import platform_named
     from stoker.platforms.local import lock_run_folder, write_secret
-    from stoker.records import Decision, Training, groups_in_words, read_json, write_json
+    from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
     from stoker.train import prepare
@@ -172,32 +181,27 @@ def train_verb(
     if make_token:
         write_secret(make_token, secrets.token_hex(32))
         return 0
-    if clean_up is not None:
-        if not words or len(words) != 1 or not (name or run_id):
+    given = step_inputs(files)
+    words, run_id = words or given.words, run_id or given.run_id
+    params = [*given.params, *(params or ())]
+    if finish:
+        if len(words) != 1 or not run_id:
             raise UsageError(
-                "--clean-up needs a workload and the name of the run",
-                where="--clean-up",
-                fix="stoker train WORKLOAD --run-id ID --clean-up STATUS",
+                "--finish needs a workload and the id of the pipeline's run",
+                where="--finish",
+                fix="stoker train WORKLOAD --run-id ID --finish",
             )
-        workload = read_with_params(words[0], overrides=sets, params=params or ())
-        job_name = name or workload.run_name(run_id or "")
-        links = _page_of(workload, run_id)
-        _clean_up(
-            job_name,
-            run_id=run_id or "",
-            workload=workload,
-            status=clean_up,
-            links=links,
-            as_json=as_json,
-        )
+        workload = read_with_params(words[0], overrides=sets, params=params)
+        _finish(workload, run_id=run_id, outcome=given.outcome or "{}", as_json=as_json)
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
-    workload = resolve(words or (), overrides=sets, params=params or ())
+    workload = resolve(words, overrides=sets, params=params)
     # A retry of a pipeline's step has the same id: it follows the job of the first attempt.
     name = name or (workload.run_name(run_id) if run_id else None)
     if decision and groups:
         raise UsageError("--decision and --group exclude each other", fix="leave one of them out")
     decided = read_json(decision, Decision) if decision else None
+    profiled = read_json(profile, Profile) if profile else None
     chosen = decided.plan.groups if decided else groups_of(workload, groups or ())
     runs_on = platform_named(workload.platform, settings=workload)
 
@@ -229,7 +233,9 @@ def train_verb(
     write_json(run_dir / "workload.json", workload)
     if decided:
         write_json(run_dir / "decision.json", decided)
-    again = command_line(context.obj or ["train", *(words or ())])
+    if profiled:
+        write_json(run_dir / "profile.json", profiled)
+    again = command_line(context.obj or ["train", *words])
     say(
         f"train of {workload.name} on {groups_in_words(chosen)}: {relative(run_dir)}", quiet=as_json
     )
@@ -350,9 +356,9 @@ def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool
     return json.dumps(platform.describe(request), indent=2)
 
 
-# As Kubeflow says it, and as people type it.
+# As Kubeflow's pages say it, and as its driver hands it to an exit handler.
 _FAILED = ("failed", "error", "system_error")
-_SUCCEEDED = ("succeeded", "success")
+_SUCCEEDED = ("succeeded", "success", "complete", "cached")
 
 
 def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
@@ -364,16 +370,14 @@ def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
     return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
 
 
-def _clean_up(
-    job: str,
-    *,
-    run_id: str,
-    workload: "Workload",
-    status: str,
-    links: Mapping[str, str],
-    as_json: bool,
-) -> None:
+def _finish(workload: "Workload", *, run_id: str, outcome: str, as_json: bool) -> None:
     """Ends the jobs of a run that still exist, and says how the run ended, to a webhook as well.
+
+    Args:
+        workload: The workload of the run.
+        run_id: Id of the run.
+        outcome: How the run ended: JSON as of Kubeflow's PipelineTaskFinalStatus.
+        as_json: Prints JSON.
 
     Raises:
         PlatformError: If the platform does not answer, or refuses.
@@ -381,7 +385,8 @@ def _clean_up(
     from stoker.cli.notify import telling
     from stoker.platforms import platform_named
 
-    state, why = _state(status)
+    job = workload.run_name(run_id)
+    state, why = _state(outcome)
     with telling(workload, run=job, step="the pipeline", quiet=as_json) as ending:
         # Before it may fail itself: that the run failed is the greater news.
         if state in _FAILED:
@@ -389,7 +394,7 @@ def _clean_up(
         elif state not in _SUCCEEDED:
             # Cancelled, or a word that Kubeflow did not fill in.
             ending.status = "stopped"
-        ending.links |= links
+        ending.links |= _page_of(workload, run_id)
         platform = platform_named(workload.platform, settings=workload)
         # Only platforms whose jobs outlive stoker have it.
         clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
@@ -401,17 +406,20 @@ def _clean_up(
     print(ended or "no job of the run was left")
 
 
-def _state(status: str) -> tuple[str, str]:
-    """Returns how the run ended, and why, from the status that Kubeflow hands an exit handler."""
+def _state(outcome: str) -> tuple[str, str]:
+    """Returns how the run ended, and why, of what Kubeflow hands an exit handler."""
+    from stoker.records.base import mapping
+
     try:
-        # Kubeflow's exit handlers get JSON; people type a word.
-        document: Json = json.loads(status)
+        document: Json = json.loads(outcome)
     except ValueError:
-        return status.strip().lower() or "unknown", ""
-    found = document if isinstance(document, Mapping) else {}
-    error = found.get("error")
-    message = error.get("message") if isinstance(error, Mapping) else None
-    return str(found.get("state") or "unknown").lower(), str(message or "")
+        # A placeholder that a server before 2.14 does not fill in.
+        document = {}
+    error = mapping(document, "error")
+    return (
+        str(mapping(document).get("state") or "unknown").lower(),
+        str(error.get("message") or ""),
+    )
 
 
 def train_and_keep(

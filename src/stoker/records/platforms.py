@@ -483,9 +483,6 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are gone with the pods.
-        one_host: Where a pipeline profiles and trains on one host of today's type. pod: in the
-            step's own pod, whose wait for a node nothing bounds; job: as a job, like any other
-            cluster, for which on_no_capacity holds.
         champion: What is known of the model in use, for gates such as accuracy>=champion-0.005 in
             pipelines: a folder as pvc://CLAIM/FOLDER, in which a model that passed becomes the one
             in use; or registry:GROUP, of SageMaker's registry, where people approve it. Absent: no
@@ -538,7 +535,6 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     context: Name | None = None
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
-    one_host: Literal["pod", "job"] = "pod"
     champion: Champion | None = None
     pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
