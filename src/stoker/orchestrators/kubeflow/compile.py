@@ -178,7 +178,7 @@ def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Paramet
     ]
     control = (workload.kubernetes or KubernetesSettings()).control
     if control.image:
-        text = "Image of the steps, which train nothing."
+        text = "Image of the steps, which train nothing themselves."
         mine.append(fixed("control_image", "string", text, control.image))
     return (*mine[:1], *known, *mine[1:])
 
