@@ -63,6 +63,7 @@ VERBS = {
     "train": {
         "--out",
         "--platform",
+        "--profile",
         "--decision",
         "--group",
         "--replace-dataloader",
@@ -70,7 +71,7 @@ VERBS = {
         "--name",
         "--run-id",
         "--make-token",
-        "--clean-up",
+        "--finish",
         "--always",
         "--model",
         "--summary",
@@ -164,8 +165,6 @@ VERBS = {
         "--debug",
     },
     "status": {"--besides"} | REACH | {"--workload", "--set", "--json", "--debug"},
-    "logs": REACH | {"--group", "--workload", "--set", "--json", "--debug"},
-    "retry": REACH | {"--workload", "--wait", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
     "render": {
         *("--decision", "--group", "--service-account", "--train-step", "--out"),
@@ -179,7 +178,7 @@ HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},
     "train": {
-        *("--run-id", "--make-token", "--clean-up", "--always"),
+        *("--run-id", "--make-token", "--profile", "--finish", "--always"),
         *("--param", "--executor-input"),
     },
     "evaluate": {

@@ -106,6 +106,14 @@ def test_a_dnn_host_that_is_taken_away_restarts_the_run_where_checkpoints_are_ke
     assert rule["action"] == "FailJob"
     assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert "podFailurePolicy" not in jobs(request)["data"]
+    # Kubernetes refuses any other policy next to a failure policy.
+    assert "podReplacementPolicy" not in jobs(request)["dnn"]
+
+
+@BOTH
+def test_a_data_pod_that_is_told_to_end_is_replaced_before_it_has(api: str) -> None:
+    found = jobs(plan(job(settings={"api": api})))
+    assert found["data"]["podReplacementPolicy"] == "TerminatingOrFailed"
 
 
 @BOTH

@@ -59,8 +59,10 @@ INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 ISTIO_INJECT = "sidecar.istio.io/inject"
 
-# On each pod of a run: dnn or data.
+# On each pod of a run: dnn or data; on a step's pod that follows a job: follower.
 ROLE_LABEL = "stoker/role"
+# Argo's, on each pod of a run of a pipeline.
+WORKFLOW_LABEL = "workflows.argoproj.io/workflow"
 
 RUN_ANNOTATION = "stoker/run"
 # Of whoever made the job: a profile's name does not tell it.
@@ -104,6 +106,16 @@ def config_map(name: str) -> str:
 def lease_map(name: str) -> str:
     """Returns the ConfigMap by which whoever follows the job tells its leader so."""
     return f"{name}-follower"
+
+
+def records_map(name: str) -> str:
+    """Returns the ConfigMap with the records that a later follower of the job needs."""
+    return f"{name}-records"
+
+
+def finished_map(workload: str) -> str:
+    """Returns the ConfigMap with the records of a workload's last finished runs."""
+    return f"stoker-{object_name(workload)}-finished"
 
 
 def host_pattern(name: str, job: str) -> str:
