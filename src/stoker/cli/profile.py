@@ -28,7 +28,7 @@ from stoker.cli.progress import (
     words_column,
     working,
 )
-from stoker.errors import UsageError
+from stoker.errors import UsageError, WorkloadError
 from stoker.logs import parse_line
 from stoker.text import duration, ms, percentage
 
@@ -219,15 +219,20 @@ def profile_and_keep(
     if kept:
         say(f"{job.name} has measured before: this is its record", quiet=quiet)
         return read_json(kept, Profile)
-    with following_profile(workload, quiet=quiet) as followed:
-        record = profile(
-            workload,
-            cluster=cluster,
-            platform=platform,
-            run_dir=run_dir,
-            records=records,
-            on_line=followed.line,
-        )
+    try:
+        with following_profile(workload, quiet=quiet) as followed:
+            record = profile(
+                workload,
+                cluster=cluster,
+                platform=platform,
+                run_dir=run_dir,
+                records=records,
+                on_line=followed.line,
+            )
+    except (UsageError, WorkloadError):
+        if keeper:
+            keeper.keep(request, "")
+        raise
     if keeper:
         keeper.keep(request, to_json(record))
     return record

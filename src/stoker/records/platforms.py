@@ -480,6 +480,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
             config.
         context: Context of the kube config. Absent: its current one.
+        strict_tls: Whether the API server's certificates must obey RFC 5280 in all, as Python 3.13
+            asks by default. False, as for kubectl: authorities of many clusters lack the key usage
+            extension. Chain, name and time are verified in any case.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are gone with the pods.
@@ -538,6 +541,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     runtime: Name | None = None
     namespace: Namespace | None = None
     context: Name | None = None
+    strict_tls: bool = False
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
     champion: Champion | None = None
