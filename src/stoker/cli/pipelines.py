@@ -372,7 +372,9 @@ def start_verb(
         # With --wait the one document is that of the end.
         if as_json and not wait:
             print(json.dumps(document(started), indent=2))
-        say(f"started: {started.run}", quiet=as_json)
+        if not as_json:
+            # For scripts: run=$(stoker start ...). All words are on stderr.
+            print(started.run, flush=True)
         if started.url:
             say(f"page:    {started.url}", quiet=as_json)
         if wait:
@@ -590,7 +592,7 @@ def status_verb(
             told["executions"] = [document(other) for other in others]
         print(json.dumps(told, indent=2))
         return
-    for line in tree(state, target=service.name, now=datetime.now(UTC), where=where):
+    for line in tree(state, now=datetime.now(UTC)):
         print(line)
     # A name of a pipeline stands for its newest run: here is how to name an earlier one.
     earlier = [other for other in others if other.run != state.run]
@@ -683,9 +685,7 @@ def _plan_lines(plan: "UploadPlan") -> list[str]:
     return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
 
 
-def _wait(
-    target: "Orchestrator", started: "Started | RunState", *, as_json: bool, where: str
-) -> int:
+def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
     from stoker.orchestrators import follow_run
 
     def show(step: "StepState") -> None:
@@ -704,14 +704,16 @@ def _code_of(end: BaseException) -> int:
     return EXIT_TERMINATED if isinstance(end, TerminatedError) else EXIT_INTERRUPTED
 
 
-def _end_lines(target: "Orchestrator", state: "RunState", *, where: str) -> list[str]:
-    failed = [step for step in state.steps if step.status == "failed"]
-    why = "; ".join(f"{step.name}: {step.reason}" for step in failed) or state.reason
-    return [
-        f"{state.run} has {'succeeded' if state.status == 'succeeded' else state.status}"
-        + (f": {why}" if why and state.status != "succeeded" else ""),
-        f"next:    stoker status {target.name} {state.run}{where}",
-    ]
+def _end_lines(target: "Orchestrator", state: "RunState", *, where: str) -> Iterator[str]:
+    failed = [s for s in state.steps if s.status == "failed" and (s.reason or s.cause)]
+    why = "; ".join(f"{s.name}: {s.reason}" if s.reason else s.name for s in failed)
+    why = (why or state.reason) if state.status != "succeeded" else ""
+    yield f"{state.run} has {state.status}" + (f": {_short(why)}" if why else "")
+    for step in failed:
+        if step.lines:
+            yield f"the last lines of {step.name}:"
+            yield from (f"    {_short(line)}" for line in step.lines)
+    yield f"next:    stoker status {target.name} {state.run}{where}"
 
 
 def _ask_for_parameters(
@@ -778,13 +780,8 @@ _REASON = 400
 _TYPED = 200
 
 
-def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> Iterator[str]:
-    """Yields the run and its steps, one line each, with reasons, pages and logs below.
-
-    Args:
-        now: Time in UTC.
-        where: Flags with which the next commands reach the target, with a blank in front.
-    """
+def tree(state: "RunState", *, now: datetime) -> Iterator[str]:
+    """Yields the run and its steps, one line each, with reasons, last lines and pages below."""
     yield f"{state.run}  {state.status}{_took(state.began, state.ended, now)}"
     if state.reason:
         yield f"  why:  {_short(state.reason)}"
@@ -799,8 +796,13 @@ def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> I
 def change_line(step: "StepState", *, now: datetime) -> str:
     """Returns a step that changed, in one line."""
     outcome = f", {step.outcome}" if step.outcome else ""
+    again = f" (attempt {step.attempts})" if step.attempts > 1 else ""
+    took = _took(step.began, step.ended, now) if step.ended else ""
     reason = f": {_short(step.reason)}" if step.reason else ""
-    return f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {step.status}{outcome}{reason}"
+    return (
+        f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} "
+        f"{step.status}{again}{outcome}{took}{reason}"
+    )
 
 
 def schedule_line(schedule: "Schedule") -> str:
@@ -840,6 +842,8 @@ def _step(step: "StepState", *, now: datetime) -> Iterator[str]:
     below = f"{indent}    "
     if step.reason:
         yield f"{below}why:  {_short(step.reason)}"
+    for line in step.lines:
+        yield f"{below}      {_short(line)}"
     if step.url:
         yield f"{below}page: {step.url}"
 

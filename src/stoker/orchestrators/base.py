@@ -172,6 +172,8 @@ class StepState:
         depth: 0 for a step of the pipeline, 1 for one inside a condition, and so on; a job that a
             step started comes below it.
         kind: Training, Processing, Condition, Fail, RegisterModel ...
+        reason: Why it failed, or what it waits for.
+        lines: The last lines of a step that failed, its own ones.
         cause: Cause of a step that failed.
         job: Name of the step's job; empty where it has none.
         url: The job's own page.
@@ -186,6 +188,7 @@ class StepState:
     began: datetime | None = None
     ended: datetime | None = None
     reason: str = ""
+    lines: tuple[str, ...] = ()
     cause: Cause | None = None
     job: str = ""
     url: str = ""

@@ -4,7 +4,7 @@ A host has a directory in SageMaker's layout, its own resourceconfig.json, ports
 log file: the heterogeneous local mode that SageMaker does not have. Linux; macOS unpinned.
 
 Instance types are local.c1, local.c2, ... A job of one host may name any other type: it then has
-all of this machine, which is then of that type (a GPU host, the pod of a pipeline's step).
+all of this machine, which is then of that type (a GPU host).
 """
 
 import contextlib
@@ -42,11 +42,8 @@ from stoker.platforms.base import (
 )
 from stoker.platforms.follow import FileTail
 from stoker.reasons import reason_of_failure
-from stoker.records import Channel, Event, Group, Json, Role, to_document
+from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
-
-# Where the steps of a pipeline on Kubernetes mount the claims that channels name.
-CLAIMS_FOLDER = "/mnt/pvc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,25 +92,23 @@ class LocalRequest:
 
 
 def channel_folder(name: str, uri: str) -> Path:
-    """Returns the folder that a channel of a local job names; of a claim, where it is mounted.
+    """Returns the folder that a channel of a local job names, whether or not it exists.
 
     Raises:
-        UsageError: If it is not there, or not in its claim.
+        UsageError: If the address is not a folder of this machine.
     """
-    if uri.startswith("pvc://"):
-        if ".." in uri.split("/"):
-            raise UsageError(
-                f"{uri} is not a folder of a claim",
-                where=f"key channels.{name}.uri",
-                fix="name one: pvc://CLAIM/FOLDER",
-            )
-        uri = f"{CLAIMS_FOLDER}/{uri.removeprefix('pvc://')}"
-    folder = Path(uri.removeprefix("file://")).absolute()
-    if not folder.is_dir():
+    scheme, _, path = uri.rpartition("://")
+    if scheme not in ("", "file"):
         raise UsageError(
-            f"no such folder: {folder}", where=f"channel {name}", fix="check the channel's uri"
+            f"the local platform reads folders, not {uri}",
+            where=f"key channels.{name}.uri",
+            fix=(
+                "set platform: kubernetes, whose pods mount the claim, or name a folder"
+                if scheme == "pvc"
+                else "copy the data to a folder and name that"
+            ),
         )
-    return folder
+    return Path(path).absolute()
 
 
 def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
@@ -131,8 +126,13 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for name, channel in sorted(job.channels.items()):
         if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
             continue
+        data = channel_folder(name, channel.uri)
+        if not data.is_dir():
+            raise UsageError(
+                f"no such folder: {data}", where=f"channel {name}", fix="check the channel's uri"
+            )
         # A link, as data sets are large, and all hosts are this machine.
-        (base / "input" / "data" / name).symlink_to(channel_folder(name, channel.uri))
+        (base / "input" / "data" / name).symlink_to(data)
         channels[name] = {
             "TrainingInputMode": "File",
             "S3DistributionType": "FullyReplicated",
@@ -654,7 +654,8 @@ class LocalPlatform:
         """
         check_job(job)
         for name, channel in job.channels.items():
-            _check_channel(name, channel, job.groups)
+            channel_folder(name, channel.uri)
+            groups_of_channel(name, channel, job.groups)
         sizes = [(group, self._num_cores(group, job)) for group in job.groups]
         wanted = sum(group.count * size for group, size in sizes)
         # Numbered from the last group on, so that nobody comes to rely on algo-1 leading.
@@ -742,17 +743,6 @@ class LocalPlatform:
         # Behind the last core it begins anew: then hosts share cores, and `plan` says so.
         chosen = {self._cores[(offset + i) % count] for i in range(min(size, count))}
         return tuple(sorted(chosen))
-
-
-def _check_channel(name: str, channel: Channel, groups: Sequence[Group]) -> None:
-    uri = channel.uri
-    if "://" in uri and not uri.startswith("file://"):
-        raise UsageError(
-            f"the local platform reads folders, not {uri}",
-            where=f"key channels.{name}.uri",
-            fix="copy the data to a folder and name that",
-        )
-    groups_of_channel(name, channel, groups)
 
 
 def _usable_cores() -> tuple[int, ...]:
