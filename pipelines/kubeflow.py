@@ -1,13 +1,11 @@
 """The retraining pipeline on Kubeflow does this: profile, decide, train, evaluate, gate.
 
-    Period ─► Profile ─► Decide ─┬─ one host of today's type ─► Train ──────────┬─► Evaluate ─► Gate
-                                 └─ any other cluster ────────► Train as a job ─┘
+    Period ─► Profile ─► Decide ─► Train ─► Evaluate ─► Gate
     Finish, when all of it has ended, well or not
 
-There are two branches because their pods differ: a host of today's type is a pod with GPUs that
-trains by itself; any other cluster is a JobSet, which a small pod creates and follows. They are
-joined on a text, the training's record. A training that fails does not fail its step: it has its
-report, too, and then the gate stops the run. Period ends what Kubeflow has cached of a profile.
+Profile and Train are small pods that create a job and follow it: a JobSet, or a TrainJob where the
+workload says so. A training that fails does not fail its step: it has its report, too, and then
+the gate stops the run. Period ends what Kubeflow has cached of a profile.
 
 Edit it: steps of your own go before, between and after, and further arguments of `steps`, with
 types and defaults, are parameters of the pipeline, too (docs/kubeflow.md has an example).
@@ -24,7 +22,6 @@ from stoker.kubeflow import (
     finish,
     follower,
     gate,
-    on_todays_host,
     period,
     pipeline,
     profile,
@@ -41,31 +38,22 @@ def build(request: KubeflowRequest) -> str:
 
 def steps(run: PipelineRun) -> None:
     """Makes the steps of a run."""
-    last = control_step(finish(**run.inputs(finish)), run, name="Finish")
+    last = follower(finish(**run.inputs(finish)), run, name="Finish")
     with dsl.ExitHandler(last, name="run"):
         span = control_step(period(**run.inputs(period)), run, name="Period")
-        key = span.outputs["number"]
-        today = profile(**run.inputs(profile, platform=run.platform_today, cache_key=key))
-        if run.is_one_host:
-            on_todays_host(today, run, name="Profile")
-        else:
-            follower(today, run, name="Profile", num_retries=0)
-        measured = today.set_caching_options(True).outputs["profile"]
 
-        decided = decide(profile=measured, **run.inputs(decide))
-        decision = control_step(decided, run, name="Decide").outputs["decision"]
+        today = profile(**run.inputs(profile, cache_key=span.outputs["number"]))
+        profiled = follower(today, run, name="Profile").set_caching_options(True)
+        found = profiled.outputs["profile"]
 
-        with dsl.If(decided.outputs["where"] == "pod", name="in-a-pod"):
-            here = train(decision=decision, **run.inputs(train, platform="local"))
-            on_todays_host(here, run, name="Train")
-        with dsl.Else(name="as-a-job"):
-            job = train(decision=decision, **run.inputs(train, image=run.control_image))
-            follower(job, run, name="Train as a job")
-        # Texts only: no server before 2026 joins files.
-        training = dsl.OneOf(here.outputs["training"], job.outputs["training"])
+        decided = control_step(decide(profile=found, **run.inputs(decide)), run, name="Decide")
+        decision = decided.outputs["decision"]
+
+        job = train(profile=found, decision=decision, **run.inputs(train))
+        training = follower(job, run, name="Train").outputs["training"]
 
         judged = evaluate(
-            profile=measured, decision=decision, training=training, **run.inputs(evaluate)
+            profile=found, decision=decision, training=training, **run.inputs(evaluate)
         )
         evaluation = control_step(judged, run, name="Evaluate").outputs["evaluation"]
         control_step(gate(evaluation=evaluation, **run.inputs(gate)), run, name="Gate")

@@ -1,6 +1,6 @@
 """The examples of stoker.kubeflow in docs/reference/python.md; a test runs them in this order."""
 
-# %% PipelineRun, period, profile, decide, train, evaluate, gate, finish, control_step, follower, on_todays_host, RUN_ID
+# %% PipelineRun, period, profile, decide, train, evaluate, gate, finish, control_step, follower, RUN_ID
 from kfp import dsl
 
 from stoker.kubeflow import (
@@ -12,7 +12,6 @@ from stoker.kubeflow import (
     finish,
     follower,
     gate,
-    on_todays_host,
     period,
     profile,
     train,
@@ -30,11 +29,11 @@ def mine() -> None:
         span = control_step(period(**run.inputs(period, cache_days=30)), run, name="Period")
         key = span.outputs["number"]
         measured = profile(**run.inputs(profile, cache_key=key))
-        on_todays_host(measured, run, name="Profile").set_caching_options(True)
+        follower(measured, run, name="Profile").set_caching_options(True)
         found = measured.outputs["profile"]
         decided = control_step(decide(profile=found, **run.inputs(decide)), run, name="Decide")
         plan = decided.outputs["decision"]
-        trained = train(decision=plan, **run.inputs(train, run_id=RUN_ID))
+        trained = train(profile=found, decision=plan, **run.inputs(train, run_id=RUN_ID))
         follower(trained, run, name="Train")
         judged = evaluate(
             profile=found,

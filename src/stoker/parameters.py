@@ -17,10 +17,11 @@ import yaml
 from stoker.errors import UsageError
 from stoker.records import Json, ModelSettings, Workload, nearest
 
-Kind = Literal["string", "integer", "number", "boolean", "object"]
+Kind = Literal["string", "integer", "number", "boolean"]
 
-# Shared components hand them on, empty, to workloads that have neither channels nor pools.
-_HANDED_ON = ("input_data", "pools_file")
+# In front of a hyperparameter's name, where it is an input of a step: components have inputs and
+# outputs with other meanings, such as model.
+HYPERPARAMETER_INPUT = "hyperparameter_"
 
 # A run can change so many of them, each of so many characters: a step of a pipeline on SageMaker
 # takes 100 arguments of 256 characters.
@@ -31,8 +32,7 @@ _CHANGEABLE = re.compile(r"[A-Za-z0-9_-]+")
 # Other parameters of pipelines have these names, or are called so with a group in front.
 _TAKEN = re.compile(
     r"(?!hyperparameter_)(workload|run_id|platform|cache_days|champion|control_image"
-    r"|gpu_type|gpu_count"
-    r"|node_selector|job_image|workers|parent_run|input_data|pools_file"
+    r"|job_image|workers|parent_run|input_data|pools_file"
     r"|.*_instance_type|.*_instance_count|.*_workers)"
 )
 
@@ -43,7 +43,7 @@ class Parameter:
 
     Attributes:
         name: Name in snake case.
-        kind: What the target's console asks for; an object is JSON text here.
+        kind: What the target's console asks for.
         text: What it does, in a sentence; says what an empty value means.
         default: Returns the value that a workload gives it.
         overrides: `key.path=value` of a value; () where another part of the pipeline reads it.
@@ -97,10 +97,6 @@ class Parameter:
                 f"{self.name}: its value has several lines",
                 fix="set it in the workload, and upload that",
             )
-        if self.kind == "object" and not _is_object(text):
-            raise UsageError(
-                f"{self.name}={text}: expected a JSON object", fix=f"{self.name}: {self.text}"
-            )
         return text
 
 
@@ -146,8 +142,6 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
         if not equals:
             raise UsageError(f"--param {text} is not NAME=VALUE", fix="for example epochs=3")
         parameter = by_any.get(name.strip())
-        if parameter is None and name.strip() in _HANDED_ON and not value:
-            continue
         if parameter is None:
             raise UsageError(
                 f"a run of {workload.name} has no parameter {name}",
@@ -208,7 +202,7 @@ def _hyperparameters(workload: Workload) -> Iterator[Parameter]:
     other characters than letters, digits, - and _ in the name, or with a long text.
     """
     # As SageMaker shows them: there beta_1 and beta1 are one name.
-    names = {camel(name) for name in _HANDED_ON} | {each.camel_name for each in _PARAMETERS}
+    names = {each.camel_name for each in _PARAMETERS}
     # Of two that are spelt alike, lr and LR, the one that is spelt so gets the name.
     declared = sorted(
         workload.hyperparameters.items(), key=lambda each: (_snake(each[0]) != each[0], each[0])
@@ -343,13 +337,6 @@ def gate_text(workload: Workload) -> str:
 
 def _nothing(value: str) -> tuple[str, ...]:
     return ()
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 def _today_type(workload: Workload) -> str:

@@ -63,6 +63,7 @@ VERBS = {
     "train": {
         "--out",
         "--platform",
+        "--profile",
         "--decision",
         "--group",
         "--replace-dataloader",
@@ -70,7 +71,7 @@ VERBS = {
         "--name",
         "--run-id",
         "--make-token",
-        "--clean-up",
+        "--finish",
         "--always",
         "--model",
         "--summary",
@@ -177,7 +178,7 @@ HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},
     "train": {
-        *("--run-id", "--make-token", "--clean-up", "--always"),
+        *("--run-id", "--make-token", "--profile", "--finish", "--always"),
         *("--param", "--executor-input"),
     },
     "evaluate": {

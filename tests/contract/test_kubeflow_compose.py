@@ -15,7 +15,7 @@ from kfp import components, dsl
 
 from stoker import kubeflow
 from stoker.errors import UsageError
-from stoker.kubeflow import PipelineRun, compiled, control_step, follower, on_todays_host
+from stoker.kubeflow import PipelineRun, compiled
 from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import NotifySettings, TrackingSettings, to_json
 from support import kubeflow_pipeline as sample
@@ -24,6 +24,7 @@ from support.examples import project
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
 GUIDE = (sample.ROOT / "docs" / "kubeflow.md").read_text(encoding="utf-8")
+SNIPPETS = (sample.ROOT / "docs" / "snippets" / "kubeflow.py").read_text(encoding="utf-8")
 
 
 def block(words: str) -> str:
@@ -58,7 +59,7 @@ def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
         "prepare": set(),
         "profile": {"prepare"},
         "decide": {"profile"},
-        "train": {"decide", "prepare"},
+        "train": {"decide", "prepare", "profile"},
         "judge": {"train"},
         "evaluate": {"decide", "profile", "train"},
         "gate": {"evaluate"},
@@ -106,10 +107,9 @@ def test_a_notebook_needs_the_workloads_file_alone(
     for name in ("profile", "decide"):
         image = given[name]["inputs"]["parameters"]["image"]
         assert image == {"componentInputParameter": "image"}
-    resources = sample.executor(pipeline, "profile")["resources"]
-    assert resources["accelerator"]["resourceType"] == "nvidia.com/gpu"
-    assert resources["accelerator"]["resourceCount"] == "1"
-    assert "nodeSelector" in pods["exec-profile"]
+    job_image = given["profile"]["inputs"]["parameters"]["job_image"]
+    assert job_image == {"componentInputParameter": "image"}
+    assert "POD_UID" in str(pods["exec-profile"]["fieldPathAsEnv"])
 
 
 def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
@@ -131,7 +131,8 @@ def test_a_component_file_needs_nothing_of_stoker(name: str) -> None:
             if spec.type.startswith("system."):
                 given[key] = dsl.importer("s3://bucket/x", artifact_class=dsl.Artifact).output
             elif not spec.type.startswith("PipelineTaskFinalStatus"):
-                given[key] = to_json(sample.WORKLOAD) if key == "workload" else "x"
+                texts = {"workload": to_json(sample.WORKLOAD), "cache_days": 30}
+                given[key] = texts.get(key, "x")
         if name == "finish":
             with dsl.ExitHandler(loaded(**given)):
                 dsl.importer("s3://bucket/x", artifact_class=dsl.Artifact)
@@ -141,6 +142,30 @@ def test_a_component_file_needs_nothing_of_stoker(name: str) -> None:
     (pipeline,) = sample.parsed(compiled(theirs))
     container = sample.executor(pipeline, name)
     assert container["image"] == "{{$.inputs.parameters['image']}}"
+    words = " ".join([*container["command"], *container["args"]])
+    named = set(re.findall(r"\$\.inputs\.parameters\['([^']+)'", words))
+    assert named <= set(sample.tasks(pipeline)[name]["inputs"]["parameters"])
+
+
+def test_no_pipeline_of_the_guide_names_a_parameter_in_a_command(
+    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do those of docs/snippets, whose file makes two."""
+    monkeypatch.chdir(project(tmp_path))
+    made = [own]
+    for text in (block("def what_would_pay("), SNIPPETS):
+        exec(compile(text, "notebook.py", "exec"), namespace := {"__name__": "notebook"})
+        made += [namespace["definition"]] if "definition" in namespace else []
+    made += [path.read_text() for path in (Path("what-would-pay.yaml"), Path("mine.yaml"))]
+    assert len(made) == 4
+    for definition in made:
+        pipeline, _ = parsed(definition)
+        for label, executor in pipeline["deploymentSpec"]["executors"].items():
+            container = executor["container"]
+            if container["command"][0] == "stoker":
+                words = [*container["command"], *container["args"]]
+                assert "{{$}}" in words, label
+                assert "$.inputs.parameters" not in " ".join(words), label
 
 
 def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
@@ -154,37 +179,11 @@ def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
         assert all(f"{parameter}: " in inspect.getdoc(component) for parameter in taken)
     parameters = inspect.signature(kubeflow.decide).parameters
     assert parameters["image"].annotation is str
-    assert parameters["max_data_hosts"].default == 8
-
-
-def test_a_platform_without_pods_gets_its_image_by_name() -> None:
-    """kfp's local runner puts no input in an image's place."""
-    from stoker.kubeflow import decide, profile
-
-    @dsl.container_component
-    def theirs() -> dsl.ContainerSpec:
-        return dsl.ContainerSpec(image="theirs:1", command=["true"])
-
-    run = PipelineRun.of(sample.LOCAL)
-    for place in (on_todays_host, control_step, follower):
-
-        @dsl.pipeline(name="local")
-        def local() -> None:
-            place(theirs(), run, name="Theirs")  # noqa: B023
-            measured = place(profile(**run.inputs(profile)), run, name="Profile")  # noqa: B023
-            place(  # noqa: B023
-                decide(profile=measured.outputs["profile"], **run.inputs(decide)),
-                run,
-                name="Decide",
-            )
-
-        (pipeline,) = sample.parsed(compiled(local))
-        executors = pipeline["deploymentSpec"]["executors"].values()
-        assert {e["container"]["image"] for e in executors} == {"stoker:mini", "theirs:1"}
+    assert parameters["max_data_hosts"].default is None
 
 
 def test_a_runs_hyperparameters_are_inputs_of_profile_and_training() -> None:
-    """Each is an input of its own: a server puts no value into a longer text."""
+    """No word of the command names one: the verbs find them among the step's inputs."""
     declared = {"epochs": 10, "lr": 0.1, "batch-size": 64, "model": "resnet", "amp": True}
     workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=declared)
     pipeline, _ = parsed(compile_kubeflow(workload, folder=sample.ROOT).definition)
@@ -196,14 +195,16 @@ def test_a_runs_hyperparameters_are_inputs_of_profile_and_training() -> None:
         "model": ("STRING", "resnet"),
         "amp": ("BOOLEAN", True),
     }
-    for task in ("profile", "train", "train-2"):
+    for task in ("profile", "train"):
         given = sample.tasks(pipeline)[task]["inputs"]["parameters"]
-        words = sample.executor(pipeline, task)["args"]
+        component = sample.tasks(pipeline)[task]["componentRef"]["name"]
+        declared_here = pipeline["components"][component]["inputDefinitions"]["parameters"]
         for name in names:
             assert name in given[f"hyperparameter_{name}"]["componentInputParameter"]
-            placeholder = f"{{{{$.inputs.parameters['hyperparameter_{name}']}}}}"
-            assert f"--param={name}={placeholder}" in words
-    assert "hyperparameter_lr" not in str(sample.executor(pipeline, "decide"))
+            kind = declared_here[f"hyperparameter_{name}"]["parameterType"]
+            assert kind == listed[name]["parameterType"]
+        assert "hyperparameter_" not in str(sample.executor(pipeline, task))
+    assert "hyperparameter_lr" not in sample.tasks(pipeline)["decide"]["inputs"]["parameters"]
 
 
 def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given() -> None:
@@ -244,7 +245,6 @@ def test_steps_get_the_secrets_that_they_have_a_use_for_and_no_others() -> None:
     mlflow = {f"MLFLOW_TRACKING_{name}" for name in ("TOKEN", "USERNAME", "PASSWORD")}
     assert told == {
         "exec-train": mlflow,
-        "exec-train-2": mlflow,
         "exec-evaluate": mlflow,
         "exec-finish": {"STOKER_WEBHOOK_URL"},
     }

@@ -281,7 +281,6 @@ def test_a_file_that_differs_from_the_uploaded_workload_is_warned_about(
         ("epochs=many", ["epochs=many: expected a whole number"]),
         ("objective=best", ["objective=best is not possible", "use cost, time"]),
         ("approval=Approved", ["has no parameter approval, the workload has"]),
-        ("node_selector=a", ["expected an object in JSON"]),
         ("epochs", ["not NAME=VALUE"]),
     ],
 )

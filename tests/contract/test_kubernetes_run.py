@@ -609,7 +609,7 @@ def test_a_container_that_is_started_again_loses_no_line(
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with exit code 137")],
+    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
 )
 def test_a_host_that_took_too_much_memory_says_so(
     api: KubernetesApi,
@@ -1707,6 +1707,12 @@ def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(
     step_of_run(monkeypatch, api, "finish")
     assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [RECORDS]
     assert platform.lost("mnist-2", job.platform_settings, run_id="") == []
+    platform.keep(request, "")
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == []
+    # A retry makes another job of the name and the request: of that nobody has told yet.
+    api.end_job(NAME, "Failed")
+    platform.submit(request).leave()
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [RECORDS]
     api.terminate_workflow("w")
     assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == ()
 
@@ -1839,9 +1845,13 @@ def test_without_the_right_to_read_records_a_run_goes_its_way(
     request = plan(platform, job)
     platform.keep(request, "{}")
     assert platform.kept(request) == ""
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == ()
     said = capfd.readouterr().err
-    assert "record_not_kept" in said
-    assert "record_not_read" in said
+    assert [f"record{word}" in said for word in ("_not_kept", "_not_read", "s_not_read")] == [
+        True,
+        True,
+        True,
+    ]
 
 
 # --- the lease
@@ -2072,9 +2082,9 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(
     monkeypatch.setattr(f"{loader}.SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(f"{loader}.SERVICE_CERT_FILENAME", str(account / "ca.crt"))
     monkeypatch.setattr(connection, "NAMESPACE_FILE", account / "namespace")
-    monkeypatch.setattr("kubernetes.client.ApiClient", lambda configuration: configuration)
-    configuration: Any
-    configuration, namespace = connection.connect(None)
+    made: Any
+    made, namespace = connection.connect(None)
+    configuration = made.configuration
     assert namespace == "kubeflow-user"
     assert configuration.host == "https://10.0.0.1:443"
     assert configuration.api_key["authorization"] == "bearer of-the-pod"

@@ -14,8 +14,8 @@ from stoker.cli.edge import run as command
 from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import Outcome, body_of, post
-from stoker.records import NotifySettings, Workload, to_json, write_json
-from support import sample_records
+from stoker.records import Json, NotifySettings, Workload, to_json, write_json
+from support import kubeflow_pipeline, sample_records
 from support.moto import AwsServer
 
 SECRET = "T0/B0/a-secret"
@@ -131,15 +131,24 @@ def test_without_its_variable_nobody_is_told_and_that_is_said(
     assert "variable STOKER_WEBHOOK_URL" in "".join(capsys.readouterr())
 
 
+def finish_words(workload: Workload, *, outcome: Json) -> list[str]:
+    """Returns the command of a pipeline's last step."""
+    given: dict[str, Json] = {
+        "workload": to_json(workload),
+        "run_id": "0a1b2c3d-4e5f",
+        "outcome": outcome,
+    }
+    told = kubeflow_pipeline.executor_input(given, output_file=Path("unused"))
+    return ["train", "--finish", "--executor-input", told]
+
+
 def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kubeflow.example/")
     status = {"state": "FAILED", "error": {"message": "task gate failed"}}
-    for state in ("FAILED", "SUCCEEDED"):
-        words = ["train", to_json(of()), "--run-id", "0a1b2c3d-4e5f"]
-        told = json.dumps({**status, "state": state})
-        assert command([*words, "--clean-up", told]) == 0
+    for state in ("FAILED", "SUCCEEDED", "COMPLETE"):
+        assert command(finish_words(of(), outcome={**status, "state": state})) == 0
     (body,) = receiver.bodies
     assert body["stoker"]["run"] == "mnist-0a1b2c3d"
     assert body["stoker"]["error"] == "task gate failed"
@@ -149,12 +158,11 @@ def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
     assert SECRET not in "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize("status", ['{"state": "CANCELLED"}', "{{$.pipeline_task_final_status}}"])
+@pytest.mark.parametrize("outcome", [{"state": "CANCELLED"}, "{{$.pipeline_task_final_status}}"])
 def test_a_run_of_a_pipeline_that_did_not_succeed_is_not_told_so(
-    receiver: Receiver, status: str
+    receiver: Receiver, outcome: Json
 ) -> None:
-    words = ["train", to_json(of(on="always")), "--run-id", "0a1b2c3d-4e5f"]
-    assert command([*words, "--clean-up", status]) == 0
+    assert command(finish_words(of(on="always"), outcome=outcome)) == 0
     (body,) = receiver.bodies
     assert body["stoker"]["status"] == "stopped"
 

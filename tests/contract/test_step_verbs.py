@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import UsageError
-from stoker.platforms.local import channel_folder
+from stoker.cli.options import OutputFiles
+from stoker.cli.outputs import step_inputs
 from stoker.records import Decision, Evaluation, Json, Profile, read_json, to_json, write_json
-from support import sample_records
+from support import kubeflow_pipeline, sample_records
 from support.command import process, stoker
 
 
@@ -23,7 +23,8 @@ def folder(tmp_path: Path) -> Path:
 WORKLOAD = to_json(sample_records.workload())
 
 
-def executor_input(folder: Path, *parameters: str) -> str:
+def executor_input(folder: Path, *parameters: str, **inputs: Json) -> str:
+    """Returns what Kubeflow gives a step: its inputs, and the names of its output parameters."""
     outputs: dict[str, Json] = {
         "outputFile": str(folder / "kfp" / "executor_output.json"),
         "parameters": {name: {"outputFile": "unused"} for name in parameters},
@@ -33,7 +34,7 @@ def executor_input(folder: Path, *parameters: str) -> str:
             }
         },
     }
-    return json.dumps({"outputs": outputs})
+    return json.dumps({"inputs": {"parameterValues": inputs}, "outputs": outputs})
 
 
 def told(folder: Path) -> tuple[dict[str, str], dict[str, float]]:
@@ -49,16 +50,19 @@ def test_profile_takes_the_one_that_it_is_given(folder: Path) -> None:
     script = folder / str(given["command"][1])
     script.parent.mkdir(parents=True)
     script.write_text("")
+    told_it = executor_input(
+        folder, image="i:1", workload=WORKLOAD, reuse_profile=profile, cache_key="1.2"
+    )
     done = stoker(
-        *("profile", WORKLOAD, "--platform=local", "--out=out/profile", "--summary=out/words.md"),
-        *("--param=instance_type=", "--param=instance_count=0", f"--param=reuse_profile={profile}"),
-        *("--executor-input", executor_input(folder)),
+        *("profile", "--out=out/profile", "--summary=out/words.md", "--yes"),
+        *("--executor-input", told_it),
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr
     assert read_json(folder / "out" / "profile", Profile) == sample_records.profile()
     assert told(folder)[1]["step_seconds"] == sample_records.profile().timed_step.step_seconds
     assert not (folder / "runs").exists()
+    # People type what a pipeline tells.
     other = json.dumps({**given, "command": ["python", "other.py"]})
     (folder / "other.py").write_text("")
     done = stoker("profile", other, f"--param=reuse_profile={_of_a_workload(profile)}", cwd=folder)
@@ -72,17 +76,16 @@ def _of_a_workload(profile: str) -> str:
 
 
 def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folder: Path) -> None:
+    given = {"workload": WORKLOAD, "max_data_hosts": 0.0, "pools_file": None}
     done = stoker(
-        *("decide", "profile.json", "--workload", WORKLOAD, "--out=out/decision"),
-        *("--summary=out/summary.md", "--param=max_data_hosts=0", "--param=pools_file="),
-        *("--executor-input", executor_input(folder, "action", "where")),
+        *("decide", "profile.json", "--out=out/decision", "--summary=out/summary.md"),
+        *("--executor-input", executor_input(folder, "action", **given)),
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr
     decision = read_json(folder / "out" / "decision", Decision)
     parameters, metrics = told(folder)
-    assert parameters["action"] == decision.action
-    assert parameters["where"] in ("pod", "job")
+    assert parameters == {"action": decision.action}
     promise = decision.plan.predicted
     assert promise
     assert metrics["step_seconds"] == promise.step_seconds
@@ -92,11 +95,12 @@ def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folde
 
 
 def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(folder: Path) -> None:
+    training = to_json(sample_records.training())
+    given = {"workload": WORKLOAD, "training": training, "gate": "accuracy>=1.5"}
     done = stoker(
-        *("evaluate", WORKLOAD, "--profile=profile.json", "--decision=decision.json"),
-        *("--training", to_json(sample_records.training()), "--param=gate=accuracy>=1.5"),
+        *("evaluate", "--profile=profile.json", "--decision=decision.json"),
         *("--out=evaluation", "--report=report", "--always"),
-        *("--executor-input", executor_input(folder, "passed")),
+        *("--executor-input", executor_input(folder, "passed", **given)),
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr
@@ -117,6 +121,85 @@ def test_a_gate_that_holds_is_open(folder: Path) -> None:
     assert "passed" in gate.stdout
 
 
+@pytest.mark.parametrize("champion", [{}, {"champion": None}, {"champion": ""}])
+def test_a_gate_without_a_folder_of_champions_promotes_nothing(
+    folder: Path, champion: dict[str, Json]
+) -> None:
+    write_json(folder / "evaluation.json", Evaluation(passed=True))
+    words = ("evaluate", "--gate-of=evaluation.json", "--promote")
+    gate = stoker(*words, "--executor-input", executor_input(folder, **champion), cwd=folder)
+    assert gate.returncode == 0, gate.stderr
+    assert gate.stdout == "passed: the training succeeded; it has no gates\n"
+
+
+def test_a_verb_takes_inputs_as_kubeflow_writes_them() -> None:
+    """Protobuf has one kind of number; what a caller left out is missing or null."""
+    given: dict[str, Json] = {
+        "workload": "{}",
+        "run_id": "r-1",
+        "image": "control:1",
+        "cache_key": "30.1",
+        "job_image": "job:1",
+        "epochs": 3.0,
+        "instance_count": None,
+        "gate": "",
+        "hyperparameter_lr": 0.5,
+        "hyperparameter_amp": True,
+        "hyperparameter_gate": "x",
+        "outcome": {"state": "FAILED", "error": {"message": "no node"}},
+    }
+    files = OutputFiles(executor_input=executor_input(Path(), **given))
+    found = step_inputs(files)
+    assert (found.workload, found.run_id, found.training, found.champion) == (
+        *("{}", "r-1"),
+        *(None, None),
+    )
+    assert json.loads(found.outcome or "") == given["outcome"]
+    assert sorted(found.params) == [
+        *("amp=true", "epochs=3", "gate=", "gate=x", "image=job:1", "lr=0.5")
+    ]
+    assert step_inputs(OutputFiles()).params == ()
+
+
+@pytest.mark.parametrize("left_out", ["missing", "null"])
+def test_inputs_that_are_left_out_are_as_the_workload_says(folder: Path, left_out: str) -> None:
+    """The verbs run as in a pipeline whose author gave the components what they require alone."""
+    document = {
+        "name": "mini",
+        "command": [sys.executable, "-c", "print('stoker metric accuracy=1')"],
+        "constraints": {"max_data_hosts": 0, "objective": "time"},
+        "gate": [{"metric": "accuracy", "min": 2}],
+    }
+    given: dict[str, Json] = {"image": "i:1", "workload": json.dumps(document)}
+
+    def step(name: str, *words: str, parameters: tuple[str, ...] = (), **inputs: Json) -> None:
+        about = kubeflow_pipeline.parsed(kubeflow_pipeline.shared()[name])[0]
+        declared = about["components"][f"comp-{name}"]["inputDefinitions"]["parameters"]
+        none = dict.fromkeys(declared) if left_out == "null" else {}
+        told_it = executor_input(folder, *parameters, **{**none, **given, **inputs})
+        done = stoker(*words, "--executor-input", told_it, cwd=folder)
+        assert done.returncode == 0, done.stderr
+
+    profile = to_json(sample_records.profile())
+    step("profile", "profile", "--out=p.json", "--yes", reuse_profile=profile)
+    step("decide", "decide", "p.json", "--out=d.json", parameters=("action",))
+    made = read_json(folder / "d.json", Decision)
+    assert made.objective == "time"
+    assert not [plan for plan in made.plans if len(plan.groups) > 1]
+    words = ("train", "--profile=p.json", "--decision=d.json", "--out=t.json", "--always", "--yes")
+    step("train", *words, parameters=("status", "training"), run_id="1234567890")
+    assert told(folder)[0]["status"] == "succeeded"
+    training = told(folder)[0]["training"]
+    assert json.loads(training)["job"]["name"] == "mini-12345678"
+    words = ("evaluate", "--profile=p.json", "--decision=d.json", "--out=e.json", "--always")
+    step("evaluate", *words, parameters=("passed",), training=training)
+    evaluation = read_json(folder / "e.json", Evaluation)
+    assert [gate.min for gate in evaluation.gates] == [2]
+    write_json(folder / "e.json", Evaluation(passed=True))
+    step("gate", "evaluate", "--gate-of=e.json", "--promote")
+    step("finish", "train", "--finish", run_id="1234567890")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -124,12 +207,12 @@ def test_a_gate_that_holds_is_open(folder: Path) -> None:
         (["evaluate", WORKLOAD, "--profile=profile.json"], "--decision is missing"),
         (["evaluate", "--gate-of", "missing.json"], "no such file: missing.json"),
         (
-            ["train", WORKLOAD, "--clean-up", "FAILED"],
-            "--clean-up needs a workload and the name of the run",
+            ["train", WORKLOAD, "--finish"],
+            "--finish needs a workload and the id of the pipeline's run",
         ),
         (
-            ["train", "--clean-up", "FAILED", "--run-id", "1"],
-            "--clean-up needs a workload and the name of the run",
+            ["train", "--finish", "--run-id", "1"],
+            "--finish needs a workload and the id of the pipeline's run",
         ),
     ],
 )
@@ -154,20 +237,21 @@ def test_a_component_with_an_output_that_its_verb_has_not_is_refused_at_once(fol
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("outcome", "words"),
     [
-        ('{"state": "SUCCEEDED", "error": {}}', "succeeded"),
-        ('{"state": "FAILED", "error": {"message": "no node"}}', "failed: no node"),
-        ("COMPLETE", "complete"),
-        ("", "unknown"),
+        ({"state": "SUCCEEDED", "error": {}}, "succeeded"),
+        ({"state": "FAILED", "error": {"message": "no node"}}, "failed: no node"),
+        ({"state": "COMPLETE", "pipelineTaskName": "exit-handler-1", "error": {}}, "complete"),
+        ("{{$.pipeline_task_final_status}}", "unknown"),
+        (None, "unknown"),
     ],
 )
-def test_the_last_word_of_a_run_is_how_it_ended(folder: Path, status: str, words: str) -> None:
+def test_the_last_word_of_a_run_is_how_it_ended(folder: Path, outcome: Json, words: str) -> None:
     name = f"{sample_records.workload().name}-5f0c1a2b"
-    done = stoker(
-        *("train", WORKLOAD, "--platform=local", "--run-id=5F0C1A2B-77aa", "--clean-up", status),
-        cwd=folder,
-    )
+    local = json.dumps({**json.loads(WORKLOAD), "platform": "local"})
+    given = {"workload": local, "run_id": "5F0C1A2B-77aa", "outcome": outcome}
+    told_it = executor_input(folder, **given)
+    done = stoker("train", "--finish", "--executor-input", told_it, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"run {name}: {words}", "no job of the run was left"]
 
@@ -196,15 +280,3 @@ def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (folder / "kept" / "model" / "weights").read_text() == "w"
     assert json.loads((folder / "record").read_text())["model_uri"] == "kept/model"
-
-
-def test_a_channel_of_a_claim_is_the_folder_where_the_step_mounts_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stoker.platforms.local.CLAIMS_FOLDER", str(folder))
-    (folder / "datasets" / "digits").mkdir(parents=True)
-    assert channel_folder("train", "pvc://datasets/digits") == folder / "datasets" / "digits"
-    with pytest.raises(UsageError, match="no such folder"):
-        channel_folder("train", "pvc://datasets/other")
-    with pytest.raises(UsageError, match="not a folder of a claim"):
-        channel_folder("train", "pvc://datasets/../datasets/digits")

@@ -1,17 +1,17 @@
 """Makes a workload for Kubeflow, compiles its pipeline, and reads what is in it."""
 
 import functools
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
 
 from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow, component_files
 from stoker.orchestrators.sagemaker.compile import Compiled
-from stoker.records import Json, Workload
+from stoker.records import Json
 from stoker.settings import workload_from
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,30 +52,18 @@ DOCUMENT: Mapping[str, Json] = {
     },
 }
 WORKLOAD = workload_from(DOCUMENT)
-LOCAL = workload_from(
+# Without channels, GPUs and most settings, and of another platform until it is compiled.
+SMALL = workload_from(
     {
         "name": "mini",
         "command": ["python", "train.py"],
         "platform": "local",
         "image": "stoker:mini",
-        "cluster": {"dnn": {"instance_type": "local.c1", "count": 1}},
+        "cluster": {"dnn": {"instance_type": "small", "count": 1}},
+        "kubernetes": {"pools": {"small": {"cpu": 1, "memory": "2Gi", "gpus": 0}}},
     }
 )
-WORKLOADS = {"cluster": WORKLOAD, "local": LOCAL}
-
-
-def with_labels() -> Workload:
-    """Adds a pool of several node labels to the workload: the default of an object parameter."""
-    settings = WORKLOAD.kubernetes
-    assert settings is not None
-    labels = {"pool": "gpu", "zone": "a", "disk": "fast", "team": "vision"}
-    pools = {
-        name: msgspec.structs.replace(pool, node_selector=labels)
-        for name, pool in settings.pools.items()
-    }
-    return msgspec.structs.replace(
-        WORKLOAD, kubernetes=msgspec.structs.replace(settings, pools=pools)
-    )
+WORKLOADS = {"cluster": WORKLOAD, "small": SMALL}
 
 
 @functools.cache
@@ -107,11 +95,9 @@ def parsed(definition: str) -> list[Any]:
 
 
 def documents(kind: str = "cluster") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the pipeline, and what Kubernetes is told of its pods; {} where that is nothing."""
-    pipeline, *platforms = parsed(compiled(kind).definition)
-    return pipeline, platforms[0]["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if (
-        platforms
-    ) else {}
+    """Returns the pipeline, and what Kubernetes is told of its pods."""
+    pipeline, platforms = parsed(compiled(kind).definition)
+    return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
 def groups(pipeline: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -134,3 +120,9 @@ def executor(pipeline: Mapping[str, Any], task: str) -> Mapping[str, Any]:
     component = pipeline["components"][tasks(pipeline)[task]["componentRef"]["name"]]
     found: Mapping[str, Any] = pipeline["deploymentSpec"]["executors"][component["executorLabel"]]
     return found["container"]  # type: ignore[no-any-return]
+
+
+def executor_input(values: Mapping[str, Json], *, output_file: Path) -> str:
+    """Returns what Kubeflow puts in the place of `{{$}}` for a step with these inputs."""
+    inputs: dict[str, Json] = {"parameterValues": {**values}}
+    return json.dumps({"inputs": inputs, "outputs": {"outputFile": str(output_file)}})

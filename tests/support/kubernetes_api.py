@@ -15,6 +15,7 @@ import json
 import re
 import select
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -1351,8 +1352,8 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def kubernetes_api() -> Iterator[KubernetesApi]:
-    """Yields the server, while the block runs."""
+def kubernetes_api(tls: ssl.SSLContext | None = None) -> Iterator[KubernetesApi]:
+    """Yields the server, while the block runs; with `tls` it speaks HTTPS."""
     api = KubernetesApi()
 
     class Server(ThreadingHTTPServer):
@@ -1362,7 +1363,9 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
             return
 
     with Server(("127.0.0.1", 0), _handler(api)) as server:
-        api.url = f"http://127.0.0.1:{server.server_address[1]}"
+        api.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="kubernetes api")
         thread.start()
         try:
@@ -1374,8 +1377,15 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
             thread.join()
 
 
-def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = NAMESPACE) -> Path:
-    """Returns a kube config for the server."""
+def kube_config(
+    folder: Path,
+    url: str,
+    *,
+    token: str = TOKEN,
+    namespace: str = NAMESPACE,
+    authority: Path | None = None,
+) -> Path:
+    """Returns a kube config for the server, whose certificate that authority has signed."""
     path = folder / "kubeconfig"
     document = {
         "apiVersion": "v1",
@@ -1387,7 +1397,15 @@ def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = 
                 "context": {"cluster": "here", "user": "me", "namespace": namespace},
             }
         ],
-        "clusters": [{"name": "here", "cluster": {"server": url}}],
+        "clusters": [
+            {
+                "name": "here",
+                "cluster": {
+                    "server": url,
+                    **({"certificate-authority": str(authority)} if authority else {}),
+                },
+            }
+        ],
         "users": [{"name": "me", "user": {"token": token}}],
     }
     path.write_text(json.dumps(document))

@@ -302,8 +302,28 @@ def end(
 def test_without_a_record_the_leader_s_container_tells_the_exit_code() -> None:
     found = end("failed", pod(ended=ended(5, 3, message="boom"), is_final=True))
     assert found.exit_code == 3
-    assert found.failure == f"dnn host {RUN}-dnn-0-0 ended with exit code 3: boom"
+    words = f"dnn host {RUN}-dnn-0-0 ended with exit code 3; its last line: boom"
+    assert found.failure == words
     assert found.output_dir is None
+
+
+METER = f"stoker {BEGIN} run={RUN} host={RUN}-dnn-0-0 feed rows='1.4,2.0,rank,0,,,{',9' * 300}'"
+
+
+def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line() -> None:
+    # As the kubelet keeps them: 2 KiB of the log's end.
+    message = f"{METER}\n{METER}\n{METER}\n{METER}\n"[-2048:]
+    found = str(end("failed", pod(ended=ended(5, 3, message=message), is_final=True)).failure)
+    assert found == f"dnn host {RUN}-dnn-0-0 ended with exit code 3"
+    told = f"{METER}\nerror: user 1000 cannot write /stoker\ntry: chown it\n{METER}\n"[-2048:]
+    found = str(end("failed", pod(ended=ended(5, 2, message=told), is_final=True)).failure)
+    assert found.endswith("exit code 2: user 1000 cannot write /stoker; chown it")
+
+
+def test_the_launcher_s_own_words_in_a_pod_s_end_are_whole_however_long() -> None:
+    message = "error: rank 0 on a: ValueError: " + "\u00e9" * 1100
+    found = str(end("failed", pod(ended=ended(5, 1, message=message), is_final=True)).failure)
+    assert f"exit code 1: {message.removeprefix('error: ')}" in found
 
 
 def test_the_record_s_words_come_before_the_pod_s(tmp_path: Path) -> None:

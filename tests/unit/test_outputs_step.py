@@ -3,52 +3,9 @@ import json
 import msgspec
 import pytest
 
-from stoker.cli.outputs import carried, told_of_decision, told_of_evaluation, told_of_training
-from stoker.cli.outputs import where as where_of
-from stoker.records import (
-    Cluster,
-    Decision,
-    Event,
-    Group,
-    Host,
-    TodaysGroup,
-    Training,
-    Workload,
-    read_json,
-)
+from stoker.cli.outputs import carried, told_of_evaluation, told_of_training
+from stoker.records import Event, Host, Training, read_json
 from support import sample_records
-
-TODAY = Group(name="dnn", role="dnn", instance_type="g5.xlarge", count=1)
-WORKLOAD = Workload(
-    name="digits",
-    command=("python", "train.py"),
-    cluster=Cluster(dnn=TodaysGroup(instance_type="ml.g5.xlarge")),
-)
-
-
-def decision(*groups: Group) -> Decision:
-    sample = sample_records.decision()
-    plan = msgspec.structs.replace(sample.plan, groups=groups)
-    return msgspec.structs.replace(sample, plan=plan)
-
-
-@pytest.mark.parametrize(
-    ("groups", "where"),
-    [
-        ([TODAY], "pod"),
-        ([msgspec.structs.replace(TODAY, count=2)], "job"),
-        ([msgspec.structs.replace(TODAY, instance_type="g5.2xlarge")], "job"),
-        ([TODAY, Group(name="data", role="data", instance_type="c7i.xlarge", count=1)], "job"),
-    ],
-)
-def test_only_one_host_of_todays_type_is_the_pod_of_a_step(groups: list[Group], where: str) -> None:
-    assert where_of(decision(*groups), WORKLOAD) == where
-    assert told_of_decision(decision(*groups), WORKLOAD).parameters["where"] == where
-
-
-def test_without_a_cluster_of_today_a_job_trains() -> None:
-    nowhere = msgspec.structs.replace(WORKLOAD, cluster=None)
-    assert where_of(decision(TODAY), nowhere) == "job"
 
 
 def training(**changes: object) -> Training:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from stoker.errors import UsageError
 from stoker.parameters import (
-    Parameter,
     defaults_of,
     gate_text,
     main_channel,
@@ -257,22 +256,7 @@ def test_on_kubernetes_a_run_may_bring_its_own_node_pools() -> None:
     assert overrides_of(["pools_file="], workload=workload) == []
 
 
-def test_an_empty_address_of_data_is_nothing_where_there_are_no_channels() -> None:
+def test_there_is_no_address_of_data_where_there_are_no_channels() -> None:
     workload = workload_from({**DOCUMENT, "channels": {}})
-    assert overrides_of(["input_data="], workload=workload) == []
     with pytest.raises(UsageError, match="no parameter input_data"):
         overrides_of(["input_data=s3://bucket/train"], workload=workload)
-
-
-def test_an_object_is_json() -> None:
-    parameter = Parameter(
-        name="node_selector",
-        kind="object",
-        text="Labels of nodes.",
-        default=lambda workload: "{}",
-        overrides=lambda value: (),
-    )
-    assert parameter.check('{"pool": "gpu"}') == '{"pool": "gpu"}'
-    for wrong in ("pool=gpu", "[1]", ""):
-        with pytest.raises(UsageError, match="expected a JSON object"):
-            parameter.check(wrong)

@@ -174,11 +174,18 @@ def decide_verb(
         stoker decide --instance-type ml.g5.2xlarge --step-seconds 0.4
     """
     from stoker.catalog import catalog_of
-    from stoker.cli.outputs import DECIDE_PARAMETERS, deliver, outputs_of, told_of_decision
+    from stoker.cli.outputs import (
+        DECIDE_PARAMETERS,
+        deliver,
+        outputs_of,
+        step_inputs,
+        told_of_decision,
+    )
     from stoker.cli.workloads import parse_groups, read_with_params, region_of
     from stoker.decide import decide, explain
 
-    outputs = outputs_of(files, parameters=DECIDE_PARAMETERS)
+    outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
+    workload, params = workload or given.workload, [*given.params, *(params or ())]
     sets = list(overrides or ())
     if objective:
         sets.append(f"constraints.objective={objective}")
@@ -186,12 +193,12 @@ def decide_verb(
         sets.append(f"constraints.max_usd_per_hour={max_usd_per_hour}")
     if platform:
         sets.append(f"platform={platform}")
-    named = read_with_params(workload, overrides=sets, params=params or ()) if workload else None
+    named = read_with_params(workload, overrides=sets, params=params) if workload else None
     take_as = _take_as(as_type, cpu_speed, guess, profile=profile)
     record = _profile_of(profile, guess, workload=named, is_taken=take_as is not None)
     if workload and named:
         # An override asks "what if"; the profile belongs to the workload without it.
-        profiled = read_with_params(workload, overrides=(), params=params or ())
+        profiled = read_with_params(workload, overrides=(), params=params)
         if record.workload_sha256 not in (None, profiled.digest()):
             raise UsageError(
                 "the profile was made for another workload",
@@ -203,7 +210,7 @@ def decide_verb(
     if take_as is None and profile is not None:
         typed = [
             ("--workload", workload),
-            *(("--param", param) for param in params or ()),
+            *(("--param", param) for param in params),
             ("--platform", platform),
             ("--prices", prices),
             ("--objective", objective),
@@ -252,7 +259,7 @@ def decide_verb(
         name="decision",
         explain=explain,
         as_json=as_json,
-        told=told_of_decision(decision, judged),
+        told=told_of_decision(decision),
     )
     if report:
         # Imports the templates of the page: only where a report is wanted.

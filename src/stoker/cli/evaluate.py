@@ -106,11 +106,15 @@ def evaluate_verb(
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
     """
     from stoker.cli.notify import telling
-    from stoker.cli.outputs import EVALUATE_PARAMETERS, exit_code_of, outputs_of
+    from stoker.cli.outputs import EVALUATE_PARAMETERS, exit_code_of, outputs_of, step_inputs
     from stoker.cli.workloads import read_with_params
     from stoker.platforms.aws import Aws
     from stoker.settings import pipeline_run
 
+    given = step_inputs(files)
+    workload, training = workload or given.workload, training or given.training
+    # Left out in a pipeline: it has none.
+    champion = given.champion or "" if files.executor_input and champion is None else champion
     if promote and not (gate_of and champion is not None):
         raise UsageError(
             "--promote needs to know which model passed, and where champions are",
@@ -133,7 +137,8 @@ def evaluate_verb(
     if delete:
         # Before the records are read, which may fail: a token must not outlive its run.
         Aws().delete_object(delete)
-    of = read_with_params(workload, overrides=overrides or (), params=params or ())
+    params = [*given.params, *(params or ())]
+    of = read_with_params(workload, overrides=overrides or (), params=params)
     run = pipeline_run()
     # On Kubeflow the run's last step tells, and whoever types this sees it.
     with telling(

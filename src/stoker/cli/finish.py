@@ -1,16 +1,36 @@
-"""A pipeline's last step follows the jobs that the run's other steps have lost, to their end."""
+"""A pipeline's last step ends what is left of a run that is over, and says how the run ended.
 
+Jobs of a failed run that nobody has ended, and whose steps were lost, are followed to their end.
+"""
+
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from stoker.cli.progress import say
 from stoker.errors import PlatformError, StokerError, TerminatedError
 
 if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs
     from stoker.platforms.base import RecoveringPlatform
-    from stoker.records import Workload
+    from stoker.records import Json, PlatformSettings, Workload
+
+# As Kubeflow's pages say it, and as its driver hands it to an exit handler.
+_FAILED = ("failed", "error", "system_error")
+_SUCCEEDED = ("succeeded", "success", "complete", "cached")
+
+
+_NO_REPORT = "<p>No training of this run was lost: the report of the run is Evaluate's.</p>\n"
+
+
+class _CleanUp(Protocol):
+    """A platform ends the jobs of a run by this function."""
+
+    def __call__(self, name: str, settings: "PlatformSettings", *, run_id: str = "") -> str:
+        """Returns in words what it ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +61,102 @@ class FinishOutputs:
     report: Path | None
 
 
+def finish_run(
+    workload: "Workload",
+    *,
+    run_id: str,
+    outcome: str,
+    champion: str | None,
+    outputs: FinishOutputs,
+    as_json: bool,
+) -> None:
+    """Ends the jobs of a run that still exist, and says how the run ended, to a webhook as well.
+
+    A job that a failed run has lost is followed to its end before.
+
+    Args:
+        workload: The workload of the run.
+        run_id: Id of the run.
+        outcome: How the run ended: JSON as of Kubeflow's PipelineTaskFinalStatus.
+        champion: As for `follow_lost`.
+        outputs: As for `follow_lost`.
+        as_json: Prints JSON.
+
+    Raises:
+        PlatformError: If the platform does not answer, or refuses.
+        TerminatedError: If this process is told to end while it follows a job, which is left.
+    """
+    from stoker.cli.notify import telling
+    from stoker.platforms import platform_named
+    from stoker.platforms.base import RecoveringPlatform
+    from stoker.records import write_text
+
+    run = workload.run_name(run_id)
+    state, why = _state(outcome)
+    followed: list[FollowedJob] = []
+    ended = ""
+    with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:
+        # Before it may fail itself: that the run failed is the greater news.
+        if state in _FAILED:
+            ending.failed(why)
+        elif state not in _SUCCEEDED:
+            # Cancelled, or a word that Kubeflow did not fill in.
+            ending.status = "stopped"
+        ending.links |= _page_of(workload, run_id)
+        platform = platform_named(workload.platform, settings=workload)
+        if state not in _SUCCEEDED and isinstance(platform, RecoveringPlatform):
+            for each in follow_lost(
+                workload,
+                run_id=run_id,
+                platform=platform,
+                champion=champion,
+                outputs=outputs,
+                quiet=as_json,
+            ):
+                followed.append(each)
+                say(each.words, quiet=as_json)
+        # Only platforms whose jobs outlive stoker have it.
+        clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
+        if clean_up and not any(each.is_left for each in followed):
+            ended = clean_up(run, workload, run_id=run_id)
+    if outputs.report and not outputs.report.exists():
+        # Kubeflow shows the page of each declared report.
+        outputs.report.parent.mkdir(parents=True, exist_ok=True)
+        write_text(outputs.report, _NO_REPORT)
+    words = [each.words for each in followed]
+    if as_json:
+        document = {"run": run, "state": state, "reason": why, "ended": ended, "followed": words}
+        print(json.dumps(document))
+        return
+    print(f"run {run}: {state}" + (f": {why}" if why else ""))
+    print("\n".join([ended or "no job of the run was left", *words]))
+
+
+def _state(outcome: str) -> tuple[str, str]:
+    """Returns how the run ended, and why, of what Kubeflow hands an exit handler."""
+    from stoker.records.base import mapping
+
+    try:
+        document: Json = json.loads(outcome)
+    except ValueError:
+        # A placeholder that a server before 2.14 does not fill in.
+        document = {}
+    error = mapping(document, "error")
+    return (
+        str(mapping(document).get("state") or "unknown").lower(),
+        str(error.get("message") or ""),
+    )
+
+
+def _page_of(workload: "Workload", run_id: str) -> dict[str, str]:
+    """Returns the page of a run of Kubeflow, where the address of its pages is known."""
+    from stoker.settings import kubeflow_environment
+
+    told = workload.kubernetes.kubeflow if workload.kubernetes else None
+    ui = (told and told.ui) or kubeflow_environment().ui
+    return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
+
+
 def follow_lost(
     workload: "Workload",
     *,
@@ -69,11 +185,21 @@ def follow_lost(
     run = workload.run_name(run_id)
     for records in platform.lost(run, workload, run_id=run_id):
         step = records.get("step", "")
-        follow = _follow_profile if step == "profile" else _follow_training
         try:
-            words = follow(
-                records, run=run, platform=platform, champion=champion, outputs=outputs, quiet=quiet
-            )
+            if step == "profile":
+                words = _follow_profile(
+                    records, run=run, platform=platform, outputs=outputs, quiet=quiet
+                )
+            else:
+                words = _follow_training(
+                    records,
+                    workload=workload,
+                    run=run,
+                    platform=platform,
+                    champion=champion,
+                    outputs=outputs,
+                    quiet=quiet,
+                )
         except TerminatedError as err:
             # With words it is left: then nobody has ended the run.
             if err.args:
@@ -86,8 +212,7 @@ def follow_lost(
                 is_left=is_left,
             )
             continue
-        if words:
-            yield FollowedJob(words=words)
+        yield FollowedJob(words=words)
 
 
 def _failure(err: StokerError) -> str:
@@ -101,23 +226,18 @@ def _follow_profile(
     *,
     run: str,
     platform: "RecoveringPlatform[object]",
-    champion: str | None,
     outputs: FinishOutputs,
     quiet: bool,
 ) -> str:
-    """Follows a profile; returns what to say of it, empty where its own step has told it."""
+    """Follows a profile; returns what to say of it."""
     from stoker.cli.outputs import deliver, told_of_profile
     from stoker.cli.profile import profile_and_keep
     from stoker.cli.workloads import named_run_dir, todays_cluster
     from stoker.profile import explain
-    from stoker.profile.profiled_job import profiled_job
     from stoker.records import Workload, read_json
 
     workload = read_json(records["workload.json"], Workload)
     cluster, run_dir = todays_cluster(workload), named_run_dir(f"{run}-profile")
-    job = profiled_job(workload, group=cluster.dnn, run_dir=run_dir, records=records)
-    if platform.kept(platform.plan(job)):
-        return ""
     record = profile_and_keep(
         workload,
         cluster=cluster,
@@ -143,13 +263,16 @@ def _follow_profile(
 def _follow_training(
     records: Mapping[str, str],
     *,
+    workload: "Workload",
     run: str,
     platform: "RecoveringPlatform[object]",
     champion: str | None,
     outputs: FinishOutputs,
     quiet: bool,
 ) -> str:
-    """Follows a training; returns what to say of it, empty where its own step has told it."""
+    """Follows a training; returns what to say of it."""
+    import msgspec
+
     from stoker.catalog import catalog_of
     from stoker.cli.evaluate import judged
     from stoker.cli.outputs import (
@@ -166,22 +289,21 @@ def _follow_training(
     from stoker.records.training import copied_to
     from stoker.train import prepare
 
-    workload = read_json(records["workload.json"], Workload)
+    # As Train had it, with the parameters of the run.
+    asked = read_json(records["workload.json"], Workload)
     decided = read_json(records["decision.json"], Decision)
     run_dir = named_run_dir(run)
     for name, text in records.items():
         if name.endswith(".json"):
             write_text(run_dir / name, text)
-    job = prepare(workload=workload, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
+    job = prepare(workload=asked, groups=decided.plan.groups, run_dir=run_dir, decision=decided)
     job = replace(job, records=records)
-    if platform.kept(platform.plan(job)):
-        return ""
     record = train_and_keep(
         job,
         platform=platform.adopting(),
-        catalog=catalog_of(workload, None),
+        catalog=catalog_of(asked, None),
         decision=decided,
-        total_steps=workload.training.total_steps(),
+        total_steps=asked.training.total_steps(),
         out=None,
         again="",
         quiet=quiet,
@@ -209,7 +331,8 @@ def _follow_training(
     )
     if "profile.json" in records:
         judged(
-            workload,
+            # The gate is no part of what Train was asked for.
+            msgspec.structs.replace(asked, gate=workload.gate),
             records=(run_dir / "profile.json", run_dir / "decision.json", str(file)),
             outputs_uri=None,
             may_be_lost=False,

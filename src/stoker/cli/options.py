@@ -249,7 +249,8 @@ class OutputFiles:
         typer.Option(
             "--executor-input",
             metavar="JSON",
-            help="In a step of Kubeflow: the value of {{$}}, which names the step's outputs.",
+            help="In a step of Kubeflow: the value of {{$}}, which holds the step's inputs and "
+            "names its outputs.",
             hidden=True,
         ),
     ] = None

@@ -3,8 +3,9 @@
 Each record also has a verdict in one line of words, and a training an exit code.
 
 Kubeflow gives a step `{{$}}`, a JSON document with its inputs and the places of its outputs. A
-container component sets output parameters, and metrics on the page of the run, only by writing the
-file `outputs.outputFile`. The artifacts are also named there for kfp's local runner.
+verb reads all parameters from there: those that the run left out are missing in it, or null, and
+are then as the workload says. A container component sets output parameters, and metrics on the
+page of the run, only by writing the file `outputs.outputFile`.
 """
 
 import json
@@ -21,15 +22,14 @@ import msgspec
 from stoker.cli.options import OutputFiles
 from stoker.errors import FeedError, UsageError
 from stoker.evaluate import prediction_words, speedup_words
+from stoker.parameters import HYPERPARAMETER_INPUT
+from stoker.reasons import shortened
 from stoker.records import (
     Decision,
     Evaluation,
-    Group,
     Json,
     Profile,
     Training,
-    Workload,
-    bare_type,
     plan_in_words,
     to_document,
     to_json,
@@ -49,14 +49,16 @@ MODEL = "system.Model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInput:
-    """Lists the outputs that Kubeflow expects of a step.
+    """Inputs of a step, and the outputs that Kubeflow expects of it.
 
     Attributes:
+        inputs: Values of the input parameters as texts; those that were left out are missing.
         output_file: File in which Kubeflow looks for the outputs.
         parameters: Names of the step's output parameters.
-        artifacts: Name to type (such as system.Metrics) and URI.
+        artifacts: Name to type (such as system.Metrics) and URI, of the outputs.
     """
 
+    inputs: Mapping[str, str]
     output_file: Path
     parameters: frozenset[str]
     artifacts: Mapping[str, tuple[str, str]]
@@ -87,10 +89,73 @@ def read_executor_input(text: str) -> ExecutorInput:
         first = mapping(found[0]) if isinstance(found, list) and found else {}
         kind = mapping(first.get("type")).get("schemaTitle")
         artifacts[name] = (str(kind or ""), str(first.get("uri") or ""))
+    values = mapping(document, "inputs", "parameterValues")
     return ExecutorInput(
+        inputs={name: _text_of(value) for name, value in values.items() if value is not None},
         output_file=Path(file),
         parameters=frozenset(mapping(outputs.get("parameters"))),
         artifacts=artifacts,
+    )
+
+
+def _text_of(value: Json) -> str:
+    """Returns a value as `--param` takes it: protobuf makes 3 a number such as 3.0."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """Inputs of a component's step, as texts; None for those that were left out.
+
+    Attributes:
+        workload: The workload's document.
+        run_id: Id of the pipeline's run.
+        training: The training's record.
+        champion: The model in use.
+        outcome: How the run ended, as JSON.
+        params: `NAME=VALUE` of all other inputs, which are parameters of the run.
+    """
+
+    workload: str | None = None
+    run_id: str | None = None
+    training: str | None = None
+    champion: str | None = None
+    outcome: str | None = None
+    params: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        """The workload, as the argument of a verb."""
+        return [self.workload] if self.workload else []
+
+
+# Not parameters of the run: the pod's own image, and what only Kubeflow's cache looks at.
+_OF_THE_POD = ("image", "cache_key")
+
+
+def step_inputs(files: OutputFiles) -> StepInputs:
+    """Returns the inputs that Kubeflow gave a step; outside of Kubeflow there are none.
+
+    Raises:
+        UsageError: If Kubeflow's document cannot be read.
+    """
+    if not files.executor_input:
+        return StepInputs()
+    given = dict(read_executor_input(files.executor_input).inputs)
+    for name in _OF_THE_POD:
+        given.pop(name, None)
+    if "job_image" in given:
+        given["image"] = given.pop("job_image")
+    return StepInputs(
+        workload=given.pop("workload", None),
+        run_id=given.pop("run_id", None),
+        training=given.pop("training", None),
+        champion=given.pop("champion", None),
+        outcome=given.pop("outcome", None),
+        # Last: what is left.
+        params=tuple(f"{n.removeprefix(HYPERPARAMETER_INPUT)}={v}" for n, v in given.items()),
     )
 
 
@@ -262,7 +327,7 @@ def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
     return address or str(outputs.model)
 
 
-DECIDE_PARAMETERS = frozenset({"action", "where"})
+DECIDE_PARAMETERS = frozenset({"action"})
 TRAIN_PARAMETERS = frozenset({"status", "training"})
 EVALUATE_PARAMETERS = frozenset({"passed"})
 
@@ -295,26 +360,14 @@ def told_of_profile(record: Profile) -> Told:
     return Told(metrics=_known({**timed, **loads}))
 
 
-def told_of_decision(record: Decision, workload: Workload) -> Told:
-    """Returns the chosen plan's promise; what to do, and where its training runs."""
+def told_of_decision(record: Decision) -> Told:
+    """Returns the chosen plan's promise, and what to do."""
     promise = record.plan.predicted
     metrics = {} if promise is None else to_document(promise)
     return Told(
-        parameters={"action": record.action, "where": where(record, workload)},
+        parameters={"action": record.action},
         metrics={name: value for name, value in metrics.items() if isinstance(value, float | int)},
     )
-
-
-def where(decision: Decision, workload: Workload) -> str:
-    """Returns `pod` where the step's own pod can train (one host of today's type), else `job`."""
-    settings = workload.kubernetes
-    if workload.cluster is None or (settings and settings.one_host == "job"):
-        return "job"
-    groups = decision.plan.groups
-    today = workload.cluster.dnn.instance_type
-    # A step's pod is one host, of the type that the pipeline was compiled for: today's.
-    alone = len(groups) == 1 and groups[0].count == 1
-    return "pod" if alone and _bare(groups[0]) == bare_type(today) else "job"
 
 
 def told_of_training(record: Training) -> Told:
@@ -339,14 +392,13 @@ def told_of_training(record: Training) -> Told:
 def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
     """Returns the record as a text of bounded length: events go first, then hosts, then words.
 
-    Kubeflow can join two branches of a pipeline on texts, but not on files.
+    A parameter of Kubeflow, unlike a file, is shown on the run's page and can be a condition.
     """
-    failure = record.failure[-_MAX_FAILURE:] if record.failure else None
+    failure = shortened(record.failure, most=_MAX_FAILURE) if record.failure else None
     measured = record.measured
     if measured:
         # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
-    # The end of a traceback names the error.
     short = msgspec.structs.replace(record, failure=failure, measured=measured)
     # In the order of what an evaluation needs least: it reads status, metrics and times.
     for less in (
@@ -385,10 +437,6 @@ def told_of_evaluation(record: Evaluation) -> Told:
 
 def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _bare(group: Group) -> str:
-    return bare_type(group.instance_type)
 
 
 # In the first line of a rank's failure, or in the last line of its traceback.

@@ -28,7 +28,7 @@ from stoker.cli.progress import (
     words_column,
     working,
 )
-from stoker.errors import UsageError
+from stoker.errors import UsageError, WorkloadError
 from stoker.logs import parse_line
 from stoker.text import duration, ms, percentage
 
@@ -100,7 +100,7 @@ def profile_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import deliver, outputs_of, told_of_profile
+    from stoker.cli.outputs import deliver, outputs_of, step_inputs, told_of_profile
     from stoker.cli.workloads import named_run_dir, new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
     from stoker.profile import explain
@@ -110,7 +110,7 @@ def profile_verb(
 
     if (logs or region) and not training_job:
         raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
-    outputs = outputs_of(files)
+    outputs, given = outputs_of(files), step_inputs(files)
     if training_job:
         if words or platform or budget is not None:
             raise UsageError(
@@ -131,8 +131,9 @@ def profile_verb(
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
-    workload = resolve(words or (), overrides=sets, params=params or ())
-    if reused := reused_profile(workload, params or ()):
+    params = [*given.params, *(params or ())]
+    workload = resolve(words or given.words, overrides=sets, params=params)
+    if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
         told = told_of_profile(reused)
         deliver(
@@ -218,15 +219,20 @@ def profile_and_keep(
     if kept:
         say(f"{job.name} has measured before: this is its record", quiet=quiet)
         return read_json(kept, Profile)
-    with following_profile(workload, quiet=quiet) as followed:
-        record = profile(
-            workload,
-            cluster=cluster,
-            platform=platform,
-            run_dir=run_dir,
-            records=records,
-            on_line=followed.line,
-        )
+    try:
+        with following_profile(workload, quiet=quiet) as followed:
+            record = profile(
+                workload,
+                cluster=cluster,
+                platform=platform,
+                run_dir=run_dir,
+                records=records,
+                on_line=followed.line,
+            )
+    except (UsageError, WorkloadError):
+        if keeper:
+            keeper.keep(request, "")
+        raise
     if keeper:
         keeper.keep(request, to_json(record))
     return record

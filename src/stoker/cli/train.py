@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,15 +31,7 @@ from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageEr
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.platforms.base import JobSpec, Platform, RequestT
-    from stoker.records import Decision, Json, PlatformSettings, Training, Workload
-
-
-class _CleanUp(Protocol):
-    """A platform ends the jobs of a run by this function."""
-
-    def __call__(self, name: str, settings: "PlatformSettings", *, run_id: str = "") -> str:
-        """Returns in words what it ended."""
-        ...
+    from stoker.records import Decision, Profile, Training, Workload
 
 
 def train_verb(
@@ -47,6 +39,15 @@ def train_verb(
     words: Words = None,
     *,
     platform: PlatformName = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="F",
+            help="The profile.json that was decided on, for the report.",
+            hidden=True,
+        ),
+    ] = None,
     decision: Annotated[
         Path | None,
         typer.Option(
@@ -93,13 +94,30 @@ def train_verb(
             hidden=True,
         ),
     ] = None,
-    clean_up: Annotated[
-        str | None,
+    finish: Annotated[
+        bool,
         typer.Option(
-            "--clean-up",
-            metavar="STATUS",
-            help="Only ends the jobs of a pipeline's run that has ended with this status: the "
+            "--finish",
+            help="As a pipeline's last step: only ends the jobs of a run that has ended, the "
             "training's and the profile's.",
+            hidden=True,
+        ),
+    ] = False,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            "--evaluation",
+            metavar="F",
+            help="With --finish: the evaluation of a training whose step was lost.",
+            hidden=True,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="F",
+            help="With --finish: the report of a training whose step was lost.",
             hidden=True,
         ),
     ] = None,
@@ -140,6 +158,7 @@ def train_verb(
 
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
+    from stoker.cli.finish import FinishOutputs, finish_run
     from stoker.cli.notify import telling
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
@@ -147,6 +166,7 @@ def train_verb(
         exit_code_of,
         kept_model,
         outputs_of,
+        step_inputs,
         told_of_training,
         training_words,
     )
@@ -162,7 +182,7 @@ def train_verb(
     )
     from stoker.platforms import platform_named
     from stoker.platforms.local import lock_run_folder, write_secret
-    from stoker.records import Decision, Training, groups_in_words, read_json, write_json
+    from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
     from stoker.train import prepare
@@ -172,43 +192,50 @@ def train_verb(
     if make_token:
         write_secret(make_token, secrets.token_hex(32))
         return 0
-    if clean_up is not None:
-        if not words or len(words) != 1 or not (name or run_id):
+    given = step_inputs(files)
+    words, run_id = words or given.words, run_id or given.run_id
+    params = [*given.params, *(params or ())]
+    if finish:
+        if len(words) != 1 or not run_id:
             raise UsageError(
-                "--clean-up needs a workload and the name of the run",
-                where="--clean-up",
-                fix="stoker train WORKLOAD --run-id ID --clean-up STATUS",
+                "--finish needs a workload and the id of the pipeline's run",
+                where="--finish",
+                fix="stoker train WORKLOAD --run-id ID --finish",
             )
-        workload = read_with_params(words[0], overrides=sets, params=params or ())
-        job_name = name or workload.run_name(run_id or "")
-        links = _page_of(workload, run_id)
-        _clean_up(
-            job_name,
-            run_id=run_id or "",
-            workload=workload,
-            status=clean_up,
-            links=links,
+        workload = read_with_params(words[0], overrides=sets, params=params)
+        places = FinishOutputs(
+            record=outputs_of(files, model=model), evaluation=evaluation, report=report
+        )
+        finish_run(
+            workload,
+            run_id=run_id,
+            outcome=given.outcome or "{}",
+            champion=given.champion,
+            outputs=places,
             as_json=as_json,
         )
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
-    workload = resolve(words or (), overrides=sets, params=params or ())
+    workload = resolve(words, overrides=sets, params=params)
     # A retry of a pipeline's step has the same id: it follows the job of the first attempt.
     name = name or (workload.run_name(run_id) if run_id else None)
     if decision and groups:
         raise UsageError("--decision and --group exclude each other", fix="leave one of them out")
     decided = read_json(decision, Decision) if decision else None
+    profiled = read_json(profile, Profile) if profile else None
     chosen = decided.plan.groups if decided else groups_of(workload, groups or ())
     runs_on = platform_named(workload.platform, settings=workload)
 
     def prepared(run_dir: Path) -> "JobSpec":
-        return prepare(
+        job = prepare(
             workload=workload,
             groups=chosen,
             run_dir=run_dir,
             decision=decided,
             replace_dataloader=replace_dataloader,
         )
+        # By them a pipeline's last step follows the job where this one is lost.
+        return replace(job, records=records_of_step(workload, decided, profiled) if run_id else {})
 
     say_unused_types(workload, chosen, quiet=as_json)
     if dry_run:
@@ -229,7 +256,9 @@ def train_verb(
     write_json(run_dir / "workload.json", workload)
     if decided:
         write_json(run_dir / "decision.json", decided)
-    again = command_line(context.obj or ["train", *(words or ())])
+    if profiled:
+        write_json(run_dir / "profile.json", profiled)
+    again = command_line(context.obj or ["train", *words])
     say(
         f"train of {workload.name} on {groups_in_words(chosen)}: {relative(run_dir)}", quiet=as_json
     )
@@ -350,68 +379,33 @@ def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool
     return json.dumps(platform.describe(request), indent=2)
 
 
-# As Kubeflow says it, and as people type it.
-_FAILED = ("failed", "error", "system_error")
-_SUCCEEDED = ("succeeded", "success")
+# Of the profile that is kept with a job: what its ConfigMap has room for.
+_MAX_PROFILE_BYTES = 700 << 10
 
 
-def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
-    """Returns the page of a run of Kubeflow, where the address of its pages is known."""
-    from stoker.settings import kubeflow_environment
+def records_of_step(
+    workload: "Workload", decision: "Decision | None", profile: "Profile | None"
+) -> dict[str, str]:
+    """Returns the records from which a pipeline's last step can follow a training; {}: it cannot.
 
-    told = workload.kubernetes.kubeflow if workload.kubernetes else None
-    ui = (told and told.ui) or kubeflow_environment().ui
-    return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
-
-
-def _clean_up(
-    job: str,
-    *,
-    run_id: str,
-    workload: "Workload",
-    status: str,
-    links: Mapping[str, str],
-    as_json: bool,
-) -> None:
-    """Ends the jobs of a run that still exist, and says how the run ended, to a webhook as well.
-
-    Raises:
-        PlatformError: If the platform does not answer, or refuses.
+    Args:
+        workload: The workload of the run, its parameters applied.
+        decision: The decision; None: a training that nobody decided on.
+        profile: What was decided on, for the evaluation.
     """
-    from stoker.cli.notify import telling
-    from stoker.platforms import platform_named
+    from stoker.records import to_json
 
-    state, why = _state(status)
-    with telling(workload, run=job, step="the pipeline", quiet=as_json) as ending:
-        # Before it may fail itself: that the run failed is the greater news.
-        if state in _FAILED:
-            ending.failed(why)
-        elif state not in _SUCCEEDED:
-            # Cancelled, or a word that Kubeflow did not fill in.
-            ending.status = "stopped"
-        ending.links |= links
-        platform = platform_named(workload.platform, settings=workload)
-        # Only platforms whose jobs outlive stoker have it.
-        clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
-        ended = clean_up(job, workload, run_id=run_id) if clean_up else ""
-    if as_json:
-        print(json.dumps({"run": job, "state": state, "reason": why, "ended": ended}))
-        return
-    print(f"run {job}: {state}" + (f": {why}" if why else ""))
-    print(ended or "no job of the run was left")
-
-
-def _state(status: str) -> tuple[str, str]:
-    """Returns how the run ended, and why, from the status that Kubeflow hands an exit handler."""
-    try:
-        # Kubeflow's exit handlers get JSON; people type a word.
-        document: Json = json.loads(status)
-    except ValueError:
-        return status.strip().lower() or "unknown", ""
-    found = document if isinstance(document, Mapping) else {}
-    error = found.get("error")
-    message = error.get("message") if isinstance(error, Mapping) else None
-    return str(found.get("state") or "unknown").lower(), str(message or "")
+    if decision is None:
+        return {}
+    found = {
+        "step": "training",
+        "workload.json": to_json(workload),
+        "decision.json": to_json(decision),
+    }
+    measured = to_json(profile) if profile else ""
+    if measured and len(measured.encode()) <= _MAX_PROFILE_BYTES:
+        found["profile.json"] = measured
+    return found
 
 
 def train_and_keep(

@@ -47,7 +47,9 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
         workload: Whatever platform it names.
     """
     settings = workload.kubernetes or KubernetesSettings()
-    cluster = ClusterApi(context=settings.context, namespace=settings.namespace)
+    cluster = ClusterApi(
+        context=settings.context, namespace=settings.namespace, strict_tls=settings.strict_tls
+    )
     try:
         version = cluster.discover("/version") or {}
     except StokerError as err:

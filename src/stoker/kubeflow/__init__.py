@@ -1,14 +1,14 @@
-"""Pipelines of your own on Kubeflow use these components of stoker, and the pods that they need.
+"""Components of stoker for pipelines on Kubeflow, and the pods that their steps need.
 
     from kfp import dsl
-    from stoker.kubeflow import PipelineRun, control_step, decide, on_todays_host, profile
+    from stoker.kubeflow import PipelineRun, control_step, decide, follower, profile
     from stoker.settings import read_workload
 
     run = PipelineRun.of(read_workload("configs/mnist-kubeflow.yaml"))
 
     @dsl.pipeline(name="mine")
     def mine() -> None:
-        measured = on_todays_host(profile(**run.inputs(profile)), run, name="Profile")
+        measured = follower(profile(**run.inputs(profile)), run, name="Profile")
         found = decide(profile=measured.outputs["profile"], **run.inputs(decide))
         control_step(found, run, name="Decide")
 
@@ -16,13 +16,15 @@ Needs the extra `kubeflow`. The components alone take texts and numbers: nothing
 workload file is needed to use `profile(image=..., workload=...)` in a pipeline.
 
 Each takes the image of its pod as an input, so that one compiled component serves everybody
-(Kubeflow Pipelines 2.4 or later puts it in its place). Paths and scalars go in; what comes out is
-told to Kubeflow by the verb itself (`--executor-input`), for its pages and for later steps.
+(Kubeflow Pipelines 2.4 or later puts it in its place). All other inputs, and the places of the
+outputs, reach the verb as one JSON document, `--executor-input`: an input that is left out is then
+as the workload says. In a word of the command such an input would end the run, because Kubeflow
+Pipelines 2.17 refuses a step whose command names an input that the run has no value for.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Optional, ParamSpec
 
 from kfp import dsl
 from kfp.dsl import (
@@ -46,7 +48,6 @@ from stoker.kubeflow.steps import (
     compiled,
     control_step,
     follower,
-    on_todays_host,
     pipeline,
 )
 
@@ -57,8 +58,9 @@ if TYPE_CHECKING:
 else:
     OutputText = dsl.OutputPath(str)
 
-# Kubeflow puts a JSON document in its place: the step's inputs, and where its outputs belong.
-_EXECUTOR_INPUT: str = dsl.PIPELINE_TASK_EXECUTOR_INPUT_PLACEHOLDER
+# What kfp takes: to it `str | None` is the name of an artifact.
+Text = Optional[str]  # noqa: UP045
+Number = Optional[int]  # noqa: UP045
 
 # The number of a span of `$0` days: the same text all through it. No days: another text each time.
 _PERIOD = (
@@ -100,12 +102,20 @@ def _shown(made: Component, function: Callable[P, ContainerSpec]) -> Component:
 
 
 def _container(image: str, verb: str, *words: str) -> ContainerSpec:
+    """Returns a step of a verb.
+
+    Args:
+        image: Image of the step's pod.
+        verb: Verb of the command line.
+        words: Flags and paths of artifacts, which no caller can leave out.
+    """
+    told = ("--executor-input", dsl.PIPELINE_TASK_EXECUTOR_INPUT_PLACEHOLDER)
     # kfp takes a placeholder as an image only inside of a text.
-    return ContainerSpec(image=f"{image}", command=["stoker", verb], args=list(words))
+    return ContainerSpec(image=f"{image}", command=["stoker", verb], args=[*words, *told])
 
 
 @_component
-def period(number: OutputText, image: str, cache_days: int = 0) -> ContainerSpec:
+def period(number: OutputText, image: str, cache_days: int) -> ContainerSpec:
     """Numbers spans of days, so that a cached profile is used for so many days only.
 
     Kubeflow's cache never expires. The number is the same all through a span: given to `profile`
@@ -128,23 +138,28 @@ def profile(
     summary: Output[Markdown],
     image: str,
     workload: str,
-    instance_type: str = "",
-    instance_count: int = 0,
-    platform: str = "local",
-    input_data: str = "",
-    reuse_profile: str = "",
-    cache_key: str = "",
+    job_image: Text = None,
+    instance_type: Text = None,
+    instance_count: Number = None,
+    input_data: Text = None,
+    pools_file: Text = None,
+    reuse_profile: Text = None,
+    cache_key: Text = None,
 ) -> ContainerSpec:
     """Measures what a training step waits for: runs the unchanged command for a few minutes.
 
+    The measured hosts are a job that this step creates and follows. An input that is left out is
+    as the workload says.
+
     Args:
-        image: Image of the step's pod: stoker's, with the training's code.
+        image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
-        instance_type: Instance type, or node pool, that trains today; empty: the workload's.
-        instance_count: Hosts that train today; 0: the workload's.
-        platform: local: on this step's own node; kubernetes: as a job that it creates.
-        input_data: Address of the training data; empty: the workload has none.
-        reuse_profile: Text of a profile.json that is taken as it is; empty: profile.
+        job_image: Image of the job's hosts.
+        instance_type: Instance type, or node pool, that trains today.
+        instance_count: Hosts that train today.
+        input_data: Address of the training data.
+        pools_file: Text of the CSV file of node pools.
+        reuse_profile: Text of a profile.json that is taken as it is; empty or left out: profile.
         cache_key: Any text: Kubeflow re-uses only a profile that was made with the same.
         hyperparameters: Values in place of the workload's, by the names of their parameters:
             {"batch_size": 128}.
@@ -153,17 +168,7 @@ def profile(
         summary: The verdict in words.
     """
     return _container(
-        image,
-        "profile",
-        workload,
-        f"--platform={platform}",
-        f"--param=instance_type={instance_type}",
-        f"--param=instance_count={instance_count}",
-        f"--param=input_data={input_data}",
-        f"--param=reuse_profile={reuse_profile}",
-        f"--out={profile.path}",
-        f"--summary={summary.path}",
-        *("--executor-input", _EXECUTOR_INPUT),
+        image, "profile", f"--out={profile.path}", f"--summary={summary.path}", "--yes"
     )
 
 
@@ -174,59 +179,46 @@ def decide(
     metrics: Output[Metrics],
     summary: Output[Markdown],
     action: OutputText,
-    where: OutputText,
     image: str,
     workload: str,
-    instance_type: str = "",
-    instance_count: int = 0,
-    objective: str = "cost",
-    max_usd_per_hour: str = "",
-    max_data_hosts: int = 8,
-    allowed_types: str = "",
-    epochs: int = 0,
-    pools_file: str = "",
+    instance_type: Text = None,
+    instance_count: Number = None,
+    objective: Text = None,
+    max_usd_per_hour: Text = None,
+    max_data_hosts: Number = None,
+    allowed_types: Text = None,
+    epochs: Number = None,
+    pools_file: Text = None,
 ) -> ContainerSpec:
     """Ranks the clusters that could train, in time and money: records and prices in, plans out.
+
+    An input that is left out is as the workload says.
 
     Args:
         profile: profile.json.
         image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
-        instance_type: Instance type, or node pool, that trains today; empty: the workload's.
-        instance_count: Hosts that train today; 0: the workload's.
+        instance_type: Instance type, or node pool, that trains today.
+        instance_count: Hosts that train today.
         objective: What ranks the plans: cost or time.
         max_usd_per_hour: Dollars an hour that all hosts may cost; empty: no limit.
         max_data_hosts: Most data hosts that a plan may have; 0: no data group.
         allowed_types: Types that a plan may have, by commas; empty: all that are known.
-        epochs: Epochs of the training; 0: as the workload says.
-        pools_file: Text of the CSV file of node pools; empty: those of the workload.
+        epochs: Epochs of the training.
+        pools_file: Text of the CSV file of node pools.
         decision: decision.json.
         metrics: What the chosen plan promises.
         summary: The plans, and why, in words.
         action: keep, tune, scale_up, heterogeneous or scale_out.
-        where: pod: the plan is one host of today's type; job: any other.
     """
     return _container(
-        image,
-        "decide",
-        profile.path,
-        *("--workload", workload),
-        f"--param=instance_type={instance_type}",
-        f"--param=instance_count={instance_count}",
-        f"--param=objective={objective}",
-        f"--param=max_usd_per_hour={max_usd_per_hour}",
-        f"--param=max_data_hosts={max_data_hosts}",
-        f"--param=allowed_types={allowed_types}",
-        f"--param=epochs={epochs}",
-        f"--param=pools_file={pools_file}",
-        f"--out={decision.path}",
-        f"--summary={summary.path}",
-        *("--executor-input", _EXECUTOR_INPUT),
+        image, "decide", profile.path, f"--out={decision.path}", f"--summary={summary.path}"
     )
 
 
 @_training_component
 def train(
+    profile: Input[Artifact],
     decision: Input[Artifact],
     record: Output[Artifact],
     metrics: Output[Metrics],
@@ -236,57 +228,49 @@ def train(
     training: OutputText,
     image: str,
     workload: str,
-    platform: str,
     run_id: str,
-    job_image: str,
-    instance_type: str = "",
-    instance_count: int = 0,
-    input_data: str = "",
-    epochs: int = 0,
-    pools_file: str = "",
+    job_image: Text = None,
+    instance_type: Text = None,
+    instance_count: Number = None,
+    input_data: Text = None,
+    epochs: Number = None,
+    pools_file: Text = None,
 ) -> ContainerSpec:
-    """Trains on the cluster that was decided on.
+    """Trains on the cluster that was decided on, as a job that this step creates and follows.
+
+    An input that is left out is as the workload says.
 
     Args:
+        profile: profile.json, for the evaluation of a training whose step was lost.
         decision: decision.json.
-        image: Image of the step's pod; one that follows a job needs no torch.
+        image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
-        platform: local: in this step's own pod; kubernetes: as a job that it creates.
         run_id: The run's own id: the job's name has it, so that a retry adopts the job.
         job_image: Image of the job's hosts.
-        instance_type: Instance type, or node pool, that trains today; empty: the workload's.
-        instance_count: Hosts that train today; 0: the workload's.
-        input_data: Address of the training data; empty: the workload has none.
-        epochs: Epochs of the training; 0: as the workload says.
-        pools_file: Text of the CSV file of node pools; empty: those of the workload.
+        instance_type: Instance type, or node pool, that trains today.
+        instance_count: Hosts that train today.
+        input_data: Address of the training data.
+        epochs: Epochs of the training.
+        pools_file: Text of the CSV file of node pools.
         hyperparameters: Values in place of the workload's, by the names of their parameters:
             {"batch_size": 128}.
         record: training.json.
         metrics: What the script reported, and seconds of a step.
         summary: What the training did, in words.
-        model: The model that it left; of a job, its address.
+        model: Address of the model that it left.
         status: succeeded, failed or stopped: a failed training does not fail this step.
-        training: training.json as a text, which branches of a pipeline can be joined on.
+        training: training.json as a text.
     """
     return _container(
         image,
         "train",
-        workload,
-        f"--platform={platform}",
+        f"--profile={profile.path}",
         f"--decision={decision.path}",
-        f"--run-id={run_id}",
-        f"--param=instance_type={instance_type}",
-        f"--param=instance_count={instance_count}",
-        f"--param=image={job_image}",
-        f"--param=input_data={input_data}",
-        f"--param=epochs={epochs}",
-        f"--param=pools_file={pools_file}",
         f"--out={record.path}",
         f"--summary={summary.path}",
         f"--model={model.path}",
         "--always",
         "--yes",
-        *("--executor-input", _EXECUTOR_INPUT),
     )
 
 
@@ -302,12 +286,14 @@ def evaluate(
     image: str,
     workload: str,
     training: str,
-    instance_type: str = "",
-    instance_count: int = 0,
-    gate: str = "",
-    champion: str = "",
+    instance_type: Text = None,
+    instance_count: Number = None,
+    gate: Text = None,
+    champion: Text = None,
 ) -> ContainerSpec:
     """Judges a run: did quality hold, did the promise hold? Ends well whatever the verdict.
+
+    An input that is left out is as the workload says.
 
     Args:
         profile: profile.json.
@@ -315,11 +301,11 @@ def evaluate(
         image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
         training: training.json as a text.
-        instance_type: Instance type, or node pool, that trains today; empty: the workload's.
-        instance_count: Hosts that train today; 0: the workload's.
+        instance_type: Instance type, or node pool, that trains today.
+        instance_count: Hosts that train today.
         gate: What the model must reach, as accuracy>=0.94, loss<=0.2; empty: no gate.
         champion: The model in use, for gates such as accuracy>=champion-0.005: a folder of
-            champions, an evaluation.json, or registry:GROUP of SageMaker; empty: none.
+            champions, an evaluation.json, or registry:GROUP of SageMaker; empty or left out: none.
         evaluation: evaluation.json.
         report: The whole run on a page.
         metrics: The gate's metrics, speed and cost.
@@ -329,67 +315,71 @@ def evaluate(
     return _container(
         image,
         "evaluate",
-        workload,
         f"--profile={profile.path}",
         f"--decision={decision.path}",
-        *("--training", training),
-        f"--param=instance_type={instance_type}",
-        f"--param=instance_count={instance_count}",
-        f"--param=gate={gate}",
-        f"--champion={champion}",
         f"--out={evaluation.path}",
         f"--report={report.path}",
         f"--summary={summary.path}",
         "--always",
-        *("--executor-input", _EXECUTOR_INPUT),
     )
 
 
 @_component
-def gate(evaluation: Input[Artifact], image: str, champion: str = "") -> ContainerSpec:
+def gate(evaluation: Input[Artifact], image: str, champion: Text = None) -> ContainerSpec:
     """Fails, in the evaluation's own words, where it did not pass; else its model is the champion.
 
     Args:
         evaluation: evaluation.json.
         image: Image of the step's pod; it needs no torch.
-        champion: Folder of champions, where a model that passed becomes the one in use; empty:
-            there is none.
+        champion: Folder of champions, where a model that passed becomes the one in use; empty or
+            left out: there is none.
     """
-    return _container(
-        image,
-        "evaluate",
-        f"--gate-of={evaluation.path}",
-        f"--champion={champion}",
-        "--promote",
-    )
+    return _container(image, "evaluate", f"--gate-of={evaluation.path}", "--promote")
 
 
 @_component
 def finish(
     outcome: PipelineTaskFinalStatus,
+    record: Output[Artifact],
+    evaluation: Output[Artifact],
+    report: Output[HTML],
+    metrics: Output[Metrics],
+    model: Output[Model],
     image: str,
     workload: str,
-    platform: str,
     run_id: str,
+    gate: Text = None,
+    champion: Text = None,
 ) -> ContainerSpec:
     """Ends the workload's jobs of the run, its profile's too, and says how the run ended.
 
-    For `dsl.ExitHandler`. Kubeflow Pipelines 2.14 or later says how the run ended.
+    A job of a failed run whose step was lost is first followed to its end, unless somebody has
+    ended the run: then there are outputs, in place of those that the lost step would have left.
+
+    For `dsl.ExitHandler`, placed with `follower`. Kubeflow Pipelines 2.14 or later says how the run
+    ended.
 
     Args:
         outcome: How the run ended, as Kubeflow tells it.
         image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
-        platform: Platform of the job.
         run_id: The run's own id.
+        gate: As for evaluate.
+        champion: As for evaluate.
+        record: training.json or profile.json of a job whose step was lost.
+        evaluation: evaluation.json of a training whose step was lost.
+        report: The page of a training whose step was lost.
+        metrics: Figures of a job whose step was lost.
+        model: Address of the model of a training whose step was lost.
     """
     return _container(
         image,
         "train",
-        workload,
-        f"--platform={platform}",
-        f"--run-id={run_id}",
-        f"--clean-up={outcome}",
+        "--finish",
+        f"--out={record.path}",
+        f"--evaluation={evaluation.path}",
+        f"--report={report.path}",
+        f"--model={model.path}",
     )
 
 
@@ -404,7 +394,6 @@ __all__ = [
     "finish",
     "follower",
     "gate",
-    "on_todays_host",
     "period",
     "pipeline",
     "profile",

@@ -1,7 +1,7 @@
 """Steps are made here: components in the pods that they need, compiled to a pipeline.
 
     measured = profile(**run.inputs(profile))
-    on_todays_host(measured, run, name="Profile")
+    follower(measured, run, name="Profile")
 
 The functions that place a step take and return kfp's own task, so that they can be used on any
 step of any pipeline. kfp-kubernetes cannot give a pod a priority class (`stoker render priority`
@@ -10,12 +10,8 @@ profile or an fsGroup: Kubeflow Pipelines 2.16 and later set the seccomp profile
 capabilities themselves.
 """
 
-import ast
+import dataclasses
 import inspect
-import json
-import pprint
-import re
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,9 +19,9 @@ from pathlib import Path
 from typing import Protocol
 
 from kfp import compiler, dsl, kubernetes
-from kfp.dsl import ContainerSpec
 from kfp.dsl.container_component_class import ContainerComponent
 from kfp.dsl.pipeline_channel import PipelineChannel
+from kfp.dsl.structures import InputSpec
 from kfp.kubernetes import set_security_context
 
 from stoker.errors import UsageError
@@ -35,17 +31,15 @@ from stoker.orchestrators.kubeflow.compile import (
     KubeflowRequest,
     kubeflow_request,
 )
-from stoker.parameters import Parameter
+from stoker.parameters import HYPERPARAMETER_INPUT, Parameter
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
-from stoker.platforms.kubernetes.objects import STAY_ANNOTATIONS, PodGroup
-from stoker.records import KubernetesSettings, Toleration, Workload, nearest
+from stoker.platforms.kubernetes.objects import STAY_ANNOTATIONS
+from stoker.records import KubernetesSettings, Workload, nearest
 from stoker.records.platforms import amount, written
 
 # Stands for the run's own id, but only as the whole value of an input.
 RUN_ID: str = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
-# Components whose own pod trains, or may train: the others run in the control image.
-_TRAINING = ("profile", "train")
 # Those that write to MLflow, and what it may ask for.
 _TRACKED = ("train", "evaluate")
 MLFLOW_SECRETS = (
@@ -53,19 +47,9 @@ MLFLOW_SECRETS = (
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
 )
-_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict}
-# kfp has two names for each type of a value that is not known yet.
-_CHANNELS = {
-    "string": str,
-    "integer": int,
-    "float": float,
-    "boolean": bool,
-    "number_integer": int,
-    "number_double": float,
-}
-# In front of an input's name: components have inputs and outputs of their own, such as model.
-_HYPERPARAMETER = "hyperparameter_"
-_SHM = "shm"
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
+# As kfp calls the type of an input.
+_INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _RETRY_SECONDS = 60
 # What a follower is told of its pod. The label is Kubeflow's own; an input would do for the run's
 # id, too, but no profile could be taken from the cache then.
@@ -126,22 +110,6 @@ class Task(Protocol):
         """Says whether an earlier run's outputs of the same inputs will do."""
         ...
 
-    def set_container_image(self, name: object) -> "Task":
-        """Takes the place of the component's image."""
-        ...
-
-    def set_accelerator_type(self, accelerator: object) -> "Task":
-        """Says what the cluster calls the pod's GPUs."""
-        ...
-
-    def set_accelerator_limit(self, limit: object) -> "Task":
-        """Says how many GPUs the pod has."""
-        ...
-
-    def register_pipeline_channels(self, pipeline_channels: list[object]) -> None:
-        """Makes kfp hand these values down to the step."""
-        ...
-
     def set_cpu_request(self, cpu: str) -> "Task":
         """Says what the pod asks for."""
         ...
@@ -200,9 +168,9 @@ class Component(Protocol):
 
 
 class TrainingComponent(ContainerComponent):  # type: ignore[misc]
-    """Adds to a component an input for each hyperparameter that a run may change.
+    """A component with a further, typed input for each hyperparameter that a run may change.
 
-    Each is an input of its own, typed, for a server puts no value into a longer text.
+    The verb finds them among the step's inputs: no word of the command names one.
     """
 
     def __call__(
@@ -214,53 +182,19 @@ class TrainingComponent(ContainerComponent):  # type: ignore[misc]
             hyperparameters: Name, as the workload's parameters spell it, to value.
             inputs: Inputs of the component.
         """
-        given = {
-            f"{_HYPERPARAMETER}{name}": value for name, value in (hyperparameters or {}).items()
-        }
-        if given:
-            return _with_words(self.pipeline_func, given)(**inputs, **given)
-        made: Task = super().__call__(**inputs)
+        given = {f"{HYPERPARAMETER_INPUT}{n}": v for n, v in (hyperparameters or {}).items()}
+        further = {name: InputSpec(type=_type_of(value)) for name, value in given.items()}
+        spec = dataclasses.replace(
+            self.component_spec, inputs={**self.component_spec.inputs, **further}
+        )
+        made: Task = ContainerComponent(spec, self.pipeline_func)(**inputs, **given)
         return made
 
 
-class ContainerFunction(Protocol):
-    """A function that kfp makes a component of gets a placeholder for each argument."""
-
-    @property
-    def __name__(self) -> str:
-        """Returns the component's name."""
-        ...
-
-    def __call__(self, *arguments: object) -> ContainerSpec:
-        """Returns the container."""
-        ...
-
-
-def _with_words(function: ContainerFunction, values: Mapping[str, object]) -> Component:
-    """Returns the function's component with an input, and a word of the command, for each value."""
-    own = inspect.signature(function)
-
-    def longer(*arguments: object) -> ContainerSpec:
-        spec = function(*arguments[: len(own.parameters)])
-        told = zip(values, arguments[len(own.parameters) :], strict=True)
-        words = [f"--param={name.removeprefix(_HYPERPARAMETER)}={value}" for name, value in told]
-        return ContainerSpec(image=spec.image, command=spec.command, args=[*spec.args, *words])
-
-    longer.__name__, longer.__doc__ = function.__name__, function.__doc__
-    further = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=_type_of(value))
-        for name, value in values.items()
-    ]
-    parameters = [*own.parameters.values(), *further]
-    longer.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    made: Component = dsl.container_component(longer)
-    return made
-
-
-def _type_of(value: object) -> type:
+def _type_of(value: object) -> str:
     if isinstance(value, PipelineChannel):
-        return _CHANNELS[str(value.channel_type).lower()]
-    return type(value)
+        return str(value.channel_type)
+    return _INPUT_TYPES[type(value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,23 +232,6 @@ class PipelineRun:
         return cls(request=request, parameters=parameters)
 
     @property
-    def platform(self) -> str:
-        """Returns the platform of a training that no step's pod can hold."""
-        return self.request.workload.platform
-
-    @property
-    def platform_today(self) -> str:
-        """Returns where today's cluster is profiled: `local`, in the step's pod, or as a job."""
-        return "local" if self.is_one_host else self.platform
-
-    @property
-    def is_one_host(self) -> bool:
-        """Returns whether today's cluster is one host, which a step's own pod is to be."""
-        cluster = self.request.workload.cluster
-        is_one = cluster is None or cluster.dnn.count == 1
-        return is_one and self.request.settings.one_host == "pod"
-
-    @property
     def image(self) -> object:
         """Returns the image that trains."""
         return self.value("image")
@@ -329,8 +246,7 @@ class PipelineRun:
         """Returns the value of a parameter: of the run, or what the workload says."""
         if name in self.parameters:
             return self.parameters[name]
-        parameter = self._known[name]
-        return _default(parameter, self.request)
+        return self._known[name].default(self.request.workload)
 
     def inputs(self, component: Component, **own: object) -> dict[str, object]:
         """Returns the inputs of a component that the run knows.
@@ -340,9 +256,8 @@ class PipelineRun:
             own: Inputs that come first.
         """
         shared: dict[str, object] = {
-            "image": self.image if component.name in _TRAINING else self.control_image,
+            "image": self.control_image,
             "job_image": self.image,
-            "platform": self.platform,
             "run_id": RUN_ID,
         }
         named = component.component_spec.inputs or {}
@@ -368,8 +283,6 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
         name: Name in the console.
     """
     task.set_display_name(name).set_caching_options(False)
-    if run.request.pod is None:
-        return _in_its_image(task, run)
     control = run.request.settings.control
     _restricted(task, run)
     _secrets(task, run)
@@ -395,15 +308,12 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
         task: A step of kfp.
         run: Run as for `control_step`.
         name: Name in the console.
-        num_retries: How often it is tried again, after one minute, two, four. A training's adopts
-            the job, and fails only where the cluster does not answer or refuses; a profile's (0)
-            would begin anew.
+        num_retries: How often it is tried again, after one minute, two, four: it then adopts the
+            job, and fails only where the cluster does not answer or refuses.
     """
     control_step(task, run, name=name)
     if num_retries:
         task.set_retry(num_retries, backoff_duration=f"{_RETRY_SECONDS}s", backoff_factor=2.0)
-    if run.request.pod is None:
-        return task
     kubernetes.set_timeout(task, 0)
     for key, path in _OWN_POD.items():
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
@@ -411,54 +321,6 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
         kubernetes.add_pod_annotation(task, key, text)
     for key, text in FOLLOWER_LABELS.items():
         kubernetes.add_pod_label(task, key, text)
-    return task
-
-
-def on_todays_host(task: Task, run: PipelineRun, *, name: str) -> Task:
-    """Places a step on a host of today's type: its GPUs, node labels, data and shared memory.
-
-    No retries: they would train anew. `kubernetes.max_run_seconds` bounds its time on the node.
-
-    Args:
-        task: A step of kfp.
-        run: Its `cluster.dnn` and `kubernetes.pools` say what a host of today's type is.
-        name: Name in the console.
-    """
-    task.set_display_name(name).set_caching_options(False)
-    pod, settings = run.request.pod, run.request.settings
-    if pod is None:
-        return _in_its_image(task, run)
-    _restricted(task, run)
-    _secrets(task, run)
-    group = pod.group
-    if group.gpus:
-        gpu_type, gpu_count = run.value("gpu_type"), run.value("gpu_count")
-        task.set_accelerator_type(gpu_type).set_accelerator_limit(gpu_count)
-        # kfp forgets these two on the way into a group of steps.
-        channels = [v for v in (gpu_type, gpu_count) if isinstance(v, PipelineChannel)]
-        task.register_pipeline_channels(channels)
-    else:
-        _without_gpus(task)
-    task.set_cpu_request(group.requests["cpu"]).set_cpu_limit(group.limits["cpu"])
-    task.set_memory_request(_memory(group.requests["memory"]))
-    task.set_memory_limit(_memory(group.limits["memory"]))
-    kubernetes.add_node_selector_json(task, run.value("node_selector"))
-    for toleration in group.tolerations:
-        _tolerate(task, toleration)
-    kubernetes.empty_dir_mount(
-        task,
-        volume_name=_SHM,
-        mount_path="/dev/shm",
-        medium="Memory",
-        size_limit=None if settings.shm is None else written(settings.shm),
-    )
-    for claim, mount_path in pod.claims.items():
-        kubernetes.mount_pvc(task, pvc_name=claim, mount_path=mount_path)
-    _volumes(task, group)
-    for key, text in sorted(group.settings.environment.items()):
-        task.set_env_variable(key, text)
-    if settings.max_run_seconds:
-        kubernetes.set_timeout(task, settings.max_run_seconds)
     return task
 
 
@@ -497,7 +359,7 @@ def compiled(component: object) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "compiled.yaml"
         compiler.Compiler().compile(component, str(file))
-        return _with_sorted_defaults(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
 
 
 def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
@@ -507,35 +369,13 @@ def _texts_of(body: Callable[[PipelineRun], None]) -> list[str]:
     return [line for line in found if not line.startswith("run:")]
 
 
-def _with_sorted_defaults(text: str) -> str:
-    """Sorts the default objects in kfp's heading: it writes them in the order of their hashes."""
-    return re.sub(
-        r"(?m)^(#    \w+: dict \[Default: )(\{.*\})\]$",
-        lambda found: f"{found[1]}{pprint.pformat(ast.literal_eval(found[2]), width=sys.maxsize)}]",
-        text,
-    )
-
-
 def _argument(parameter: Parameter, request: KubeflowRequest) -> inspect.Parameter:
     return inspect.Parameter(
         parameter.name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=_default(parameter, request),
+        default=parameter.default(request.workload),
         annotation=_TYPES[parameter.kind],
     )
-
-
-def _default(parameter: Parameter, request: KubeflowRequest) -> object:
-    default: object = parameter.default(request.workload)
-    return json.loads(str(default)) if parameter.kind == "object" else default
-
-
-def _in_its_image(task: Task, run: PipelineRun) -> Task:
-    """Names stoker's image as it is: kfp's local runner puts no input in its place."""
-    spec = task.container_spec
-    if spec is not None and "{{$" in spec.image:
-        task.set_container_image(run.request.image)
-    return task
 
 
 def _restricted(task: Task, run: PipelineRun) -> None:
@@ -571,36 +411,6 @@ def _secrets(task: Task, run: PipelineRun) -> None:
 def _without_gpus(task: Task) -> None:
     """Hides the node's GPUs: images for GPUs ask for all of them, whatever the pod is given."""
     task.set_env_variable("NVIDIA_VISIBLE_DEVICES", "void")
-
-
-def _volumes(task: Task, group: PodGroup) -> None:
-    for volume in group.settings.volumes:
-        path = volume.mount_path
-        if volume.claim:
-            sub_path = volume.sub_path or ""
-            kubernetes.mount_pvc(task, pvc_name=volume.claim, mount_path=path, sub_path=sub_path)
-        elif volume.secret:
-            kubernetes.use_secret_as_volume(task, secret_name=volume.secret, mount_path=path)
-        elif volume.config_map:
-            name = volume.config_map
-            kubernetes.use_config_map_as_volume(task, config_map_name=name, mount_path=path)
-        else:
-            kubernetes.empty_dir_mount(
-                task,
-                volume_name=volume.name,
-                mount_path=path,
-                size_limit=str(volume.scratch),
-            )
-
-
-def _tolerate(task: Task, toleration: Toleration) -> None:
-    kubernetes.add_toleration(
-        task,
-        key=toleration.key,
-        operator=toleration.operator,
-        value=toleration.value,
-        effect=toleration.effect,
-    )
 
 
 def _memory(quantity: str | int | float) -> str:

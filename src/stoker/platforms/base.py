@@ -291,13 +291,13 @@ class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
         ...
 
     def keep(self, request: RequestT, record: str) -> None:
-        """Keeps the record of a job that has ended; never raises."""
+        """Keeps the record of a job that has ended; empty: it left none. Never raises."""
         ...
 
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
-        """Returns the records (`JobSpec.records`) of jobs that somebody has yet to follow.
+        """Returns the records (`JobSpec.records`) of jobs for which `keep` was not called.
 
         Of a pipeline's run that somebody has ended there are none.
 

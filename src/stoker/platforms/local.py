@@ -4,7 +4,7 @@ A host has a directory in SageMaker's layout, its own resourceconfig.json, ports
 log file: the heterogeneous local mode that SageMaker does not have. Linux; macOS unpinned.
 
 Instance types are local.c1, local.c2, ... A job of one host may name any other type: it then has
-all of this machine, which is then of that type (a GPU host, the pod of a pipeline's step).
+all of this machine, which is then of that type (a GPU host).
 """
 
 import contextlib
@@ -41,11 +41,9 @@ from stoker.platforms.base import (
     run_environment,
 )
 from stoker.platforms.follow import FileTail
-from stoker.records import Channel, Event, Group, Json, Role, to_document
+from stoker.reasons import reason_of_failure
+from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
-
-# Where the steps of a pipeline on Kubernetes mount the claims that channels name.
-CLAIMS_FOLDER = "/mnt/pvc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +92,23 @@ class LocalRequest:
 
 
 def channel_folder(name: str, uri: str) -> Path:
-    """Returns the folder that a channel of a local job names; of a claim, where it is mounted.
+    """Returns the folder that a channel of a local job names, whether or not it exists.
 
     Raises:
-        UsageError: If it is not there, or not in its claim.
+        UsageError: If the address is not a folder of this machine.
     """
-    if uri.startswith("pvc://"):
-        if ".." in uri.split("/"):
-            raise UsageError(
-                f"{uri} is not a folder of a claim",
-                where=f"key channels.{name}.uri",
-                fix="name one: pvc://CLAIM/FOLDER",
-            )
-        uri = f"{CLAIMS_FOLDER}/{uri.removeprefix('pvc://')}"
-    folder = Path(uri.removeprefix("file://")).absolute()
-    if not folder.is_dir():
+    scheme, _, path = uri.rpartition("://")
+    if scheme not in ("", "file"):
         raise UsageError(
-            f"no such folder: {folder}", where=f"channel {name}", fix="check the channel's uri"
+            f"the local platform reads folders, not {uri}",
+            where=f"key channels.{name}.uri",
+            fix=(
+                "set platform: kubernetes, whose pods mount the claim, or name a folder"
+                if scheme == "pvc"
+                else "copy the data to a folder and name that"
+            ),
         )
-    return folder
+    return Path(path).absolute()
 
 
 def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
@@ -130,8 +126,13 @@ def make_job_folder(request: LocalRequest, host: LocalHost) -> None:
     for name, channel in sorted(job.channels.items()):
         if host.group not in (groups_of_channel(name, channel, job.groups) or (host.group,)):
             continue
+        data = channel_folder(name, channel.uri)
+        if not data.is_dir():
+            raise UsageError(
+                f"no such folder: {data}", where=f"channel {name}", fix="check the channel's uri"
+            )
         # A link, as data sets are large, and all hosts are this machine.
-        (base / "input" / "data" / name).symlink_to(channel_folder(name, channel.uri))
+        (base / "input" / "data" / name).symlink_to(data)
         channels[name] = {
             "TrainingInputMode": "File",
             "S3DistributionType": "FullyReplicated",
@@ -342,6 +343,8 @@ STOP_SECONDS = 30.0
 # The leader tells the others; they are asked as well in case it cannot reach them.
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
+# Of a host's log, for the reason of its end.
+_LAST_BYTES = 16 << 10
 
 
 class LocalRun:
@@ -514,15 +517,17 @@ class LocalRun:
             self._say(host, "host_ended", how=ended_words(code))
         if started is leader:
             if code < 0:
-                self._failure = (
-                    f"the launcher of dnn host {host.name} (group {host.group}, the leader) "
-                    f"ended with {ended_words(code)}"
-                )
+                who = f"the launcher of dnn host {host.name} (group {host.group}, the leader)"
+                self._failure = self._reason(host, who, code)
         # Others make up for a host that was killed; one with a code of its own could not serve.
         elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
             log = self._request.log_file(host)
-            self._failure = f"data host {host.name} ended with exit code {code}, see {log}"
+            self._failure = f"{self._reason(host, f'data host {host.name}', code)}, see {log}"
             self._is_stopping.set()
+
+    def _reason(self, host: LocalHost, who: str, code: int) -> str:
+        lines = _last_lines(self._request.log_file(host))
+        return reason_of_failure(lines, who=who, exit_code=code)
 
     def _kill_rest(self, why: str) -> None:
         for started in self._hosts:
@@ -565,8 +570,8 @@ class LocalRun:
             if training and training.status == "stopped" and not self._failure:
                 status = "stopped"
         if status == "failed" and not failure:
-            words = f"the leader ended with {ended_words(code)}"
-            failure = _read(base / "output" / "failure") or words
+            failure = _read(base / "output" / "failure")
+            failure = failure or self._reason(leader.host, "the leader", code)
         return JobEnd(
             status=status,
             exit_code=exit_code,
@@ -597,6 +602,15 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _last_lines(path: Path) -> list[str]:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = path.stat().st_size
+        file.seek(max(0, size - _LAST_BYTES))
+        # The first one is cut where the file is longer.
+        return file.read().decode(errors="replace").splitlines()[size > _LAST_BYTES :]
+    return []
 
 
 def _words(code: int) -> str:
@@ -640,7 +654,8 @@ class LocalPlatform:
         """
         check_job(job)
         for name, channel in job.channels.items():
-            _check_channel(name, channel, job.groups)
+            channel_folder(name, channel.uri)
+            groups_of_channel(name, channel, job.groups)
         sizes = [(group, self._num_cores(group, job)) for group in job.groups]
         wanted = sum(group.count * size for group, size in sizes)
         # Numbered from the last group on, so that nobody comes to rely on algo-1 leading.
@@ -728,17 +743,6 @@ class LocalPlatform:
         # Behind the last core it begins anew: then hosts share cores, and `plan` says so.
         chosen = {self._cores[(offset + i) % count] for i in range(min(size, count))}
         return tuple(sorted(chosen))
-
-
-def _check_channel(name: str, channel: Channel, groups: Sequence[Group]) -> None:
-    uri = channel.uri
-    if "://" in uri and not uri.startswith("file://"):
-        raise UsageError(
-            f"the local platform reads folders, not {uri}",
-            where=f"key channels.{name}.uri",
-            fix="copy the data to a folder and name that",
-        )
-    groups_of_channel(name, channel, groups)
 
 
 def _usable_cores() -> tuple[int, ...]:

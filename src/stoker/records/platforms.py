@@ -480,12 +480,12 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
             config.
         context: Context of the kube config. Absent: its current one.
+        strict_tls: Whether the API server's certificates must obey RFC 5280 in all, as Python 3.13
+            asks by default. False, as for kubectl: authorities of many clusters lack the key usage
+            extension. Chain, name and time are verified in any case.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are gone with the pods.
-        one_host: Where a pipeline profiles and trains on one host of today's type. pod: in the
-            step's own pod, whose wait for a node nothing bounds; job: as a job, like any other
-            cluster, for which on_no_capacity holds.
         champion: What is known of the model in use, for gates such as accuracy>=champion-0.005 in
             pipelines: a folder as pvc://CLAIM/FOLDER, in which a model that passed becomes the one
             in use; or registry:GROUP, of SageMaker's registry, where people approve it. Absent: no
@@ -541,9 +541,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     runtime: Name | None = None
     namespace: Namespace | None = None
     context: Name | None = None
+    strict_tls: bool = False
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
-    one_host: Literal["pod", "job"] = "pod"
     champion: Champion | None = None
     pools: dict[Name, NodePool] = msgspec.field(default_factory=dict)
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None

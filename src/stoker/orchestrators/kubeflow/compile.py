@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,7 @@ from stoker.orchestrators.base import CARRIED, check_complete, fixed, project_pi
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import Parameter, parameters_of
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.objects import PodGroup, claim_of, lay_out
-from stoker.platforms.local import CLAIMS_FOLDER
+from stoker.platforms.kubernetes.objects import claim_of, lay_out
 from stoker.records import (
     Group,
     Json,
@@ -55,33 +53,17 @@ COMPONENTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepPod:
-    """Holds the needs of a step's pod that is to be a host of today's type.
-
-    Attributes:
-        group: Group as a job on Kubernetes would have it.
-        claims: Name of each claim with data to where it is mounted.
-    """
-
-    group: PodGroup
-    claims: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowRequest:
     """Holds all that pipelines/kubeflow.py builds a pipeline from.
 
     Attributes:
         workload: Workload as the steps read it.
         parameters: Parameters of the pipeline; the first is the workload itself.
-        pod: Pod of a step on a host of today's type; None: the workload's platform is `local`,
-            where every pod is as good as another.
         settings: Settings for Kubernetes.
     """
 
     workload: Workload
     parameters: tuple[Parameter, ...]
-    pod: StepPod | None
     settings: KubernetesSettings
 
     @property
@@ -94,7 +76,7 @@ class KubeflowRequest:
     def champions(self) -> tuple[str, str] | None:
         """Returns claim and folder of the champions; None: there is no such folder."""
         named = self.settings.champion
-        if self.pod is None or not named or not named.startswith("pvc://"):
+        if not named or not named.startswith("pvc://"):
             return None
         return claim_of(named, where="key kubernetes.champion")
 
@@ -105,8 +87,7 @@ def compile_kubeflow(workload: Workload, *, folder: Path | None = None) -> Compi
     The project's own `pipelines/kubeflow.py` makes it of `stoker.kubeflow`, with kfp's compiler.
 
     Args:
-        workload: Workload with an image, today's cluster, and, but for the platform `local`, its
-            pool.
+        workload: Workload with an image, today's cluster and its pool.
         folder: Project folder; absent: the current one.
 
     Raises:
@@ -154,16 +135,17 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
     settings = workload.kubernetes or KubernetesSettings()
     # The compiling user's own connections are none of a pod's.
     inside = msgspec.structs.replace(settings, kubeflow=None, context=None)
+    # Profile and training are jobs on the cluster that Kubeflow is on, wherever people run it else.
     placed = msgspec.structs.replace(
         workload,
-        platform="local" if workload.platform_info.is_this_machine else "kubernetes",
+        platform="kubernetes",
         sagemaker=None,
         kubernetes=inside if workload.kubernetes else None,
     )
-    # On the platform `local` a step's pod itself is the host that trains.
-    pod = None if placed.platform_info.is_this_machine else _step_pod(placed)
+    # Now, not in the run: what the cluster would refuse of today's pods.
+    lay_out(_todays_job(placed))
     days = settings.kubeflow.cache_days if settings.kubeflow else KubeflowSettings().cache_days
-    parameters = kubeflow_parameters(placed, pod=pod, cache_days=days)
+    parameters = kubeflow_parameters(placed, cache_days=days)
     champion = parameters[[p.name for p in parameters].index(CHAMPION)].default(placed)
     if not champion and any(gate.needs_champion for gate in workload.gate):
         raise UsageError(
@@ -178,13 +160,11 @@ def kubeflow_request(workload: Workload) -> KubeflowRequest:
             where=f"workload {workload.name}",
             fix="shorten it; a pools file needs only the pools that plans may have",
         )
-    return KubeflowRequest(workload=placed, parameters=parameters, pod=pod, settings=settings)
+    return KubeflowRequest(workload=placed, parameters=parameters, settings=settings)
 
 
-def kubeflow_parameters(
-    workload: Workload, *, pod: StepPod | None, cache_days: int
-) -> tuple[Parameter, ...]:
-    """Returns the pipeline's parameters; those of GPUs and nodes only where there are such."""
+def kubeflow_parameters(workload: Workload, *, cache_days: int) -> tuple[Parameter, ...]:
+    """Returns the pipeline's parameters."""
     known = [
         dataclasses.replace(p, text=_REUSE) if p.name == "reuse_profile" else p
         for p in parameters_of(workload)
@@ -197,19 +177,9 @@ def kubeflow_parameters(
         fixed(CHAMPION, "string", _CHAMPION, _champion(workload)),
     ]
     control = (workload.kubernetes or KubernetesSettings()).control
-    if pod and control.image:
-        text = "Image of the steps that train nothing."
+    if control.image:
+        text = "Image of the steps, which train nothing themselves."
         mine.append(fixed("control_image", "string", text, control.image))
-    if pod and pod.group.gpus:
-        mine += [
-            fixed("gpu_type", "string", "What the cluster calls its GPUs.", _gpu_type(workload)),
-            fixed("gpu_count", "integer", "GPUs of the steps that train.", pod.group.gpus),
-        ]
-    if pod:
-        # As one JSON value: kfp takes no parameter for a single label.
-        labels = json.dumps(dict(pod.group.node_selector), sort_keys=True)
-        text = "Labels of the nodes of instance_type, on which profile and small trainings run."
-        mine += [fixed("node_selector", "object", text, labels)]
     return (*mine[:1], *known, *mine[1:])
 
 
@@ -229,23 +199,12 @@ def description_of(workload: Workload) -> str:
     return f"stoker: profile, decide, train, evaluate {workload.name}."
 
 
-def _step_pod(workload: Workload) -> StepPod:
+def _todays_job(workload: Workload) -> JobSpec:
     assert workload.cluster
     today = Group.of_today(workload.cluster.dnn)
-    job = JobSpec.of(with_pools(workload), groups=[today], run_dir=Path("runs"), name=workload.name)
-    layout = lay_out(job)
-    claims = {
-        claim_of(channel.uri, where=f"key channels.{name}.uri")[0]
-        for name, channel in workload.channels.items()
-    }
-    return StepPod(
-        group=layout.dnn,
-        claims={claim: posixpath.join(CLAIMS_FOLDER, claim) for claim in sorted(claims)},
+    return JobSpec.of(
+        with_pools(workload), groups=[today], run_dir=Path("runs"), name=workload.name
     )
-
-
-def _gpu_type(workload: Workload) -> str:
-    return (workload.kubernetes or KubernetesSettings()).gpu_resource
 
 
 Document = Mapping[str, Json]

@@ -6,6 +6,7 @@ from stoker.errors import StokerError
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import (
+    CONFIG_MAPS,
     JOBSETS,
     TRAINJOBS,
     ApiError,
@@ -28,6 +29,8 @@ from stoker.platforms.kubernetes.submit import (
     keep_finished,
     records_of,
     start,
+    told_jobs,
+    uids_of_run,
 )
 from stoker.records import Json, KubernetesSettings, PlatformSettings
 from stoker.records.base import mapping
@@ -147,14 +150,14 @@ class KubernetesPlatform:
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
         """Keeps the record of a job that has ended, for a retry of its step; never raises."""
-        settings, run = request.layout.settings, request.job.name
-        workload = name_of_workload(request.job.platform_settings)
+        cluster, run = self._cluster_of(request.layout.settings), request.job.name
         try:
             keep_finished(
-                self._cluster_of(settings),
-                workload,
+                cluster,
+                name_of_workload(request.job.platform_settings),
                 run,
                 request_sha256=request.request_sha256,
+                jobs=uids_of_run(cluster, request),
                 record=record,
             )
         except StokerError as err:
@@ -163,7 +166,9 @@ class KubernetesPlatform:
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
-        """Returns the records of the run's jobs that may still be followed, its profile's first.
+        """Returns the records of the run's jobs of which no step has told how they ended.
+
+        The profile's comes first. A job that a retry has made again under its name is another one.
 
         Of a run that somebody has ended, or is ending, there are none. Where nobody may ask, the
         run counts as one that nobody has ended: a job that is deleted in vain costs the training.
@@ -182,13 +187,18 @@ class KubernetesPlatform:
                 return ()
             if is_cancelled is None:
                 log.event("workflow_not_read", meaning="nobody is known to have ended the run")
+            told = told_jobs(cluster, workload)
             jobs = jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload)
             found = [
                 (text(mapping(job, "metadata"), "creationTimestamp"), records_of(cluster, each))
                 for job in jobs
-                if not job_state(job).is_deleted and (each := name_of(job))
+                if not ((state := job_state(job)).is_deleted or state.uid in told)
+                if (each := name_of(job))
             ]
         except ApiError as err:
+            if err.is_denied and err.action and err.action.resource == CONFIG_MAPS.plural:
+                log.event("records_not_read", why=err.what)
+                return ()
             raise explained_denial(err, known, namespace=cluster.namespace) from err
         return [records for _, records in sorted(found, key=lambda one: one[0]) if records]
 
@@ -228,4 +238,8 @@ class KubernetesPlatform:
         return "; ".join(deleted)
 
     def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:
-        return self._cluster or ClusterApi(context=settings.context, namespace=settings.namespace)
+        return self._cluster or ClusterApi(
+            context=settings.context,
+            namespace=settings.namespace,
+            strict_tls=settings.strict_tls,
+        )

@@ -33,6 +33,7 @@ from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pods import (
     Happenings,
+    PodEnd,
     PodState,
     Trouble,
     TroubleLog,
@@ -63,11 +64,14 @@ from stoker.platforms.kubernetes.submit import (
     job_state,
 )
 from stoker.platforms.pod_outputs import OutputParts
+from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import Document, mapping
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
+# The kubelet's MaxContainerTerminationMessageLogLength: in a longer log the first line is cut.
+_LOG_BYTES = 2048
 # Of a TrainJob; and of a JobSet, where one rule alone has the action FailJobSet, `out_of_time`.
 _OUT_OF_TIME = ("DeadlineExceeded", "FailJobSetFailurePolicyAction")
 
@@ -185,15 +189,24 @@ def _failure(
             )
         if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
             limit_of = layout.dnn.limits["memory"]
-            return (
-                f"dnn host {pod.host} took more memory than its limit, {limit_of}; "
-                "raise kubernetes.dnn.memory_limit"
-            )
+            words = f"took more memory than its limit, {limit_of}"
+            return _reason(pod, pod.ended, f"{words}; raise kubernetes.dnn.memory_limit")
     for pod in dnn:
         if pod.ended and pod.ended.exit_code:
-            words = pod.ended.message.strip() or pod.ended.reason
-            return f"dnn host {pod.host} ended with exit code {pod.ended.exit_code}: {words}"
+            return _reason(pod, pod.ended)
     return state.message or state.reason or "the cluster gives no reason"
+
+
+def _reason(pod: PodState, end: PodEnd, out_of_memory: str = "") -> str:
+    lines = end.message.splitlines()
+    # The launcher's own words are an error; else the kubelet took the end of the log.
+    if len(end.message.encode()) >= _LOG_BYTES and not end.message.startswith("error:"):
+        lines = lines[1:]
+    if not end.message and end.reason != "Error":
+        lines = [end.reason]
+    return reason_of_failure(
+        lines, who=f"dnn host {pod.host}", exit_code=end.exit_code, out_of_memory=out_of_memory
+    )
 
 
 def _ran_too_long(state: ObjectState) -> bool:

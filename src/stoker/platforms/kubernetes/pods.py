@@ -81,7 +81,7 @@ class PodState:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it is about to go."""
+        """Returns whether it is about to go."""
         return bool(self.deleted_at)
 
 

@@ -458,8 +458,20 @@ def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha
     return text(entry, "record") if entry.get("request_sha256") == request_sha256 else ""
 
 
+def told_jobs(cluster: ClusterApi, workload: str) -> frozenset[str]:
+    """Returns the uids of a workload's jobs whose steps have told how they ended."""
+    kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
+    return frozenset(uid for run in kept for uid in texts(_entry(text(kept, run)), "jobs"))
+
+
 def keep_finished(
-    cluster: ClusterApi, workload: str, run: str, *, request_sha256: str, record: str
+    cluster: ClusterApi,
+    workload: str,
+    run: str,
+    *,
+    request_sha256: str,
+    jobs: Sequence[str],
+    record: str,
 ) -> None:
     """Keeps the record of a run that has ended, also after its job; the oldest ones go.
 
@@ -468,12 +480,18 @@ def keep_finished(
         workload: Name of the workload.
         run: Name of the run.
         request_sha256: Digest of the run's request.
-        record: The record, as JSON.
+        jobs: Uids of the run's jobs.
+        record: The record, as JSON; empty: it left none.
 
     Raises:
         ApiError: If the cluster refuses, or does not answer.
     """
-    entry = {"request_sha256": request_sha256, "when": now_utc(), "record": record}
+    entry: Document = {
+        "request_sha256": request_sha256,
+        "jobs": list(jobs),
+        "when": now_utc(),
+        "record": record,
+    }
     made = json.dumps(entry, sort_keys=True)
     name = finished_map(workload)
     found = cluster.find(CONFIG_MAPS, name)
@@ -510,6 +528,12 @@ def _entry(kept: str) -> Document:
         return mapping(json.loads(kept or "{}"))
     except ValueError:
         return {}
+
+
+def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:
+    """Returns the uids of the jobs that a request's run has."""
+    jobs = jobs_of_run(cluster, _resource(request.main), request.job.run_name)
+    return [job_state(job).uid for job in jobs]
 
 
 def jobs_of_run(
