@@ -38,7 +38,7 @@ def build(request: KubeflowRequest) -> str:
 
 def steps(run: PipelineRun) -> None:
     """Makes the steps of a run."""
-    last = control_step(finish(**run.inputs(finish)), run, name="Finish")
+    last = follower(finish(**run.inputs(finish)), run, name="Finish")
     with dsl.ExitHandler(last, name="run"):
         span = control_step(period(**run.inputs(period)), run, name="Period")
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.catalog import Catalog
-from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
+from stoker.errors import NoCapacityError, StokerError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
@@ -26,6 +26,7 @@ from stoker.platforms.base import (
     ResumingPlatform,
     Run,
     leader_record,
+    leave_or_stop,
 )
 from stoker.records import (
     Decision,
@@ -265,6 +266,7 @@ def _train_once(
     on_stop: Callable[[Training], None] | None,
     on_submit: Callable[[], None] | None,
 ) -> Training:
+    job = replace(job, prices=_prices(job, catalog))
     run = platform.submit(platform.plan(job))
     if on_submit:
         on_submit()
@@ -279,12 +281,8 @@ def _train_once(
                 on_line(line)
         end = run.wait()
     except BaseException as err:
-        if isinstance(err, TerminatedError) and isinstance(run, AdoptedRun):
-            words = run.leave()
-            if words:
-                raise TerminatedError(words) from err
         # Whoever interrupts must not leave hosts that are billed.
-        run.stop()
+        leave_or_stop(run, err)
         if isinstance(err, NoCapacityError) and isinstance(run, AdoptedRun):
             err.still_there = run.remaining()
         # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
@@ -397,6 +395,15 @@ def facts_of(
         model_uri=end.model_uri,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )
+
+
+def _prices(job: JobSpec, catalog: Catalog) -> dict[str, float]:
+    """Returns the price of one host of each group, where it is known and anybody is billed."""
+    if catalog.purchase == NOMINAL:
+        return {}
+    single = [msgspec.structs.replace(group, count=1) for group in job.groups]
+    prices = {group.instance_type: catalog.usd_per_hour([group]) for group in single}
+    return {name: price for name, price in prices.items() if price is not None}
 
 
 def _usd_per_hour(job: JobSpec, catalog: Catalog, decision: Decision | None) -> float | None:

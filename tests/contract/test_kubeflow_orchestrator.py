@@ -371,7 +371,6 @@ def test_status_prints_the_tree_with_reasons_and_next_commands(
         line.startswith("  profile                Container      succeeded") for line in lines
     )
     assert "        why:  main: Error (exit code 1)".removeprefix("  ") in lines
-    assert any(line.endswith(f"stoker logs kubeflow {id} --group decide") for line in lines)
     assert any(line.split()[:3] == ["evaluate", "Container", "not"] for line in lines)
     assert not any(line.startswith("stop:") for line in lines)
 
@@ -410,34 +409,6 @@ def test_a_run_that_is_not_there_is_named(server: KfpServer, run_name: str, word
     upload(server)
     with pytest.raises(UsageError, match=words):
         target_at(server).status(run_name)
-
-
-def test_a_run_that_failed_is_tried_again_and_one_that_did_not_is_refused(
-    server: KfpServer, project: Path
-) -> None:
-    upload(server)
-    started = target_at(server).start(workload(), parameters=())
-    refused = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml")
-    assert refused.returncode == 2
-    assert f"run {started.run} is waiting: only one that failed" in refused.stderr
-    server.end("FAILED")
-    again = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml")
-    assert again.returncode == 0, again.stderr
-    assert server.sent()[-1] == f"POST /runs/{started.run}:retry"
-    assert f"next:    stoker status kubeflow {started.run} --workload w.yaml" in again.stderr
-    server.end("SUCCEEDED")
-    state = target_at(server).status("mnist")
-    assert (state.run, state.status) == (started.run, "succeeded")
-
-
-def test_a_run_that_is_tried_again_can_be_waited_for(server: KfpServer, project: Path) -> None:
-    upload(server)
-    target_at(server).start(workload(), parameters=())
-    server.end("FAILED")
-    server.script = [lambda: None, lambda: server.end("SUCCEEDED")]
-    done = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml", "--wait", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == "succeeded"
 
 
 def test_stop_of_a_run_that_has_ended_sends_nothing(server: KfpServer, project: Path) -> None:

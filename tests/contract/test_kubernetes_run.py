@@ -20,7 +20,7 @@ from stoker.platforms.base import JobSpec, leader_record
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes import api as connection
 from stoker.platforms.kubernetes.api import ClusterApi, Resource
-from stoker.platforms.kubernetes.job import REPEAT_SECONDS, KubernetesRun
+from stoker.platforms.kubernetes.job import ASK_SECONDS, REPEAT_SECONDS, KubernetesRun
 from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
@@ -609,7 +609,7 @@ def test_a_container_that_is_started_again_loses_no_line(
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with exit code 137")],
+    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
 )
 def test_a_host_that_took_too_much_memory_says_so(
     api: KubernetesApi,
@@ -638,6 +638,77 @@ def test_a_dnn_host_that_was_taken_away_says_so(
     failure = str(followed.ended().failure)
     assert "was taken away (TerminationByKubelet: preempted by high)" in failure
     assert "kubernetes.max_restarts" in failure
+
+
+@pytest.mark.parametrize("settings", [{}, {"output": "pvc://outputs"}])
+def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    clock: Clock,
+    settings: dict[str, Any],
+) -> None:
+    priced = dataclasses.replace(with_settings(job, **settings), prices={"c7i.4xlarge": 0.5})
+    submitted = platform.submit(plan(platform, priced))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    assert api.cut_off_node(leader, overdue_seconds=61) == ""
+    # Now: a follower that comes when its time is over sees the same.
+    followed = follow(submitted)
+    until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
+    assert f"pod {leader} should have ended by" in followed.status
+    assert "2 other hosts are billed, $1.00 an hour" in followed.status
+    assert f"kubectl delete pod {leader} -n {NAMESPACE} --force" in followed.status
+    clock.ahead += 30 * 60 - 90
+    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
+    until(lambda: "SomethingElse" in followed.status, what="another look")
+    assert api.names("jobsets")
+    clock.ahead += 90
+    until(lambda: set(api.names("pods")) == {leader}, what="the other hosts are let go")
+    api.free_pod(leader)
+    end = followed.ended()
+    assert (end.status, api.names("jobsets")) == ("failed", [])
+    assert f"pod {leader} should have ended by" in str(end.failure)
+    assert f"kubectl delete node {'node-1'}" in str(end.failure)
+
+
+def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    settings = {"output": "pvc://outputs"}
+    followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.cut_off_node(leader, overdue_seconds=61)
+    until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
+    api.free_pod(leader)
+    api.run_pods(NAME)
+    again = f"{LEADER}: it runs on node node-1, in place of the one before"
+    until(lambda: again in followed.status, what="its place is taken")
+    clock.ahead += 3600
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, dead_node="fail"))))
+    api.run_pods(NAME)
+    first = only_pod(api, FIRST)
+    until(lambda: f"{FIRST}: it runs" in followed.status, what="it runs")
+    new = api.cut_off_node(first, overdue_seconds=61)
+    api.start_pod(new, node="node-2")
+    until(lambda: f"kubectl delete pod {first} -n" in followed.status, what="it is told")
+    again = f"{FIRST}: it runs on node node-2, in place of the one before"
+    until(lambda: again in followed.status, what="its place is taken")
+    clock.ahead += 3600
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
 
 
 def test_all_hosts_that_are_started_again_are_followed_again(
@@ -1308,6 +1379,29 @@ def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(
     assert api.names("poddisruptionbudgets") == []
 
 
+def test_a_drain_waits_for_the_pods_that_follow_a_workflow_s_jobs_until_it_is_over(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api.make_workflow("w")
+    be_step(monkeypatch, api, "profile")
+    profile = dataclasses.replace(described_job(name=f"{NAME}-profile"), run_dir=job.run_dir)
+    platform.submit(plan(platform, profile)).leave()
+    assert not api.may_evict("profile")
+    api.end_pod("profile")
+    # The profile's job is there for as long as its logs are kept; the next step has one, too, and
+    # another training of the same Workflow runs at the same time.
+    be_step(monkeypatch, api, "other")
+    be_step(monkeypatch, api, "train")
+    platform.submit(plan(platform, job)).leave()
+    assert [api.may_evict(step) for step in ("profile", "other", "train")] == [True, False, False]
+    assert [name for name in api.names("poddisruptionbudgets") if "w" in name] == ["w-followers"]
+    api.remove("workflows", "w")
+    assert api.names("poddisruptionbudgets") == []
+
+
 def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
     api: KubernetesApi,
     platform: KubernetesPlatform,
@@ -1587,6 +1681,179 @@ def test_sigterm_while_a_job_is_adopted_ends_it_only_with_its_run(
     assert api.names("jobsets") == ([] if is_cancelled else [NAME])
 
 
+# --- what is left to a pipeline's last step, and to a retry
+
+
+RUN_ID = "5b1f6c3e-0000"
+RECORDS = {"step": "train", "workload.json": "{}"}
+
+
+def step_of_run(
+    monkeypatch: pytest.MonkeyPatch, api: KubernetesApi, name: str, *, workflow: str = "w"
+) -> None:
+    """This process is a step's pod of the run from here on."""
+    for key, value in api.make_step(name, workflow=workflow, run_id=RUN_ID).items():
+        monkeypatch.setenv(key, value)
+
+
+def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.make_workflow("w")
+    step_of_run(monkeypatch, api, "train")
+    request = plan(platform, dataclasses.replace(job, records=RECORDS))
+    assert request.request_sha256 == plan(platform, job).request_sha256
+    platform.submit(request).leave()
+    step_of_run(monkeypatch, api, "finish")
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [RECORDS]
+    assert platform.lost("mnist-2", job.platform_settings, run_id="") == []
+    platform.keep(request, "")
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == []
+    # A retry makes another job of the name and the request: of that nobody has told yet.
+    api.end_job(NAME, "Failed")
+    platform.submit(request).leave()
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == [RECORDS]
+    api.terminate_workflow("w")
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == ()
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_workflow_of_another_namespace_is_asked_there_whether_somebody_has_ended_it(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    is_allowed: bool,
+) -> None:
+    api.make_workflow("w")
+    step_of_run(monkeypatch, api, "train")
+    # The double has one set of objects for all namespaces.
+    api.namespaces.add("kubeflow")
+    monkeypatch.setenv("POD_NAMESPACE", "kubeflow")
+    run = platform.submit(plan(platform, dataclasses.replace(job, records=RECORDS)))
+    assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
+    assert api.count("GET /apis/argoproj.io") == 0
+    api.terminate_workflow("w")
+    if not is_allowed:
+        api.denied.add(("get", "workflows"))
+    lost = platform.lost(NAME, job.platform_settings, run_id=RUN_ID)
+    assert list(lost) == ([] if is_allowed else [RECORDS])
+    assert [call for call in api.calls if "/namespaces/kubeflow/workflows/w" in call]
+    assert bool(run.leave()) is not is_allowed
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["Completed", "Failed"])
+def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    monkeypatch: pytest.MonkeyPatch,
+    api_name: str,
+    kind: str,
+) -> None:
+    api.make_workflow("w")
+    step_of_run(monkeypatch, api, "train")
+    request = plan(platform, with_settings(job, api=api_name))
+    first = platform.submit(request)
+    api.run_pods(NAME)
+    leader = only_pod(api, f"{NAME}-{TRAINS[api_name]}-0-0")
+    api.say(leader, "the last line")
+    api.end_pod(leader, code=0 if kind == "Completed" else 1)
+    api.end_job(NAME, kind)
+    first.leave()
+    uid = api.get("jobsets", NAME)["metadata"]["uid"]
+    step_of_run(monkeypatch, api, "finish")
+    followed = follow(platform.adopting().submit(request))
+    assert followed.ended().status == ("succeeded" if kind == "Completed" else "failed")
+    assert "the last line" in followed.texts(leader.rpartition("-")[0])
+    assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
+    api.remove("trainjobs" if api_name == "trainer" else "jobsets", NAME)
+    with pytest.raises(PlatformError, match=f"the job {NAME} is gone"):
+        platform.adopting().submit(request)
+    assert api.names("jobsets") == []
+
+
+def test_the_last_follower_ends_the_job_of_a_run_that_is_ended_meanwhile(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    api.make_workflow("w")
+    step_of_run(monkeypatch, api, "train")
+    platform.submit(plan(platform, job)).leave()
+    api.run_pods(NAME)
+    step_of_run(monkeypatch, api, "finish")
+    run = platform.adopting().submit(plan(platform, job))
+    lines = run.lines()
+    next(lines)
+    api.terminate_workflow("w")
+    clock.ahead += 2 * ASK_SECONDS
+    # Argo signals no pod of an exit handler.
+    with pytest.raises(TerminatedError) as ended:
+        for _ in lines:
+            pass
+    assert ended.value.args == ()
+    assert run.leave() == ""
+    run.stop()
+    assert api.names("jobsets") == []
+
+
+def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_runs(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
+    )
+    for number in range(12):
+        platform.keep(plan(platform, dataclasses.replace(job, name=f"mnist-{number}")), f"{number}")
+    last = plan(platform, dataclasses.replace(job, name="mnist-11"))
+    assert platform.kept(last) == "11"
+    platform.keep(last, "again")
+    assert platform.kept(last) == "again"
+    (name,) = api.names("configmaps")
+    assert name == "stoker-mnist-finished"
+    assert sorted(api.get("configmaps", name)["data"]) == sorted(
+        f"mnist-{number}" for number in range(2, 12)
+    )
+    changed = with_settings(job, max_restarts=5)
+    assert platform.kept(plan(platform, dataclasses.replace(changed, name="mnist-11"))) == ""
+
+
+def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
+    )
+    for number in range(4):
+        request = plan(platform, dataclasses.replace(job, name=f"mnist-{number}"))
+        platform.keep(request, "x" * (300 << 10))
+    assert sorted(api.get("configmaps", "stoker-mnist-finished")["data"]) == ["mnist-2", "mnist-3"]
+
+
+def test_without_the_right_to_read_records_a_run_goes_its_way(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    api.denied |= {("get", "configmaps")}
+    request = plan(platform, job)
+    platform.keep(request, "{}")
+    assert platform.kept(request) == ""
+    assert platform.lost(NAME, job.platform_settings, run_id=RUN_ID) == ()
+    said = capfd.readouterr().err
+    assert [f"record{word}" in said for word in ("_not_kept", "_not_read", "s_not_read")] == [
+        True,
+        True,
+        True,
+    ]
+
+
 # --- the lease
 
 
@@ -1701,6 +1968,9 @@ def test_the_role_that_is_rendered_has_the_rights_that_a_run_takes_and_no_other(
     trained(api, followed, api_name=api_name, lines=[])
     assert followed.ended().status == "succeeded"
     platform.submit(request).stop()
+    platform.keep(request, "{}")
+    assert platform.kept(request) == "{}"
+    platform.lost(NAME, settings.platform_settings, run_id="")
     platform.clean_up(NAME, settings.platform_settings)
     if api_name == "trainer":
         # Of an earlier run of the name, whose TrainJob is gone.
@@ -1812,9 +2082,9 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(
     monkeypatch.setattr(f"{loader}.SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(f"{loader}.SERVICE_CERT_FILENAME", str(account / "ca.crt"))
     monkeypatch.setattr(connection, "NAMESPACE_FILE", account / "namespace")
-    monkeypatch.setattr("kubernetes.client.ApiClient", lambda configuration: configuration)
-    configuration: Any
-    configuration, namespace = connection.connect(None)
+    made: Any
+    made, namespace = connection.connect(None)
+    configuration = made.configuration
     assert namespace == "kubeflow-user"
     assert configuration.host == "https://10.0.0.1:443"
     assert configuration.api_key["authorization"] == "bearer of-the-pod"

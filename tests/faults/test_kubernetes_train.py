@@ -100,14 +100,14 @@ def test_sigterm_while_the_job_is_made_leaves_nothing(
         pytest.param(None, id="pod", marks=pytest.mark.soak),
     ],
 )
-def test_a_drained_follower_leaves_the_job_and_the_next_attempt_follows_it_to_its_end(
+def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_follows_it_to_its_end(
     start: Callable[..., Train], api: KubernetesApi, workflow: str | None
 ) -> None:
     api.make_workflow()
     first = start(**api.make_step("step-1", workflow=workflow))
     follow(first, api)
     uid, pods = api.get("jobsets", NAME)["metadata"]["uid"], pods_of(api)
-    assert api.drain("step-1", first.process, seconds=END_SECONDS) == 143, first.said
+    assert api.take_node("step-1", first.process, seconds=END_SECONDS) == 143, first.said
     last = first.said.splitlines()[-1]
     assert last.startswith(f"stopped by SIGTERM; the job {NAME} goes on"), first.said
     assert "the next attempt adopts it; without one it ends itself after 60 minutes" in last

@@ -50,8 +50,6 @@ _KINDS = {
     ("v1", "events"): "Event",
     ("v1", "nodes"): "Node",
     ("v1", "persistentvolumeclaims"): "PersistentVolumeClaim",
-    ("storage.k8s.io/v1", "storageclasses"): "StorageClass",
-    ("apps/v1", "deployments"): "Deployment",
     ("policy/v1", "poddisruptionbudgets"): "PodDisruptionBudget",
     ("argoproj.io/v1alpha1", "workflows"): "Workflow",
 }
@@ -121,6 +119,7 @@ class KubernetesApi:
         namespaces: That are there.
         max_pods: What the namespace's quota allows; None: it has none.
         is_deletion_held: What is deleted is marked, and stays.
+        cut_off: Names of pods whose node does not answer: what deletes them only marks them.
         holds: Plurals whose creation is done, and not answered.
         silent: Plurals of which nothing is answered for a long time.
     """
@@ -141,6 +140,7 @@ class KubernetesApi:
         self.namespaces = {NAMESPACE, "default"}
         self.max_pods: int | None = None
         self.is_deletion_held = False
+        self.cut_off: set[str] = set()
         self.holds: set[str] = set()
         self.silent: set[str] = set()
         self.faults: list[Fault] = []
@@ -365,14 +365,76 @@ class KubernetesApi:
             self.evict_pod(name, message="node drained", is_replaced=False)
             self._judge(name, is_disrupted=True)
 
-    def may_evict(self, name: str) -> bool:
-        """Says whether the eviction API lets a drain take the pod: disruption budgets decide."""
+    def cut_off_node(self, name: str, *, overdue_seconds: float = 0.0) -> str:
+        """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
+
+        Its log breaks off, and its container is `running` for ever, as its kubelet said last. The
+        job controller (syncJob's `onlyReplaceFailedPods`, and the default of podReplacementPolicy,
+        in the API's defaults) puts no other one in its place with a podFailurePolicy, or where a
+        deleted pod is one failure too many, which the Job tells only once all its pods have ended.
+
+        Args:
+            name: The pod.
+            overdue_seconds: So long ago its time to end was over.
+
+        Returns:
+            Name of the pod in its place; empty: there is none.
+        """
         with self.changed:
             pod = self._objects["pods", name]
-            for (plural, _), budget in self._objects.items():
-                selector = budget.get("spec", {}).get("selector", {}).get("matchLabels")
-                if plural != "poddisruptionbudgets" or not _has_labels(pod, selector):
-                    continue
+            message = "Taint manager: deleting due to NoExecute taint"
+            self.cut_off.add(name)
+            pod["metadata"]["deletionTimestamp"] = self._now(-overdue_seconds)
+            pod["status"]["conditions"] = [
+                {"type": "Ready", "status": "False"},
+                {
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": "DeletionByTaintManager",
+                    "message": message,
+                },
+            ]
+            self._logs[name].is_closed = True
+            self._changed("pods", name)
+            labels = pod["metadata"]["labels"]
+            run, job = labels[_JOBSET], labels[_REPLICATED]
+            spec = self._job(run, job)["template"]["spec"]
+            default = "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
+            policy = spec.get("podReplacementPolicy", default)
+            if policy == "Failed" or not spec["backoffLimit"]:
+                return ""
+            return self.make_pod(run, job, int(labels[_INDEX]))
+
+    def free_pod(self, name: str) -> None:
+        """Removes a pod of a node that was cut off, as its taint or a deletion by force does."""
+        with self.changed:
+            self.cut_off.remove(name)
+            self._drop("pods", name)
+            for key, item in list(self._objects.items()):
+                if _FOREGROUND in item["metadata"].get("finalizers", []):
+                    self._drop_unless_held(*key)
+
+    def may_evict(self, name: str) -> bool:
+        """Says whether the eviction API lets a drain take the pod: disruption budgets decide.
+
+        As pkg/registry/core/pod/storage/eviction.go has it: a pod that has ended may always go,
+        and one with two budgets is refused with 500, on which kubectl drain gives up.
+        """
+        with self.changed:
+            pod = self._objects["pods", name]
+            if pod["status"]["phase"] in ("Succeeded", "Failed"):
+                return True
+            found = [
+                budget
+                for (plural, _), budget in self._objects.items()
+                if plural == "poddisruptionbudgets"
+                if _has_labels(pod, budget["spec"]["selector"]["matchLabels"])
+            ]
+            if len(found) > 1:
+                words = "This pod has more than one PodDisruptionBudget, which the eviction "
+                raise Refusal(500, "InternalError", f"{words}subresource does not support.")
+            for budget in found:
+                selector = budget["spec"]["selector"]["matchLabels"]
                 healthy = sum(
                     _has_labels(other, selector) and other["status"]["phase"] == "Running"
                     for (kind, _), other in self._objects.items()
@@ -516,16 +578,23 @@ class KubernetesApi:
             self._put("workflows", workflow)
             return str(workflow["metadata"]["uid"])  # type: ignore[index]
 
-    def make_step(self, name: str, *, workflow: str | None = "mnist-w1") -> dict[str, str]:
+    def make_step(
+        self, name: str, *, workflow: str | None = "mnist-w1", run_id: str = ""
+    ) -> dict[str, str]:
         """Makes the pod of a step; returns what its container finds in its environment.
 
         Args:
             name: Of the pod.
             workflow: That controls it; None: a pod of somebody's own.
+            run_id: Of the pipeline's run.
         """
         described: Object = {"name": name, "namespace": NAMESPACE, "labels": {}}
         with self.changed:
             if workflow:
+                described["labels"] = {
+                    "workflows.argoproj.io/workflow": workflow,
+                    "stoker/role": "follower",
+                }
                 described["ownerReferences"] = [self._reference("workflows", workflow)]
             pod: Object = {
                 "apiVersion": "v1",
@@ -536,16 +605,22 @@ class KubernetesApi:
             }
             self._put("pods", pod)
             self._logs[name] = PodLogFile()
-        return {"POD_NAME": name, "POD_UID": described["uid"], "POD_NAMESPACE": NAMESPACE}
+        return {
+            "POD_NAME": name,
+            "POD_UID": described["uid"],
+            "POD_NAMESPACE": NAMESPACE,
+            **({"POD_RUN_ID": run_id} if run_id else {}),
+        }
 
     def terminate_workflow(self, name: str = "mnist-w1") -> None:
         """Acts as Terminate does: Kubeflow patches the deadline, Argo signals the pods."""
         self.change("workflows", name, {"spec": {"activeDeadlineSeconds": 0}})
 
-    def drain(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
-        """Drains the node of a pod: its process gets SIGTERM, then the pod is deleted.
+    def take_node(self, name: str, process: "subprocess.Popen[bytes]", *, seconds: float) -> int:
+        """Takes the node of a pod, as a cloud takes a spot node: disruption budgets are not asked.
 
-        Returns the exit code; blocks for `seconds` at most, the pod's grace.
+        Its process gets SIGTERM, then the pod is deleted. Returns the exit code; blocks for
+        `seconds` at most, the pod's grace.
         """
         process.terminate()
         code = process.wait(seconds)
@@ -934,7 +1009,16 @@ class KubernetesApi:
             found["metadata"]["finalizers"] = [_FOREGROUND]
             self._changed(plural, name)
         self._collect()
-        if not self.is_deletion_held and (plural, name) in self._objects:
+        self._drop_unless_held(plural, name)
+
+    def _drop_unless_held(self, plural: str, name: str) -> None:
+        """Drops what is marked, unless deletions are held, or a pod that it owns cannot end."""
+        owner = self._objects.get((plural, name))
+        if owner is None or self.is_deletion_held or (plural == "pods" and name in self.cut_off):
+            return
+        pods = [self._objects["pods", pod] for pod in self.cut_off]
+        owned = [uid["uid"] for pod in pods for uid in pod["metadata"].get("ownerReferences", [])]
+        if owner["metadata"]["uid"] not in owned:
             self._drop(plural, name)
 
     def _drop(self, plural: str, name: str) -> None:
@@ -1317,8 +1401,15 @@ def kubernetes_api(
             thread.join()
 
 
-def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = NAMESPACE) -> Path:
-    """Returns a kube config for the server."""
+def kube_config(
+    folder: Path,
+    url: str,
+    *,
+    token: str = TOKEN,
+    namespace: str = NAMESPACE,
+    authority: Path | None = None,
+) -> Path:
+    """Returns a kube config for the server, whose certificate that authority has signed."""
     path = folder / "kubeconfig"
     document = {
         "apiVersion": "v1",
@@ -1330,7 +1421,15 @@ def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = 
                 "context": {"cluster": "here", "user": "me", "namespace": namespace},
             }
         ],
-        "clusters": [{"name": "here", "cluster": {"server": url}}],
+        "clusters": [
+            {
+                "name": "here",
+                "cluster": {
+                    "server": url,
+                    **({"certificate-authority": str(authority)} if authority else {}),
+                },
+            }
+        ],
         "users": [{"name": "me", "user": {"token": token}}],
     }
     path.write_text(json.dumps(document))

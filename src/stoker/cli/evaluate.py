@@ -144,7 +144,7 @@ def evaluate_verb(
     with telling(
         of, run=run, step="evaluate", quiet=as_json, is_told=bool(run) and not destinations.executor
     ) as ending:
-        trained, record = _judged(
+        trained, record = judged(
             of,
             records=(profile, decision, training),
             outputs_uri=outputs,
@@ -167,7 +167,7 @@ def evaluate_verb(
     return 0 if always else code
 
 
-def _judged(
+def judged(
     workload: "Workload",
     *,
     records: tuple[Path, Path, str],

@@ -28,7 +28,7 @@ from stoker.cli.progress import (
     words_column,
     working,
 )
-from stoker.errors import UsageError
+from stoker.errors import UsageError, WorkloadError
 from stoker.logs import parse_line
 from stoker.text import duration, ms, percentage
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from stoker.cli.outputs import Outputs
-    from stoker.platforms.base import LogLine
-    from stoker.records import Cluster, Workload
+    from stoker.platforms.base import LogLine, Platform
+    from stoker.records import Cluster, Profile, Workload
 
 
 def profile_verb(
@@ -101,11 +101,12 @@ def profile_verb(
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.outputs import deliver, outputs_of, step_inputs, told_of_profile
-    from stoker.cli.workloads import new_run_dir, resolve, reused_profile
+    from stoker.cli.workloads import named_run_dir, new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
-    from stoker.profile import explain, profile
+    from stoker.profile import explain
     from stoker.profile.profiled_job import UnmeasuredError, notebook_refusal
-    from stoker.records import Group, write_json
+    from stoker.records import Group, to_json, write_json
+    from stoker.settings import own_pod
 
     if (logs or region) and not training_job:
         raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
@@ -150,21 +151,25 @@ def profile_verb(
         assume_yes=yes,
         quiet=as_json,
     )
-    run_dir = new_run_dir(f"{workload.name}-profile")
+    pod = own_pod()
+    is_step = bool(pod and pod.run_id) and not workload.platform_info.is_this_machine
+    # A retry of a pipeline's step follows the job of the first attempt.
+    name = f"{workload.run_name(pod.run_id)}-profile" if pod and is_step else None
+    run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
     say(
         f"profile of {workload.name}: measures {workload.profile.budget_seconds:.0f} s from the "
         f"first batch on, then stops the command; its output: {relative(run_dir / 'logs')}",
         quiet=as_json,
     )
     try:
-        with following_profile(workload, quiet=as_json) as followed:
-            record = profile(
-                workload,
-                cluster=cluster,
-                platform=platform_named(workload.platform, settings=workload),
-                run_dir=run_dir,
-                on_line=followed.line,
-            )
+        record = profile_and_keep(
+            workload,
+            cluster=cluster,
+            platform=platform_named(workload.platform, settings=workload),
+            run_dir=run_dir,
+            records={"step": "profile", "workload.json": to_json(workload)} if name else {},
+            quiet=as_json,
+        )
     except UnmeasuredError as err:
         if err.observed:
             # What was observed is worth a guess of `decide`, so it is written although this is an
@@ -181,6 +186,56 @@ def profile_verb(
         as_json=as_json,
         told=told_of_profile(record),
     )
+
+
+def profile_and_keep(
+    workload: "Workload",
+    *,
+    cluster: "Cluster",
+    platform: "Platform[object]",
+    run_dir: Path,
+    records: Mapping[str, str],
+    quiet: bool,
+) -> "Profile":
+    """Profiles and shows how far it is; in a pipeline, takes what an earlier attempt measured.
+
+    Args:
+        workload: What to profile.
+        cluster: Today's cluster.
+        platform: The platform that runs the job.
+        run_dir: The run's folder, whose name is the job's.
+        records: As of `stoker.profile.profile`; empty outside of pipelines.
+        quiet: Whether to show nothing.
+    """
+    from stoker.platforms.base import RecoveringPlatform
+    from stoker.profile import profile
+    from stoker.profile.profiled_job import profiled_job
+    from stoker.records import Profile, read_json, to_json
+
+    keeper = platform if records and isinstance(platform, RecoveringPlatform) else None
+    job = profiled_job(workload, group=cluster.dnn, run_dir=run_dir, records=records)
+    request = keeper.plan(job) if keeper else None
+    kept = keeper.kept(request) if keeper else ""
+    if kept:
+        say(f"{job.name} has measured before: this is its record", quiet=quiet)
+        return read_json(kept, Profile)
+    try:
+        with following_profile(workload, quiet=quiet) as followed:
+            record = profile(
+                workload,
+                cluster=cluster,
+                platform=platform,
+                run_dir=run_dir,
+                records=records,
+                on_line=followed.line,
+            )
+    except (UsageError, WorkloadError):
+        if keeper:
+            keeper.keep(request, "")
+        raise
+    if keeper:
+        keeper.keep(request, to_json(record))
+    return record
 
 
 def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,15 +31,7 @@ from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageEr
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
     from stoker.platforms.base import JobSpec, Platform, RequestT
-    from stoker.records import Decision, Json, PlatformSettings, Training, Workload
-
-
-class _CleanUp(Protocol):
-    """A platform ends the jobs of a run by this function."""
-
-    def __call__(self, name: str, settings: "PlatformSettings", *, run_id: str = "") -> str:
-        """Returns in words what it ended."""
-        ...
+    from stoker.records import Decision, Profile, Training, Workload
 
 
 def train_verb(
@@ -111,6 +103,24 @@ def train_verb(
             hidden=True,
         ),
     ] = False,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(
+            "--evaluation",
+            metavar="F",
+            help="With --finish: the evaluation of a training whose step was lost.",
+            hidden=True,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="F",
+            help="With --finish: the report of a training whose step was lost.",
+            hidden=True,
+        ),
+    ] = None,
     always: Annotated[
         bool,
         typer.Option(
@@ -148,6 +158,7 @@ def train_verb(
 
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
+    from stoker.cli.finish import FinishOutputs, finish_run
     from stoker.cli.notify import telling
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
@@ -192,7 +203,17 @@ def train_verb(
                 fix="stoker train WORKLOAD --run-id ID --finish",
             )
         workload = read_with_params(words[0], overrides=sets, params=params)
-        _finish(workload, run_id=run_id, outcome=given.outcome or "{}", as_json=as_json)
+        places = FinishOutputs(
+            record=outputs_of(files, model=model), evaluation=evaluation, report=report
+        )
+        finish_run(
+            workload,
+            run_id=run_id,
+            outcome=given.outcome or "{}",
+            champion=given.champion,
+            outputs=places,
+            as_json=as_json,
+        )
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
     workload = resolve(words, overrides=sets, params=params)
@@ -206,13 +227,15 @@ def train_verb(
     runs_on = platform_named(workload.platform, settings=workload)
 
     def prepared(run_dir: Path) -> "JobSpec":
-        return prepare(
+        job = prepare(
             workload=workload,
             groups=chosen,
             run_dir=run_dir,
             decision=decided,
             replace_dataloader=replace_dataloader,
         )
+        # By them a pipeline's last step follows the job where this one is lost.
+        return replace(job, records=records_of_step(workload, decided, profiled) if run_id else {})
 
     say_unused_types(workload, chosen, quiet=as_json)
     if dry_run:
@@ -356,70 +379,33 @@ def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool
     return json.dumps(platform.describe(request), indent=2)
 
 
-# As Kubeflow's pages say it, and as its driver hands it to an exit handler.
-_FAILED = ("failed", "error", "system_error")
-_SUCCEEDED = ("succeeded", "success", "complete", "cached")
+# Of the profile that is kept with a job: what its ConfigMap has room for.
+_MAX_PROFILE_BYTES = 700 << 10
 
 
-def _page_of(workload: "Workload", run_id: str | None) -> dict[str, str]:
-    """Returns the page of a run of Kubeflow, where the address of its pages is known."""
-    from stoker.settings import kubeflow_environment
-
-    told = workload.kubernetes.kubeflow if workload.kubernetes else None
-    ui = (told and told.ui) or kubeflow_environment().ui
-    return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
-
-
-def _finish(workload: "Workload", *, run_id: str, outcome: str, as_json: bool) -> None:
-    """Ends the jobs of a run that still exist, and says how the run ended, to a webhook as well.
+def records_of_step(
+    workload: "Workload", decision: "Decision | None", profile: "Profile | None"
+) -> dict[str, str]:
+    """Returns the records from which a pipeline's last step can follow a training; {}: it cannot.
 
     Args:
-        workload: The workload of the run.
-        run_id: Id of the run.
-        outcome: How the run ended: JSON as of Kubeflow's PipelineTaskFinalStatus.
-        as_json: Prints JSON.
-
-    Raises:
-        PlatformError: If the platform does not answer, or refuses.
+        workload: The workload of the run, its parameters applied.
+        decision: The decision; None: a training that nobody decided on.
+        profile: What was decided on, for the evaluation.
     """
-    from stoker.cli.notify import telling
-    from stoker.platforms import platform_named
+    from stoker.records import to_json
 
-    job = workload.run_name(run_id)
-    state, why = _state(outcome)
-    with telling(workload, run=job, step="the pipeline", quiet=as_json) as ending:
-        # Before it may fail itself: that the run failed is the greater news.
-        if state in _FAILED:
-            ending.failed(why)
-        elif state not in _SUCCEEDED:
-            # Cancelled, or a word that Kubeflow did not fill in.
-            ending.status = "stopped"
-        ending.links |= _page_of(workload, run_id)
-        platform = platform_named(workload.platform, settings=workload)
-        # Only platforms whose jobs outlive stoker have it.
-        clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
-        ended = clean_up(job, workload, run_id=run_id) if clean_up else ""
-    if as_json:
-        print(json.dumps({"run": job, "state": state, "reason": why, "ended": ended}))
-        return
-    print(f"run {job}: {state}" + (f": {why}" if why else ""))
-    print(ended or "no job of the run was left")
-
-
-def _state(outcome: str) -> tuple[str, str]:
-    """Returns how the run ended, and why, of what Kubeflow hands an exit handler."""
-    from stoker.records.base import mapping
-
-    try:
-        document: Json = json.loads(outcome)
-    except ValueError:
-        # A placeholder that a server before 2.14 does not fill in.
-        document = {}
-    error = mapping(document, "error")
-    return (
-        str(mapping(document).get("state") or "unknown").lower(),
-        str(error.get("message") or ""),
-    )
+    if decision is None:
+        return {}
+    found = {
+        "step": "training",
+        "workload.json": to_json(workload),
+        "decision.json": to_json(decision),
+    }
+    measured = to_json(profile) if profile else ""
+    if measured and len(measured.encode()) <= _MAX_PROFILE_BYTES:
+        found["profile.json"] = measured
+    return found
 
 
 def train_and_keep(
@@ -437,6 +423,8 @@ def train_and_keep(
 ) -> "Training":
     """Trains and shows how far it is; keeps the record of a training that is stopped.
 
+    The step of a pipeline (`job.records`) takes the record of an earlier attempt that succeeded.
+
     Args:
         job: What to train; its folder gets the record of a training that is stopped.
         platform: The platform that runs the job.
@@ -449,12 +437,22 @@ def train_and_keep(
         echo: Whether to show the lines of the script, too.
         on_submit: As of `stoker.train.train`.
     """
+    from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
+    from stoker.platforms.base import RecoveringPlatform
+    from stoker.records import Training, read_json, write_json
     from stoker.train import train
 
+    keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
+    request = keeper.plan(job) if keeper else None
+    kept = keeper.kept(request) if keeper else ""
+    if kept and (found := read_json(kept, Training)).status == "succeeded":
+        say(f"{job.name} has trained before: this is its record", quiet=quiet)
+        write_json(job.run_dir / "training.json", found)
+        return found
     job = start_tracking(job, platform=platform.name, quiet=quiet)
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
-        return train(
+        record = train(
             job,
             platform=platform,
             catalog=catalog,
@@ -465,6 +463,13 @@ def train_and_keep(
             ),
             on_submit=on_submit,
         )
+    if keeper:
+        keeper.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))
+    return record
+
+
+# Of a training's record that is kept on the platform.
+MAX_KEPT_BYTES = 64 << 10
 
 
 def keep_stopped(

@@ -339,19 +339,48 @@ def gate(evaluation: Input[Artifact], image: str, champion: Text = None) -> Cont
 
 @_component
 def finish(
-    outcome: PipelineTaskFinalStatus, image: str, workload: str, run_id: str
+    outcome: PipelineTaskFinalStatus,
+    record: Output[Artifact],
+    evaluation: Output[Artifact],
+    report: Output[HTML],
+    metrics: Output[Metrics],
+    model: Output[Model],
+    image: str,
+    workload: str,
+    run_id: str,
+    gate: Text = None,
+    champion: Text = None,
 ) -> ContainerSpec:
     """Ends the workload's jobs of the run, its profile's too, and says how the run ended.
 
-    For `dsl.ExitHandler`. Kubeflow Pipelines 2.14 or later says how the run ended.
+    A job of a failed run whose step was lost is first followed to its end, unless somebody has
+    ended the run: then there are outputs, in place of those that the lost step would have left.
+
+    For `dsl.ExitHandler`, placed with `follower`. Kubeflow Pipelines 2.14 or later says how the run
+    ended.
 
     Args:
         outcome: How the run ended, as Kubeflow tells it.
         image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
         run_id: The run's own id.
+        gate: As for evaluate.
+        champion: As for evaluate.
+        record: training.json or profile.json of a job whose step was lost.
+        evaluation: evaluation.json of a training whose step was lost.
+        report: The page of a training whose step was lost.
+        metrics: Figures of a job whose step was lost.
+        model: Address of the model of a training whose step was lost.
     """
-    return _container(image, "train", "--finish")
+    return _container(
+        image,
+        "train",
+        "--finish",
+        f"--out={record.path}",
+        f"--evaluation={evaluation.path}",
+        f"--report={report.path}",
+        f"--model={model.path}",
+    )
 
 
 __all__ = [

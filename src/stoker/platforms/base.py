@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, TerminatedError, UsageError
 from stoker.records import (
     Channel,
     Event,
@@ -55,8 +55,11 @@ class JobSpec:
         settings: What all processes of the run are told, except for what `groups` say.
         image: Image of all hosts, where the platform runs images.
         next_best: The decision's next plan in words, for whoever cannot get the chosen one.
+        prices: Dollars an hour of one host by instance type, of those that are known.
         run_dir: Folder on this machine for logs and outputs of the run.
         tracking: Where the figures of the run are kept next to its records.
+        records: Documents by name, from which another process can plan this job and follow it: a
+            pipeline's last step, where the step that submitted it is lost. Empty: nobody does.
     """
 
     name: str
@@ -70,8 +73,10 @@ class JobSpec:
     image: str | None = None
     platform_settings: PlatformSettings = field(default_factory=PlatformSettings)
     next_best: str = ""
+    prices: Mapping[str, float] = field(default_factory=dict)
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    records: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def run_name(self) -> str:
@@ -221,6 +226,19 @@ class AdoptedRun(Protocol):
         ...
 
 
+def leave_or_stop(run: Run, err: BaseException) -> None:
+    """Stops a job whose follower ends with `err`; after a SIGTERM leaves one that may be adopted.
+
+    Raises:
+        TerminatedError: If the job was left, with words on what becomes of it.
+    """
+    if isinstance(err, TerminatedError) and isinstance(run, AdoptedRun):
+        words = run.leave()
+        if words:
+            raise TerminatedError(words) from err
+    run.stop()
+
+
 class Platform(Protocol[RequestT]):
     """A platform runs jobs: plan() is pure, submit() sends what plan() made."""
 
@@ -257,6 +275,39 @@ class ResumingPlatform(Protocol[_GivenT]):
         Raises:
             PlatformError: If the platform cannot be asked.
         """
+        ...
+
+
+@runtime_checkable
+class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
+    """A platform that keeps what a run whose follower was lost is finished with."""
+
+    def kept(self, request: RequestT) -> str:
+        """Returns the record with which an earlier attempt ended; empty where there is none.
+
+        Raises:
+            PlatformError: If the platform cannot be asked.
+        """
+        ...
+
+    def keep(self, request: RequestT, record: str) -> None:
+        """Keeps the record of a job that has ended; empty: it left none. Never raises."""
+        ...
+
+    def lost(
+        self, name: str, settings: PlatformSettings, *, run_id: str
+    ) -> Sequence[Mapping[str, str]]:
+        """Returns the records (`JobSpec.records`) of jobs for which `keep` was not called.
+
+        Of a pipeline's run that somebody has ended there are none.
+
+        Raises:
+            PlatformError: If the platform cannot be asked.
+        """
+        ...
+
+    def adopting(self) -> "RecoveringPlatform[RequestT]":
+        """Returns the platform for a last follower, which only adopts jobs, failed ones too."""
         ...
 
 

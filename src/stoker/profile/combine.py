@@ -239,6 +239,9 @@ def combine(
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
         trainer_cpu_seconds=sum(own.mean for own in trainer),
+        used_cpu_seconds=sum(
+            own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole
+        ),
         num_workers=sum(own.num_workers for own in on_host),
         global_batch_size=sum(own.batch.samples for own in whole),
         batch_bytes=sizes.mean if sizes else float(sum(own.batch.num_bytes for own in whole)),

@@ -8,17 +8,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from stoker.errors import StokerError, UsageError, WorkloadError
+from stoker.errors import StokerError, TerminatedError, UsageError, WorkloadError
 from stoker.feed.resource_usage import read_usage
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import now_utc, parse_line
-from stoker.platforms.base import AdoptedRun, JobEnd, JobSpec, LogLine, Platform, Run
+from stoker.platforms.base import (
+    AdoptedRun,
+    JobEnd,
+    JobSpec,
+    LogLine,
+    Platform,
+    Run,
+    leave_or_stop,
+)
 from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files, words_of
 from stoker.profile.rank_results import RankResult, read_ranks
@@ -402,6 +410,7 @@ def profile(
     run_dir: Path,
     cluster: Cluster | None = None,
     name: str | None = None,
+    records: Mapping[str, str] | None = None,
     on_line: Callable[[LogLine], None] = lambda line: None,
     verdict_on_interrupt: bool = True,
 ) -> Profile:
@@ -410,12 +419,14 @@ def profile(
     Blocks for about `workload.profile.budget_seconds` after the first batch; 120 s more from the
     first line of a dnn host, and the job is stopped; where no loader was read by then, it is
     stopped after the budget (120 s if that is less). Interrupted (KeyboardInterrupt), it stops the
-    job and gives the verdict so far, if there is one. Leaves the steps as is in
+    job and gives the verdict so far, if there is one; after a SIGTERM it leaves a job that the next
+    attempt can adopt (one with `records`). Leaves the steps as is in
     `run_dir`/baseline-timeline.csv.
 
     Args:
         cluster: Today's; absent: the workload's own.
         name: Name of the job; None: that of `run_dir`.
+        records: Documents by which another process can follow the job, as in `JobSpec`.
         on_line: Sees each line of the job's log.
         verdict_on_interrupt: False: an interrupt is raised again, even if a verdict was found.
 
@@ -427,7 +438,7 @@ def profile(
         PlatformError: If the platform refused or lost the job.
     """
     group = cluster.dnn if cluster else _todays_group(workload)
-    job = _job(workload, group=group, run_dir=run_dir, name=name)
+    job = profiled_job(workload, group=group, run_dir=run_dir, name=name, records=records or {})
     run = platform.submit(platform.plan(job))
     budget = workload.profile.budget_seconds
     heard = Heard()
@@ -446,6 +457,11 @@ def profile(
         interrupted = err
         run.stop()
         end = run.wait()
+    except TerminatedError as err:
+        # Without records nobody would come to follow it.
+        if records:
+            leave_or_stop(run, err)
+        raise
     finally:
         run.stop()
     if isinstance(run, AdoptedRun):
@@ -588,14 +604,23 @@ def _todays_group(workload: Workload) -> TodaysGroup:
     return workload.cluster.dnn
 
 
-def _job(workload: Workload, *, group: TodaysGroup, run_dir: Path, name: str | None) -> JobSpec:
-    return JobSpec.of(
+def profiled_job(
+    workload: Workload,
+    *,
+    group: TodaysGroup,
+    run_dir: Path,
+    name: str | None = None,
+    records: Mapping[str, str],
+) -> JobSpec:
+    """Returns the job of a profile on today's group; the arguments are as for `profile`."""
+    job = JobSpec.of(
         workload,
         groups=(Group.of_today(group),),
         run_dir=run_dir,
         name=name,
         profile=workload.profile,
     )
+    return replace(job, records=records)
 
 
 def _progress(ranks: Sequence[RankResult]) -> str:

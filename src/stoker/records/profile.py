@@ -87,6 +87,8 @@ class StepTerms(Record, frozen=True, kw_only=True):
         trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
         trainer_vcpus: vCPUs of one host that the trainer keeps busy, where trainer_cpu_seconds is
             not known.
+        used_cpu_seconds: CPU-seconds that trainers and loader workers used in a step as it is, all
+            ranks: more than each of them needs alone where they take turns on cores and caches.
         num_workers: Loader workers of one host, all ranks.
         global_batch_size: Samples of one step, all ranks; absent where only a log told the step.
         batch_bytes: Bytes of the batches of one step, all ranks.
@@ -105,6 +107,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
     loader_wall_seconds: NonNegativeFloat | None = None
     trainer_cpu_seconds: NonNegativeFloat | None = None
     trainer_vcpus: NonNegativeFloat | None = None
+    used_cpu_seconds: NonNegativeFloat | None = None
     num_workers: NonNegativeInt | None = None
     global_batch_size: PositiveInt | None = None
     batch_bytes: NonNegativeFloat | None = None

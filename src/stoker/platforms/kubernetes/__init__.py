@@ -1,23 +1,39 @@
 """Kubernetes runs a job as a JobSet, or as a TrainJob with its TrainingRuntime."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from stoker.errors import StokerError
 from stoker.logs import Log
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.api import JOBSETS, TRAINJOBS, ApiError, ClusterApi, name_of
+from stoker.platforms.kubernetes.api import (
+    CONFIG_MAPS,
+    JOBSETS,
+    TRAINJOBS,
+    ApiError,
+    ClusterApi,
+    name_of,
+    text,
+)
 from stoker.platforms.kubernetes.follower import follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
 from stoker.platforms.kubernetes.objects import name_of_workload
 from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
 from stoker.platforms.kubernetes.submit import (
+    adopt,
     check_rights,
     explained_denial,
+    finished_record,
     is_going_on,
     job_state,
     jobs_of_run,
+    keep_finished,
+    records_of,
     start,
+    told_jobs,
+    uids_of_run,
 )
 from stoker.records import Json, KubernetesSettings, PlatformSettings
+from stoker.records.base import mapping
 from stoker.settings import own_pod
 
 __all__ = ["KubernetesPlatform", "KubernetesRequest"]
@@ -33,12 +49,14 @@ class KubernetesPlatform:
 
     Args:
         cluster: Absent: that of the workload's settings.
+        adopts_only: Whether it makes no job, and adopts also one that has failed.
     """
 
     name = "kubernetes"
 
-    def __init__(self, *, cluster: ClusterApi | None = None) -> None:
+    def __init__(self, *, cluster: ClusterApi | None = None, adopts_only: bool = False) -> None:
         self._cluster = cluster
+        self._adopts_only = adopts_only
 
     def plan(self, job: JobSpec) -> KubernetesRequest:
         """Returns the objects of `job`, every rule of schemas, webhooks and pods checked.
@@ -76,10 +94,17 @@ class KubernetesPlatform:
         check_rights(cluster, settings, is_pod=pod is not None, log=log)
         try:
             follower = follower_of(cluster, pod, log=log)
-            started = start(cluster, request, follower=follower, log=log)
+            begin = adopt if self._adopts_only else start
+            started = begin(cluster, request, follower=follower, log=log)
         except ApiError as err:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
-        return KubernetesRun(cluster, request=request, started=started, follower=follower)
+        return KubernetesRun(
+            cluster,
+            request=request,
+            started=started,
+            follower=follower,
+            is_last=self._adopts_only,
+        )
 
     def resumed(self, requests: Sequence[KubernetesRequest]) -> int:
         """Returns which of a run's requests an earlier attempt has come to; else 0.
@@ -91,11 +116,91 @@ class KubernetesPlatform:
         cluster = self._cluster_of(settings)
         try:
             for index, request in reversed([*enumerate(requests)][1:]):
-                if is_going_on(cluster, request):
+                if is_going_on(cluster, request, or_failed=self._adopts_only):
                     return index
         except ApiError as err:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return 0
+
+    def adopting(self) -> "KubernetesPlatform":
+        """Returns the platform for a last follower, which only adopts jobs, failed ones too.
+
+        It asks again and again whether somebody has ended the run: Argo does not tell the pods of
+        an exit handler.
+        """
+        return KubernetesPlatform(cluster=self._cluster, adopts_only=True)
+
+    def kept(self, request: KubernetesRequest) -> str:
+        """Returns the record with which an earlier attempt ended; empty where there is none.
+
+        Raises:
+            PlatformError: If the cluster does not answer.
+        """
+        settings, run = request.layout.settings, request.job.name
+        workload = name_of_workload(request.job.platform_settings)
+        try:
+            return finished_record(
+                self._cluster_of(settings), workload, run, request_sha256=request.request_sha256
+            )
+        except ApiError as err:
+            if not err.is_denied:
+                raise
+            Log(run=run, host=SERVICE).event("record_not_read", why=err.what)
+            return ""
+
+    def keep(self, request: KubernetesRequest, record: str) -> None:
+        """Keeps the record of a job that has ended, for a retry of its step; never raises."""
+        cluster, run = self._cluster_of(request.layout.settings), request.job.name
+        try:
+            keep_finished(
+                cluster,
+                name_of_workload(request.job.platform_settings),
+                run,
+                request_sha256=request.request_sha256,
+                jobs=uids_of_run(cluster, request),
+                record=record,
+            )
+        except StokerError as err:
+            Log(run=run, host=SERVICE).event("record_not_kept", why=err.what)
+
+    def lost(
+        self, name: str, settings: PlatformSettings, *, run_id: str
+    ) -> Sequence[Mapping[str, str]]:
+        """Returns the records of the run's jobs of which no step has told how they ended.
+
+        The profile's comes first. A job that a retry has made again under its name is another one.
+
+        Of a run that somebody has ended, or is ending, there are none. Where nobody may ask, the
+        run counts as one that nobody has ended: a job that is deleted in vain costs the training.
+
+        Raises:
+            PlatformError: If the cluster refuses, or does not answer.
+        """
+        known = settings.kubernetes or KubernetesSettings()
+        cluster = self._cluster_of(known)
+        log = Log(run=name, host=SERVICE)
+        resource = TRAINJOBS if known.api == "trainer" else JOBSETS
+        workload = name_of_workload(settings)
+        try:
+            is_cancelled = follower_of(cluster, own_pod(), log=log).cancellation(cluster)
+            if is_cancelled:
+                return ()
+            if is_cancelled is None:
+                log.event("workflow_not_read", meaning="nobody is known to have ended the run")
+            told = told_jobs(cluster, workload)
+            jobs = jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload)
+            found = [
+                (text(mapping(job, "metadata"), "creationTimestamp"), records_of(cluster, each))
+                for job in jobs
+                if not ((state := job_state(job)).is_deleted or state.uid in told)
+                if (each := name_of(job))
+            ]
+        except ApiError as err:
+            if err.is_denied and err.action and err.action.resource == CONFIG_MAPS.plural:
+                log.event("records_not_read", why=err.what)
+                return ()
+            raise explained_denial(err, known, namespace=cluster.namespace) from err
+        return [records for _, records in sorted(found, key=lambda one: one[0]) if records]
 
     def clean_up(self, name: str, settings: PlatformSettings, *, run_id: str = "") -> str:
         """Deletes the jobs of a run that have not ended; returns in words what it ended.
@@ -133,4 +238,8 @@ class KubernetesPlatform:
         return "; ".join(deleted)
 
     def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:
-        return self._cluster or ClusterApi(context=settings.context, namespace=settings.namespace)
+        return self._cluster or ClusterApi(
+            context=settings.context,
+            namespace=settings.namespace,
+            strict_tls=settings.strict_tls,
+        )

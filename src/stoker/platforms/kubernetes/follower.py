@@ -48,12 +48,18 @@ class Follower:
 
     Attributes:
         pod: The pod it runs in; None: somebody's terminal.
-        workflow: The Workflow that controls the pod, as an owner; None where there is none in the
-            job's namespace.
+        workflow: The Workflow that controls the pod, as an owner; None where there is none.
+        home: The pod's own namespace, where the Workflow is; None: the job's.
     """
 
     pod: OwnPod | None = None
     workflow: Document | None = None
+    home: ClusterApi | None = None
+
+    @property
+    def owner(self) -> Document | None:
+        """Returns the Workflow as an owner; None where it is not in the job's namespace."""
+        return None if self.home else self.workflow
 
     def lease_minutes(self, settings: KubernetesSettings) -> int:
         """Returns after how many minutes without a follower the run is abandoned; 0: never."""
@@ -62,28 +68,36 @@ class Follower:
         return LEASE_MINUTES if self.pod else 0
 
     def is_cancelled(self, cluster: ClusterApi) -> bool:
-        """Returns whether the run of the pipeline is being cancelled.
+        """Returns whether the run of the pipeline is known to be cancelled.
 
-        Blocks for CANCELLED_SECONDS at most. Who cannot be asked is not cancelled: a job that goes
-        on in vain costs its lease, and one that is deleted in vain costs the training.
+        Blocks for CANCELLED_SECONDS at most. Who cannot be asked is not cancelled: a job that runs
+        in vain costs its time, and one that is deleted in vain costs the training.
+        """
+        return self.cancellation(cluster) is True
+
+    def cancellation(self, cluster: ClusterApi) -> bool | None:
+        """Returns whether the run of the pipeline is being cancelled; None where nobody says.
+
+        Blocks for CANCELLED_SECONDS at most.
         """
         if self.workflow is None:
-            return False
-        workflow, answers = self.workflow, queue.SimpleQueue[bool]()
+            return None
+        workflow, answers = self.workflow, queue.SimpleQueue[bool | None]()
+        asked = self.home or cluster
 
         def ask() -> None:
             try:
-                found = cluster.find(WORKFLOWS, text(workflow, "name"))
+                found = asked.find(WORKFLOWS, text(workflow, "name"))
                 answers.put(found is None or _is_ending(found, uid=text(workflow, "uid")))
             except StokerError:
-                answers.put(False)
+                answers.put(None)
 
         # In a thread: neither a name service nor a server that is silent keeps the process here.
         threading.Thread(target=ask, name="asks for the workflow", daemon=True).start()
         try:
             return answers.get(timeout=CANCELLED_SECONDS)
         except queue.Empty:
-            return False
+            return None
 
 
 def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Follower:
@@ -94,12 +108,15 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
         pod: Pod that this process runs in.
         log: Told where the pod cannot be read.
     """
-    if pod is None or (pod.namespace or cluster.namespace) != cluster.namespace:
-        return Follower(pod=pod)
+    if pod is None:
+        return Follower()
+    home = None
+    if pod.namespace and pod.namespace != cluster.namespace:
+        home = cluster.in_namespace(pod.namespace)
     try:
-        found = cluster.find(PODS, pod.name)
+        found = (home or cluster).find(PODS, pod.name)
     except ApiError as err:
-        if not err.is_denied:
+        if not (err.is_denied or home):
             raise
         log.event("owner_not_known", pod=pod.name, why=err.what)
         return Follower(pod=pod)
@@ -108,7 +125,7 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
         group = text(owner, "apiVersion").partition("/")[0]
         if owner.get("controller") is True and (group, owner.get("kind")) == _WORKFLOW:
             reference = {key: text(owner, key) for key in ("apiVersion", "kind", "name", "uid")}
-            return Follower(pod=pod, workflow=reference)
+            return Follower(pod=pod, workflow=reference, home=home)
     return Follower(pod=pod)
 
 

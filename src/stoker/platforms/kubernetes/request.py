@@ -23,6 +23,7 @@ import yaml
 from stoker.errors import UsageError
 from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
 from stoker.platforms.kubernetes.api import name_of, number, text, texts
+from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
     JOBSET_LABEL,
@@ -33,6 +34,7 @@ from stoker.platforms.kubernetes.objects import (
     RUN_ANNOTATION,
     TOKEN_KEY,
     TRAINER_JOB,
+    WORKFLOW_LABEL,
     WORKLOAD_ANNOTATION,
     Layout,
     PodGroup,
@@ -44,6 +46,7 @@ from stoker.platforms.kubernetes.objects import (
     lay_out,
     mounts_of,
     pod_template,
+    records_map,
     token_secret,
     verbatim,
     volumes_of_run,
@@ -182,6 +185,9 @@ def _replicated_job(
         # all hosts start again with it.
         "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
     }
+    if not group.is_dnn:
+        # Not after its end, which a node that is cut off never tells.
+        job["podReplacementPolicy"] = "TerminatingOrFailed"
     deadline = _deadline_of_job(layout)
     if group.is_dnn and deadline:
         job["activeDeadlineSeconds"] = deadline
@@ -206,6 +212,35 @@ def disruption_budget(layout: Layout) -> Document:
             # Not maxUnavailable: how many pods a Job should have is not known to budgets.
             "minAvailable": layout.dnn.group.count,
             "selector": {"matchLabels": {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}},
+        },
+    }
+
+
+# More than the followers that one Workflow has at a time: none of them may be evicted.
+_FOLLOWERS = 1000
+
+
+def follower_budget(layout: Layout, workflow: Document) -> Document:
+    """Returns the budget by which a drain waits for the pods that follow a Workflow's jobs.
+
+    There is one for each Workflow, and not for each job: the eviction API refuses a pod with two
+    budgets by an error (500), on which a drain gives up instead of waiting.
+
+    Args:
+        layout: Layout of a job of the Workflow.
+        workflow: Reference to the Workflow, which owns the budget.
+    """
+    name = text(workflow, "name")
+    described = metadata(layout, name=f"{name}-followers")
+    del described["annotations"]
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {**described, "ownerReferences": [dict(workflow)]},
+        "spec": {
+            # A Workflow has no scale: maxUnavailable would not be known.
+            "minAvailable": _FOLLOWERS,
+            "selector": {"matchLabels": {WORKFLOW_LABEL: name, **FOLLOWER_LABELS}},
         },
     }
 
@@ -606,6 +641,7 @@ class KubernetesRequest:
         config: The ConfigMap with what launchers read.
         secret: The Secret, with NO_TOKEN in place of the token.
         budget: The PodDisruptionBudget of the dnn group.
+        records: The ConfigMap with what a later follower needs; None outside of pipelines.
     """
 
     job: JobSpec
@@ -616,6 +652,7 @@ class KubernetesRequest:
     config: Document
     secret: Document
     budget: Document
+    records: Document | None = None
 
     @property
     def name(self) -> str:
@@ -631,7 +668,8 @@ class KubernetesRequest:
     def objects(self) -> tuple[Document, ...]:
         """Returns all that submit() makes, in the order in which one needs the other."""
         runtime = (self.runtime,) if self.runtime and self.runtime_is_ours else ()
-        return (self.secret, self.config, self.budget, *runtime, self.main)
+        records = (self.records,) if self.records else ()
+        return (self.secret, self.config, *records, self.budget, *runtime, self.main)
 
     @property
     def request_sha256(self) -> str:
@@ -668,6 +706,7 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         config=config,
         secret=_secret(layout),
         budget=disruption_budget(layout),
+        records=_records(layout) if job.records else None,
     )
     check_objects(_checked(request))
     return request
@@ -730,6 +769,16 @@ def _config(layout: Layout) -> Document:
         # Nobody changes a run's settings under it, and kubelets need not watch the object.
         "immutable": True,
         "data": data,
+    }
+
+
+def _records(layout: Layout) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(layout, name=records_map(layout.name)),
+        "immutable": True,
+        "data": dict(layout.job.records),
     }
 
 

@@ -15,6 +15,8 @@ Network policies are for a namespace, and applied once: pods of all runs are kno
 A run's own keys keep the runs of one namespace apart.
 """
 
+import contextlib
+import json
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import PlatformError, StokerError, TerminatedError
-from stoker.logs import Log
+from stoker.logs import Log, now_utc
 from stoker.platforms.kubernetes.api import (
     ACCESS_REVIEWS,
     BUDGETS,
@@ -50,11 +52,18 @@ from stoker.platforms.kubernetes.objects import (
     RUN_ANNOTATION,
     TOKEN_KEY,
     WORKLOAD_NAME_ANNOTATION,
+    finished_map,
     lease_map,
     name_of_workload,
     named_namespace,
+    records_map,
 )
-from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, metadata
+from stoker.platforms.kubernetes.request import (
+    KubernetesRequest,
+    follower_budget,
+    manifest,
+    metadata,
+)
 from stoker.records import Json, KubernetesSettings, is_run_of
 from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
@@ -292,6 +301,36 @@ class _Attempt:
     is_adopted: bool = False
 
 
+def adopt(
+    cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
+) -> StartedObjects:
+    """Adopts the job of an earlier attempt, whatever became of it; makes nothing.
+
+    Args:
+        cluster: Cluster that has the job.
+        request: The request that the job was made for.
+        follower: This process.
+        log: Log for what is worth telling.
+
+    Raises:
+        PlatformError: If there is no job of this request.
+    """
+    found = cluster.find(_resource(request.main), request.name)
+    if found is None:
+        raise PlatformError(
+            f"the job {request.name} is gone", where=_place(request, cluster.namespace)
+        )
+    _check_is_ours(found, request, namespace=cluster.namespace)
+    log.event("job_adopted", job=request.name, namespace=cluster.namespace)
+    described = mapping(found, "metadata")
+    return StartedObjects(
+        uid=text(described, "uid"),
+        created_at=text(described, "creationTimestamp"),
+        is_adopted=True,
+        lease=_lease(cluster, request, found, follower, is_adopted=True, log=log),
+    )
+
+
 def start(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
@@ -307,13 +346,15 @@ def start(
         PlatformError: If the cluster refuses, or another job has the name.
     """
     attempt = _Attempt()
-    owners = [follower.workflow] if follower.workflow else []
+    owners = [follower.owner] if follower.owner else []
     try:
         if request.runtime is not None:
             attempt.runtime_is_made = provide_runtime(cluster, request, owners, log=log)
         run_id = follower.pod.run_id if follower.pod else ""
         job = _create_or_adopt(cluster, request, owners, attempt, log, run_id=run_id)
         _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
+        if follower.owner:
+            _guard_follower(cluster, request, follower.owner, log=log)
     except BaseException as err:
         # An adopted job goes on when this attempt fails, unless the user asked to stop.
         is_over = not isinstance(err, StokerError)
@@ -379,14 +420,120 @@ def delete_and_wait(
     return True
 
 
-def is_going_on(cluster: ClusterApi, request: KubernetesRequest) -> bool:
-    """Returns whether a job of this request runs, waits or has succeeded."""
+def is_going_on(
+    cluster: ClusterApi, request: KubernetesRequest, *, or_failed: bool = False
+) -> bool:
+    """Returns whether a job of this request runs, waits or has succeeded, `or_failed`."""
     found = cluster.find(_resource(request.main), request.name)
     annotations = mapping(found, "metadata", "annotations")
     if found is None or annotations.get(REQUEST_ANNOTATION) != request.request_sha256:
         return False
     state = job_state(found)
-    return state.phase != "failed" and not state.is_deleted
+    return (or_failed or state.phase != "failed") and not state.is_deleted
+
+
+def records_of(cluster: ClusterApi, job: str) -> dict[str, str]:
+    """Returns the records that were kept with a job, by name; {} if there are none."""
+    data = mapping(cluster.find(CONFIG_MAPS, records_map(job)), "data")
+    return {name: text(data, name) for name in data}
+
+
+# Runs whose records are kept, the last ones of a workload; and bytes, of the 1 MiB that a ConfigMap
+# may have.
+KEPT_RUNS = 10
+_KEPT_BYTES = 900 << 10
+
+
+def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha256: str) -> str:
+    """Returns the record of a run that has ended; empty where it is not known, or of another job.
+
+    Args:
+        cluster: Cluster that ran it.
+        workload: Name of the workload.
+        run: Name of the run.
+        request_sha256: Digest of the run's request.
+    """
+    kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
+    entry = _entry(text(kept, run))
+    return text(entry, "record") if entry.get("request_sha256") == request_sha256 else ""
+
+
+def told_jobs(cluster: ClusterApi, workload: str) -> frozenset[str]:
+    """Returns the uids of a workload's jobs whose steps have told how they ended."""
+    kept = mapping(cluster.find(CONFIG_MAPS, finished_map(workload)), "data")
+    return frozenset(uid for run in kept for uid in texts(_entry(text(kept, run)), "jobs"))
+
+
+def keep_finished(
+    cluster: ClusterApi,
+    workload: str,
+    run: str,
+    *,
+    request_sha256: str,
+    jobs: Sequence[str],
+    record: str,
+) -> None:
+    """Keeps the record of a run that has ended, also after its job; the oldest ones go.
+
+    Args:
+        cluster: Cluster that ran it.
+        workload: Name of the workload.
+        run: Name of the run.
+        request_sha256: Digest of the run's request.
+        jobs: Uids of the run's jobs.
+        record: The record, as JSON; empty: it left none.
+
+    Raises:
+        ApiError: If the cluster refuses, or does not answer.
+    """
+    entry: Document = {
+        "request_sha256": request_sha256,
+        "jobs": list(jobs),
+        "when": now_utc(),
+        "record": record,
+    }
+    made = json.dumps(entry, sort_keys=True)
+    name = finished_map(workload)
+    found = cluster.find(CONFIG_MAPS, name)
+    others = {key: str(value) for key, value in mapping(found, "data").items() if key != run}
+    newest = sorted(others, key=lambda key: text(_entry(others[key]), "when"), reverse=True)
+    room = _KEPT_BYTES - len(made.encode())
+    data: dict[str, Json] = {run: made}
+    for place, key in enumerate(newest, 2):
+        room -= len(others[key].encode())
+        if place > KEPT_RUNS or room < 0:
+            # In a merge patch null takes a key away.
+            data[key] = None
+    if found is None:
+        labels: dict[str, Json] = {MANAGED_BY_LABEL: "stoker"}
+        described: dict[str, Json] = {"name": name, "labels": labels}
+        document: Document = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": described,
+            "data": data,
+        }
+        try:
+            cluster.create(CONFIG_MAPS, document)
+            return
+        except ApiError as err:
+            # Made by another run meanwhile.
+            if not err.is_taken:
+                raise
+    cluster.patch(CONFIG_MAPS, name, {"data": data})
+
+
+def _entry(kept: str) -> Document:
+    try:
+        return mapping(json.loads(kept or "{}"))
+    except ValueError:
+        return {}
+
+
+def uids_of_run(cluster: ClusterApi, request: KubernetesRequest) -> list[str]:
+    """Returns the uids of the jobs that a request's run has."""
+    jobs = jobs_of_run(cluster, _resource(request.main), request.job.run_name)
+    return [job_state(job).uid for job in jobs]
 
 
 def jobs_of_run(
@@ -566,20 +713,40 @@ def _provide_parts(
     for resource, document in (
         (SECRETS, {**request.secret, "stringData": token}),
         (CONFIG_MAPS, request.config),
+        *([(CONFIG_MAPS, request.records)] if request.records else []),
     ):
         _create_part(cluster, resource, document, job, is_adopted=is_adopted)
-    try:
+    with _unless_denied(request.name, log):
         _create_part(cluster, BUDGETS, request.budget, job, is_adopted=is_adopted)
-    except ApiError as err:
-        # Made by whoever may: a drain does not wait for the run then, as for any other.
-        if not err.is_denied:
-            raise
-        log.event("budget_not_made", job=request.name, why=err.what)
     if request.runtime is not None and request.runtime_is_ours and not is_adopted:
         # Not waited for: a runtime goes only when no TrainJob uses it any more.
         reference = object_reference(job, is_waited_for=False)
         name = name_of(request.runtime)
         cluster.patch(RUNTIMES, name, {"metadata": {"ownerReferences": [dict(reference)]}})
+
+
+@contextlib.contextmanager
+def _unless_denied(job: str, log: Log) -> Iterator[None]:
+    """Lets a job be without a disruption budget: then no drain waits for it."""
+    try:
+        yield
+    except ApiError as err:
+        if not err.is_denied:
+            raise
+        log.event("budget_not_made", job=job, why=err.what)
+
+
+def _guard_follower(
+    cluster: ClusterApi, request: KubernetesRequest, workflow: Document, *, log: Log
+) -> None:
+    """Makes a drain wait for the pods that follow jobs of this Workflow, until it has ended."""
+    with _unless_denied(request.name, log):
+        try:
+            cluster.create(BUDGETS, follower_budget(request.layout, workflow))
+        except ApiError as err:
+            # Of an earlier attempt, or of another step of the Workflow.
+            if not err.is_taken:
+                raise
 
 
 def _create_part(
@@ -691,8 +858,9 @@ def rules(settings: KubernetesSettings) -> list[Json]:
         *found,
         # Made after the job, which owns them: a token is never read back.
         _rule("", ["secrets"], ("create",)),
-        # Patched: the lease of whoever follows the job.
-        _rule("", ["configmaps"], ("create", "patch")),
+        # Patched: the lease of whoever follows the job. Read: what a pipeline's last step needs to
+        # follow a job, and the records by which a retried step need not train again.
+        _rule("", ["configmaps"], ("create", "get", "patch")),
         # A drain waits for the dnn group.
         _rule(BUDGETS.group, [BUDGETS.plural], ("create",)),
         # One is read alone: the follower's own, whose Workflow owns the job.
@@ -722,13 +890,14 @@ def _object(api: str, kind: str, settings: KubernetesSettings, name: str) -> dic
 
 # A run goes on without them: pods tell most of what events would; a new attempt's Workflow does not
 # become an owner of its predecessor's job; there is no lease and no disruption budget; no cancelled
-# run is told apart.
+# run is told apart; a retried step knows no record of a job that is gone.
 _USEFUL = (
     "events",
     "poddisruptionbudgets",
     "workflows",
     "patch jobsets",
     "patch trainjobs",
+    "get configmaps",
     "patch configmaps",
 )
 _ACCOUNT = "system:serviceaccount:"
