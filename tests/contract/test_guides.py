@@ -30,7 +30,7 @@ from stoker.profile.rank_results import (
 )
 from stoker.records import Group, write_json
 from support import sample_records
-from support.guide import GuideShell, steps
+from support.guide import LEFT_OUT, TYPED, GuideShell, steps, why_left_out
 from support.kfp_server import KfpServer
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
 from support.moto import AwsServer
@@ -207,6 +207,19 @@ def test_a_variable_that_is_not_set_changes_no_file(guide: str, tmp_path: Path) 
         done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env={}, check=False)
         assert done.returncode != 0
         assert file.read_text() == text
+
+
+def test_each_line_of_the_ten_steps_is_typed_on_a_cluster_or_named_as_left_out() -> None:
+    found = dict(steps((ROOT / "docs" / "kubeflow.md").read_text()))
+    # What stands before the first step has no title.
+    assert [title.partition(".")[0] for title in found] == ["", *map(str, range(1, 11))]
+    # Step 5 is the reader's: claims, and data in them.
+    assert [title[:2] for title, lines in found.items() if not lines] == ["5."]
+    lines = [line for typed in found.values() for line in typed]
+    left_out = [line for line in lines if why_left_out(line)]
+    assert [line for line in lines if line not in left_out and line.split()[0] not in TYPED] == []
+    # Nothing is named that the page does not have.
+    assert all(any(line.startswith(words) for line in left_out) for words in LEFT_OUT)
 
 
 def test_the_sagemaker_guide(
