@@ -26,6 +26,7 @@ from support.kubernetes_api import NAMESPACE, TOKEN, KubernetesApi, kubernetes_a
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 # As kubelets keep of a log that is a termination message.
 MESSAGE_CHARACTERS = 2048
+_MOUNT = {"name", "mountPath", "subPath", "subPathExpr", "readOnly"}
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _JOBSET = "jobset.sigs.k8s.io/jobset-name"
 _REPLICATED = "jobset.sigs.k8s.io/replicatedjob-name"
@@ -197,6 +198,7 @@ class Kubelet:
         (container,) = spec["containers"]
         own = {"name": "JOB_COMPLETION_INDEX", "value": index}
         container = {**container, "env": [*container["env"], own]}
+        document["spec"] = {**spec, "containers": [container]}
         host = f"{run}-{job}-0-{index}"
         full = f"{host}.{run}.{NAMESPACE}.svc.cluster.local"
         mounts = self._volumes(document, launcher=None)
@@ -289,21 +291,18 @@ class Kubelet:
         for mount in container.get("volumeMounts", ()):
             if mount["name"] not in sources:
                 raise PodError(f"{name}: no volume {mount['name']}")
+            if left := mount.keys() - _MOUNT:
+                raise PodError(f"{name}: mount with {sorted(left)}")
             volume, path = sources[mount["name"]], mount["mountPath"]
             if volume.get("emptyDir", {}).get("medium") == "Memory":
                 words.append(f"--tmpfs={path}:mode=1777")
                 continue
-            is_scratch = launcher is not None and mount["name"].endswith("-scratch")
-            root = (
-                launcher / path.lstrip("/") if is_scratch and launcher else self._root(name, volume)
-            )
-            where = root / mount.get("subPath", "")
+            if launcher is not None and mount["name"].endswith("-scratch"):
+                where = launcher / path.lstrip("/")
+            else:
+                where = self._root(name, volume) / self._sub_path(pod, container, mount)
             if not where.exists():
-                where.mkdir(parents=True)
-                if "emptyDir" in volume:
-                    where.chmod(0o777)
-                else:
-                    os.chown(where, *owner)
+                _make_sub_path(where, group=spec.get("securityContext", {}).get("fsGroup"))
             ending = ":ro" if mount.get("readOnly") or "configMap" in volume else ""
             words.append(f"--volume={where}:{path}{ending}")
         if launcher is not None:
@@ -317,6 +316,14 @@ class Kubelet:
             words.append(f"--volume={self._account}:{ACCOUNT}:ro")
         return words
 
+    def _sub_path(self, pod: Document, container: Document, mount: Document) -> str:
+        if "subPathExpr" not in mount:
+            return str(mount.get("subPath", ""))
+        environment = self._environment(pod, container)
+        text = mount["subPathExpr"].replace("$$", "\0")
+        found = re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], text)
+        return found.replace("\0", "$")
+
     def _root(self, pod: str, volume: Document) -> Path:
         match volume:
             case {"persistentVolumeClaim": {"claimName": claim}}:
@@ -324,7 +331,10 @@ class Kubelet:
                     raise PodError(f'{pod}: persistentvolumeclaim "{claim}" not found')
                 return self._claims[claim]
             case {"emptyDir": _}:
-                return self._folder_of(pod, volume["name"])
+                folder = self._folder_of(pod, volume["name"])
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o777)
+                return folder
             case {"configMap": _}:
                 folder = self._folder_of(pod, volume["name"])
                 folder.mkdir(parents=True, exist_ok=True)
@@ -414,6 +424,18 @@ class Kubelet:
             self._engine.attempt("rm", "-f", *names)
 
 
+def _make_sub_path(folder: Path, *, group: int | None) -> None:
+    """Makes a folder of a volume as a kubelet does: root's, with the mode of the volume's own."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    above = missing[-1].parent.stat()
+    for path in reversed(missing):
+        path.mkdir()
+        # fsGroup lets the group write; it marks the volume so that what is made in it is the
+        # group's, too.
+        os.chown(path, 0, above.st_gid if group is None else group)
+        path.chmod(above.st_mode & 0o777 | (0 if group is None else 0o2070))
+
+
 def field_of(pod: Document, path: str) -> str:
     """Returns a field of a pod, as the downward API does."""
     metadata = pod["metadata"]
@@ -454,11 +476,12 @@ def _certificate(folder: Path, address: str) -> tuple[Path, Path]:
     return paths
 
 
-def claims_in(folder: Path, **contents: Path) -> Iterator[tuple[str, Path]]:
-    """Yields claims with copies of folders, which pods of any user may write."""
+def claims_in(folder: Path, **contents: Path | None) -> Iterator[tuple[str, Path]]:
+    """Yields claims that every user may write, as those of NFS are; with copies of folders."""
     for name, source in contents.items():
         target = folder / "claims" / name
-        shutil.copytree(source, target)
-        for path in (target, *target.rglob("*")):
-            os.chown(path, 1000, 1000)
+        target.mkdir(parents=True)
+        if source:
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        target.chmod(0o777)
         yield name, target

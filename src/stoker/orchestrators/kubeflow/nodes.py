@@ -45,7 +45,7 @@ _STATES: Mapping[str, State] = {
     "CANCELED": "stopped",
 }
 # A node whose condition failed or whose predecessor did: the API has no word for it.
-_OMITTED = ("OMITTED", "RUNTIME_STATE_UNSPECIFIED")
+_OMITTED = ("OMITTED", "RUNTIME_STATE_UNSPECIFIED", "")
 # `train(0)`, and in a loop `iteration-iterations(2:2)(0)`.
 _ATTEMPT = re.compile(r"\((\d+)\)$")
 _SUFFIX = re.compile(r"(\(\d+(:[^()]*)?\))+$")
