@@ -81,7 +81,7 @@ class PlayedKubeflow(Kubeflow):
 
 
 def nodes(**states: str) -> list[dict[str, Json]]:
-    return tasks(spec=SPEC, **states)
+    return tasks(SPEC, **states)
 
 
 def state(
@@ -282,7 +282,7 @@ def test_the_launcher_s_json_of_many_lines_is_not_the_step_s() -> None:
 
 
 def test_attempts_are_counted() -> None:
-    found = state(tasks(spec=SPEC, attempts={"profile": 3}, profile="RUNNING"))
+    found = state(tasks(SPEC, {"profile": 3}, profile="RUNNING"))
     assert step(found, "profile").attempts == 3
 
 
