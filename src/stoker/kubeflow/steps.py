@@ -300,7 +300,9 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     if champions and CHAMPION in task.inputs:
         claim, folder = champions
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
-    task.set_cpu_request(written(control.cpu)).set_cpu_limit(written(control.cpu_limit))
+    task.set_cpu_request(written(control.cpu))
+    if run.request.settings.cpu_limit:
+        task.set_cpu_limit(written(control.cpu_limit))
     task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
     if control.max_run_seconds:
         kubernetes.set_timeout(task, control.max_run_seconds)
