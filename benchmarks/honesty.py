@@ -529,9 +529,7 @@ def _workload(
             "constraints": {
                 "objective": "time",
                 "max_data_hosts": 1,
-                "allowed_instance_types": sorted(
-                    {case.today, "local.c1" if case.step_model else case.today}
-                ),
+                "allowed_instance_types": sorted(types),
             },
             "profile": {"budget_seconds": BUDGET_SECONDS},
         }
