@@ -1,6 +1,5 @@
 """A real TLS handshake with an API server whose authority is older than RFC 5280's rules."""
 
-import ssl
 import types
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -57,9 +56,7 @@ def api(tmp_path: Path) -> Iterator[KubernetesApi]:
             serialization.NoEncryption(),
         )
     )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
-    with kubernetes_api(context) as found:
+    with kubernetes_api(tls=(tmp_path / "server.crt", tmp_path / "server.key")) as found:
         yield found
 
 

@@ -204,6 +204,12 @@ class KubernetesApi:
         words = f'Error creating: pods "{job}-0-x" is forbidden: exceeded quota: pods, {used}'
         self.tell("Job", job, "FailedCreate", words)
 
+    def job_template(self, run: str, job: str) -> Object:
+        """Returns what the pods of a job are made of."""
+        with self.changed:
+            template: Object = self._job(run, job)["template"]["spec"]["template"]
+            return copy.deepcopy(template)
+
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
         template = self._job(run, job)["template"]["spec"]["template"]
@@ -728,6 +734,12 @@ class KubernetesApi:
         with self.changed:
             self._put(plural, copy.deepcopy(dict(document)))
 
+    def put_pod(self, document: Mapping[str, Any]) -> None:
+        """Adds a pod that somebody else made, with a log that is empty."""
+        with self.changed:
+            self._logs[document["metadata"]["name"]] = PodLogFile()
+            self.put("pods", document)
+
     # --- troubles
 
     def drop_streams(self) -> int:
@@ -1150,7 +1162,9 @@ class Stream:
             return True
         connection = self._handler.connection
         readable, _, _ = select.select([connection], [], [], 0)
-        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+        # A reader sends nothing, and TLS cannot look without taking.
+        flags = () if isinstance(connection, ssl.SSLSocket) else (socket.MSG_PEEK,)
+        return bool(readable) and not connection.recv(1, *flags)
 
     def begin(self) -> None:
         self._handler.send_response(200)
@@ -1246,7 +1260,8 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(size)) if size else None
             api.calls.append(f"{method} {self.path}")
             try:
-                if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                kind, _, token = self.headers.get("Authorization", "").partition(" ")
+                if (kind.lower(), token) != ("bearer", TOKEN):
                     raise Refusal(401, "Unauthorized", "Unauthorized")
                 if query.get("watch") == "true":
                     self.watch(split.path, query)
@@ -1352,8 +1367,15 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def kubernetes_api(tls: ssl.SSLContext | None = None) -> Iterator[KubernetesApi]:
-    """Yields the server, while the block runs; with `tls` it speaks HTTPS."""
+def kubernetes_api(
+    *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None
+) -> Iterator[KubernetesApi]:
+    """Yields the server, while the block runs.
+
+    Args:
+        host: Address that it listens at.
+        tls: Files with its certificate and key; None: it speaks HTTP.
+    """
     api = KubernetesApi()
 
     class Server(ThreadingHTTPServer):
@@ -1362,10 +1384,12 @@ def kubernetes_api(tls: ssl.SSLContext | None = None) -> Iterator[KubernetesApi]
         def handle_error(self, request: object, client_address: object) -> None:
             return
 
-    with Server(("127.0.0.1", 0), _handler(api)) as server:
-        api.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+    with Server((host, 0), _handler(api)) as server:
+        api.url = f"{'https' if tls else 'http'}://{host}:{server.server_address[1]}"
         if tls:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="kubernetes api")
         thread.start()
         try:
