@@ -508,22 +508,27 @@ PHASES = {
 }
 
 
+# A time that Go's Time has not: the API shows a node that has not ended so.
+_NO_TIME = "0001-01-01T00:00:00Z"
+
+
 def _task_detail(node: Mapping[str, Json]) -> dict[str, Json]:
-    began, ended = (
-        str(node.get(key) or "1970-01-01T00:00:00Z") for key in ("startedAt", "finishedAt")
-    )
-    children = node.get("children")
+    began, ended = (str(node.get(key) or _NO_TIME) for key in ("startedAt", "finishedAt"))
+    state, children = PHASES.get(str(node["phase"])), node.get("children")
     return {
         "task_id": str(uuid.uuid5(uuid.NAMESPACE_URL, str(node["id"]))),
         "display_name": node["displayName"],
         "create_time": "2026-11-20T10:00:10Z",
         "start_time": began,
         "end_time": ended,
-        "state": PHASES.get(str(node["phase"]), "RUNTIME_STATE_UNSPECIFIED"),
+        # Its marshaller leaves out what has no value (common/utils.go).
+        **({"state": state} if state else {}),
         # Ids of nodes, which no task of the answer has.
-        "child_tasks": [{"pod_name": child} for child in children]
-        if isinstance(children, list)
-        else [],
+        **(
+            {"child_tasks": [{"pod_name": child} for child in children]}
+            if isinstance(children, list) and children
+            else {}
+        ),
     }
 
 
