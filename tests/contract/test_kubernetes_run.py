@@ -1246,11 +1246,13 @@ def test_events_of_others_and_of_every_day_are_not_told(
     followed = follow(platform.submit(plan(platform, job)))
     api.tell("Pod", f"{NAME}0-dnn-0-0-abcde", "FailedMount", "of another run")
     api.tell("Pod", f"{LEADER}-abcde", "Pulled", "of every day", type="Normal")
+    api.tell("Pod", f"{LEADER}-abcde", "FailedMount", "of the first second")
     for _ in range(2):
-        api.tell("Pod", f"{LEADER}-abcde", "FailedMount", "secret not found")
+        api.tell("Pod", f"{LEADER}-abcde", "FailedCreatePodSandBox", "no address left")
     api.tell("JobSet", NAME, "Last", "the last one")
     until(lambda: "Last: the last one" in followed.status, what="the events are read")
-    assert followed.status.count("secret not found") == 1
+    assert followed.status.count("no address left") == 1
+    assert "of the first second" not in followed.status
     assert "of another run" not in followed.status
     assert "of every day" not in followed.status
 

@@ -21,7 +21,8 @@ from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
 from stoker.records.base import mapping
 from stoker.settings import workload_from
-from support.kfp_server import KfpServer, pod_of
+from support.kfp_server import KfpServer
+from support.kubeflow_backend import KubeflowRun
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,13 +141,24 @@ def tasks(
     return found
 
 
-def pod_named(name: str, *, attempt: int = 0, driver: bool = False) -> str:
-    """Returns the pod of a task, of those that `tasks` makes."""
-    end = f".{name}-driver({attempt})" if driver else f".{name}(0).executor({attempt})"
-    found = tasks(
-        **{name.replace("-", "_"): "DRIVER x" if driver else "RUNNING"}, attempts={name: 9}
-    )
-    return next(pod_of(node) for node in found if str(node["name"]).endswith(end))
+def nodes_played(run: KubeflowRun) -> list[dict[str, Json]]:
+    """Returns the nodes of a run of the strict double, as its Workflow has them."""
+    clock = run.clock.text
+    return [
+        {
+            "id": node.id,
+            "name": node.name,
+            "displayName": node.shown,
+            "type": node.type,
+            "templateName": node.template,
+            "phase": node.phase,
+            "startedAt": clock(node.began),
+            "finishedAt": None if node.ended is None else clock(node.ended),
+            "message": node.message,
+            "children": list(node.children),
+        }
+        for node in run.nodes.values()
+    ]
 
 
 WORKFLOW = "mnist-x7k2p"

@@ -91,6 +91,12 @@ def test_what_is_short_is_named_once_each() -> None:
     assert short_of("0/1 nodes are available: 1 Too many pods.") == []
 
 
+def test_what_the_scheduler_says_twice_is_said_once() -> None:
+    words = '0/3 nodes are available: persistentvolumeclaim "a" not found. not found; preemption: x'
+    (trouble,) = troubles(pod(unschedulable=words))
+    assert trouble.what.endswith('persistentvolumeclaim "a" not found')
+
+
 def test_hosts_of_a_group_that_wait_are_one_trouble() -> None:
     found = troubles(pod("data", 0, unschedulable=NODES), pod("data", 1, unschedulable=NODES))
     (trouble,) = found

@@ -396,3 +396,23 @@ def test_idle_cpus_do_not_explain_a_step() -> None:
     check = combined(rank).check
     assert check is not None
     assert not check.explained
+
+
+def test_a_pod_that_used_idle_cpus_of_its_node_is_explained_with_those_that_it_had() -> None:
+    rank = changed(
+        ONE_CORE,
+        vcpus=1,
+        as_is=as_is_of(
+            ONE_CORE,
+            step_seconds=at(0.030, 120),
+            trainer_cpu_seconds=0.030,
+            children_cpu_seconds=0.045,
+        ),
+        drains=(drained(1, 0.040, rate=24.0), drained(2, 0.040, rate=48.0)),
+    )
+    profile = combined(rank)
+    assert profile.host.capacity == pytest.approx(2.5)
+    assert profile.check is not None
+    assert profile.check.explained
+    (note,) = profile.what["notes"]
+    assert "used 2.5 vCPUs of host algo-1, and its pod asks for 1" in note

@@ -51,9 +51,9 @@ _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 # As kfp calls the type of an input.
 _INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _RETRY_SECONDS = 60
-# Argo counts it from the first attempt's start, ends later attempts after it, and kfp's default is
-# an hour: a year is no bound, as a follower's only one is its job's.
-_MAX_RETRY_SECONDS = 365 * 86400
+# Counted from the first attempt's begin: a later attempt that runs then is ended. kfp's own hour
+# would end a follower in the middle of a training; one without end cannot be said.
+_RETRIES_END_SECONDS = 365 * 86400
 # What a follower is told of its pod. The label is Kubeflow's own; an input would do for the run's
 # id, too, but no profile could be taken from the cache then.
 _OWN_POD = {
@@ -328,7 +328,7 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
             num_retries,
             backoff_duration=f"{_RETRY_SECONDS}s",
             backoff_factor=2.0,
-            backoff_max_duration=f"{_MAX_RETRY_SECONDS}s",
+            backoff_max_duration=f"{_RETRIES_END_SECONDS}s",
         )
     kubernetes.set_timeout(task, 0)
     for key, path in _OWN_POD.items():

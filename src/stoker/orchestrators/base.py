@@ -653,6 +653,14 @@ def _imported(name: str, *, file: Path) -> ModuleType:
                 where=f"{file} and what it imports",
                 fix=f"move your own modules to pipelines/ (docs/{target}.md shows how)",
             ) from err
+        if missing == "stoker":
+            target = file.stem.partition("_")[0]
+            raise UsageError(
+                f"the pipeline is of another version of stoker: {err}",
+                where=f"{file} and what it imports",
+                fix="stoker init NEW makes one of this version; bring your own steps over "
+                f"(docs/{target}.md shows how)",
+            ) from err
         if missing == "pipelines" and isinstance(err, ModuleNotFoundError):
             raise UsageError(
                 f"there is no module {err.name}",

@@ -29,10 +29,9 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     Attributes:
         instance_type: Type of these hosts, as the catalog calls it.
         count: Number of hosts.
-        vcpus: Whole vCPUs of one host that the training may use, by affinity and the control
-            group's quota.
-        quota_vcpus: vCPUs of one host that the quota allows, if that is no whole number, such as
-            1.5.
+        vcpus: Whole vCPUs of one host that the training may use, by affinity, the control group's
+            quota and what its pod asks for; more where the measured steps had more.
+        quota_vcpus: The same if that is no whole number, such as 1.5.
         accelerators: Accelerators of one host, as NVML or the driver counts them.
         accelerator_model: Name of the accelerators, as the driver spells it.
         cpu_model: Model of the CPU, as the kernel spells it.

@@ -19,6 +19,7 @@ from typing import Literal
 from stoker.orchestrators.base import State
 from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowError
 from stoker.orchestrators.kubeflow.pipelines import moment
+from stoker.reasons import said_in
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
 
@@ -44,7 +45,7 @@ _STATES: Mapping[str, State] = {
     "CANCELED": "stopped",
 }
 # A node whose condition failed or whose predecessor did: the API has no word for it.
-_OMITTED = ("OMITTED", "RUNTIME_STATE_UNSPECIFIED")
+_OMITTED = ("OMITTED", "RUNTIME_STATE_UNSPECIFIED", "")
 # `train(0)`, and in a loop `iteration-iterations(2:2)(0)`.
 _ATTEMPT = re.compile(r"\((\d+)\)$")
 _SUFFIX = re.compile(r"(\(\d+(:[^()]*)?\))+$")
@@ -317,12 +318,4 @@ def words_in(log: str) -> LastWords:
             is_dump = line != "}"
         elif line.strip() and not _ARGOEXEC.match(line):
             own.append("".join(c if c.isprintable() else " " for c in line).rstrip())
-    return LastWords(own=tuple(own[-MAX_LINES:]), said=_said_in(own), machinery=machinery)
-
-
-def _said_in(lines: Sequence[str]) -> str:
-    """Returns the last `error:` of lines; empty where there is none."""
-    found = (
-        line.removeprefix("error:").strip() for line in reversed(lines) if line.startswith("error:")
-    )
-    return next(found, "")
+    return LastWords(own=tuple(own[-MAX_LINES:]), said=said_in(own), machinery=machinery)

@@ -197,6 +197,7 @@ DEAD_SECONDS = 60.0
 # Until the next best plan is named to those who wait for nodes.
 CAPACITY_SECONDS = 600.0
 
+_TWICE = re.compile(r"\b([a-z][a-z ]+[a-z])(?:[.;,] \1\b)+")
 _SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 # No waiting helps: the name is none, or the node may not pull what it does not have.
@@ -313,6 +314,8 @@ def _unschedulable_troubles(
         return
     # The scheduler's second half says why no other pod could make room, node by node.
     said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
+    # `persistentvolumeclaim "a" not found. not found`: several plugins say the same.
+    said = _TWICE.sub(r"\1", said).rstrip(".; ")
     if lacks_claim(said):
         yield _unbound(without, group, said)
         return
@@ -521,6 +524,11 @@ _TELLING = frozenset(
 _TOLD_BY_PODS = frozenset(
     ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
 )
+# Every start goes through it: pods are there before the objects that the job owns.
+_TOLD_LATE = frozenset(("FailedMount", "FailedAttachVolume"))
+LATE_SECONDS = 60.0
+# A JobSet's end, which its own state tells.
+_TOLD_BY_JOB = frozenset(("FailJobSetFailurePolicyAction", "FailedJobs", "ReachedMaxRestarts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -559,6 +567,8 @@ class Happenings:
         # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
         self._told: set[tuple[str, str, str, str]] = set()
+        # When an object's first event of that reason was, whatever its words.
+        self._began: dict[tuple[str, str], str] = {}
 
     def take(self, event: Document) -> Iterator[Happening]:
         """Yields what an event tells; nothing if it is not of this run, known, or unimportant."""
@@ -570,6 +580,13 @@ class Happenings:
         is_warning = text(event, "type") == "Warning" and reason not in _TOLD_BY_PODS
         if not is_warning and reason not in _TELLING:
             return
+        if kind == "JobSet" and reason in _TOLD_BY_JOB:
+            return
+        if reason in _TOLD_LATE:
+            first = self._began.setdefault((name, reason), _time_of(event, is_first=True))
+            lasted = seconds_between(first, _time_of(event))
+            if lasted is not None and lasted < LATE_SECONDS:
+                return
         message = " ".join(text(event, "message").split())
         # The job controller says so where quota, pod security or a webhook refuses its pods.
         is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
@@ -602,7 +619,7 @@ class Happenings:
         return age is None or age >= 0
 
 
-def _time_of(event: Document) -> str:
+def _time_of(event: Document, *, is_first: bool = False) -> str:
     # Which of them is set depends on who wrote the event.
     times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
-    return next((time for time in times if time), "")
+    return next((time for time in (reversed(times) if is_first else times) if time), "")
