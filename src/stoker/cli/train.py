@@ -210,7 +210,6 @@ def train_verb(
             workload,
             run_id=run_id,
             outcome=given.outcome or "{}",
-            champion=given.champion,
             outputs=places,
             as_json=as_json,
         )
