@@ -2,7 +2,10 @@
 
 A plain PyTorch script. Costs are of a batch: `--burn` passes of a blur (CPU), `--slept` seconds,
 and `--read` files of a folder, dropped from the page cache, in the loader; `--step-burn` passes,
-`--step-slept` seconds and `--step-python` turns of a Python loop in the trainer's main thread.
+`--step-slept` seconds and `--step-python` turns of a Python loop in the trainer's main thread;
+`--step-model` forward and backward passes of a network on the CPU, with as many threads as torch
+takes. `--quota` is the CPU quota that trainer and workers are under, as in a pod with a limit: on
+all cores of the machine, with torch's threads for all of them.
 """
 
 import argparse
@@ -57,6 +60,45 @@ def python_loop(turns: int) -> int:
     return value
 
 
+class Network:
+    """A small convolutional network that trains on the CPU."""
+
+    def __init__(self) -> None:
+        layers = [torch.nn.Conv2d(16, 16, 3, padding=1) for _ in range(2)]
+        self.layers = torch.nn.Sequential(*layers)
+        self.optimizer = torch.optim.SGD(self.layers.parameters(), lr=1e-4)
+        self.images = torch.rand(BATCH, 16, 24, 24)
+
+    def train(self, passes: int) -> None:
+        """Trains so many steps on the same images."""
+        for _ in range(passes):
+            self.optimizer.zero_grad()
+            self.layers(self.images).square().mean().backward()
+            self.optimizer.step()
+
+
+def join_quota(vcpus: float) -> Path:
+    """Moves this process into a control group with a quota, and lets it use all cores.
+
+    Returns:
+        The group's folder, which is empty when this process and its workers have ended.
+    """
+    root, period = Path("/sys/fs/cgroup"), 100_000
+    is_v2 = (root / "cgroup.controllers").exists()
+    folder = (root if is_v2 else root / "cpu") / f"honesty-{os.getpid()}"
+    if is_v2 and "cpu" not in (root / "cgroup.subtree_control").read_text().split():
+        (root / "cgroup.subtree_control").write_text("+cpu")
+    folder.mkdir()
+    quota = int(vcpus * period)
+    if is_v2:
+        (folder / "cpu.max").write_text(f"{quota} {period}")
+    else:
+        (folder / "cpu.cfs_quota_us").write_text(str(quota))
+    (folder / "cgroup.procs").write_text(str(os.getpid()))
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=BATCHES)
@@ -66,15 +108,21 @@ def main() -> None:
     parser.add_argument("--step-burn", type=int, default=0, help="passes of a step")
     parser.add_argument("--step-slept", type=float, default=0.0, help="seconds of a step")
     parser.add_argument("--step-python", type=int, default=0, help="turns of a step")
+    parser.add_argument("--step-model", type=int, default=0, help="passes of the network, a step")
+    parser.add_argument("--quota", type=float, help="vCPUs")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    if options.quota:
+        join_quota(options.quota)
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if options.step_model else 1)
+    network = Network()
     files = sorted(map(str, options.read.iterdir())) if options.read else []
     samples = Samples(passes=options.burn, slept=options.slept, files=files)
     loader = DataLoader(samples, batch_size=BATCH, num_workers=options.workers)
     for step, _ in enumerate(loader, start=1):
         blurred(options.step_burn, seed=step)
         python_loop(options.step_python)
+        network.train(options.step_model)
         if options.step_slept:
             time.sleep(options.step_slept)
         if step >= options.steps:

@@ -266,6 +266,7 @@ def _train_once(
     on_stop: Callable[[Training], None] | None,
     on_submit: Callable[[], None] | None,
 ) -> Training:
+    job = replace(job, prices=_prices(job, catalog))
     run = platform.submit(platform.plan(job))
     if on_submit:
         on_submit()
@@ -362,7 +363,7 @@ def facts_of(
         end: The end that the platform saw.
         ran: The platform's name for it.
         catalog: Catalog with the prices.
-        decision: Decision with prices that the catalog lacks.
+        decision: Decision that it was trained on.
         lost: What to say where the leader's record is not there.
     """
     leader = leader_record(end.output_dir)
@@ -389,21 +390,21 @@ def facts_of(
         failure=end.failure,
         events=events,
         release_seconds=end.data_group_release_seconds,
-        usd_per_hour=_usd_per_hour(job, catalog, decision),
+        # Where nobody is billed, dollars would mean nothing.
+        usd_per_hour=None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )
 
 
-def _usd_per_hour(job: JobSpec, catalog: Catalog, decision: Decision | None) -> float | None:
-    """Returns the price of all hosts; None where it is not known, or where nobody is billed."""
-    found = None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups)
-    plan = decision.plan if decision and not decision.prices.is_nominal else None
-    if found is None and plan and plan.predicted and plan.groups == job.groups:
-        # In the pod of a pipeline's step the local platform knows no price of its host.
-        return plan.predicted.usd_per_hour
-    return found
+def _prices(job: JobSpec, catalog: Catalog) -> dict[str, float]:
+    """Returns the price of one host of each group, where it is known and anybody is billed."""
+    if catalog.purchase == NOMINAL:
+        return {}
+    single = [msgspec.structs.replace(group, count=1) for group in job.groups]
+    prices = {group.instance_type: catalog.usd_per_hour([group]) for group in single}
+    return {name: price for name, price in prices.items() if price is not None}
 
 
 def _keep(timeline: Path, job: JobSpec) -> str | None:

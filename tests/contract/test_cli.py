@@ -167,8 +167,6 @@ VERBS = {
         "--debug",
     },
     "status": {"--besides"} | REACH | {"--workload", "--set", "--json", "--debug"},
-    "logs": REACH | {"--group", "--workload", "--set", "--json", "--debug"},
-    "retry": REACH | {"--workload", "--wait", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
     "render": {
         *("--decision", "--group", "--service-account", "--train-step", "--out"),

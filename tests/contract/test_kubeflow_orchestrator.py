@@ -2,28 +2,36 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stoker import orchestrators
+pytest.importorskip("kfp")
+
+from kfp import dsl
+
+from stoker import kubeflow, orchestrators
 from stoker.errors import PlatformError, UsageError
+from stoker.orchestrators.kubeflow.compile import spec_of_text, tasks_of
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.records import Json, Profile, read_json, to_json, write_json
 from support import sample_records
 from support.command import process, stoker
-from support.kfp_server import KfpServer
+from support.kfp_server import KfpServer, pod_of
+from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubeflow_orchestrator import (
     ROOT,
     WORKLOAD,
     compiled,
+    nodes_played,
     target_at,
     tasks,
     upload,
@@ -327,8 +335,151 @@ def test_waiting_gives_the_run_s_exit_code(
     server.script = [begin, end]
     done = stoker("start", "kubeflow", "w.yaml", "--wait")
     assert done.returncode == code, done.stderr
+    # The id alone, for scripts.
+    assert done.stdout == f"{server.run()['run_id']}\n"
     assert "profile                  running" in done.stderr
     assert words in done.stderr
+
+
+def test_waiting_tells_each_step_s_begin_and_end_and_nothing_of_argo_s(
+    server: KfpServer, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(server)
+    monkeypatch.setattr(orchestrators, "POLL_SECONDS", 0.0)
+    spec = spec_of_text(compiled().definition)
+    names = [task.name for task in tasks_of(spec) if task.kind == "Container"]
+    groups = [task.name for task in tasks_of(spec) if task.kind == "Condition"]
+
+    def look(ended: list[str], running: list[str]) -> Callable[[], None]:
+        told = {name.replace("-", "_"): "SUCCEEDED" for name in ended}
+        told |= {name.replace("-", "_"): "RUNNING" for name in running}
+        return lambda: server.tell(*tasks(**told))
+
+    for at, name in enumerate(names):
+        server.script += [look(names[:at], [name])] * 2
+    server.script += [look(names, []), lambda: server.end("SUCCEEDED")]
+    done = stoker("start", "kubeflow", "w.yaml", "--wait")
+    assert done.returncode == 0, done.stderr
+    told = [line.split()[1:3] for line in done.stderr.splitlines() if re.match(r"\d\d:\d\d", line)]
+    for name in names:
+        assert [words for words in told if words[0] == name] == [
+            [name, "running"],
+            [name, "succeeded"],
+        ]
+    assert {words[0] for words in told} <= {*names, *groups}
+
+
+def test_a_failed_step_is_shown_with_its_reason_and_its_last_lines_by_both_verbs(
+    server: KfpServer, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(server)
+    monkeypatch.setattr(orchestrators, "POLL_SECONDS", 0.0)
+    found = tasks(profile="SUCCEEDED", gate="FAILED main: Error (exit code 1)", finish="SUCCEEDED")
+    log = (ROOT / "tests" / "data" / "kubeflow_logs" / "gate.log").read_text()
+    (pod,) = (pod_of(n) for n in found if str(n["name"]).endswith(".gate(0).executor(0)"))
+    server.logs[pod] = log
+
+    def end() -> None:
+        server.tell(*found)
+        server.end("FAILED")
+
+    server.script = [end]
+    done = stoker("start", "kubeflow", "w.yaml", "--wait")
+    assert done.returncode == 3, done.stderr
+    id = done.stdout.strip()
+    assert f"{id} has failed: gate: accuracy is 0.61, below 0.9\n" in done.stderr
+    own = ["error: accuracy is 0.61, below 0.9", "where: the gate"]
+    last = "the last lines of gate:\n" + "".join(f"    {line}\n" for line in own)
+    assert last in done.stderr
+    # The pods are gone, and Argo has kept the log.
+    server.logs.clear()
+    server.kept_logs[pod] = log
+    shown = stoker("status", "kubeflow", id)
+    assert shown.returncode == 0, shown.stderr
+    lines = [line.strip() for line in shown.stdout.splitlines()]
+    at = lines.index("why:  accuracy is 0.61, below 0.9")
+    assert lines[at + 1 : at + 3] == own
+    # Neither Kubeflow's lines nor Argo's, and no node of theirs.
+    assert "launcher_v2" not in done.stderr + shown.stdout
+    for name in ("-driver", "onExit", "executor", "root", "(0)"):
+        assert name not in done.stderr + shown.stdout
+
+
+def test_nodes_that_the_strict_double_made_are_told_as_the_pipeline_s_tasks(
+    server: KfpServer, tmp_path: Path
+) -> None:
+    """The double follows Argo's and Kubeflow's sources step by step; `tasks` only draws nodes."""
+    upload(server)
+    target = target_at(server)
+    id = target.start(workload(), parameters=()).run
+
+    def execute(step: Step) -> int:
+        outputs = step.executor_input["outputs"]
+        for name in (*outputs["artifacts"], *outputs.get("parameters", {})):
+            if name != "executor-logs":
+                step.output(name).write_text("1")
+        return 3 if step.task == "gate" else 0
+
+    run = KubeflowRun(
+        Pipeline(compiled().definition), execute=execute, store=Store(tmp_path), run_id=id
+    )
+    assert run.run() == "FAILED"
+    server.tell(*nodes_played(run))
+    server.end("FAILED")
+    (pod,) = (n.pod for n in run.nodes.values() if n.name.endswith(".gate(0).executor(0)"))
+    server.logs[pod] = (ROOT / "tests" / "data" / "kubeflow_logs" / "gate.log").read_text()
+    state = target.status(id)
+    ended = {step.name: step.status for step in state.steps}
+    assert ended["gate"] == "failed"
+    assert ended["finish"] == ended["evaluate"] == "succeeded"
+    assert not {"waiting", "running"} & set(ended.values())
+    (gate,) = (step for step in state.steps if step.name == "gate")
+    assert (gate.job, gate.reason) == (pod, "accuracy is 0.61, below 0.9")
+    assert state.exit_code == 3
+    # The API's tasks alone, without the Workflow, tell the same states.
+    server.trouble("GET /apis/v1beta1.*", 404, "Not Found")
+    server.run()["run_details"] = {"task_details": run.task_details()}
+    assert {step.name: step.status for step in target.status(id).steps} == ended
+
+
+@dsl.container_component
+def named(text: str, aside: str = "own"):  # type: ignore[no-untyped-def]
+    """Names an input in its arguments that a caller may leave out."""
+    return dsl.ContainerSpec(image="a/b", command=["say"], args=[text, f"--aside={aside}"])
+
+
+@dsl.pipeline(name="small")
+def careless(word: str = "x") -> None:
+    """Leaves an input out that the component names in its arguments."""
+    first = named(text=word)
+    named(text="y").after(first)
+
+
+def test_a_step_whose_driver_failed_on_the_strict_double_has_the_driver_s_reason(
+    server: KfpServer, tmp_path: Path
+) -> None:
+    upload(server)
+    target = target_at(server)
+    id = target.start(workload(), parameters=()).run
+    definition = kubeflow.compiled(careless)
+    run = KubeflowRun(
+        Pipeline(definition), execute=lambda step: 0, store=Store(tmp_path), run_id=id
+    )
+    assert run.run() == "FAILED"
+    server.run()["pipeline_spec"] = dict(spec_of_text(definition).pipeline)
+    server.tell(*nodes_played(run))
+    server.end("FAILED")
+    server.logs = {run.nodes[name].pod: log for name, log in run.logs.items()}
+    state = target.status(id)
+    assert [(step.name, step.status) for step in state.steps] == [
+        ("named", "failed"),
+        ("named-2", "not run"),
+    ]
+    assert state.steps[0].reason == (
+        "failed to resolve container args: failed to resolve input parameters: "
+        'parameter "aside" not found in executor input'
+    )
+    assert state.exit_code == 4
 
 
 def test_interrupting_the_wait_leaves_the_run_running(server: KfpServer, project: Path) -> None:
@@ -371,7 +522,6 @@ def test_status_prints_the_tree_with_reasons_and_next_commands(
         line.startswith("  profile                Container      succeeded") for line in lines
     )
     assert "        why:  main: Error (exit code 1)".removeprefix("  ") in lines
-    assert any(line.endswith(f"stoker logs kubeflow {id} --group decide") for line in lines)
     assert any(line.split()[:3] == ["evaluate", "Container", "not"] for line in lines)
     assert not any(line.startswith("stop:") for line in lines)
 
@@ -410,34 +560,6 @@ def test_a_run_that_is_not_there_is_named(server: KfpServer, run_name: str, word
     upload(server)
     with pytest.raises(UsageError, match=words):
         target_at(server).status(run_name)
-
-
-def test_a_run_that_failed_is_tried_again_and_one_that_did_not_is_refused(
-    server: KfpServer, project: Path
-) -> None:
-    upload(server)
-    started = target_at(server).start(workload(), parameters=())
-    refused = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml")
-    assert refused.returncode == 2
-    assert f"run {started.run} is waiting: only one that failed" in refused.stderr
-    server.end("FAILED")
-    again = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml")
-    assert again.returncode == 0, again.stderr
-    assert server.sent()[-1] == f"POST /runs/{started.run}:retry"
-    assert f"next:    stoker status kubeflow {started.run} --workload w.yaml" in again.stderr
-    server.end("SUCCEEDED")
-    state = target_at(server).status("mnist")
-    assert (state.run, state.status) == (started.run, "succeeded")
-
-
-def test_a_run_that_is_tried_again_can_be_waited_for(server: KfpServer, project: Path) -> None:
-    upload(server)
-    target_at(server).start(workload(), parameters=())
-    server.end("FAILED")
-    server.script = [lambda: None, lambda: server.end("SUCCEEDED")]
-    done = stoker("retry", "kubeflow", "mnist", "--workload", "w.yaml", "--wait", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == "succeeded"
 
 
 def test_stop_of_a_run_that_has_ended_sends_nothing(server: KfpServer, project: Path) -> None:

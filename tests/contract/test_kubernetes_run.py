@@ -609,7 +609,7 @@ def test_a_container_that_is_started_again_loses_no_line(
 
 @pytest.mark.parametrize(
     ("reason", "words"),
-    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with exit code 137")],
+    [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
 )
 def test_a_host_that_took_too_much_memory_says_so(
     api: KubernetesApi,
@@ -638,6 +638,77 @@ def test_a_dnn_host_that_was_taken_away_says_so(
     failure = str(followed.ended().failure)
     assert "was taken away (TerminationByKubelet: preempted by high)" in failure
     assert "kubernetes.max_restarts" in failure
+
+
+@pytest.mark.parametrize("settings", [{}, {"output": "pvc://outputs"}])
+def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
+    api: KubernetesApi,
+    platform: KubernetesPlatform,
+    job: JobSpec,
+    follow: Follow,
+    clock: Clock,
+    settings: dict[str, Any],
+) -> None:
+    priced = dataclasses.replace(with_settings(job, **settings), prices={"c7i.4xlarge": 0.5})
+    submitted = platform.submit(plan(platform, priced))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    assert api.cut_off_node(leader, overdue_seconds=61) == ""
+    # Now: a follower that comes when its time is over sees the same.
+    followed = follow(submitted)
+    until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
+    assert f"pod {leader} should have ended by" in followed.status
+    assert "2 other hosts are billed, $1.00 an hour" in followed.status
+    assert f"kubectl delete pod {leader} -n {NAMESPACE} --force" in followed.status
+    clock.ahead += 30 * 60 - 90
+    api.tell("Job", f"{NAME}-dnn-0", "SomethingElse", "so that something is looked at")
+    until(lambda: "SomethingElse" in followed.status, what="another look")
+    assert api.names("jobsets")
+    clock.ahead += 90
+    until(lambda: set(api.names("pods")) == {leader}, what="the other hosts are let go")
+    api.free_pod(leader)
+    end = followed.ended()
+    assert (end.status, api.names("jobsets")) == ("failed", [])
+    assert f"pod {leader} should have ended by" in str(end.failure)
+    assert f"kubectl delete node {'node-1'}" in str(end.failure)
+
+
+def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    settings = {"output": "pvc://outputs"}
+    followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
+    api.run_pods(NAME)
+    leader = only_pod(api, LEADER)
+    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    api.cut_off_node(leader, overdue_seconds=61)
+    until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
+    api.free_pod(leader)
+    api.run_pods(NAME)
+    again = f"{LEADER}: it runs on node node-1, in place of the one before"
+    until(lambda: again in followed.status, what="its place is taken")
+    clock.ahead += 3600
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
+
+
+def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(
+    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
+) -> None:
+    followed = follow(platform.submit(plan(platform, with_settings(job, dead_node="fail"))))
+    api.run_pods(NAME)
+    first = only_pod(api, FIRST)
+    until(lambda: f"{FIRST}: it runs" in followed.status, what="it runs")
+    new = api.cut_off_node(first, overdue_seconds=61)
+    api.start_pod(new, node="node-2")
+    until(lambda: f"kubectl delete pod {first} -n" in followed.status, what="it is told")
+    again = f"{FIRST}: it runs on node node-2, in place of the one before"
+    until(lambda: again in followed.status, what="its place is taken")
+    clock.ahead += 3600
+    api.end_pod(only_pod(api, LEADER))
+    api.end_job(NAME)
+    assert followed.ended().status == "succeeded"
 
 
 def test_all_hosts_that_are_started_again_are_followed_again(
@@ -1175,11 +1246,13 @@ def test_events_of_others_and_of_every_day_are_not_told(
     followed = follow(platform.submit(plan(platform, job)))
     api.tell("Pod", f"{NAME}0-dnn-0-0-abcde", "FailedMount", "of another run")
     api.tell("Pod", f"{LEADER}-abcde", "Pulled", "of every day", type="Normal")
+    api.tell("Pod", f"{LEADER}-abcde", "FailedMount", "of the first second")
     for _ in range(2):
-        api.tell("Pod", f"{LEADER}-abcde", "FailedMount", "secret not found")
+        api.tell("Pod", f"{LEADER}-abcde", "FailedCreatePodSandBox", "no address left")
     api.tell("JobSet", NAME, "Last", "the last one")
     until(lambda: "Last: the last one" in followed.status, what="the events are read")
-    assert followed.status.count("secret not found") == 1
+    assert followed.status.count("no address left") == 1
+    assert "of the first second" not in followed.status
     assert "of another run" not in followed.status
     assert "of every day" not in followed.status
 
@@ -2011,9 +2084,9 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(
     monkeypatch.setattr(f"{loader}.SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(f"{loader}.SERVICE_CERT_FILENAME", str(account / "ca.crt"))
     monkeypatch.setattr(connection, "NAMESPACE_FILE", account / "namespace")
-    monkeypatch.setattr("kubernetes.client.ApiClient", lambda configuration: configuration)
-    configuration: Any
-    configuration, namespace = connection.connect(None)
+    made: Any
+    made, namespace = connection.connect(None)
+    configuration = made.configuration
     assert namespace == "kubeflow-user"
     assert configuration.host == "https://10.0.0.1:443"
     assert configuration.api_key["authorization"] == "bearer of-the-pod"

@@ -8,7 +8,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,16 +25,11 @@ from support.command import process, stoker
 from support.moto import ACCOUNT, REGION, AwsServer
 from support.sagemaker_orchestrator import (
     BUCKET,
-    EXECUTION,
-    LAUNCHED,
     PIPELINE,
     ROLE,
     SCHEDULE_ROLE,
     WORKLOAD,
     hand_made,
-    processing,
-    recorded,
-    step,
     training_job,
     workload,
 )
@@ -491,73 +485,7 @@ def test_a_stop_of_a_job_that_has_ended_says_so(server: AwsServer, project: Path
     assert json.loads(done.stdout)["had_ended"] is True
 
 
-def write_log(group: str, stream: str, *lines: str) -> None:
-    aws = Aws(region=REGION)
-    began = int(time.time() * 1000) - 60_000
-    groups = aws.call("logs", "DescribeLogGroups", logGroupNamePrefix=group)["logGroups"]
-    if not groups:
-        aws.call("logs", "CreateLogGroup", logGroupName=group)
-    aws.call("logs", "CreateLogStream", logGroupName=group, logStreamName=stream)
-    aws.call(
-        "logs",
-        "PutLogEvents",
-        logGroupName=group,
-        logStreamName=stream,
-        logEvents=[
-            {"timestamp": began + number, "message": line} for number, line in enumerate(lines)
-        ],
-    )
-
-
-def test_the_logs_of_a_job_stand_under_group_and_host(server: AwsServer, project: Path) -> None:
-    name = make_training_job()
-    for host, group in (("algo-1", "data"), ("algo-2", "dnn")):
-        role = (
-            f"stoker t=2026-11-20T10:00:00.000Z run={name} host={host} host_has_role group={group}"
-        )
-        write_log("/aws/sagemaker/TrainingJobs", f"{name}/{host}-17", role, f"hello of {host}")
-    done = stoker("logs", "sagemaker", name)
-    assert done.returncode == 0, done.stderr
-    assert "data/algo-1 hello of algo-1" in done.stdout
-    assert "dnn/algo-2 hello of algo-2" in done.stdout
-    one = stoker("logs", "sagemaker", name, "--group", "dnn")
-    assert "hello of algo-2" in one.stdout
-    assert "algo-1" not in one.stdout
-    wrong = stoker("logs", "sagemaker", name, "--group", "dmn")
-    assert wrong.returncode == 2
-    assert "did you mean dnn?" in wrong.stderr
-
-
-def test_the_logs_of_a_run_are_those_of_its_steps_and_of_the_job_that_train_started(
-    server: AwsServer, project: Path
-) -> None:
-    answers = recorded()
-    steps = [
-        step("NeedsProfile", "Succeeded", Metadata={"Condition": {"Outcome": "True"}}),
-        step("Decide", "Succeeded", Metadata=processing("pipelines-abc-Decide")),
-        step("Train", "Succeeded", Metadata=processing("pipelines-abc-Train")),
-    ]
-    job = training_job("Completed", "Completed")
-    answers.add_state("Succeeded", steps, of=workload(), launched=job)
-    answers.add("describe_training_job", job, TrainingJobName=LAUNCHED)
-    write_log("/aws/sagemaker/ProcessingJobs", "pipelines-abc-Decide/algo-1-17", "decided")
-    write_log("/aws/sagemaker/ProcessingJobs", "pipelines-abc-Train/algo-1-17", "job started")
-    role = f"stoker t=0 run={LAUNCHED} host=algo-3 host_has_role group=data"
-    write_log("/aws/sagemaker/TrainingJobs", f"{LAUNCHED}/algo-3-17", "early", role, "batches")
-    lines = [
-        f"{line.group}/{line.host} {line.text}"
-        for line in SageMakerOrchestrator(aws=answers.aws()).logs(EXECUTION, group=None)
-    ]
-    assert lines == [
-        "Decide/algo-1 decided",
-        "Train/algo-1 job started",
-        "data/algo-3 early",
-        f"data/algo-3 {role}",
-        "data/algo-3 batches",
-    ]
-
-
-@pytest.mark.parametrize("verb", ["status", "logs", "stop"])
+@pytest.mark.parametrize("verb", ["status", "stop"])
 def test_a_run_that_is_not_there_is_a_usage_error(
     server: AwsServer, project: Path, verb: str
 ) -> None:

@@ -1,144 +1,226 @@
-"""kfp's own local runner runs the compiled Kubeflow pipeline on a real Docker engine.
+"""The compiled Kubeflow pipeline runs to its gate: Kubeflow's double, steps and jobs in containers.
 
-That runner loses exit codes now and then, ignores pods, and hands a component's artifacts on only
-if the executor's output names them: files and metadata are what can be relied on here.
+The double resolves inputs as Kubeflow 2.17 does, the kubelet's runs what the API server's makes of
+the steps' requests: volumes at the paths that were compiled, users, names, in-cluster credentials.
 """
 
 import json
-import sys
-import time
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
-from stoker.orchestrators.kubeflow.compile import compile_kubeflow
-from stoker.records import Decision, Evaluation, Profile, Training, read_json
+pytest.importorskip("kfp")
+
+from kfp import dsl
+from kfp.dsl import ContainerSpec
+
+from stoker import kubeflow
+from stoker.kubeflow import PipelineRun, control_step
+from stoker.orchestrators.kubeflow.compile import compile_kubeflow, kubeflow_request
+from stoker.platforms.kubernetes.submit import rules
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Json,
+    Profile,
+    Record,
+    Training,
+    Workload,
+    read_json,
+)
+from stoker.records.base import mapping
 from stoker.settings import workload_from
 from support.docker import ROOT, Engine
+from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
+from support.kubelet import Kubelet, claims_in
+from support.kubernetes_api import NAMESPACE
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
     # What it decides follows from what it measures.
     pytest.mark.alone,
-    # A step's name in the console.
-    pytest.mark.filterwarnings("ignore:Task .*'display_name'.* no effect:UserWarning"),
 ]
 
-WORKLOAD = workload_from(
-    {
-        "name": "mini",
-        "command": ["python3", "examples/mnist/train.py", "--workers", "0", "--samples", "512"],
-        "image": "job:latest",
-        "platform": "local",
-        "cluster": {"dnn": {"instance_type": "local.c1", "count": 1}},
-        "hyperparameters": {"epochs": 8},
-        "training": {"epochs": 8, "samples_per_epoch": 512, "global_batch_size": 64},
-        "constraints": {"objective": "time", "max_data_hosts": 1},
-        "gate": [{"metric": "accuracy", "min": 0.02}],
-        # Of a busy machine: what the parts do not explain is not to decide which branch is taken.
-        "profile": {"budget_seconds": 12, "max_unexplained": 0.9},
+R = TypeVar("R", bound=Record)
+TYPE = "c7i.large"
+DIGITS = "/opt/ml/input/data/training"
+DOCUMENT: Mapping[str, Json] = {
+    "name": "mini",
+    "command": ["python3", "examples/mnist/train.py", "--workers", "0", "--samples", "512"],
+    "image": "job:latest",
+    "platform": "kubernetes",
+    "cluster": {"dnn": {"instance_type": TYPE, "count": 1}},
+    "hyperparameters": {"epochs": 3},
+    "training": {"epochs": 3, "samples_per_epoch": 512, "global_batch_size": 64},
+    "constraints": {
+        "objective": "time",
+        "max_data_hosts": 1,
+        "allowed_instance_types": [TYPE],
     },
-    overrides=["constraints.allowed_instance_types=[local.c1]"],
+    "gate": [{"metric": "accuracy", "min": 0.02}],
+    # Of a busy machine: what the parts do not explain is not to decide anything.
+    "profile": {"budget_seconds": 12, "max_unexplained": 0.9},
+    "kubernetes": {
+        "namespace": NAMESPACE,
+        "pools": {TYPE: {"cpu": 1, "memory": "2Gi", "gpus": 0}},
+        "max_run_seconds": 600,
+    },
+}
+WITHOUT_CLAIM = workload_from(DOCUMENT)
+WITH_CLAIM = workload_from(
+    {
+        **DOCUMENT,
+        # Not those that are in the image.
+        "command": [*DOCUMENT["command"], "--data", DIGITS],  # type: ignore[misc]
+        "channels": {"training": {"uri": "pvc://datasets/mnist"}},
+        "kubernetes": {
+            **mapping(DOCUMENT, "kubernetes"),
+            "output": "pvc://runs/stoker",
+            "champion": "pvc://champions/digits",
+        },
+    }
 )
 
 
-class Runs:
-    """Makes runs of one compiled pipeline, all below one folder."""
-
-    def __init__(self, folder: Path, definition: str) -> None:
-        from kfp import components
-
-        self.folder = folder / "root"
-        file = folder / "pipeline.yaml"
-        file.write_text(definition)
-        self._pipeline = components.load_component_from_file(str(file))
-
-    def run(self, **parameters: str | int) -> dict[str, Path]:
-        """Runs the pipeline; maps each step that told something to the folder with its outputs."""
-        before = set(self.folder.glob("*"))
-        self._pipeline(**parameters)
-        made = sorted(set(self.folder.glob("*")) - before)
-        return {step.name: step for run in made for step in run.rglob("*") if _is_step(step)}
-
-
-def _is_step(folder: Path) -> bool:
-    return (folder / "executor_output.json").is_file()
-
-
-def told(step: Path) -> dict[str, Any]:
-    """Returns what the step told Kubeflow."""
-    document: dict[str, Any] = json.loads((step / "executor_output.json").read_text())
-    return document
-
-
-def metrics(step: Path) -> Mapping[str, float]:
-    found: Mapping[str, float] = told(step)["artifacts"]["metrics"]["artifacts"][0]["metadata"]
-    return found
-
-
 @pytest.fixture
-def runs(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
-    local = pytest.importorskip("kfp.local")
-    from kfp.local.config import LocalExecutionConfig
+def kubelet(engine: Engine, tmp_path: Path) -> Iterator[Kubelet]:
+    digits = tmp_path / "drawn"
+    shutil.copytree(ROOT / "examples" / "mnist" / "data", digits / "mnist")
+    claims = dict(claims_in(tmp_path, datasets=digits, runs=None, champions=None))
+    with Kubelet(engine, tmp_path, claims=claims) as made:
+        yield made
 
-    monkeypatch.setenv("DOCKER_HOST", engine.environ["DOCKER_HOST"])
-    local.init(
-        # The image's entry point is a training job's; a pod's command takes its place.
-        runner=local.DockerRunner(network_mode="none", entrypoint=["/usr/bin/env"]),
-        pipeline_root=str(tmp_path / "root"),
-        raise_on_error=False,
+
+class Run:
+    """A run of a pipeline on the kubelet's cluster, with the records that its steps left."""
+
+    def __init__(self, definition: str, kubelet: Kubelet, folder: Path, workload: Workload) -> None:
+        assert workload.kubernetes
+        # A pod may do what the rendered Role allows, and nothing more.
+        kubelet.api.role = rules(workload.kubernetes)
+        self.store = Store(folder / "store")
+        self.kubeflow = KubeflowRun(
+            Pipeline(definition),
+            execute=kubelet.run_step,
+            store=self.store,
+            namespace=NAMESPACE,
+            workflow="mini-x7k2p",
+        )
+        kubelet.api.put("workflows", self.kubeflow.workflow_document())
+        state = self.kubeflow.run()
+        words = kubelet.all_logs()
+        print(words)
+        assert state == "SUCCEEDED", f"{self.kubeflow.logs}\n{words}"
+        self._kubelet = kubelet
+
+    def step(self, task: str) -> Step:
+        """Returns the last attempt at a task."""
+        return [step for step in self.kubeflow.steps if step.task == task][-1]
+
+    def record(self, task: str, output: str, kind: type[R]) -> R:
+        return read_json(self.step(task).output(output), kind)
+
+    def check(self, *, has_claim: bool) -> Training:
+        """Checks what the steps made, and handed on."""
+        profile = self.record("profile", "profile", Profile)
+        decision = self.record("decide", "decision", Decision)
+        training = self.record("train", "record", Training)
+        evaluation = self.record("evaluate", "evaluation", Evaluation)
+        assert profile.step.loader_cpu_seconds
+        assert training.status == "succeeded"
+        assert training.workload_sha256 == decision.workload_sha256 == profile.workload_sha256
+        assert training.job.name.startswith("mini-")
+        assert evaluation.passed
+        assert "<svg" in self.step("evaluate").output("report").read_text()
+        for task in ("profile", "decide", "train", "evaluate"):
+            assert self.step(task).output("summary").read_text().startswith("# ")
+        told = json.loads(self.step("train").at(self._told("train")).read_text())
+        metrics = told["artifacts"]["metrics"]["artifacts"][0]["metadata"]
+        assert metrics["accuracy"] == training.metrics["accuracy"]
+        assert bool(training.model_uri) == has_claim
+        return training
+
+    def _told(self, task: str) -> str:
+        return str(self.step(task).executor_input["outputs"]["outputFile"])
+
+
+def test_the_pipeline_with_claims_runs_to_its_gate(kubelet: Kubelet, tmp_path: Path) -> None:
+    definition = compile_kubeflow(WITH_CLAIM, folder=ROOT).definition
+    training = Run(definition, kubelet, tmp_path, WITH_CLAIM).check(has_claim=True)
+    made = tmp_path / "claims" / "runs" / "stoker" / training.job.name / "model" / "model.pt"
+    assert made.is_file()
+    champions = list((tmp_path / "claims" / "champions" / "digits").rglob("*.json"))
+    assert champions, "the gate has promoted nothing"
+
+
+def test_the_pipeline_without_a_claim_runs_to_its_gate(kubelet: Kubelet, tmp_path: Path) -> None:
+    definition = compile_kubeflow(WITHOUT_CLAIM, folder=ROOT).definition
+    Run(definition, kubelet, tmp_path, WITHOUT_CLAIM).check(has_claim=False)
+
+
+def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet: Kubelet, tmp_path: Path) -> None:
+    """Its shape is the example's in docs/kubeflow.md."""
+    request = kubeflow_request(WITH_CLAIM)
+    definition = kubeflow.pipeline(request, own_steps, description="Digits, every night.")
+    run = Run(definition, kubelet, tmp_path, WITH_CLAIM)
+    run.check(has_claim=True)
+    tasks = [step.task for step in run.kubeflow.steps]
+    assert tasks[0] == "prepare"
+    assert tasks[-2:] == ["deploy", "finish"]
+
+
+@dsl.container_component
+def prepare(folder: str, address: dsl.OutputPath(str)):  # type: ignore[no-untyped-def,valid-type]
+    """Tells the address of the day's data."""
+    words = 'printf "pvc://datasets/%s" "$0" > "$1"'
+    return ContainerSpec(image="job:latest", command=["sh", "-c", words], args=[folder, address])
+
+
+@dsl.container_component
+def judge(training: str, score: dsl.OutputPath(float)):  # type: ignore[no-untyped-def,valid-type]
+    """Judges a model by its record."""
+    words = (
+        "import json, sys; r = json.loads(sys.argv[1]); "
+        "open(sys.argv[2], 'w').write('0.99' if r['status'] == 'succeeded' else '0')"
     )
-    yield Runs(tmp_path, compile_kubeflow(WORKLOAD, folder=ROOT).definition)
-    LocalExecutionConfig.instance = None
+    return ContainerSpec(
+        image="job:latest", command=["python3", "-c", words], args=[training, score]
+    )
 
 
-def test_all_steps_and_both_branches_run_as_containers(
-    runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
-    started = time.monotonic()
-    steps = runs.run(max_data_hosts=0, epochs=3)
-    words = capfd.readouterr().out
-    print(words)
-    assert set(steps) == {"profile", "decide", "train", "evaluate"}, words[-3000:]
-    profile = read_json(steps["profile"] / "profile", Profile)
-    decision = read_json(steps["decide"] / "decision", Decision)
-    training = read_json(steps["train"] / "record", Training)
-    evaluation = read_json(steps["evaluate"] / "evaluation", Evaluation)
-    assert profile.step.loader_cpu_seconds
-    assert told(steps["decide"])["parameterValues"] == {"action": decision.action, "where": "pod"}
-    assert all(plan.groups[0].role == "dnn" and len(plan.groups) == 1 for plan in decision.plans)
-    assert training.status == "succeeded"
-    assert training.workload_sha256 == decision.workload_sha256 == profile.workload_sha256
-    assert training.job.name.startswith("mini-")
-    assert (steps["train"] / "model" / "model.pt").is_file()
-    assert training.model_uri == str(steps["train"] / "model")
-    assert metrics(steps["train"])["accuracy"] == training.metrics["accuracy"]
-    assert metrics(steps["evaluate"])["passed"] == 1
-    assert evaluation.passed
-    assert evaluation.performance
-    assert "<svg" in (steps["evaluate"] / "report").read_text()
-    for step in steps.values():
-        assert (step / "summary").read_text().startswith("# ")
-    assert f"run {training.job.name}: succeeded" in words
+@dsl.container_component
+def deploy(training: str):  # type: ignore[no-untyped-def]
+    """Deploys a model."""
+    return ContainerSpec(image="job:latest", command=["sh", "-c", 'test -n "$0"'], args=[training])
 
-    again = runs.run(max_data_hosts=1, epochs=2, gate="accuracy>=1.5")
-    words = capfd.readouterr().out
-    print(words)
-    assert set(again) == {"profile", "decide", "train-2", "evaluate"}, words[-3000:]
-    decision = read_json(again["decide"] / "decision", Decision)
-    training = read_json(again["train-2"] / "record", Training)
-    evaluation = read_json(again["evaluate"] / "evaluation", Evaluation)
-    assert told(again["decide"])["parameterValues"] == {"action": "heterogeneous", "where": "job"}
-    assert {group.role for group in training.groups} == {"dnn", "data"}
-    assert {host.group for host in training.hosts} == {"dnn", "data"}
-    assert training.status == "succeeded"
-    assert training.measured
-    assert training.measured.steps == 2 * 8
-    assert not evaluation.passed
-    assert told(again["evaluate"])["parameterValues"] == {"passed": "false"}
-    assert f"error: {evaluation.reason}" in words
-    assert f"run {training.job.name}: " in words
-    print(f"both runs: {time.monotonic() - started:.0f} s", file=sys.stderr)
+
+def own_steps(run: PipelineRun, folder: str = "mnist", least: float = 0.95) -> None:
+    """Makes the steps."""
+    last = control_step(kubeflow.finish(**run.inputs(kubeflow.finish)), run, name="Finish")
+    with dsl.ExitHandler(last, name="run"):
+        data = control_step(prepare(folder=folder), run, name="Prepare").output
+        today = kubeflow.profile(**run.inputs(kubeflow.profile, input_data=data))
+        profile = kubeflow.follower(today, run, name="Profile").outputs["profile"]
+        decided = kubeflow.decide(profile=profile, **run.inputs(kubeflow.decide))
+        decision = control_step(decided, run, name="Decide").outputs["decision"]
+        job = kubeflow.train(
+            profile=profile, decision=decision, **run.inputs(kubeflow.train, input_data=data)
+        )
+        training = kubeflow.follower(job, run, name="Train").outputs["training"]
+        score = control_step(judge(training=training), run, name="Hold-out").output
+        judged = kubeflow.evaluate(
+            profile=profile,
+            decision=decision,
+            training=training,
+            **run.inputs(kubeflow.evaluate),
+        )
+        evaluation = control_step(judged, run, name="Evaluate").outputs["evaluation"]
+        passed = control_step(
+            kubeflow.gate(evaluation=evaluation, **run.inputs(kubeflow.gate)), run, name="Gate"
+        )
+        with dsl.If(score >= least, name="good-enough"):
+            control_step(deploy(training=training).after(passed), run, name="Deploy")

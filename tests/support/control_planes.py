@@ -495,17 +495,24 @@ class RealPlane:
     def _call(
         self, method: str, path: str, body: object = None, *, kind: str = "application/json"
     ) -> dict[str, Any]:
-        answer = self._client.call_api(
-            f"/{path}",
-            method,
-            header_params={"Accept": "application/json", "Content-Type": kind},
-            body=body,
-            auth_settings=["BearerToken"],
-            _preload_content=False,
-            _return_http_data_only=True,
-        )
-        found: dict[str, Any] = json.loads(answer.data)
-        return found
+        return api_call(self._client, method, path, body, kind=kind)
+
+
+def api_call(
+    client: Any, method: str, path: str, body: object = None, *, kind: str = "application/json"
+) -> dict[str, Any]:
+    """Sends a request with the kube config's credentials; returns the answer's JSON."""
+    answer = client.call_api(
+        f"/{path}",
+        method,
+        header_params={"Accept": "application/json", "Content-Type": kind},
+        body=body,
+        auth_settings=["BearerToken"],
+        _preload_content=False,
+        _return_http_data_only=True,
+    )
+    found: dict[str, Any] = json.loads(answer.data)
+    return found
 
 
 def _object(kind: str, name: str, labels: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Plays Kubeflow Pipelines on loopback: keeps what it is sent, and checks it by the API."""
 
+import base64
 import email.parser
 import email.policy
 import http.server
@@ -18,6 +19,7 @@ from types import TracebackType
 import yaml
 
 from stoker.records import Json
+from stoker.records.base import mapping
 from support.kfp_api import operation_at, problems
 
 _ROOT = "/apis/v2beta1"
@@ -33,6 +35,11 @@ _IDS = {
     "runs": "run_id",
     "recurringruns": "recurring_run_id",
 }
+# Paths outside the published API: a run with its Workflow, and logs of its nodes.
+_OLD_RUN = re.compile(r"/apis/v1beta1/runs/([^/]+)")
+_OF_NODE = re.compile(
+    r"/apis/(?:v1alpha1|v2beta1)/runs/([^/]+)/nodes/([^/]+)/(?:log|artifacts/(main-logs):read)"
+)
 _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 
 
@@ -83,6 +90,8 @@ class KfpServer:
         problems: What the API's definitions do not allow in requests or in this server's answers.
         on_terminate: What a run becomes that is asked to stop: None: nothing but CANCELING.
         script: What happens at each look at a run, before it is answered; the last one stays.
+        logs: Logs by pod, while the pods are there.
+        kept_logs: Logs by pod, as Argo keeps them once a pod has ended (`archiveLogs`).
     """
 
     multi_user: bool = False
@@ -96,6 +105,9 @@ class KfpServer:
     script: list[Callable[[], None]] = field(default_factory=list)
     kept: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
     versions: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
+    kept_logs: dict[str, str] = field(default_factory=dict)
+    workflows: dict[str, dict[str, Json]] = field(default_factory=dict)
 
     def __enter__(self) -> "KfpServer":
         self.kept = {name: [] for name in _LISTS}
@@ -176,9 +188,19 @@ class KfpServer:
         """Ends the newest run."""
         self.run().update(state=state, finished_at=self._now(), **fields)
 
-    def tell(self, *tasks: Mapping[str, Json]) -> None:
-        """Gives these tasks to the newest run."""
-        self.run()["run_details"] = {"task_details": [dict(task) for task in tasks]}
+    def tell(self, *nodes: Mapping[str, Json]) -> None:
+        """Gives these nodes of a Workflow to the newest run.
+
+        The tasks that the API shows of them are made as its converter makes them
+        (backend/src/apiserver/server/api_converter.go of 2.17.0): nothing of a node's id, pod and
+        message is in them.
+        """
+        run = self.run()
+        self.workflows[str(run["run_id"])] = {
+            "metadata": {"name": str(nodes[0]["name"]).partition("(")[0]},
+            "status": {"nodes": {str(node["id"]): dict(node) for node in nodes}},
+        }
+        run["run_details"] = {"task_details": [_task_detail(node) for node in nodes]}
 
     # The service.
 
@@ -212,6 +234,10 @@ class KfpServer:
                 if trouble.times and re.fullmatch(trouble.pattern, request.line):
                     trouble.times -= 1
                     return trouble.status, trouble.body, trouble.content_type, trouble.location
+            if found := _OF_NODE.fullmatch(request.path):
+                return self._log(*found.groups())
+            if found := _OLD_RUN.fullmatch(request.path):
+                return self._old_run(found[1])
             try:
                 return 200, json.dumps(self._checked(request)), "application/json", ""
             except RefusedError as err:
@@ -293,6 +319,35 @@ class KfpServer:
             case "POST", ["runs", id, "terminate"]:
                 return self._terminate(self._get("runs", id))
         raise AssertionError(f"not in this server: {request.line}")
+
+    def _old_run(self, run: str) -> tuple[int, str, str, str]:
+        """Answers with a run of v1beta1, in which alone the Workflow is."""
+        workflow = self.workflows.get(run, {"metadata": {"name": "mnist-x7k2p"}, "status": {}})
+        runtime = {"workflow_manifest": json.dumps(workflow)}
+        answer = {"run": {"id": run}, "pipeline_runtime": runtime}
+        return 200, json.dumps(answer), "application/json", ""
+
+    def _log(self, run: str, node: str, artifact: str | None) -> tuple[int, str, str, str]:
+        """Answers with a log of a node, or with what was kept of it.
+
+        `run_log_server.go` of 2.17.0 has sent status 200 before it looks for the log: an error is
+        JSON behind it. It takes the pod's name, of 2.16 and older only while the pod is there;
+        `run_artifact_server.go` takes a node's id or its pod's name, too.
+        """
+        nodes = mapping(self.workflows.get(run, {}), "status", "nodes").values()
+        pod = next(
+            (pod_of(mapping(n)) for n in nodes if node in (mapping(n)["id"], pod_of(mapping(n)))),
+            "",
+        )
+        text = self.kept_logs.get(pod)
+        if artifact is None:
+            text = self.logs.get(node, text)
+            missing = json.dumps({"error_message": "no such pod", "error_details": "no such pod"})
+            return 200, missing if text is None else text, "text/plain", ""
+        if text is None:
+            return 404, json.dumps({"error_message": "artifact not found"}), "application/json", ""
+        data = base64.b64encode(text.encode()).decode()
+        return 200, json.dumps({"data": data}), "application/json", ""
 
     def _list(self, kind: str, request: Request) -> Json:
         namespace = request.query.get("namespace", "")
@@ -434,6 +489,42 @@ class KfpServer:
     def _now(self) -> str:
         self._seconds += 1
         return (_BEGAN + timedelta(seconds=self._seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def pod_of(node: Mapping[str, Json]) -> str:
+    """Returns the name of a node's pod, as `RetrievePodName` of 2.17.0 makes it."""
+    name, _, digits = str(node["id"]).rpartition("-")
+    return f"{name}-{node['templateName']}-{digits}"
+
+
+# Words that the API has for phases of nodes; `Omitted` is none of them (model/run.go of 2.17.0).
+PHASES = {
+    "Pending": "PENDING",
+    "Running": "RUNNING",
+    "Succeeded": "SUCCEEDED",
+    "Skipped": "SKIPPED",
+    "Failed": "FAILED",
+    "Error": "FAILED",
+}
+
+
+def _task_detail(node: Mapping[str, Json]) -> dict[str, Json]:
+    began, ended = (
+        str(node.get(key) or "1970-01-01T00:00:00Z") for key in ("startedAt", "finishedAt")
+    )
+    children = node.get("children")
+    return {
+        "task_id": str(uuid.uuid5(uuid.NAMESPACE_URL, str(node["id"]))),
+        "display_name": node["displayName"],
+        "create_time": "2026-11-20T10:00:10Z",
+        "start_time": began,
+        "end_time": ended,
+        "state": PHASES.get(str(node["phase"]), "RUNTIME_STATE_UNSPECIFIED"),
+        # Ids of nodes, which no task of the answer has.
+        "child_tasks": [{"pod_name": child} for child in children]
+        if isinstance(children, list)
+        else [],
+    }
 
 
 def _find(found: list[dict[str, Json]], key: str, id: str) -> dict[str, Json]:

@@ -1,23 +1,31 @@
 """Compiles the product's pipeline for Kubeflow; makes tasks of its runs as the service would."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from stoker.orchestrators.base import Uploaded
 from stoker.orchestrators.kubeflow import KubeflowOrchestrator
 from stoker.orchestrators.kubeflow.api import Kubeflow, KubeflowConnection
-from stoker.orchestrators.kubeflow.compile import compile_kubeflow
+from stoker.orchestrators.kubeflow.compile import (
+    CompiledSpec,
+    compile_kubeflow,
+    items,
+    spec_of_text,
+    tasks_of,
+)
 from stoker.orchestrators.kubeflow.runs import RunOptions
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.records import Json, Workload
+from stoker.records.base import mapping
 from stoker.settings import workload_from
 from support.kfp_server import KfpServer
-from support.kubernetes_api import KubernetesApi, PodLogFile
+from support.kubeflow_backend import KubeflowRun
 
 ROOT = Path(__file__).resolve().parents[2]
+
 RUN = "5b1f6c3e-0000-4000-8000-00000000abcd"
 
 WORKLOAD: Mapping[str, Json] = {
@@ -73,66 +81,127 @@ def upload(server: KfpServer, *overrides: str, namespace: str = "") -> Uploaded:
     return target.upload(target.plan(compiled(*overrides)))
 
 
-def tasks(**states: str) -> Iterator[Mapping[str, Json]]:
-    """Makes a run's nodes as the workflow engine does: `NAME=STATE` or `NAME="STATE reason"`.
+def tasks(
+    *, spec: CompiledSpec | None = None, attempts: Mapping[str, int] | None = None, **states: str
+) -> list[dict[str, Json]]:
+    """Makes the nodes of a run's Workflow: `NAME=PHASE` or `NAME="PHASE message"`.
 
-    A task has a node for its driver, one for itself and one that runs its container, and the node
-    that comes behind a task is a child of what ran it.
+    As the stock Kubeflow 2.17 has them (dag.go of its compiler, operator.go and dag.go of Argo
+    4.0): every template has the `retryStrategy` of `templateDefaults`, so that each node is a Retry
+    called NAME, and its attempts are called NAME(0), NAME(1) ... A task has a driver and, where
+    that ended well, a DAG with `executor` in it; a group has a driver and its tasks; the exit task
+    is inside NAME.onExit. Loops are left out: a task in one is made as in a group.
+    `DRIVER message` is a task whose driver failed.
+
+    Args:
+        spec: The compiled pipeline; absent: the one of `workload()`.
+        attempts: Attempts of tasks that ran more than once.
     """
-    yield _node("root", "RUNNING", child="root-driver")
-    names = [name.replace("_", "-") for name in states]
-    for index, (name, told) in enumerate(zip(names, states.values(), strict=True)):
-        state, _, reason = told.partition(" ")
-        follows = f"{names[index + 1]}-driver" if index + 1 < len(names) else ""
-        yield _node(f"{name}-driver", "SUCCEEDED", child=name)
-        yield _node(name, state, child=f"{name}.executor")
-        yield {
-            **_node("executor", state, child=follows, reason=reason),
-            "task_id": f"{name}.executor",
-            "pod_name": f"mnist-x-system-container-impl-{name}",
+    spec = spec or spec_of_text(compiled().definition)
+    told = {name.replace("_", "-"): words for name, words in states.items()}
+    found = [*_retried(WORKFLOW, "entrypoint", "Running")]
+    found += _retried(f"{WORKFLOW}(0).root-driver", "system-dag-driver", "Succeeded", type="Pod")
+    found += _retried(f"{WORKFLOW}(0).root", "root", "Running")
+    places = {"": f"{WORKFLOW}(0).root(0)"}
+    for task in tasks_of(spec):
+        place = places[task.around]
+        if mapping(task.document, "triggerPolicy").get("strategy"):
+            (awaited,) = items(task.document["dependentTasks"])
+            if task.name in told:
+                found += _retried(f"{place}.{awaited}.onExit", f"exit-hook-{task.name}", "Running")
+            place = f"{place}.{awaited}.onExit(0)"
+        name = f"{place}.{task.name}"
+        places[task.name] = f"{name}(0)"
+        is_group = any(inner.around == task.name and inner.name in told for inner in tasks_of(spec))
+        words = "Running" if is_group else told.get(task.name, "")
+        phase, _, message = words.partition(" ")
+        phase = phase.capitalize()
+        if not words:
+            continue
+        ran = "Failed" if phase == "Driver" else "Succeeded"
+        kind = "system-dag-driver" if is_group else "system-container-driver"
+        found += _retried(f"{name}-driver", kind, ran, message, type="Pod")
+        if is_group:
+            found += _retried(name, task.name, phase)
+        elif phase == "Driver":
+            found.append(_node(name, "Skipped", "system-container-executor", "Omitted"))
+        elif phase in ("Skipped", "Omitted"):
+            found.append(_node(name, "Skipped", "system-container-executor", phase))
+        else:
+            inner = "Running" if phase == "Pending" else phase
+            found += _retried(name, "retry-system-container-executor", inner)
+            found += _retried(
+                f"{name}(0).executor",
+                "retry-system-container-impl",
+                phase,
+                message,
+                type="Pod",
+                attempts=(attempts or {}).get(task.name, 1),
+            )
+    return found
+
+
+def nodes_played(run: KubeflowRun) -> list[dict[str, Json]]:
+    """Returns the nodes of a run of the strict double, as its Workflow has them."""
+    clock = run.clock.text
+    return [
+        {
+            "id": node.id,
+            "name": node.name,
+            "displayName": node.shown,
+            "type": node.type,
+            "templateName": node.template,
+            "phase": node.phase,
+            "startedAt": clock(node.began),
+            "finishedAt": None if node.ended is None else clock(node.ended),
+            "message": node.message,
+            "children": list(node.children),
         }
+        for node in run.nodes.values()
+    ]
 
 
-def _node(name: str, state: str, *, child: str = "", reason: str = "") -> dict[str, Json]:
+WORKFLOW = "mnist-x7k2p"
+
+
+def _retried(
+    name: str, template: str, phase: str, message: str = "", *, type: str = "DAG", attempts: int = 1
+) -> Iterator[dict[str, Json]]:
+    names = [f"{name}({number})" for number in range(attempts)]
+    yield _node(name, "Retry", template, "Running" if phase == "Pending" else phase, message, names)
+    for each in names:
+        is_last = each == names[-1]
+        yield _node(each, type, template, phase if is_last else "Error", message if is_last else "")
+
+
+def _node(
+    name: str,
+    type: str,
+    template: str,
+    phase: str,
+    message: str = "",
+    children: Sequence[str] = (),
+) -> dict[str, Json]:
+    display = re.split(r"(?<=\))\.", name)[-1]
     return {
-        "run_id": RUN,
-        "task_id": name,
-        "display_name": name,
-        "create_time": "2026-11-20T10:00:10Z",
-        "start_time": "2026-11-20T10:01:00Z",
-        "end_time": "2026-11-20T10:03:00Z"
-        if state in ("SUCCEEDED", "FAILED")
-        else "1970-01-01T00:00:00Z",
-        "state": state,
-        **({"child_tasks": [{"task_id": child}]} if child else {}),
-        **({"error": {"code": 2, "message": reason}} if reason else {}),
+        "id": node_id(name),
+        "name": name,
+        "displayName": display,
+        "type": type,
+        "templateName": template,
+        "phase": phase,
+        "startedAt": None if phase == "Pending" else "2026-11-20T10:01:00Z",
+        "finishedAt": "2026-11-20T10:03:00Z" if phase not in ("Running", "Pending") else None,
+        "children": [node_id(child) for child in children],
+        **({"message": message} if message else {}),
     }
 
 
-def step_pod(run: str, path: str, *, phase: str = "Running", minute: int = 0) -> dict[str, Any]:
-    """Makes the pod of a step of a run, as Argo does."""
-    name = "mnist-x-" + path.replace(".", "-").replace("(", "").replace(")", "")
-    state: dict[str, Any] = {"running": {}} if phase == "Running" else {"waiting": {}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {"pipeline/runid": run},
-            "annotations": {"workflows.argoproj.io/node-name": f"mnist-x.{path}"},
-        },
-        "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
-        "status": {
-            "phase": phase,
-            "startTime": f"2026-11-20T10:{minute:02d}:00Z",
-            "containerStatuses": [{"name": "main", "state": state}],
-        },
-    }
-
-
-def put_pod(api: KubernetesApi, document: dict[str, Any], *lines: str) -> None:
-    """Puts a pod with its log into a cluster."""
-    name = document["metadata"]["name"]
-    api.put("pods", document)
-    api._logs[name] = PodLogFile()
-    api.say(name, *lines)
+def node_id(name: str) -> str:
+    """Returns the id of a node, as Argo makes it: an FNV-1a hash of its name."""
+    if name == WORKFLOW:
+        return name
+    hashed = 2166136261
+    for byte in name.encode():
+        hashed = (hashed ^ byte) * 16777619 % (1 << 32)
+    return f"{WORKFLOW}-{hashed}"

@@ -15,6 +15,7 @@ import json
 import re
 import select
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -49,8 +50,6 @@ _KINDS = {
     ("v1", "events"): "Event",
     ("v1", "nodes"): "Node",
     ("v1", "persistentvolumeclaims"): "PersistentVolumeClaim",
-    ("storage.k8s.io/v1", "storageclasses"): "StorageClass",
-    ("apps/v1", "deployments"): "Deployment",
     ("policy/v1", "poddisruptionbudgets"): "PodDisruptionBudget",
     ("argoproj.io/v1alpha1", "workflows"): "Workflow",
 }
@@ -120,6 +119,7 @@ class KubernetesApi:
         namespaces: That are there.
         max_pods: What the namespace's quota allows; None: it has none.
         is_deletion_held: What is deleted is marked, and stays.
+        cut_off: Names of pods whose node does not answer: what deletes them only marks them.
         holds: Plurals whose creation is done, and not answered.
         silent: Plurals of which nothing is answered for a long time.
     """
@@ -140,6 +140,7 @@ class KubernetesApi:
         self.namespaces = {NAMESPACE, "default"}
         self.max_pods: int | None = None
         self.is_deletion_held = False
+        self.cut_off: set[str] = set()
         self.holds: set[str] = set()
         self.silent: set[str] = set()
         self.faults: list[Fault] = []
@@ -202,6 +203,12 @@ class KubernetesApi:
         used = f"requested: pods=1, used: pods={num_pods}, limited: pods={self.max_pods}"
         words = f'Error creating: pods "{job}-0-x" is forbidden: exceeded quota: pods, {used}'
         self.tell("Job", job, "FailedCreate", words)
+
+    def job_template(self, run: str, job: str) -> Object:
+        """Returns what the pods of a job are made of."""
+        with self.changed:
+            template: Object = self._job(run, job)["template"]["spec"]["template"]
+            return copy.deepcopy(template)
 
     def make_pod(self, run: str, job: str, index: int, *, attempt: int = 0) -> str:
         name = f"{run}-{job}-0-{index}-{uuid.uuid4().hex[:5]}"
@@ -357,6 +364,55 @@ class KubernetesApi:
         with self.changed:
             self.evict_pod(name, message="node drained", is_replaced=False)
             self._judge(name, is_disrupted=True)
+
+    def cut_off_node(self, name: str, *, overdue_seconds: float = 0.0) -> str:
+        """Cuts the pod's node off: the pod is marked, and stays until `free_pod`.
+
+        Its log breaks off, and its container is `running` for ever, as its kubelet said last. The
+        job controller (syncJob's `onlyReplaceFailedPods`, and the default of podReplacementPolicy,
+        in the API's defaults) puts no other one in its place with a podFailurePolicy, or where a
+        deleted pod is one failure too many, which the Job tells only once all its pods have ended.
+
+        Args:
+            name: The pod.
+            overdue_seconds: So long ago its time to end was over.
+
+        Returns:
+            Name of the pod in its place; empty: there is none.
+        """
+        with self.changed:
+            pod = self._objects["pods", name]
+            message = "Taint manager: deleting due to NoExecute taint"
+            self.cut_off.add(name)
+            pod["metadata"]["deletionTimestamp"] = self._now(-overdue_seconds)
+            pod["status"]["conditions"] = [
+                {"type": "Ready", "status": "False"},
+                {
+                    "type": "DisruptionTarget",
+                    "status": "True",
+                    "reason": "DeletionByTaintManager",
+                    "message": message,
+                },
+            ]
+            self._logs[name].is_closed = True
+            self._changed("pods", name)
+            labels = pod["metadata"]["labels"]
+            run, job = labels[_JOBSET], labels[_REPLICATED]
+            spec = self._job(run, job)["template"]["spec"]
+            default = "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
+            policy = spec.get("podReplacementPolicy", default)
+            if policy == "Failed" or not spec["backoffLimit"]:
+                return ""
+            return self.make_pod(run, job, int(labels[_INDEX]))
+
+    def free_pod(self, name: str) -> None:
+        """Removes a pod of a node that was cut off, as its taint or a deletion by force does."""
+        with self.changed:
+            self.cut_off.remove(name)
+            self._drop("pods", name)
+            for key, item in list(self._objects.items()):
+                if _FOREGROUND in item["metadata"].get("finalizers", []):
+                    self._drop_unless_held(*key)
 
     def may_evict(self, name: str) -> bool:
         """Says whether the eviction API lets a drain take the pod: disruption budgets decide.
@@ -678,6 +734,12 @@ class KubernetesApi:
         with self.changed:
             self._put(plural, copy.deepcopy(dict(document)))
 
+    def put_pod(self, document: Mapping[str, Any]) -> None:
+        """Adds a pod that somebody else made, with a log that is empty."""
+        with self.changed:
+            self._logs[document["metadata"]["name"]] = PodLogFile()
+            self.put("pods", document)
+
     # --- troubles
 
     def drop_streams(self) -> int:
@@ -947,7 +1009,16 @@ class KubernetesApi:
             found["metadata"]["finalizers"] = [_FOREGROUND]
             self._changed(plural, name)
         self._collect()
-        if not self.is_deletion_held and (plural, name) in self._objects:
+        self._drop_unless_held(plural, name)
+
+    def _drop_unless_held(self, plural: str, name: str) -> None:
+        """Drops what is marked, unless deletions are held, or a pod that it owns cannot end."""
+        owner = self._objects.get((plural, name))
+        if owner is None or self.is_deletion_held or (plural == "pods" and name in self.cut_off):
+            return
+        pods = [self._objects["pods", pod] for pod in self.cut_off]
+        owned = [uid["uid"] for pod in pods for uid in pod["metadata"].get("ownerReferences", [])]
+        if owner["metadata"]["uid"] not in owned:
             self._drop(plural, name)
 
     def _drop(self, plural: str, name: str) -> None:
@@ -1091,7 +1162,9 @@ class Stream:
             return True
         connection = self._handler.connection
         readable, _, _ = select.select([connection], [], [], 0)
-        return bool(readable) and not connection.recv(1, socket.MSG_PEEK)
+        # A reader sends nothing, and TLS cannot look without taking.
+        flags = () if isinstance(connection, ssl.SSLSocket) else (socket.MSG_PEEK,)
+        return bool(readable) and not connection.recv(1, *flags)
 
     def begin(self) -> None:
         self._handler.send_response(200)
@@ -1187,7 +1260,8 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(size)) if size else None
             api.calls.append(f"{method} {self.path}")
             try:
-                if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                kind, _, token = self.headers.get("Authorization", "").partition(" ")
+                if (kind.lower(), token) != ("bearer", TOKEN):
                     raise Refusal(401, "Unauthorized", "Unauthorized")
                 if query.get("watch") == "true":
                     self.watch(split.path, query)
@@ -1293,8 +1367,15 @@ def _handler(api: KubernetesApi) -> type[BaseHTTPRequestHandler]:
 
 
 @contextlib.contextmanager
-def kubernetes_api() -> Iterator[KubernetesApi]:
-    """Yields the server, while the block runs."""
+def kubernetes_api(
+    *, host: str = "127.0.0.1", tls: tuple[Path, Path] | None = None
+) -> Iterator[KubernetesApi]:
+    """Yields the server, while the block runs.
+
+    Args:
+        host: Address that it listens at.
+        tls: Files with its certificate and key; None: it speaks HTTP.
+    """
     api = KubernetesApi()
 
     class Server(ThreadingHTTPServer):
@@ -1303,8 +1384,12 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
         def handle_error(self, request: object, client_address: object) -> None:
             return
 
-    with Server(("127.0.0.1", 0), _handler(api)) as server:
-        api.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with Server((host, 0), _handler(api)) as server:
+        api.url = f"{'https' if tls else 'http'}://{host}:{server.server_address[1]}"
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*tls)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="kubernetes api")
         thread.start()
         try:
@@ -1316,8 +1401,15 @@ def kubernetes_api() -> Iterator[KubernetesApi]:
             thread.join()
 
 
-def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = NAMESPACE) -> Path:
-    """Returns a kube config for the server."""
+def kube_config(
+    folder: Path,
+    url: str,
+    *,
+    token: str = TOKEN,
+    namespace: str = NAMESPACE,
+    authority: Path | None = None,
+) -> Path:
+    """Returns a kube config for the server, whose certificate that authority has signed."""
     path = folder / "kubeconfig"
     document = {
         "apiVersion": "v1",
@@ -1329,7 +1421,15 @@ def kube_config(folder: Path, url: str, *, token: str = TOKEN, namespace: str = 
                 "context": {"cluster": "here", "user": "me", "namespace": namespace},
             }
         ],
-        "clusters": [{"name": "here", "cluster": {"server": url}}],
+        "clusters": [
+            {
+                "name": "here",
+                "cluster": {
+                    "server": url,
+                    **({"certificate-authority": str(authority)} if authority else {}),
+                },
+            }
+        ],
         "users": [{"name": "me", "user": {"token": token}}],
     }
     path.write_text(json.dumps(document))

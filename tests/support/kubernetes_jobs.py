@@ -53,7 +53,6 @@ EVERYTHING: Mapping[str, Json] = {
     "dnn": {
         "priority_class": "high",
         "resources": {"vpc.amazonaws.com/efa": 1},
-        "cpu_limit": 8,
         "annotations": {"owner": "vision"},
     },
     "data": {

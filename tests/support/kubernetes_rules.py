@@ -368,6 +368,10 @@ def _job_problems(job: ReplicatedJob) -> Iterator[str]:
         yield f"{path}.template.spec.restartPolicy: a job's pods restart Never or OnFailure"
     if "podFailurePolicy" in job.spec and restart != "Never":
         yield f"{path}.podFailurePolicy: needs the restart policy Never"
+    # validateJobSpec of Kubernetes' pkg/apis/batch/validation.
+    allowed = ("Failed",) if "podFailurePolicy" in job.spec else ("Failed", "TerminatingOrFailed")
+    if job.spec.get("podReplacementPolicy", "Failed") not in allowed:
+        yield f"{path}.podReplacementPolicy: must be {' or '.join(allowed)}"
     for key in ("backoffLimit", "activeDeadlineSeconds", "parallelism", "completions"):
         if number(job.spec, key, 1) < 0:
             yield f"{path}.{key}: is negative"

@@ -33,12 +33,15 @@ from stoker.profile.rank_results import (
     Reads,
 )
 from stoker.records import (
+    Check,
     Constraints,
     Decision,
     Plan,
     Predicted,
     Profile,
+    ProfiledHost,
     ProfileSettings,
+    StepTerms,
     TodaysGroup,
     to_document,
 )
@@ -502,6 +505,7 @@ def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised() -> 
             read_bytes=155e6,
             loader_cpu_seconds=0.68,
             loader_wall_seconds=0.68,
+            used_cpu_seconds=None,
             num_workers=2,
         ),
     )
@@ -691,3 +695,34 @@ def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_th
     decision = decided(profile, objective="time")
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
     assert "cannot be told" in words(decision)
+
+
+def test_a_data_host_takes_away_what_loading_and_training_cost_each_other() -> None:
+    """Checks that the trainer of a CPU-bound training is promised its own CPU-seconds alone."""
+    step = StepTerms(
+        step_seconds=0.130,
+        wait_seconds=0.005,
+        accelerator_step_seconds=0.060,
+        loader_cpu_seconds=0.040,
+        loader_wall_seconds=0.040,
+        trainer_cpu_seconds=0.060,
+        used_cpu_seconds=0.128,
+        local_receive_seconds=0.0,
+        receive_seconds=0.0,
+        receive_cpu_seconds=0.001,
+        num_workers=1,
+        global_batch_size=8,
+        batch_bytes=7e4,
+    )
+    check = Check(predicted_step_seconds=0.128, error=-0.015, explained=True)
+    profile = Profile(host=ProfiledHost(instance_type="local.c1", vcpus=1), step=step, check=check)
+    decision = decided(
+        profile, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
+    )
+    assert decision.bottleneck == "cpu"
+    assert decision.action == "heterogeneous"
+    predicted = decision.plan.predicted
+    assert predicted is not None
+    # On one core with its worker it took 86 to 90 ms of CPU, without 64 to 70 (benchmarks).
+    assert predicted.step_seconds == pytest.approx(0.061 * 0.130 / 0.128, rel=0.01)
+    assert predicted.step_seconds_low < 0.061 < 0.070 < predicted.step_seconds_high

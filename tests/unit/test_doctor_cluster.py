@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from stoker.doctor import Finding
-from stoker.doctor.cluster import CAPTURE, examine_cluster
+from stoker.doctor.cluster import RETRY_LINES, examine_cluster
 from stoker.platforms.kubernetes.submit import rules
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
+from support.command import stoker
 from support.kfp_server import KfpServer
 from support.kubernetes_api import NAMESPACE, Fault, KubernetesApi, kube_config, kubernetes_api
 from support.kubernetes_jobs import GPU, POOLS
@@ -33,11 +35,11 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesA
         use_kube_config(monkeypatch, kube_config(tmp_path, found.url))
         found.role = rules(KubernetesSettings())
         # Of the namespace's own roles: stoker needs neither.
-        for group, plural in (("", "persistentvolumeclaims"), ("apps", "deployments")):
-            found.role.append({"apiGroups": [group], "resources": [plural], "verbs": ["get"]})
+        for plural in ("persistentvolumeclaims", "configmaps"):
+            found.role.append({"apiGroups": [""], "resources": [plural], "verbs": ["get"]})
         found.put("persistentvolumeclaims", claim("datasets", "ReadOnlyMany"))
         found.put("persistentvolumeclaims", claim("runs", "ReadWriteOnce"))
-        found.put("deployments", controller(**{CAPTURE: "true"}))
+        found.put("configmaps", argo_settings(yaml.safe_load(RETRY_LINES)))
         yield found
 
 
@@ -58,13 +60,15 @@ def claim(name: str, *modes: str, phase: str = "Bound", storage: str = "shared")
     }
 
 
-def controller(**environment: str) -> dict[str, Any]:
-    env = [{"name": name, "value": value} for name, value in environment.items()]
+def argo_settings(retries: Mapping[str, str] | None) -> dict[str, Any]:
+    """Returns the settings of Argo's controller, as the manifests of Kubeflow 2.17 write them."""
+    defaults = {"retryStrategy": {"limit": "2", **retries}} if retries is not None else {}
+    spec = {"ttlStrategy": {"secondsAfterCompletion": 3600}, "templateDefaults": defaults}
     return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "workflow-controller", "namespace": "kubeflow"},
-        "spec": {"template": {"spec": {"containers": [{"name": "controller", "env": env}]}}},
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "workflow-controller-configmap", "namespace": "kubeflow"},
+        "data": {"workflowDefaults": yaml.safe_dump({"spec": spec})},
     }
 
 
@@ -191,29 +195,49 @@ def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api: Kubernetes
     assert claims()[1] == ("fail", "there")
 
 
-def test_a_claim_that_waits_for_a_class_that_is_not_there_fails(api: KubernetesApi) -> None:
-    api.role = None
-
-    def runs() -> Finding:
+def test_a_claim_that_is_not_bound_names_the_command_that_says_why(api: KubernetesApi) -> None:
+    def runs(phase: str) -> Finding:
+        api.put("persistentvolumeclaims", claim("runs", "ReadWriteMany", phase=phase))
         return next(each for each in found() if "kubernetes.output" in each.text)
 
-    api.put("persistentvolumeclaims", claim("runs", "ReadWriteMany", phase="Pending"))
-    assert runs().text.endswith("the cluster has no storage class shared")
-    described = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass"}
-    late = {"metadata": {"name": "shared"}, "volumeBindingMode": "WaitForFirstConsumer"}
-    api.put("storageclasses", {**described, **late})
-    assert runs().state == "ok"
-    api.put("storageclasses", {**described, "metadata": {"name": "shared"}})
-    assert runs().state == "warn"
+    assert runs("Pending").state == "warn"
+    assert "kubectl describe pvc runs" in runs("Pending").fix
+    assert runs("Lost").state == "fail"
 
 
-def test_argo_that_forgets_how_drained_steps_ended_is_warned_of(api: KubernetesApi) -> None:
-    api.put("deployments", controller())
+@pytest.mark.parametrize(
+    ("retries", "words"),
+    [
+        # Stock 2.17.
+        ({"retryPolicy": "OnError"}, "OnError: a lost follower is tried again if its pod vanishes"),
+        ({"retryPolicy": "Always"}, "Always: a lost follower is tried again; so is each DAG"),
+        ({"retryPolicy": "OnFailure"}, "OnFailure: a lost follower is tried again after an exit"),
+        ({"retryPolicy": "OnTransientError"}, "OnTransientError: a lost follower is tried again o"),
+        # Argo's own default, of a step that says nothing, and of no defaults at all.
+        ({}, "OnFailure: "),
+        (None, "OnFailure: "),
+    ],
+)
+def test_what_a_lost_follower_means_is_told_with_the_lines_that_have_it_tried_again(
+    api: KubernetesApi, retries: Mapping[str, str] | None, words: str
+) -> None:
+    api.put("configmaps", argo_settings(retries))
     argo = one(found(), "argo")
     assert argo.state == "warn"
-    assert argo.fix.endswith(f"set env deployment/workflow-controller {CAPTURE}=true")
-    api.remove("deployments", "workflow-controller")
-    assert "no deployment workflow-controller" in one(found(), "argo").text
+    assert argo.text.startswith(words)
+    assert argo.fix.endswith(f"templateDefaults.retryStrategy:\n{RETRY_LINES}")
+
+
+def test_an_argo_whose_expression_decides_is_in_order(api: KubernetesApi) -> None:
+    expression = "asInt(lastRetry.exitCode) > 128"
+    # A policy that is not said is `Always` then.
+    api.put("configmaps", argo_settings({"expression": expression}))
+    argo = one(found(), "argo")
+    assert (argo.state, argo.text) == ("ok", f"a lost follower is tried again if {expression}")
+    api.put("configmaps", argo_settings({"expression": expression, "retryPolicy": "OnError"}))
+    assert one(found(), "argo").state == "warn"
+    api.remove("configmaps", "workflow-controller-configmap")
+    assert "there is no ConfigMap workflow-controller-configmap" in one(found(), "argo").text
     api.installed.remove("argoproj.io")
     assert one(found(), "argo").state == "ok"
 
@@ -228,7 +252,7 @@ def test_what_may_not_be_looked_at_is_no_failure_and_names_the_right(api: Kubern
         *(("warn", "claim"), ("warn", "claim"), ("warn", "argo"))
     ]
     assert "the right get persistentvolumeclaims is missing" in unasked[0].text
-    assert "the right get deployments.apps is missing" in unasked[2].text
+    assert "the right get configmaps is missing" in unasked[2].text
 
 
 def test_a_cluster_that_does_not_answer_is_the_only_finding(
@@ -246,7 +270,7 @@ def test_a_cluster_that_does_not_answer_is_the_only_finding(
         ("2.3.0", "fail", "pipelines need 2.14 or later"),
         ("2.15.2", "warn", "before 2.16 steps run as the user of their image"),
         ("2.16.0", "warn", "before 2.17 a schedule keeps to one version"),
-        ("unknown", "warn", "does not tell its version"),
+        ("unknown", "warn", "does not tell its version: pipelines need 2.14"),
     ],
 )
 def test_an_older_kubeflow_pipelines_is_told_with_what_it_cannot_do(
@@ -265,3 +289,16 @@ def test_no_kubeflow_is_a_failure_only_where_the_workload_names_one(
     assert one(found(), "kubeflow").state == "warn"
     named = "kubernetes.kubeflow.host=http://127.0.0.1:9"
     assert one(found(named), "kubeflow").state == "fail"
+
+
+def test_a_cluster_is_looked_at_without_this_host(api: KubernetesApi, tmp_path: Path) -> None:
+    file = tmp_path / "workload.yaml"
+    file.write_text(yaml.safe_dump({**WORKLOAD, "schema": "stoker.workload/v1"}))
+    api.put("configmaps", argo_settings({"retryPolicy": "OnError"}))
+    done = stoker("doctor", "--cluster", str(file))
+    assert done.returncode == 0
+    rows = [line.split()[:2] for line in done.stdout.splitlines() if line[0] != " "]
+    assert rows[0] == ["ok", "cluster"]
+    assert {name for _, name in rows}.isdisjoint({"python", "torch", "vcpus", "memory", "port"})
+    # What is to be pasted keeps its lines, below each other.
+    assert f"\n{'':<15}retryPolicy: Always\n{'':<15}expression: " in done.stdout

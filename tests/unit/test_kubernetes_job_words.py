@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from stoker.platforms.kubernetes.pods import (
 from stoker.platforms.kubernetes.submit import ObjectState, Phase
 from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training, to_json
-from support.kubernetes_jobs import job
+from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training
 
 RUN = "mnist-1"
@@ -34,6 +35,8 @@ NODES = (
     "0/5 nodes are available: 2 Insufficient nvidia.com/gpu, 1 Insufficient cpu, 2 node(s) had "
     "untolerated taint {spot: true}. preemption: 0/5 nodes are available: 5 No preemption victims."
 )
+
+PRICES = {GPU: 1.212, CPU: 0.714}
 
 
 def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
@@ -57,7 +60,7 @@ def pod(role: str = "dnn", index: int = 0, **changes: object) -> PodState:
         unschedulable_since="",
         lost="",
         is_final=False,
-        is_deleted=False,
+        deleted_at="",
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
@@ -67,10 +70,10 @@ def ended(seconds: int, code: int = 0, *, reason: str = "", message: str = "") -
     return PodEnd(exit_code=code, reason=reason, message=message, at=at)
 
 
-def troubles(*pods: PodState, next_best: str = "another") -> list[Trouble]:
-    return list(
-        troubles_of(pods, LAYOUT.groups, image="image:1", next_best=next_best, wait_minutes=60)
-    )
+def troubles(*pods: PodState, utc: str = BEGIN, **settings: Any) -> list[Trouble]:
+    made = job(name=RUN, image="image:1", settings=settings, on_no_capacity={"wait_minutes": 60})
+    layout = lay_out(dataclasses.replace(made, next_best="another", prices=PRICES))
+    return [*troubles_of(pods, layout, namespace="team-a", utc=utc)]
 
 
 # --- waiting
@@ -78,19 +81,20 @@ def troubles(*pods: PodState, next_best: str = "another") -> list[Trouble]:
 
 def test_hosts_that_wait_for_an_image_name_their_own() -> None:
     for role, image in (("dnn", "image:1"), ("data", "data:1")):
-        (trouble,) = troubles_of(
-            [pod(role, waits_for="ImagePullBackOff", waits_because="not found")],
-            lay_out(job(name=RUN, settings={"data": {"image": "data:1"}})).groups,
-            image="image:1",
-            next_best="",
-            wait_minutes=60,
-        )
+        waiting = pod(role, waits_for="ImagePullBackOff", waits_because="not found")
+        (trouble,) = troubles(waiting, data={"image": "data:1"})
         assert f"wait for the image {image} (ImagePullBackOff): not found" in trouble.what
 
 
 def test_what_is_short_is_named_once_each() -> None:
     assert short_of(NODES + NODES) == ["nvidia.com/gpu", "cpu"]
     assert short_of("0/1 nodes are available: 1 Too many pods.") == []
+
+
+def test_what_the_scheduler_says_twice_is_said_once() -> None:
+    words = '0/3 nodes are available: persistentvolumeclaim "a" not found. not found; preemption: x'
+    (trouble,) = troubles(pod(unschedulable=words))
+    assert trouble.what.endswith('persistentvolumeclaim "a" not found')
 
 
 def test_hosts_of_a_group_that_wait_are_one_trouble() -> None:
@@ -103,7 +107,7 @@ def test_hosts_of_a_group_that_wait_are_one_trouble() -> None:
 
 def test_pods_that_have_ended_or_go_wait_for_nothing() -> None:
     waiting = pod(unschedulable=NODES, waits_for="ErrImagePull")
-    for changes in ({"is_final": True}, {"is_deleted": True}):
+    for changes in ({"is_final": True}, {"deleted_at": BEGIN}):
         assert troubles(dataclasses.replace(waiting, **changes)) == []
 
 
@@ -213,6 +217,68 @@ def test_dnn_hosts_wait_for_nodes_as_long_as_the_workload_says() -> None:
     assert log.over([trouble], now=100.0 + 1200) is trouble
 
 
+# --- nodes that are cut off
+
+
+STUCK = pod(node="node-1", is_started=True, is_running=True, deleted_at="2026-11-20T09:10:00Z")
+
+
+def seconds_past(seconds: int) -> str:
+    return f"2026-11-20T09:{10 + seconds // 60:02d}:{seconds % 60:02d}.500Z"
+
+
+def test_a_pod_has_a_minute_to_end_after_its_grace() -> None:
+    assert troubles(STUCK, utc=seconds_past(59)) == []
+    (trouble,) = troubles(STUCK, utc=seconds_past(60))
+    assert trouble.is_dead_node
+
+
+def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs() -> None:
+    data = [pod("data", index, node=f"node-{index + 2}", is_running=True) for index in range(2)]
+    (trouble,) = troubles(STUCK, *data, utc=seconds_past(60))
+    for words in (STUCK.name, STUCK.node, STUCK.deleted_at, "2 other hosts are billed, $1.43 an"):
+        assert words in trouble.what
+    for command in (
+        "kubectl taint nodes node-1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+        "kubectl delete node node-1",
+        f"kubectl delete pod {STUCK.name} -n team-a --force --grace-period=0",
+    ):
+        assert command in trouble.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, 1800.0),
+        ({"dead_node_minutes": 5}, 300.0),
+        ({"dead_node": "fail"}, 0.0),
+        ({"dead_node": "fail", "dead_node_minutes": 5}, 0.0),
+    ],
+)
+def test_a_dnn_host_that_cannot_end_ends_the_run_when_the_workload_says(
+    settings: dict[str, Any], seconds: float
+) -> None:
+    (trouble,) = troubles(STUCK, utc=seconds_past(60), **settings)
+    assert (trouble.fatal_after, trouble.since) == (seconds, STUCK.deleted_at)
+
+
+def test_a_data_host_that_cannot_end_is_told_and_never_ends_the_run() -> None:
+    stuck = dataclasses.replace(STUCK, group="data", role="data", host=f"{RUN}-data-0-0")
+    (trouble,) = troubles(stuck, utc=seconds_past(60), dead_node="fail")
+    assert trouble.fatal_after is None
+    assert "kubectl delete node node-1" in trouble.fix
+
+
+def test_a_dnn_host_whose_place_is_taken_does_not_end_the_run() -> None:
+    (trouble,) = troubles(STUCK, pod(uid="new"), utc=seconds_past(60), dead_node="fail")
+    assert trouble.fatal_after is None
+
+
+@pytest.mark.parametrize("changes", [{"is_final": True}, {"node": ""}, {"deleted_at": ""}])
+def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes: dict[str, Any]) -> None:
+    assert troubles(dataclasses.replace(STUCK, **changes), utc=seconds_past(600)) == []
+
+
 # --- the end
 
 
@@ -242,8 +308,28 @@ def end(
 def test_without_a_record_the_leader_s_container_tells_the_exit_code() -> None:
     found = end("failed", pod(ended=ended(5, 3, message="boom"), is_final=True))
     assert found.exit_code == 3
-    assert found.failure == f"dnn host {RUN}-dnn-0-0 ended with exit code 3: boom"
+    words = f"dnn host {RUN}-dnn-0-0 ended with exit code 3; its last line: boom"
+    assert found.failure == words
     assert found.output_dir is None
+
+
+METER = f"stoker {BEGIN} run={RUN} host={RUN}-dnn-0-0 feed rows='1.4,2.0,rank,0,,,{',9' * 300}'"
+
+
+def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line() -> None:
+    # As the kubelet keeps them: 2 KiB of the log's end.
+    message = f"{METER}\n{METER}\n{METER}\n{METER}\n"[-2048:]
+    found = str(end("failed", pod(ended=ended(5, 3, message=message), is_final=True)).failure)
+    assert found == f"dnn host {RUN}-dnn-0-0 ended with exit code 3"
+    told = f"{METER}\nerror: user 1000 cannot write /stoker\ntry: chown it\n{METER}\n"[-2048:]
+    found = str(end("failed", pod(ended=ended(5, 2, message=told), is_final=True)).failure)
+    assert found.endswith("exit code 2: user 1000 cannot write /stoker; chown it")
+
+
+def test_the_launcher_s_own_words_in_a_pod_s_end_are_whole_however_long() -> None:
+    message = "error: rank 0 on a: ValueError: " + "\u00e9" * 1100
+    found = str(end("failed", pod(ended=ended(5, 1, message=message), is_final=True)).failure)
+    assert f"exit code 1: {message.removeprefix('error: ')}" in found
 
 
 def test_the_record_s_words_come_before_the_pod_s(tmp_path: Path) -> None:

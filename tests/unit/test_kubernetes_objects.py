@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import PlatformError, UsageError
+from stoker.host.machine import CPU_REQUEST
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.platforms import platform_named
 from stoker.platforms.base import JobSpec
@@ -105,6 +106,14 @@ def test_a_dnn_host_that_is_taken_away_restarts_the_run_where_checkpoints_are_ke
     assert rule["action"] == "FailJob"
     assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert "podFailurePolicy" not in jobs(request)["data"]
+    # Kubernetes refuses any other policy next to a failure policy.
+    assert "podReplacementPolicy" not in jobs(request)["dnn"]
+
+
+@BOTH
+def test_a_data_pod_that_is_told_to_end_is_replaced_before_it_has(api: str) -> None:
+    found = jobs(plan(job(settings={"api": api})))
+    assert found["data"]["podReplacementPolicy"] == "TerminatingOrFailed"
 
 
 @BOTH
@@ -119,6 +128,24 @@ def test_the_leader_knows_how_often_it_was_started_again_where_that_counts_as_no
     assert restarts["valueFrom"] == {"fieldRef": {"fieldPath": path}}
     assert "STOKER_RESTARTS" not in str(container(request, "data"))
     assert "FRESH" not in str(container(plan(job(settings={"api": api})), "dnn"))
+
+
+@BOTH
+def test_pods_ask_for_cpus_and_have_a_limit_only_where_the_workload_says_so(api: str) -> None:
+    free = container(plan(job(settings={"api": api})), "data")["resources"]
+    assert free["requests"]["cpu"] == "15"
+    assert free["limits"] == {"memory": "28Gi"}
+    for role, cpu in (("dnn", "7"), ("data", "15")):
+        bound = container(plan(job(settings={"api": api, "cpu_limit": True})), role)["resources"]
+        assert bound["limits"]["cpu"] == bound["requests"]["cpu"] == cpu
+
+
+@BOTH
+@pytest.mark.parametrize("role", ["dnn", "data"])
+def test_a_container_is_told_what_it_asks_for_of_the_nodes_cpus(api: str, role: str) -> None:
+    variables = container(plan(job(settings={"api": api})), role)["env"]
+    (asked,) = [own for own in variables if own["name"] == CPU_REQUEST]
+    assert asked["valueFrom"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}
 
 
 @BOTH
@@ -462,7 +489,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"data": {"gpus": 1}}}, "the data group has no GPUs"),
     ({"settings": {"entrypoint": ["stoker", "launch"]}}, "let its last word be --"),
     ({"settings": {"runtime": "stoker-mnist"}}, "set kubernetes.api to trainer"),
-    ({"settings": {"dnn": {"cpu_limit": 1}}}, "the limit of cpu is below"),
+    ({"settings": {"dnn": {"memory_limit": "1Gi"}}}, "the limit of memory is below"),
     ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
     ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
     ({"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}}, "no pipes on Kubernetes"),

@@ -160,6 +160,11 @@ OWN: list[tuple[str, Callable[[Any], None], str]] = [
     ("subdomain", set_to("a.b", "spec", "network", "subdomain"), "not a name for a service"),
     ("job twice", _twice(*JOB), "stands there twice: ['dnn']"),
     ("too many pods", set_to(2**31 - 1, *JOB, 1, "replicas"), "too many pods"),
+    (
+        "replacement",
+        set_to("TerminatingOrFailed", *JOB, 0, "template", "spec", "podReplacementPolicy"),
+        "must be Failed",
+    ),
     ("int32", set_to(2**31, *JOB, 0, "template", "spec", "backoffLimit"), "does not fit"),
     ("negative", set_to(-1, *JOB, 0, "template", "spec", "backoffLimit"), "is negative"),
     (

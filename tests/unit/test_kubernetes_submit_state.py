@@ -166,7 +166,7 @@ def test_seconds_between_two_times(begin: str, end: str, seconds: float | None) 
 # --- events
 
 
-def event(kind: str, name: str, reason: str = "FailedMount", **more: Any) -> dict[str, Any]:
+def event(kind: str, name: str, reason: str = "FailedCreate", **more: Any) -> dict[str, Any]:
     about = {"kind": kind, "name": name}
     return {"involvedObject": about, "reason": reason, "message": "m", "type": "Warning", **more}
 
@@ -208,6 +208,28 @@ def test_events_of_an_earlier_job_of_the_name_are_old() -> None:
 def test_what_normal_events_tell_is_picked() -> None:
     assert told(event("Pod", f"{RUN}-dnn-0-0-x", "Pulled", type="Normal")) == []
     assert told(event("Pod", f"{RUN}-dnn-0-0-x", "TriggeredScaleUp", type="Normal")) != []
+
+
+def test_a_mount_that_fails_is_told_when_that_lasts() -> None:
+    pods = [f"{RUN}-data-0-{index}-x" for index in range(2)]
+    first = event("Pod", pods[0], "FailedMount", firstTimestamp="2026-11-20T09:00:01Z")
+    passed = {**first, "lastTimestamp": "2026-11-20T09:00:09Z"}
+    lasts = {**first, "lastTimestamp": "2026-11-20T09:01:05Z"}
+    # The kubelet says it in other words when it has given up once.
+    given_up = event(
+        "Pod", pods[0], "FailedMount", message="timed out", lastTimestamp="2026-11-20T09:02:04Z"
+    )
+    other = event("Pod", pods[1], "FailedMount", lastTimestamp="2026-11-20T09:02:04Z")
+    assert told(first, passed, other) == []
+    assert told(first, passed, lasts, lasts, given_up) == [f"Pod {pods[0]}"] * 2
+
+
+@pytest.mark.parametrize(
+    "reason", ["ReachedMaxRestarts", "FailedJobs", "FailJobSetFailurePolicyAction"]
+)
+def test_the_end_of_a_jobset_is_told_by_its_state_alone(reason: str) -> None:
+    assert told(event("JobSet", RUN, reason)) == []
+    assert told(event("Job", f"{RUN}-dnn-0", "BackoffLimitExceeded")) != []
 
 
 def test_pods_that_are_refused_are_known_by_their_job() -> None:

@@ -159,6 +159,29 @@ def test_collectives_are_told_the_network_interface_if_this_host_has_it(
     assert {found.get(name) for name in names} == {interface if is_exported else None}
 
 
+@pytest.mark.parametrize(
+    ("asked", "processes", "own", "threads"),
+    [("6000", 2, None, "3"), ("500", 1, None, "1"), ("6000", 2, "5", None), (None, 2, None, None)],
+)
+def test_ranks_of_a_pod_begin_threads_for_the_cpus_that_it_asks_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str | None,
+    processes: int,
+    own: str | None,
+    threads: str | None,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: None)
+    environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_PROCESSES_PER_HOST": str(processes)}
+    environ |= {"STOKER_CPU_REQUEST_MILLI": asked} if asked else {}
+    environ |= {"OMP_NUM_THREADS": own} if own else {}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = Trainer.of(from_environment(environ), TOPOLOGY, environ).variables
+    assert found.get("OMP_NUM_THREADS") == threads
+
+
 def test_what_is_set_already_is_not_set_otherwise(tmp_path: Path) -> None:
     """The user has set them, or in AWS's images the toolkit, which starts the launcher."""
     environ = {

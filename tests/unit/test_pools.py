@@ -365,6 +365,13 @@ def test_quantities_are_read_in_all_their_units(text: str, number: str) -> None:
     assert amount(text) == Decimal(number)
 
 
+def test_nodes_without_a_pools_label_are_named_where_there_are_no_others() -> None:
+    bare = [node(f"n{index}", kind="") for index in range(5)]
+    pools, notes = pools_of(bare)
+    with pytest.raises(UsageError, match=r"n0, n1, n2 and 2 more left out.*--pool-label"):
+        pools_table(pools, daemons={}, catalog=load_catalog("kubernetes"), left_out=notes)
+
+
 def test_a_node_too_small_for_a_pod_is_no_pool() -> None:
     small = node("n", kind="t3.small", cpu="1200m", memory="1400Mi")
     with pytest.raises(UsageError, match=r"no node pool was found: t3\.small left out"):

@@ -44,6 +44,12 @@ def test_what_is_skipped_and_what_is_a_link_is_not_looked_at(tmp_path: Path) -> 
     assert [Path(path).name for path in files] == ["kept.txt"]
 
 
+@pytest.mark.parametrize("folder", ["/proc", "/sys", "/dev", "/run", "/var/run"])
+def test_files_of_the_system_are_not_looked_at(folder: str) -> None:
+    # A command whose folder is /, as in many images, has them below it.
+    assert snapshot([Path(folder)]).files == {}
+
+
 def test_a_scan_ends_at_its_bound_and_a_partial_one_calls_no_old_file_new(tmp_path: Path) -> None:
     for index in range(20):
         write(tmp_path / f"{index:02}.jpg", "x")

@@ -86,6 +86,44 @@ def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
 
 
 @pytest.mark.parametrize(
+    ("asked", "quota_vcpus", "capacity", "workers"),
+    [
+        ("1500", None, 1.5, 2),
+        ("1500", 1.0, 1.0, 1),
+        ("64000", None, 4.0, 4),
+        ("0", None, 4.0, 4),
+        ("", None, 4.0, 4),
+        ("a lot", None, 4.0, 4),
+    ],
+)
+def test_a_pod_without_a_limit_counts_on_what_it_asks_for_and_not_on_its_node(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    quota_vcpus: float | None,
+    capacity: float,
+    workers: int,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: quota_vcpus)
+    monkeypatch.setenv("STOKER_CPU_REQUEST_MILLI", asked)
+    assert vcpu_capacity() == capacity
+    assert usable_vcpus() == workers
+
+
+def test_neighbours_on_the_node_have_nothing_of_what_a_pod_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
+    files = {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "max 100000"}
+    quota(tmp_path, "0::/pod/app\n", files)
+    root, membership = tmp_path / "cgroup", tmp_path / "membership"
+    assert limiting_group(root=root, membership=membership) is None
+    monkeypatch.setenv("STOKER_CPU_REQUEST_MILLI", "1500")
+    # Its own CPU-seconds are counted, and none of the machine's.
+    assert limiting_group(root=root, membership=membership) == root / "pod/app"
+
+
+@pytest.mark.parametrize(
     ("own", "above", "limiting"),
     [("200000", "100000", "pod"), ("100000", "200000", "pod/app"), ("900000", "max", None)],
 )

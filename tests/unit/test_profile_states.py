@@ -397,6 +397,7 @@ def test_a_few_workers_more_than_vcpus_are_not_too_many(workers: int, vcpus: int
         drained(vcpus, cpu=0.78, wall=0.78, rate=10.0),
     )
     crowd = {**CROWDED, "workers": workers, "vcpus": vcpus, "drains": drains}
+    crowd["children_cpu"] = 0.098 * vcpus
     assert workers_of(rank_of(**crowd)) == []
 
 

@@ -44,7 +44,7 @@ def test_progress_says_steps_their_time_and_the_time_that_is_left(
     log = Log(run="r", host="algo-1", stream=stream)
     log.event("progress", steps=10, step_seconds=5.0, wait_seconds=4.0)
     log.event("progress", steps=40, step_seconds=0.1, wait_seconds=0.025)
-    for total in (100, None):
+    for total in (100, None, 39):
         with following(quiet=False, echo=False, total_steps=total) as follow:
             for text in stream.getvalue().splitlines():
                 follow.line(LogLine(group="dnn", host="algo-1", text=text))
@@ -53,6 +53,8 @@ def test_progress_says_steps_their_time_and_the_time_that_is_left(
         "40/100 steps, 100 ms each, 25% waiting for data, 6 s left",
         "10 steps, 5.00 s each, 80% waiting for data",
         "40 steps, 100 ms each, 25% waiting for data",
+        "10/39 steps, 5.00 s each, 80% waiting for data",
+        "40 steps (39 were planned), 100 ms each, 25% waiting for data",
     ]
 
 

@@ -326,83 +326,6 @@ def test_a_run_that_has_ended_is_not_stopped() -> None:
     assert stop(answers).status == "succeeded"
 
 
-@pytest.mark.parametrize("status", ["Failed", "Stopped"])
-def test_a_run_that_failed_or_was_stopped_is_tried_again(status: str) -> None:
-    answers = recorded()
-    answers.add_state(status, [TAKEN, PROFILE], of=OF)
-    answers.add_definition(OF)
-    answers.add("retry_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
-    answers.add_state("Executing", [TAKEN, PROFILE], of=OF)
-    assert SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION).status == "running"
-    answers.stubber.assert_no_pending_responses()
-
-
-@pytest.mark.parametrize("is_alone", [True, False])
-def test_under_overlap_refuse_no_run_is_tried_again_next_to_another_one(is_alone: bool) -> None:
-    """Its check may have succeeded before it failed: the service would not run it again."""
-    answers = recorded()
-    failed = step("OnlyRun", "Failed", StepDisplayName=ONLY_RUN)
-    guard = {"Name": "OnlyRun", "Type": "Processing", "DisplayName": ONLY_RUN, "Arguments": {}}
-    answers.add_state("Failed", [failed], of=OF)
-    answers.add_definition(OF, added=[guard])
-    runs = [listed("later", 2, "Succeeded" if is_alone else "Executing")]
-    runs.append(listed(EXECUTION.rpartition("/")[2], 1, "Failed"))
-    answers.add("list_pipeline_executions", {"PipelineExecutionSummaries": runs})
-    if is_alone:
-        answers.add("retry_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
-        answers.add_state("Executing", [failed], of=OF)
-        assert SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION).status == "running"
-    else:
-        with pytest.raises(PlatformError, match="under way: mnist/later") as refused:
-            SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION)
-        assert "stoker stop sagemaker mnist/later" in refused.value.fix
-    answers.stubber.assert_no_pending_responses()
-
-
-def test_a_failed_training_that_was_judged_is_not_trained_again_under_the_same_verdict() -> None:
-    """No document says what the service does with the step that succeeded in judging it."""
-    answers = recorded()
-    failed = {**TRAINED, "StepStatus": "Failed"}
-    judged = step("Evaluate", "Succeeded", Metadata=processing("pipelines-abc-Evaluate"))
-    evaluate = {
-        "Name": "Evaluate",
-        "Type": "Processing",
-        "Arguments": {},
-        "DependsOn": [{"Step": "Train", "Trigger": "Any"}],
-    }
-    answers.add_state("Failed", [TAKEN, PROFILE, failed, judged], of=OF)
-    answers.add_jobs(LAUNCHED)
-    ended = training_job("Failed", "Failed")
-    answers.add("describe_training_job", ended, TrainingJobName=LAUNCHED)
-    answers.add_definition(OF, added=[evaluate])
-    profile = {"CheckpointConfig": {"S3Uri": "s3://bucket/profiles/abc"}}
-    job = {**training_job("Completed", "Completed"), **profile}
-    answers.add("describe_training_job", job, TrainingJobName="pipelines-abc-Profile")
-    with pytest.raises(UsageError, match="Evaluate has judged Train, which failed") as caught:
-        SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION)
-    assert caught.value.fix == (
-        "stoker start sagemaker WORKLOAD --param Epochs=3 "
-        "--param ReuseProfile=s3://bucket/profiles/abc"
-    )
-    answers.stubber.assert_no_pending_responses()
-
-
-def test_a_run_that_did_not_fail_is_not_tried_again() -> None:
-    answers = recorded()
-    answers.add_state("Executing", [TAKEN], of=OF)
-    with pytest.raises(UsageError, match="is a run that is running: only a run that failed"):
-        SageMakerOrchestrator(aws=answers.aws()).retry(EXECUTION)
-
-
-def test_a_training_job_is_no_run_that_could_be_tried_again() -> None:
-    answers = recorded()
-    job = training_job("Failed", "Failed")
-    for _ in range(2):
-        answers.add("describe_training_job", job)
-    with pytest.raises(UsageError, match="is a training job: only a run"):
-        SageMakerOrchestrator(aws=answers.aws()).retry(f"{ARN}:training-job/{LAUNCHED}")
-
-
 def test_the_job_that_a_stopped_run_left_running_is_stopped_once() -> None:
     answers = recorded()
     stopped = {**TRAINING, "StepStatus": "Stopped"}
@@ -498,8 +421,6 @@ def test_status_prints_a_tree_with_reasons_pages_and_next_commands(
     assert "  Decide                 Processing     failed  3 min 00 s" in shown
     assert "why:  AlgorithmError: exit code: 1" in shown
     assert "with: Epochs = 3" in shown
-    assert f"logs: stoker logs sagemaker {RUN} --group Decide" in shown
-    assert f"logs:  stoker logs sagemaker {RUN}" in shown
     assert "stop:" not in shown
 
 

@@ -9,7 +9,7 @@ from stoker.cli.outputs import training_words
 from stoker.feed.workers.pool import advice_on, describe_exit
 from stoker.host.processes import ended_words, why_not_found
 from stoker.launch.finish import words_of_end
-from stoker.records.training import cause_of
+from stoker.reasons import cause_of
 from support.sample_records import training
 
 WHO = "the training command on algo-3"
@@ -29,10 +29,16 @@ def test_a_killed_command_is_named_with_its_signal_and_not_with_the_last_log_lin
     ("stderr", "expected"),
     [
         ("", f"{WHO} ended with exit code 9"),
-        (f"{LOG}\nthe last words\n{LOG}\n", f"{WHO} ended with exit code 9: the last words"),
+        (
+            f"{LOG}\nthe last words\n{LOG}\n",
+            f"{WHO} ended with exit code 9; its last line: the last words",
+        ),
         (TRACE + LOG, f"{WHO} ended with exit code 9: KeyError: 'x'"),
         (f"{TRACE}bye\n", f"{WHO} ended with exit code 9: KeyError: 'x'"),
-        ("error: no disk\nwhere: here\ntry:   more\n", f"{WHO} ended with exit code 9: no disk"),
+        (
+            "error: no disk\nwhere: here\ntry:   more\n",
+            f"{WHO} ended with exit code 9: no disk; more",
+        ),
     ],
 )
 def test_a_failed_command_is_named_with_its_exception_or_last_words(

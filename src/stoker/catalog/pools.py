@@ -310,16 +310,14 @@ def pools_of(
     usable = [node for node in ours if not _problem(node)]
     notes = [f"node {node.name} left out: {_problem(node)}" for node in ours if _problem(node)]
     kinds: dict[_Kind, list[_Node]] = {}
+    unlabelled: list[str] = []
     for node in usable:
         label = next((label for label in labels if node.labels.get(label)), None)
         if label is None and pool_label is None:
             # No provider's label, as on clusters of one's own: the machine type makes the pool.
             label = next((key for key in (INSTANCE_TYPE, _GPU_PRODUCT) if key in node.labels), None)
         if label is None:
-            notes.append(
-                f"node {node.name} left out: no label says its pool; give it one, and name the "
-                "label with --pool-label"
-            )
+            unlabelled.append(node.name)
             continue
         kind = _Kind(
             label=label,
@@ -328,6 +326,13 @@ def pools_of(
             is_spot=node.is_spot,
         )
         kinds.setdefault(kind, []).append(node)
+    if unlabelled:
+        named = ", ".join(unlabelled[:3])
+        more = f" and {len(unlabelled) - 3} more" if len(unlabelled) > 3 else ""
+        notes.append(
+            f"node {named}{more} left out: no label says the pool; give them one (kubectl label "
+            "node NODE pool=NAME), and name it with --pool-label"
+        )
     pools = [
         _pool_of_kind(kind, members, named=_name(kind, kinds)) for kind, members in kinds.items()
     ]

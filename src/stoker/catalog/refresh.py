@@ -58,6 +58,7 @@ def pools_table(
     daemons: Mapping[str, tuple[Decimal, Decimal]],
     catalog: Catalog,
     earlier: Table | None = None,
+    left_out: Sequence[str] = (),
 ) -> PoolsTable:
     """Returns the pools as a pools file holds them.
 
@@ -66,6 +67,7 @@ def pools_table(
         daemons: Cores and bytes that daemons ask of a node, by pool.
         catalog: Prices and speeds of machines.
         earlier: The file as it was: prices in it are kept.
+        left_out: What is to be said of nodes that are in no pool.
 
     Raises:
         UsageError: If no pool has room for a pod.
@@ -98,7 +100,8 @@ def pools_table(
         notes.append(f"{name} has no node now: its row is kept as it was")
     if not rows:
         raise UsageError(
-            "no node pool was found: " + "; ".join(notes or ["the cluster has no nodes"]),
+            "no node pool was found: "
+            + "; ".join([*left_out, *notes] or ["the cluster has no nodes"]),
             where="the cluster's nodes",
             fix="pools that were scaled to zero are not seen: start one node of each",
         )

@@ -40,8 +40,6 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "start": "Starts a run of the uploaded pipeline.",
             "schedule": "Starts runs of the uploaded pipeline at regular times.",
             "status": "Shows the steps of a run, with times, errors and links.",
-            "logs": "Prints the logs of all steps and hosts so far.",
-            "retry": "Runs the failed steps of a run again; what succeeded stays.",
             "stop": "Stops a run or a training job, and waits until it has ended.",
         },
         "Look inside": {
@@ -61,7 +59,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
     {name: line for verbs in PANELS.values() for name, line in verbs.items()}
 )
 # These verbs are in one module, `pipelines`; each other one is in the module of its name.
-_OF_PIPELINES = ("upload", "start", "schedule", "status", "logs", "retry", "stop")
+_OF_PIPELINES = ("upload", "start", "schedule", "status", "stop")
 _NAME_WIDTH = max(map(len, VERBS))
 _EXAMPLES = "\n\nExamples:\n"
 

@@ -36,9 +36,8 @@ def confirm(
 def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool) -> None:
     """Says so where a type is named that the local platform does not start.
 
-    A job of one host may name any type there: on a machine of that type, or in the pod of a
-    pipeline's step, its record then says what it ran on. Elsewhere somebody may expect that type.
-    For more hosts the platform refuses it.
+    A job of one host may name any type there: on a machine of that type its record then says what
+    it ran on. Elsewhere somebody may expect that type. For more hosts the platform refuses it.
     """
     here = named_instance_type()
     is_taken = workload.platform_info.is_this_machine and sum(g.count for g in groups) == 1

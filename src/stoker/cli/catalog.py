@@ -173,6 +173,7 @@ def _refresh_pools(
         catalog=load_catalog("kubernetes", prices=prices),
         # Read before it is written over: prices that were put in by hand stay.
         earlier=_earlier(out),
+        left_out=notes,
     )
     if out:
         write_text(out, table.csv())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -47,8 +48,8 @@ def doctor_verb(
         bool,
         typer.Option(
             "--cluster",
-            help="Also asks the workload's cluster: rights, JobSet or Trainer, Kubeflow "
-            "Pipelines, claims.",
+            help="Asks the workload's cluster instead of this host: rights, JobSet or Trainer, "
+            "claims, Kubeflow Pipelines, Argo.",
         ),
     ] = False,
     decision: Annotated[
@@ -87,7 +88,7 @@ def doctor_verb(
             # At once: some look-ups take seconds, and a hang shows at what.
             print(f"{check.state:<5} {check.name:<8} {check.text}", flush=True)
             if check.state != "ok" and check.fix:
-                print(f"{'':<15}try: {check.fix}", flush=True)
+                print(textwrap.indent(f"try: {check.fix}", " " * 15), flush=True)
     is_healthy = all(check.state != "fail" for check in checks)
     if as_json:
         print(json.dumps({"healthy": is_healthy, "checks": [asdict(c) for c in checks]}, indent=2))
@@ -130,7 +131,8 @@ def _findings(
 
     record = read_with_params(file, overrides=overrides)
     decided = read_json(decision, Decision) if decision else None
-    yield from examine(os.environ, peer=peer, aws=aws)
+    if aws or peer or not cluster:
+        yield from examine(os.environ, peer=peer, aws=aws)
     if aws:
         from stoker.doctor.account import examine_account
 

@@ -23,6 +23,7 @@ from stoker.cli.options import OutputFiles
 from stoker.errors import FeedError, UsageError
 from stoker.evaluate import prediction_words, speedup_words
 from stoker.parameters import HYPERPARAMETER_INPUT
+from stoker.reasons import shortened
 from stoker.records import (
     Decision,
     Evaluation,
@@ -393,12 +394,11 @@ def carried(record: Training, *, max_bytes: int = _MAX_RECORD_BYTES) -> str:
 
     A parameter of Kubeflow, unlike a file, is shown on the run's page and can be a condition.
     """
-    failure = record.failure[-_MAX_FAILURE:] if record.failure else None
+    failure = shortened(record.failure, most=_MAX_FAILURE) if record.failure else None
     measured = record.measured
     if measured:
         # The file stays in the step that trained.
         measured = msgspec.structs.replace(measured, timeline_file=None)
-    # The end of a traceback names the error.
     short = msgspec.structs.replace(record, failure=failure, measured=measured)
     # In the order of what an evaluation needs least: it reads status, metrics and times.
     for less in (

@@ -1,4 +1,4 @@
-"""The verbs of compiled pipelines are upload, start, schedule, status, logs and stop.
+"""The verbs of compiled pipelines: upload, start, schedule, status and stop.
 
 A run, its steps and its schedules are shown in lines, or as JSON.
 """
@@ -372,7 +372,9 @@ def start_verb(
         # With --wait the one document is that of the end.
         if as_json and not wait:
             print(json.dumps(document(started), indent=2))
-        say(f"started: {started.run}", quiet=as_json)
+        if not as_json:
+            # For scripts: run=$(stoker start ...). All words are on stderr.
+            print(started.run, flush=True)
         if started.url:
             say(f"page:    {started.url}", quiet=as_json)
         if wait:
@@ -590,15 +592,13 @@ def status_verb(
             told["executions"] = [document(other) for other in others]
         print(json.dumps(told, indent=2))
         return
-    for line in tree(state, target=service.name, now=datetime.now(UTC), where=where):
+    for line in tree(state, now=datetime.now(UTC)):
         print(line)
     # A name of a pipeline stands for its newest run: here is how to name an earlier one.
     earlier = [other for other in others if other.run != state.run]
     for other in earlier[:3]:
         began = f"{other.began:%Y-%m-%d %H:%M} UTC" if other.began else ""
         print(f"earlier: {other.run}  {other.status}  {began}")
-    if state.steps:
-        print(f"logs:  stoker logs {service.name} {state.run}{where}")
     if not state.has_ended:
         print(f"stop:  stoker stop {service.name} {state.run}{where}")
 
@@ -621,77 +621,6 @@ def _refuse_overlap(service: "Orchestrator", pipeline: str, *, besides: str) -> 
             fix=f"start again when it has ended, or: stoker stop {service.name} {others[0]}",
         )
     print(f"no run of {pipeline} that began earlier is under way")
-
-
-def logs_verb(
-    target: TargetName,
-    run: RunName,
-    *,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            metavar="G",
-            help="Only prints the logs of this instance group or step (default: of all).",
-        ),
-    ] = None,
-    reach: RunReach,
-    as_json: AsJson = False,
-) -> None:
-    """Prints the logs of all steps and hosts so far.
-
-    Examples:
-        stoker logs sagemaker RUN
-        stoker logs kubeflow RUN --group data | grep -i error
-    """
-    service = reach.target_of(target, run=run)
-    num_lines = 0
-    for line in service.logs(run, group=group):
-        # Counted, not collected: logs of many hosts do not fit into memory.
-        num_lines += 1
-        if as_json:
-            print(json.dumps({"group": line.group, "host": line.host, "text": line.text}))
-        else:
-            print(f"{line.group}/{line.host} {line.text}")
-    if not num_lines:
-        say(f"{run} has not written any log yet", quiet=as_json)
-
-
-def retry_verb(
-    target: TargetName,
-    run: RunName,
-    *,
-    wait: Annotated[
-        bool,
-        typer.Option("--wait", help="Waits until the run has ended; Ctrl-C does not stop the run."),
-    ] = False,
-    reach: RunReach,
-    as_json: AsJson = False,
-) -> int:
-    """Runs the failed steps of a run again; what succeeded stays.
-
-    Examples:
-        stoker retry kubeflow RUN --wait
-    """
-    service = reach.target_of(target, run=run)
-    where = reach.words_of(service.name)
-    with working(f"retrying {run}", quiet=as_json):
-        state = service.retry(run)
-    say(f"tried again: {state.run}", quiet=as_json)
-    if wait:
-        try:
-            return _wait(service, state, as_json=as_json, where=where)
-        except (KeyboardInterrupt, TerminatedError) as err:
-            say(
-                "stopped waiting; the run goes on\n"
-                f"see:     stoker status {service.name} {state.run}{where}",
-                quiet=False,
-            )
-            return _code_of(err)
-    if as_json:
-        print(json.dumps(document(state), indent=2))
-    say(f"next:    stoker status {service.name} {state.run}{where}", quiet=as_json)
-    return 0
 
 
 def stop_verb(
@@ -756,9 +685,7 @@ def _plan_lines(plan: "UploadPlan") -> list[str]:
     return [f"pipeline {name} changes:", *(f"  {line}" for line in plan.changes), *lines]
 
 
-def _wait(
-    target: "Orchestrator", started: "Started | RunState", *, as_json: bool, where: str
-) -> int:
+def _wait(target: "Orchestrator", started: "Started", *, as_json: bool, where: str) -> int:
     from stoker.orchestrators import follow_run
 
     def show(step: "StepState") -> None:
@@ -777,14 +704,16 @@ def _code_of(end: BaseException) -> int:
     return EXIT_TERMINATED if isinstance(end, TerminatedError) else EXIT_INTERRUPTED
 
 
-def _end_lines(target: "Orchestrator", state: "RunState", *, where: str) -> list[str]:
-    failed = [step for step in state.steps if step.status == "failed"]
-    why = "; ".join(f"{step.name}: {step.reason}" for step in failed) or state.reason
-    return [
-        f"{state.run} has {'succeeded' if state.status == 'succeeded' else state.status}"
-        + (f": {why}" if why and state.status != "succeeded" else ""),
-        f"next:    stoker status {target.name} {state.run}{where}",
-    ]
+def _end_lines(target: "Orchestrator", state: "RunState", *, where: str) -> Iterator[str]:
+    failed = [s for s in state.steps if s.status == "failed" and (s.reason or s.cause)]
+    why = "; ".join(f"{s.name}: {s.reason}" if s.reason else s.name for s in failed)
+    why = (why or state.reason) if state.status != "succeeded" else ""
+    yield f"{state.run} has {state.status}" + (f": {_short(why)}" if why else "")
+    for step in failed:
+        if step.lines:
+            yield f"the last lines of {step.name}:"
+            yield from (f"    {_short(line)}" for line in step.lines)
+    yield f"next:    stoker status {target.name} {state.run}{where}"
 
 
 def _ask_for_parameters(
@@ -851,13 +780,8 @@ _REASON = 400
 _TYPED = 200
 
 
-def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> Iterator[str]:
-    """Yields the run and its steps, one line each, with reasons, pages and logs below.
-
-    Args:
-        now: Time in UTC.
-        where: Flags with which the next commands reach the target, with a blank in front.
-    """
+def tree(state: "RunState", *, now: datetime) -> Iterator[str]:
+    """Yields the run and its steps, one line each, with reasons, last lines and pages below."""
     yield f"{state.run}  {state.status}{_took(state.began, state.ended, now)}"
     if state.reason:
         yield f"  why:  {_short(state.reason)}"
@@ -867,18 +791,18 @@ def tree(state: "RunState", *, target: str, now: datetime, where: str = "") -> I
         yield f"  with: {name} = {_short(value)}"
     for step in state.steps:
         yield from _step(step, now=now)
-        # Only where there is more to read than the reason above: a job has logs of its hosts.
-        if step.status == "failed" and step.job and state.pipeline:
-            # A job that a step started has groups of hosts; logs of the step itself have its name.
-            own = "" if step.name.startswith("job ") else f" --group {step.name}"
-            yield f"{'  ' * step.depth}    logs: stoker logs {target} {state.run}{own}{where}"
 
 
 def change_line(step: "StepState", *, now: datetime) -> str:
     """Returns a step that changed, in one line."""
     outcome = f", {step.outcome}" if step.outcome else ""
+    again = f" (attempt {step.attempts})" if step.attempts > 1 else ""
+    took = _took(step.began, step.ended, now) if step.ended else ""
     reason = f": {_short(step.reason)}" if step.reason else ""
-    return f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} {step.status}{outcome}{reason}"
+    return (
+        f"{now.astimezone():%H:%M:%S}  {step.name:<{_NAME}} "
+        f"{step.status}{again}{outcome}{took}{reason}"
+    )
 
 
 def schedule_line(schedule: "Schedule") -> str:
@@ -918,6 +842,8 @@ def _step(step: "StepState", *, now: datetime) -> Iterator[str]:
     below = f"{indent}    "
     if step.reason:
         yield f"{below}why:  {_short(step.reason)}"
+    for line in step.lines:
+        yield f"{below}      {_short(line)}"
     if step.url:
         yield f"{below}page: {step.url}"
 

@@ -248,12 +248,15 @@ class Follow:
         if progress is None:
             return
         total, left = self._total_steps, ""
+        done = f"{progress.steps}/{total} steps" if total else f"{progress.steps} steps"
+        # A run that was started again repeats some; or a hyperparameter asks for more.
+        if total and progress.steps > total:
+            done, total = f"{progress.steps} steps ({total} were planned)", None
         if total and progress.steps >= _ESTIMATE_STEPS:
             seconds = max(0, total - progress.steps) * progress.step_seconds
             left = f", {duration(seconds)} left"
-        done = f"{progress.steps}/{total}" if total else str(progress.steps)
         waiting = wait_share(step_seconds=progress.step_seconds, wait_seconds=progress.wait_seconds)
-        words = f"{done} steps, {ms(progress.step_seconds)} each, "
+        words = f"{done}, {ms(progress.step_seconds)} each, "
         words += f"{percentage(waiting)} waiting for data{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=progress.steps, total=total, words=words)

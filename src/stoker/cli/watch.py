@@ -58,7 +58,7 @@ def watch_verb(
 
     Examples:
         stoker watch runs/ID
-        stoker logs kubeflow RUN | stoker watch -
+        kubectl logs -f POD -c main | stoker watch -
     """
     with closing(source_of(run)) as source, ExitStack() as stack:
         follow(source, shower(stack, as_json=as_json, once=once), once=once)
@@ -303,7 +303,7 @@ class LogOfRun:
 
 
 class StandardInput:
-    """Reads a log that another command writes: `stoker logs kubeflow RUN | stoker watch -`."""
+    """Reads a log that another command writes: `kubectl logs -f POD -c main | stoker watch -`."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -409,7 +409,7 @@ def follow(source: LogSource, show: Callable[[RunView], None], *, once: bool) ->
                 raise UsageError(
                     "no line of a run's log came in",
                     where="stdin",
-                    fix="stoker logs ... | stoker watch -",
+                    fix="kubectl logs -f POD -c main | stoker watch -",
                 )
             view.end_quietly(is_over=has_ended)
             show(view)

@@ -18,8 +18,9 @@ _FIX_FIRST = {
     "more, however many workers there are",
 }
 _ADVICE = {
-    "throttled": "Raise the CPU limit of the container, then profile again: with it, hosts are "
-    "judged by CPUs that they may not use.",
+    "throttled": "Take the container's CPU limit away, or raise it, then profile again: with it, "
+    "hosts are judged by CPUs that they may not use (on Kubernetes kubernetes.cpu_limit sets it, "
+    "to the cpu of the pool or of kubernetes.dnn).",
     "straggler": "Look at the slow rank's host and data, then profile again: more hosts do not "
     "make it faster.",
     "storage": "Read nearer, faster or less: a copy on a local disk, more memory for the page "

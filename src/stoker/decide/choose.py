@@ -465,11 +465,14 @@ def _is_cpu_the_limit(found: Walk) -> Answer:
     text = f"loading takes {work.loader_cpu_seconds:.3g} CPU-seconds per step"
     if work.trainer_cpu_seconds:
         text += f", the trainer {work.trainer_cpu_seconds:.3g}"
+    if work.turns_cpu_seconds > 0.05 * (work.loader_cpu_seconds + work.trainer_cpu_seconds):
+        text += f", their turns on the same cores {work.turns_cpu_seconds:.3g}"
     text += f", on {vcpus_words(work.hosts * work.reference.capacity)}"
     if work.reserved_vcpus:
         text += f" ({work.hosts * work.reserved_vcpus:g} of them reserved for the trainer)"
     today = Hosts(instance=work.reference, count=work.hosts)
-    cpu = (work.loader_cpu_seconds + work.trainer_cpu_seconds) / free_vcpus(work, today)
+    used = work.loader_cpu_seconds + work.trainer_cpu_seconds + work.turns_cpu_seconds
+    cpu = used / free_vcpus(work, today)
     text += f": {ms(cpu)}"
     if accelerator:
         text += f"; without loading a step takes {ms(accelerator)} of {ms(work.step_seconds)}"

@@ -136,7 +136,11 @@ def taken_as(
         # The trainer's CPU time was the training itself: what launching it takes is not known.
         reserved = min(target.accelerators + 1, target.capacity / 2)
         scaled = replace(
-            scaled, trainer_cpu_seconds=0.0, reserved_vcpus=reserved, handover_seconds=0.0
+            scaled,
+            trainer_cpu_seconds=0.0,
+            turns_cpu_seconds=0.0,
+            reserved_vcpus=reserved,
+            handover_seconds=0.0,
         )
         text = "the trainer's own CPU use next to an accelerator was not measured"
         doubts.append(Doubt(width=_TRAINER_WIDTH, text=text))
@@ -273,6 +277,7 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
         loader_cpu_seconds=work.loader_cpu_seconds / speed,
         loader_wall_seconds=running / speed + waiting + shared,
         trainer_cpu_seconds=work.trainer_cpu_seconds / speed,
+        turns_cpu_seconds=work.turns_cpu_seconds / speed,
         receive_cpu_seconds=work.receive_cpu_seconds / speed,
         others_vcpus=work.others_vcpus if is_same else 0.0,
     )

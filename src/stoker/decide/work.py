@@ -23,6 +23,7 @@ from stoker.records.parts import (
     speed_width,
     speed_words,
     too_busy,
+    turns_cpu_seconds,
 )
 from stoker.text import ms, percentage, vcpus_words
 
@@ -200,6 +201,7 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
         loader_cpu_seconds=0.0,
         loader_wall_seconds=0.0,
         trainer_cpu_seconds=trainer,
+        turns_cpu_seconds=turns_cpu_seconds(step, ranks=ranks),
         reserved_vcpus=reserved,
         receive_cpu_seconds=receive_cpu,
         batch_bytes=batch_bytes,

@@ -9,253 +9,182 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stoker.doctor import Finding, listed
+import yaml
+
+from stoker.doctor import Finding, State
 from stoker.errors import StokerError
 from stoker.orchestrators.kubeflow.api import Flags, Kubeflow, KubeflowError, connection_of
 from stoker.orchestrators.kubeflow.pipelines import NEEDS, dotted
 from stoker.orchestrators.kubeflow.schedules import LATEST_SCHEDULES
-from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.api import (
-    ACCESS_REVIEWS,
-    CLAIMS,
-    DEPLOYMENTS,
-    INSTALL,
-    JOBSETS,
-    OF_KIND,
-    OLDER,
-    RUNTIMES,
-    STORAGE_CLASSES,
-    TRAINJOBS,
-    WORKFLOWS,
-    ApiError,
-    ClusterApi,
-    Resource,
-    name_of,
-    text,
-    texts,
-)
+from stoker.platforms.kubernetes import KubernetesPlatform, api
+from stoker.platforms.kubernetes.api import ApiError, ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of
 from stoker.platforms.kubernetes.submit import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
-from stoker.records.base import Document, mapping, mappings
+from stoker.records.base import mapping, mappings
 from stoker.settings import kubeflow_environment
 from stoker.train import prepare
 
-# Where Kubeflow's manifests put Argo's controller.
 KUBEFLOW_NAMESPACE = "kubeflow"
-CONTROLLER = "workflow-controller"
-CAPTURE = "ARGO_POD_STATUS_CAPTURE_FINALIZER"
-# Words of the webhook of Kubeflow Trainer.
+ARGO_SETTINGS = "workflow-controller-configmap"
+# What becomes of a follower, by the policy that Argo merges into the retries of each step.
+LOST_FOLLOWER = {
+    "Always": "is tried again; so is each DAG around a step that failed, after a gate, too",
+    "OnError": "is tried again if its pod vanishes, never after an exit code (143: evicted, 137: "
+    "killed): then Finish follows the job to its end, and the run is FAILED",
+    "OnFailure": "is tried again after an exit code, never if its pod vanishes",
+}
+# Both lines: without the second one Argo would also repeat DAGs, and steps that failed for good.
+RETRY_LINES = """retryPolicy: Always
+expression: lastRetry.status == "Error" || asInt(lastRetry.exitCode) in [137, 143]"""
 _NO_RUNTIME = "specified trainingRuntime must be created before the TrainJob is created"
 
 
-def examine_cluster(workload: Workload, *, cluster: ClusterApi | None = None) -> Iterator[Finding]:
+def examine_cluster(workload: Workload) -> Iterator[Finding]:
     """Looks at what the workload needs of its cluster; yields each finding as soon as it is made.
 
     Args:
         workload: Whatever platform it names.
-        cluster: Absent: that of its settings.
     """
     settings = workload.kubernetes or KubernetesSettings()
-    api = cluster or ClusterApi(context=settings.context, namespace=settings.namespace)
+    cluster = ClusterApi(
+        context=settings.context, namespace=settings.namespace, strict_tls=settings.strict_tls
+    )
     try:
-        version = api.discover("/version") or {}
+        version = cluster.discover("/version") or {}
     except StokerError as err:
         if not (isinstance(err, ApiError) and err.code == 403):
             # Any other question would fare the same.
-            yield Finding(name="cluster", state="fail", text=err.what, fix=err.fix)
+            yield _found("cluster", "fail", err.what, err.fix)
             return
         version = {}
     said = text(version, "gitVersion") or "of a version that may not be asked"
-    yield Finding(name="cluster", state="ok", text=f"Kubernetes {said}, namespace {api.namespace}")
-    apis = [TRAINJOBS, RUNTIMES] if settings.api == "trainer" else [JOBSETS]
-    for resource in apis:
-        yield from _look("api", partial(api_finding, api, resource))
-    yield from _look("rights", partial(rights_finding, api, settings))
-    yield from _look("job", partial(job_findings, api, workload))
+    yield _found("cluster", "ok", f"Kubernetes {said}, namespace {cluster.namespace}")
+    for resource in [api.TRAINJOBS, api.RUNTIMES] if settings.api == "trainer" else [api.JOBSETS]:
+        yield _look("api", partial(api_finding, cluster, resource))
+    yield _look("rights", partial(rights_finding, cluster, settings))
+    yield _look("job", partial(job_finding, cluster, workload))
     for use in claims_of(workload):
-        yield from _look("claim", partial(claim_finding, api, use))
+        yield _look("claim", partial(claim_finding, cluster, use))
     yield kubeflow_finding(workload)
-    yield from _look("argo", partial(argo_findings, api, settings))
+    yield _look("argo", partial(argo_finding, cluster, settings))
 
 
-def _look(name: str, look: Callable[[], Finding | Iterator[Finding]]) -> list[Finding]:
+def _found(name: str, state: State, words: str, fix: str = "") -> Finding:
+    return Finding(name=name, state=state, text=words, fix=fix)
+
+
+def _look(name: str, look: Callable[[], Finding]) -> Finding:
     """Returns what a look finds, or why there is nothing to be seen."""
     try:
-        return listed(look())
-    except ApiError as err:
-        if err.code != 403 or err.action is None:
-            return [Finding(name=name, state="fail", text=err.what, fix=err.fix)]
-        is_asking = err.action.resource == ACCESS_REVIEWS.plural
-        if not err.user and err.action.verb == "create" and not is_asking:
-            # A quota, or an admission rule: that is the answer to the question.
-            return [Finding(name=name, state="fail", text=err.what, fix=err.fix)]
-        return [
-            Finding(
-                name=name,
-                state="warn",
-                text=f"may not be looked at: the right {err.action.right} is missing ({err.where})",
-                fix="ask somebody who has it; it may be in order",
-            )
-        ]
+        return look()
     except StokerError as err:
-        return [Finding(name=name, state="fail", text=err.what, fix=err.fix)]
+        # Of a job it may be a quota, or an admission rule: that is the answer.
+        if isinstance(err, ApiError) and err.code == 403 and (err.user or name != "job"):
+            fix = "ask somebody who may look; it may be in order"
+            return _found(name, "warn", f"may not be looked at: {err.what}", fix)
+        return _found(name, "fail", err.what, err.fix)
 
 
-def api_finding(cluster: ClusterApi, resource: Resource) -> Finding:
+def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
     """Says whether an API is installed in the version that stoker speaks."""
     kind = f"{resource.plural}.{resource.group}"
     listed = mappings(cluster.discover(resource.api), "resources")
     if any(text(each, "name") == resource.plural for each in listed):
-        return Finding(name="api", state="ok", text=f"{kind}, {resource.version}")
+        return _found("api", "ok", f"{kind}, {resource.version}")
     group = cluster.discover(f"/apis/{resource.group}")
-    versions = [text(each, "version") for each in mappings(group, "versions")]
+    versions = ", ".join(text(each, "version") for each in mappings(group, "versions"))
     if versions:
-        return Finding(
-            name="api",
-            state="fail",
-            text=f"{kind} is there in {', '.join(versions)}, and stoker speaks {resource.version}",
-            fix=OLDER[resource.group],
-        )
-    return Finding(
-        name="api",
-        state="fail",
-        text=f"the cluster has no {kind}",
-        fix=INSTALL[resource.group],
-    )
+        words = f"{kind} is there in {versions}, and stoker speaks {resource.version}"
+        return _found("api", "fail", words, api.OLDER[resource.group])
+    return _found("api", "fail", f"the cluster has no {kind}", api.INSTALL[resource.group])
 
 
 def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding:
     """Says which rights of the rendered Role the caller lacks."""
-    needed = list(needed_rights(settings, cluster.namespace))
+    needed, where = [*needed_rights(settings, cluster.namespace)], f"namespace {cluster.namespace}"
     missing = [action for action in needed if not is_allowed(cluster, action)]
     if not missing:
-        return Finding(
-            name="rights",
-            state="ok",
-            text=f"all {len(needed)} rights of stoker render rbac, in namespace "
-            f"{cluster.namespace}",
-        )
-    is_vital = not all(map(is_useful, missing))
-    return Finding(
-        name="rights",
-        state="fail" if is_vital else "warn",
-        text=f"{len(missing)} of {len(needed)} are missing in namespace {cluster.namespace}: "
-        f"{', '.join(action.right for action in missing)}",
-        fix="stoker render rbac WORKLOAD --service-account ACCOUNT | kubectl apply -f -",
-    )
+        return _found("rights", "ok", f"all {len(needed)} rights of stoker render rbac, in {where}")
+    named = ", ".join(action.right for action in missing)
+    words = f"{len(missing)} of {len(needed)} are missing in {where}: {named}"
+    fix = "stoker render rbac WORKLOAD --service-account ACCOUNT | kubectl apply -f -"
+    return _found("rights", "warn" if all(map(is_useful, missing)) else "fail", words, fix)
 
 
-def job_findings(cluster: ClusterApi, workload: Workload) -> Iterator[Finding]:
+def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     """Asks the cluster to check the job on today's nodes in a dry run: schema, webhooks, quotas."""
     if workload.cluster is None or not workload.image:
         missing = "image" if workload.cluster else "cluster"
-        yield Finding(
-            name="job",
-            state="warn",
-            text=f"the workload has no {missing}: there is no job to show the cluster",
-            fix=f"name it under the key {missing}",
-        )
-        return
-    job = prepare(
-        workload=workload,
-        groups=[Group.of_today(workload.cluster.dnn)],
-        run_dir=Path(f"{workload.name}-doctor"),
-    )
+        words = f"the workload has no {missing}: there is no job to show the cluster"
+        return _found("job", "warn", words, f"name it under the key {missing}")
+    groups = [Group.of_today(workload.cluster.dnn)]
+    job = prepare(workload=workload, groups=groups, run_dir=Path(f"{workload.name}-doctor"))
     request = KubernetesPlatform().plan(job)
-    shown = request.main
-    if request.runtime is not None:
-        # A TrainJob is checked against its runtime, which is there only for a run.
-        shown = request.runtime
-        if not request.runtime_is_ours:
-            is_there = cluster.find(RUNTIMES, name_of(shown)) is not None
-            yield Finding(
-                name="job",
-                state="ok" if is_there else "fail",
-                text=f"TrainingRuntime {name_of(shown)} is {'' if is_there else 'not '}there",
-                fix="" if is_there else "stoker render runtime WORKLOAD | kubectl apply -f -",
-            )
-            return
-    kind = text(shown, "kind")
-    cluster.create(OF_KIND[kind], shown, is_dry_run=True)
+    # A TrainJob is checked against its runtime, which is there only for a run.
+    shown = request.runtime or request.main
+    if request.runtime and not request.runtime_is_ours:
+        if cluster.find(api.RUNTIMES, name_of(shown)) is not None:
+            return _found("job", "ok", f"TrainingRuntime {name_of(shown)} is there")
+        fix = "stoker render runtime WORKLOAD | kubectl apply -f -"
+        return _found("job", "fail", f"TrainingRuntime {name_of(shown)} is not there", fix)
+    cluster.create(api.OF_KIND[text(shown, "kind")], shown, is_dry_run=True)
     if request.runtime is not None:
         try:
-            cluster.create(TRAINJOBS, request.main, is_dry_run=True)
+            cluster.create(api.TRAINJOBS, request.main, is_dry_run=True)
         except ApiError as err:
-            # The dry run of the runtime left none for the webhook to find: no news.
+            # Trainer's webhook: the dry run of the runtime left none for it to find.
             if _NO_RUNTIME not in err.what:
                 raise
-    yield Finding(name="job", state="ok", text=f"the cluster would take its {kind} (dry run)")
+    return _found("job", "ok", f"the cluster would take its {text(shown, 'kind')} (dry run)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ClaimUse:
     """Says how the pods of a workload mount a PersistentVolumeClaim.
 
     Attributes:
         what: Key of the workload that names it.
         num_hosts: Pods of today's cluster that mount it.
-        may_be_more: Whether a plan's data hosts mount it, too.
         is_written: Whether they write there.
+        may_be_more: Whether a plan's data hosts mount it, too.
     """
 
     claim: str
     what: str
     num_hosts: int
+    is_written: bool
     may_be_more: bool = False
-    is_written: bool = False
 
 
-def claims_of(workload: Workload) -> list[ClaimUse]:
-    """Returns the claims that a workload names."""
+def claims_of(workload: Workload) -> Iterator[ClaimUse]:
+    """Yields the claims that a workload names."""
     settings = workload.kubernetes or KubernetesSettings()
     hosts = workload.cluster.dnn.count if workload.cluster else 1
-    has_data = workload.constraints.max_data_hosts > 0
-    found = [
-        ClaimUse(
-            claim=claim_of(channel.uri, where=f"key channels.{name}.uri")[0],
-            what=f"channels.{name}",
-            num_hosts=hosts,
-            may_be_more=has_data,
-        )
-        for name, channel in workload.channels.items()
-        if channel.uri.startswith("pvc://")
-    ]
-    if settings.output:
-        claim, _ = claim_of(settings.output, where="key kubernetes.output")
-        found.append(
-            ClaimUse(claim=claim, what="kubernetes.output", num_hosts=hosts, is_written=True)
-        )
-    if settings.champion and settings.champion.startswith("pvc://"):
-        claim, _ = claim_of(settings.champion, where="key kubernetes.champion")
-        found.append(
-            ClaimUse(claim=claim, what="kubernetes.champion", num_hosts=1, is_written=True)
-        )
+    data = workload.constraints.max_data_hosts > 0
+    uris = {f"channels.{name}": channel.uri for name, channel in workload.channels.items()}
+    uris["kubernetes.output"] = settings.output or ""
+    uris["kubernetes.champion"] = settings.champion or ""
+    for what, uri in uris.items():
+        if uri.startswith("pvc://"):
+            is_read, claim = what.startswith("channels."), claim_of(uri, where=f"key {what}")[0]
+            count = 1 if what.endswith(".champion") else hosts
+            yield ClaimUse(claim, what, count, not is_read, is_read and data)
     for role, pods in (("dnn", settings.dnn), ("data", settings.data)):
-        found += [
-            ClaimUse(
-                claim=volume.claim,
-                what=f"kubernetes.{role}.volumes",
-                num_hosts=hosts if role == "dnn" else 1,
-                may_be_more=role == "data" and has_data,
-                is_written=not volume.read_only,
-            )
-            for volume in pods.volumes
-            if volume.claim
-        ]
-    return found
+        count, more = (hosts, False) if role == "dnn" else (1, data)
+        what = f"kubernetes.{role}.volumes"
+        for volume in pods.volumes:
+            if volume.claim:
+                yield ClaimUse(volume.claim, what, count, not volume.read_only, more)
 
 
 def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
     """Says whether a claim is there, and whether as many pods as need it can mount it."""
-    found = cluster.find(CLAIMS, use.claim)
+    found = cluster.find(api.CLAIMS, use.claim)
     if found is None:
-        return Finding(
-            name="claim",
-            state="fail",
-            text=f"there is no claim {use.claim} in namespace {cluster.namespace} ({use.what})",
-            fix="make it (docs/kubeflow.md, Storage), or correct its name",
-        )
+        words = f"there is no claim {use.claim} in namespace {cluster.namespace} ({use.what})"
+        fix = "make it (docs/kubeflow.md, Storage), or correct its name"
+        return _found("claim", "fail", words, fix)
     spec, phase = mapping(found, "spec"), text(mapping(found, "status"), "phase")
     modes, storage = texts(spec, "accessModes"), text(spec, "storageClassName")
     line = f"{use.claim} ({use.what}): {', '.join(modes)}, {storage or 'no storage class'}, {phase}"
@@ -263,116 +192,61 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
     if not many & set(modes) and (use.num_hosts > 1 or use.may_be_more):
         is_today = use.num_hosts > 1
         who = f"{use.num_hosts} hosts" if is_today else "a dnn host and data hosts"
-        return Finding(
-            name="claim",
-            state="fail" if is_today else "warn",
-            text=f"{line}; {who} are to mount it",
-            fix=f"a claim of a class that has {' or '.join(sorted(many))} (EFS, Filestore, Azure "
-            "Files, NFS, CephFS)",
-        )
+        fix = f"a claim of a class that has {' or '.join(sorted(many))} (EFS, Filestore, NFS...)"
+        state: State = "fail" if is_today else "warn"
+        return _found("claim", state, f"{line}; {who} are to mount it", fix)
     if phase == "Bound":
-        return Finding(name="claim", state="ok", text=line)
-    return _unbound(cluster, line, storage=storage, phase=phase)
-
-
-def _unbound(cluster: ClusterApi, line: str, *, storage: str, phase: str) -> Finding:
-    fix = f"kubectl describe pvc -n {cluster.namespace} says why"
-    if phase == "Lost":
-        return Finding(name="claim", state="fail", text=f"{line}: its volume is gone", fix=fix)
-    if not storage:
-        return Finding(name="claim", state="warn", text=line, fix=fix)
-    try:
-        known = cluster.find(STORAGE_CLASSES, storage)
-    except ApiError as err:
-        if not err.is_denied:
-            raise
-        return Finding(name="claim", state="warn", text=f"{line}, not bound yet", fix=fix)
-    if known is None:
-        return Finding(
-            name="claim",
-            state="fail",
-            text=f"{line}: the cluster has no storage class {storage}",
-            fix="kubectl get storageclass shows what there is",
-        )
-    if text(known, "volumeBindingMode") == "WaitForFirstConsumer":
-        return Finding(name="claim", state="ok", text=f"{line}: bound when a pod needs it")
-    return Finding(name="claim", state="warn", text=f"{line}, not bound yet", fix=fix)
+        return _found("claim", "ok", line)
+    # Of most classes it waits for its first pod.
+    fix = f"kubectl describe pvc {use.claim} -n {cluster.namespace} says what it waits for"
+    return _found("claim", "fail" if phase == "Lost" else "warn", line, fix)
 
 
 def kubeflow_finding(workload: Workload) -> Finding:
     """Says which Kubeflow Pipelines answers, and what of stoker's pipelines it cannot do."""
-    kubernetes = workload.kubernetes
     try:
         connection = connection_of(workload, flags=Flags(), environment=kubeflow_environment())
         version = Kubeflow(connection).version
     except StokerError as err:
         # A site without it trains all the same, unless the workload says that there is one.
-        is_named = bool(kubernetes and kubernetes.kubeflow)
+        is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
         is_unasked = isinstance(err, KubeflowError) and err.status in (401, 403)
-        return Finding(
-            name="kubeflow",
-            state="fail" if is_named and not is_unasked else "warn",
-            text=f"Kubeflow Pipelines cannot be asked: {err.what}",
-            fix=f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it",
-        )
+        state: State = "fail" if is_named and not is_unasked else "warn"
+        fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
+        return _found("kubeflow", state, f"Kubeflow Pipelines cannot be asked: {err.what}", fix)
+    least = dotted(max(need.version for need in NEEDS if not need.is_soft))
     if version is None:
-        least = dotted(max(need.version for need in NEEDS if not need.is_soft))
-        return Finding(
-            name="kubeflow",
-            state="warn",
-            text="Kubeflow Pipelines, which does not tell its version",
-            fix=f"see that it is {least} or later",
-        )
-    said = f"Kubeflow Pipelines {dotted(version)}"
+        words = f"Kubeflow Pipelines, which does not tell its version: pipelines need {least}"
+        return _found("kubeflow", "warn", words)
     unmet = [need for need in NEEDS if version < need.version]
     lacks = [f"before {dotted(need.version)} {need.why}" for need in unmet]
-    hard = [need for need in unmet if not need.is_soft]
-    if hard:
-        return Finding(
-            name="kubeflow",
-            state="fail",
-            text=f"{said}; {'; '.join(lacks)}",
-            fix=f"pipelines need {dotted(hard[-1].version)} or later",
-        )
-    if version[:2] < LATEST_SCHEDULES:
+    is_refused = not all(need.is_soft for need in unmet)
+    if version[:2] < LATEST_SCHEDULES and not is_refused:
         lacks.append(f"before {dotted(LATEST_SCHEDULES)} a schedule keeps to one version")
-    if lacks:
-        fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines"
-        return Finding(name="kubeflow", state="warn", text=f"{said}; {'; '.join(lacks)}", fix=fix)
-    return Finding(name="kubeflow", state="ok", text=said)
+    said = "; ".join([f"Kubeflow Pipelines {dotted(version)}", *lacks])
+    if not lacks:
+        return _found("kubeflow", "ok", said)
+    fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines"
+    fix = f"pipelines need {least} or later" if is_refused else fix
+    return _found("kubeflow", "fail" if is_refused else "warn", said, fix)
 
 
-def argo_findings(cluster: ClusterApi, settings: KubernetesSettings) -> Iterator[Finding]:
-    """Says whether Argo waits for how a drained step ended, without which its retry is lost."""
-    if cluster.discover(f"/apis/{WORKFLOWS.group}") is None:
-        yield Finding(name="argo", state="ok", text="none here: pipelines run elsewhere, or never")
-        return
+def argo_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding:
+    """Says what becomes of a step that follows a job, and is lost, by Argo's defaults."""
+    if cluster.discover(f"/apis/{api.WORKFLOWS.group}") is None:
+        return _found("argo", "ok", "none here: pipelines run elsewhere, or never")
+    where = f"ConfigMap {ARGO_SETTINGS} of namespace {KUBEFLOW_NAMESPACE}"
     kubeflow = ClusterApi(context=settings.context, namespace=KUBEFLOW_NAMESPACE)
-    found = kubeflow.find(DEPLOYMENTS, CONTROLLER)
+    found = kubeflow.find(api.CONFIG_MAPS, ARGO_SETTINGS)
     if found is None:
-        yield Finding(
-            name="argo",
-            state="warn",
-            text=f"no deployment {CONTROLLER} in namespace {KUBEFLOW_NAMESPACE} to look at",
-            fix=f"see that {CAPTURE} is true where Argo's controller is",
-        )
-        return
-    if _captures(found):
-        yield Finding(name="argo", state="ok", text=f"{CAPTURE} is true: drained steps are retried")
-        return
-    yield Finding(
-        name="argo",
-        state="warn",
-        text=f"{CAPTURE} is not set: a step whose pod is drained may count as an error, which is "
-        "not retried, and the run's last step then deletes the job",
-        fix=f"kubectl -n {KUBEFLOW_NAMESPACE} set env deployment/{CONTROLLER} {CAPTURE}=true",
-    )
-
-
-def _captures(deployment: Document) -> bool:
-    pod = mapping(deployment, "spec", "template", "spec")
-    return any(
-        text(variable, "name") == CAPTURE and text(variable, "value").lower() == "true"
-        for container in mappings(pod, "containers")
-        for variable in mappings(container, "env")
-    )
+        return _found("argo", "warn", f"there is no {where}", "look at Argo's, wherever it is")
+    defaults = yaml.safe_load(text(mapping(found, "data"), "workflowDefaults"))
+    strategy = mapping({"of": defaults}, "of", "spec", "templateDefaults", "retryStrategy")
+    expression = text(strategy, "expression")
+    # As Argo has it: RetryPolicyActual in its workflow_types.go.
+    policy = text(strategy, "retryPolicy") or ("Always" if expression else "OnFailure")
+    if expression and policy == "Always":
+        return _found("argo", "ok", f"a lost follower is tried again if {expression}")
+    means = LOST_FOLLOWER.get(policy, "is tried again only after errors that Argo calls transient")
+    fix = f"in {where}, workflowDefaults.spec.templateDefaults.retryStrategy:\n{RETRY_LINES}"
+    return _found("argo", "warn", f"{policy}: a lost follower {means}", fix)

@@ -5,6 +5,7 @@ are exact to a nanosecond, where /proc counts in hundredths of a second.
 """
 
 import contextlib
+import math
 import os
 import re
 import socket
@@ -47,9 +48,23 @@ def usable_vcpus() -> int:
 
 
 def vcpu_capacity() -> float:
-    """Returns the vCPUs that this process may use, by affinity and groups' quota; not rounded."""
-    quota = cpu_quota()
-    return min(_affine(), quota) if quota else float(_affine())
+    """Returns the vCPUs that this process may count on; not rounded.
+
+    By affinity, groups' quota, and what its pod asks for: a pod without a limit may use all of its
+    node while nobody else does.
+    """
+    return min(_affine(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
+
+
+# What a pod's container asks for, in thousandths of a vCPU.
+CPU_REQUEST = "STOKER_CPU_REQUEST_MILLI"
+
+
+def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
+    """Returns the vCPUs that this pod asks for; None: it is none of stoker's, or asks for none."""
+    # Kubernetes's word on this host, as a control group's file is the kernel's.
+    asked = environ.get(CPU_REQUEST, "")
+    return int(asked) / 1000 or None if asked.isdigit() else None
 
 
 def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
@@ -64,12 +79,19 @@ def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | 
 
 
 def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
-    """Returns the group whose quota allows less than this process's affinity; None: none does."""
+    """Returns the group that has less than this process's affinity; None: none has.
+
+    By its quota, or by what the pod asks for: that is the nearest group.
+    """
+    groups = cpu_groups(root=root, membership=membership)
     limited = [
         (quota, index, group)
-        for index, group in enumerate(cpu_groups(root=root, membership=membership))
+        for index, group in enumerate(groups)
         if (quota := group_quota(group)) is not None
     ]
+    asked = requested_vcpus()
+    if asked is not None and groups:
+        limited.append((asked, len(groups), groups[0]))
     if not limited or min(limited)[0] >= _affine():
         return None
     return min(limited)[2]

@@ -51,6 +51,9 @@ _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 # As kfp calls the type of an input.
 _INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _RETRY_SECONDS = 60
+# Counted from the first attempt's begin: a later attempt that runs then is ended. kfp's own hour
+# would end a follower in the middle of a training; one without end cannot be said.
+_RETRIES_END_SECONDS = 365 * 86400
 # What a follower is told of its pod. The label is Kubeflow's own; an input would do for the run's
 # id, too, but no profile could be taken from the cache then.
 _OWN_POD = {
@@ -130,7 +133,13 @@ class Task(Protocol):
         """Sets a variable of the pod's container."""
         ...
 
-    def set_retry(self, num_retries: int, backoff_duration: str, backoff_factor: float) -> "Task":
+    def set_retry(
+        self,
+        num_retries: int,
+        backoff_duration: str,
+        backoff_factor: float,
+        backoff_max_duration: str,
+    ) -> "Task":
         """Says how often the step is tried again."""
         ...
 
@@ -291,7 +300,9 @@ def control_step(task: Task, run: PipelineRun, *, name: str) -> Task:
     if champions and CHAMPION in task.inputs:
         claim, folder = champions
         kubernetes.mount_pvc(task, pvc_name=claim, mount_path=CHAMPIONS_FOLDER, sub_path=folder)
-    task.set_cpu_request(written(control.cpu)).set_cpu_limit(written(control.cpu_limit))
+    task.set_cpu_request(written(control.cpu))
+    if run.request.settings.cpu_limit:
+        task.set_cpu_limit(written(control.cpu_limit))
     task.set_memory_request(_memory(control.memory)).set_memory_limit(_memory(control.memory_limit))
     if control.max_run_seconds:
         kubernetes.set_timeout(task, control.max_run_seconds)
@@ -313,7 +324,12 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
     """
     control_step(task, run, name=name)
     if num_retries:
-        task.set_retry(num_retries, backoff_duration=f"{_RETRY_SECONDS}s", backoff_factor=2.0)
+        task.set_retry(
+            num_retries,
+            backoff_duration=f"{_RETRY_SECONDS}s",
+            backoff_factor=2.0,
+            backoff_max_duration=f"{_RETRIES_END_SECONDS}s",
+        )
     kubernetes.set_timeout(task, 0)
     for key, path in _OWN_POD.items():
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")

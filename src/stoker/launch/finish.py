@@ -24,7 +24,6 @@ from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import has_no_step, read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
-from stoker.host.processes import ended_words
 from stoker.launch import exports
 from stoker.launch.passive_profile import (
     FILE,
@@ -33,10 +32,11 @@ from stoker.launch.passive_profile import (
     passive_profile,
 )
 from stoker.launch.topology import Topology
-from stoker.logs import Log, parse_line
+from stoker.logs import Log
 from stoker.platforms.pod_outputs import log_files
+from stoker.reasons import reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Measured, Scalar, write_json, write_text
-from stoker.records.training import TrainingFacts, cause_of, write_training
+from stoker.records.training import TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
 # SageMaker shows the first 1024 characters of output/failure as the job's FailureReason.
@@ -61,11 +61,7 @@ class RunOutcome:
 
 def write_failure(base_dir: Path, failure: str) -> None:
     """Writes output/failure: of a long text its first line and as much of its end as fits."""
-    text = failure
-    if len(text) > FAILURE_CHARACTERS:
-        head = text.split("\n", 1)[0][: FAILURE_CHARACTERS // 2] + "\n...\n"
-        # The first line says what failed and where; a traceback has its cause at the end.
-        text = head + text[len(head) - FAILURE_CHARACTERS :]
+    text = shortened(failure, most=FAILURE_CHARACTERS)
     write_text(base_dir / "output" / "failure", text)
 
 
@@ -85,8 +81,9 @@ def leave_in_pod(
     # The kubelet mounts it; elsewhere no such file is to be made.
     if exit_code and TERMINATION_LOG.exists():
         with contextlib.suppress(OSError):
-            words = (base_dir / "output" / "failure").read_bytes()
-            TERMINATION_LOG.write_bytes(words)
+            # As an error: without this file, the pod's status has the last lines of its log.
+            words = (base_dir / "output" / "failure").read_text(encoding="utf-8")
+            TERMINATION_LOG.write_text(f"error: {words}", encoding="utf-8")
 
 
 def record_end(
@@ -258,24 +255,10 @@ def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:
         exit_code: Exit code as a shell counts.
         stderr: The end of what it wrote there, between it lines of stoker's own log.
     """
-    lines = [line for line in stderr.splitlines() if parse_line(line) is None]
+    lines = without_events(stderr.splitlines())
+    first = reason_of_failure(lines, who=who, exit_code=exit_code)
     words = "\n".join(lines)[-2000:].strip()
-    signal_number = exit_code - 128
-    # Linux has the signals 1 to 64; a code above is the command's own.
-    if 0 < signal_number < 65:
-        first = f"{who} ended with {ended_words(-signal_number)}"
-    else:
-        said = cause_of(_traceback_in(words) or words.rpartition("\n")[2])
-        if words.startswith("error:"):
-            said = cause_of(words)
-        first = f"{who} ended with exit code {exit_code}" + (f": {said}" if words else "")
     return first + (f"\n{words}" if words else "")
-
-
-def _traceback_in(text: str) -> str:
-    """Returns the last traceback in a text, with what comes after it; empty: there is none."""
-    start = text.rfind("Traceback (most recent call last)")
-    return text[start:] if start >= 0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

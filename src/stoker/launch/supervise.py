@@ -34,11 +34,12 @@ _PARTIAL_LINE_SECONDS = 0.5
 
 
 class OutputTail:
-    """Keeps the last STDERR_TAIL_BYTES of a stream."""
+    """Keeps the last STDERR_TAIL_BYTES of a stream, from the first whole line on."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque()
         self._size = 0
+        self._is_cut = False
 
     def add(self, chunk: bytes) -> None:
         """Takes what was written next."""
@@ -46,10 +47,16 @@ class OutputTail:
         self._size += len(chunk)
         while self._size - len(self._chunks[0]) >= STDERR_TAIL_BYTES:
             self._size -= len(self._chunks.popleft())
+            self._is_cut = True
 
     def text(self) -> str:
         """Returns what it holds; bytes that are not UTF-8 are replaced."""
-        return b"".join(self._chunks)[-STDERR_TAIL_BYTES:].decode(errors="replace")
+        held = b"".join(self._chunks)
+        if self._is_cut or len(held) > STDERR_TAIL_BYTES:
+            held = held[-STDERR_TAIL_BYTES:]
+            # One endless line is better than none.
+            held = held.partition(b"\n")[2] or held
+        return held.decode(errors="replace")
 
 
 def forward(source: int, target: int, tail: OutputTail | None) -> None:

@@ -79,7 +79,7 @@ def follow_run(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunState:
-    """Asks for the state until the run has ended; `on_change` gets each step that changed.
+    """Asks for the state until the run has ended; `on_change` gets each step that began or ended.
 
     Raises:
         PlatformError: If the orchestrator cannot be asked for `PATIENCE_SECONDS`, or the run has
@@ -87,7 +87,7 @@ def follow_run(
     """
     began = heard = clock()
     is_seen = False
-    seen: dict[str, tuple[str, int, str]] = {}
+    seen: dict[str, tuple[str, int]] = {}
     while True:
         try:
             state = target.status(run)
@@ -97,9 +97,10 @@ def follow_run(
         else:
             is_seen, heard = True, clock()
             for step in state.steps:
-                # Not the times: those of a running step change with each look.
-                mark = (step.status, step.attempts, step.reason)
-                if step.status not in ("waiting", "not run") and seen.get(step.name) != mark:
+                # Not the times and reasons: those of a running step change with each look.
+                mark = (step.status, step.attempts)
+                is_news = step.status not in ("waiting", "not run") and step.kind != "Group"
+                if is_news and seen.get(step.name) != mark:
                     seen[step.name] = mark
                     on_change(step)
             if state.has_ended:

@@ -23,7 +23,6 @@ import msgspec
 
 from stoker.errors import UsageError
 from stoker.parameters import Kind, Parameter
-from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
 from stoker.records.base import mapping, mappings
@@ -173,6 +172,8 @@ class StepState:
         depth: 0 for a step of the pipeline, 1 for one inside a condition, and so on; a job that a
             step started comes below it.
         kind: Training, Processing, Condition, Fail, RegisterModel ...
+        reason: Why it failed, or what it waits for.
+        lines: The last lines of a step that failed, its own ones.
         cause: Cause of a step that failed.
         job: Name of the step's job; empty where it has none.
         url: The job's own page.
@@ -187,6 +188,7 @@ class StepState:
     began: datetime | None = None
     ended: datetime | None = None
     reason: str = ""
+    lines: tuple[str, ...] = ()
     cause: Cause | None = None
     job: str = ""
     url: str = ""
@@ -200,7 +202,7 @@ class RunState:
     """`stoker status` shows this of a run of a pipeline, or of a job on its own, as it is now.
 
     Attributes:
-        run: What `stoker status`, `logs` and `stop` take.
+        run: What `stoker status` and `stoker stop` take.
         id: The orchestrator's own name (an ARN).
         pipeline: Name of the pipeline; empty for a job on its own.
         parameters: Where they are known.
@@ -306,24 +308,11 @@ class Orchestrator(Protocol):
         """Returns the newest runs of the pipeline that `run` names; () if it names none."""
         ...
 
-    def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Yields the log lines so far of all steps and hosts, or of one group."""
-        ...
-
     def stop(self, run: str) -> RunState:
         """Asks a run to stop and waits until it has; one that has ended stays as it is.
 
         Raises:
             PlatformError: If it does not stop in time.
-        """
-        ...
-
-    def retry(self, run: str) -> RunState:
-        """Runs the failed steps of a run again, and those after them; what succeeded stays.
-
-        Raises:
-            UsageError: If the run has neither failed nor been stopped.
-            PlatformError: If the service refuses.
         """
         ...
 
@@ -663,6 +652,14 @@ def _imported(name: str, *, file: Path) -> ModuleType:
                 f"{name} imports {err.name}: components are part of stoker.{target} now",
                 where=f"{file} and what it imports",
                 fix=f"move your own modules to pipelines/ (docs/{target}.md shows how)",
+            ) from err
+        if missing == "stoker":
+            target = file.stem.partition("_")[0]
+            raise UsageError(
+                f"the pipeline is of another version of stoker: {err}",
+                where=f"{file} and what it imports",
+                fix="stoker init NEW makes one of this version; bring your own steps over "
+                f"(docs/{target}.md shows how)",
             ) from err
         if missing == "pipelines" and isinstance(err, ModuleNotFoundError):
             raise UsageError(

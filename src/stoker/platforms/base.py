@@ -55,6 +55,7 @@ class JobSpec:
         settings: What all processes of the run are told, except for what `groups` say.
         image: Image of all hosts, where the platform runs images.
         next_best: The decision's next plan in words, for whoever cannot get the chosen one.
+        prices: Dollars an hour of one host by instance type, of those that are known.
         run_dir: Folder on this machine for logs and outputs of the run.
         tracking: Where the figures of the run are kept next to its records.
         records: Documents by name, from which another process can plan this job and follow it: a
@@ -72,6 +73,7 @@ class JobSpec:
     image: str | None = None
     platform_settings: PlatformSettings = field(default_factory=PlatformSettings)
     next_best: str = ""
+    prices: Mapping[str, float] = field(default_factory=dict)
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     records: Mapping[str, str] = field(default_factory=dict)

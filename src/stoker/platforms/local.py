@@ -41,6 +41,7 @@ from stoker.platforms.base import (
     run_environment,
 )
 from stoker.platforms.follow import FileTail
+from stoker.reasons import reason_of_failure
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
 
@@ -342,6 +343,8 @@ STOP_SECONDS = 30.0
 # The leader tells the others; they are asked as well in case it cannot reach them.
 STOP_OTHERS_SECONDS = 1.0
 _POLL_SECONDS = 0.05
+# Of a host's log, for the reason of its end.
+_LAST_BYTES = 16 << 10
 
 
 class LocalRun:
@@ -514,15 +517,17 @@ class LocalRun:
             self._say(host, "host_ended", how=ended_words(code))
         if started is leader:
             if code < 0:
-                self._failure = (
-                    f"the launcher of dnn host {host.name} (group {host.group}, the leader) "
-                    f"ended with {ended_words(code)}"
-                )
+                who = f"the launcher of dnn host {host.name} (group {host.group}, the leader)"
+                self._failure = self._reason(host, who, code)
         # Others make up for a host that was killed; one with a code of its own could not serve.
         elif host.role == "data" and code > 0 and not self._is_stopping.is_set():
             log = self._request.log_file(host)
-            self._failure = f"data host {host.name} ended with exit code {code}, see {log}"
+            self._failure = f"{self._reason(host, f'data host {host.name}', code)}, see {log}"
             self._is_stopping.set()
+
+    def _reason(self, host: LocalHost, who: str, code: int) -> str:
+        lines = _last_lines(self._request.log_file(host))
+        return reason_of_failure(lines, who=who, exit_code=code)
 
     def _kill_rest(self, why: str) -> None:
         for started in self._hosts:
@@ -565,8 +570,8 @@ class LocalRun:
             if training and training.status == "stopped" and not self._failure:
                 status = "stopped"
         if status == "failed" and not failure:
-            words = f"the leader ended with {ended_words(code)}"
-            failure = _read(base / "output" / "failure") or words
+            failure = _read(base / "output" / "failure")
+            failure = failure or self._reason(leader.host, "the leader", code)
         return JobEnd(
             status=status,
             exit_code=exit_code,
@@ -597,6 +602,15 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _last_lines(path: Path) -> list[str]:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        size = path.stat().st_size
+        file.seek(max(0, size - _LAST_BYTES))
+        # The first one is cut where the file is longer.
+        return file.read().decode(errors="replace").splitlines()[size > _LAST_BYTES :]
+    return []
 
 
 def _words(code: int) -> str:

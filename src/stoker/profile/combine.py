@@ -38,6 +38,8 @@ from stoker.records.parts import MAX_OTHERS
 
 # Rows of the table of parts.
 _MAX_ROWS = 20
+# Clocks are read at slightly different times: only more than this was more than the pod asks for.
+_MORE_THAN_ASKED = 1.05
 
 
 def read_bytes_of(ranks: Sequence[RankResult]) -> Quartiles | None:
@@ -207,8 +209,9 @@ def combine(
         UsageError: If there are none, a rank's are missing, or the script ended too early: saying
             what was missing.
     """
-    whole = [_Whole(rank) for rank in _complete(ranks)]
-    first = whole[0].rank
+    whole = [_Whole(rank) for rank in _with_what_they_had(_complete(ranks))]
+    ranks = [own.rank for own in whole]
+    first = ranks[0]
     cpu = _added([_loader_cpu(own) for own in whole])
     walls = [own for own in map(_loader_wall, whole) if own is not None]
     wall = _added(walls) if len(walls) == len(whole) else None
@@ -218,9 +221,8 @@ def combine(
     slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
     trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
     on_host = [own for own in whole if own.rank.host == first.host]
-    results = [own.rank for own in whole]
-    read_bytes, rate = read_bytes_of(results), storage_rate_of(results)
-    sizes = batch_bytes_of(results)
+    read_bytes, rate = read_bytes_of(ranks), storage_rate_of(ranks)
+    sizes = batch_bytes_of(ranks)
     # Where ranks meet in all-reduce, the slowest one sets the pace: maxima over ranks for times,
     # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
     # CPU, as a rare, expensive sample is work, too.
@@ -239,6 +241,9 @@ def combine(
         receive_cpu_seconds=max((own.cpu_seconds.mean for own in receives), default=None),
         loader_wall_seconds=wall.median if wall else None,
         trainer_cpu_seconds=sum(own.mean for own in trainer),
+        used_cpu_seconds=sum(
+            own.as_is.trainer_cpu_seconds + own.as_is.children_cpu_seconds for own in whole
+        ),
         num_workers=sum(own.num_workers for own in on_host),
         global_batch_size=sum(own.batch.samples for own in whole),
         batch_bytes=sizes.mean if sizes else float(sum(own.batch.num_bytes for own in whole)),
@@ -271,27 +276,27 @@ def combine(
         observed=Observed(
             cpu_utilization=_cpu_share(whole, hosts),
             hosts=len(hosts),
-            others_vcpus=others_of([signs_of(rank) for rank in results]),
+            others_vcpus=others_of([signs_of(rank) for rank in ranks]),
             # Where there are several hosts, it may be one of theirs.
             elsewhere_vcpus=max(
-                (rank.evidence.elsewhere_vcpus for rank in results if rank.evidence), default=None
+                (rank.evidence.elsewhere_vcpus for rank in ranks if rank.evidence), default=None
             )
             if len(hosts) == 1
             else None,
-            cpu_speed_spread=max(_speed_spreads(results), default=None),
+            cpu_speed_spread=max(_speed_spreads(ranks), default=None),
         ),
         spread={name: own for name, own in spread.items() if own is not None},
-        loader_rates=_loader_rates(results),
-        transforms=transforms_of(results),
+        loader_rates=_loader_rates(ranks),
+        transforms=transforms_of(ranks),
         what={**what, **_circumstances(whole, note=note_of_host(first, host))},
     )
     parts = parts_of(known)
-    states = find_states(results, parts=parts)
+    states = find_states(ranks, parts=parts)
     return msgspec.structs.replace(
         known,
         check=_check(parts, whole, states, settings=settings) if parts else None,
         states=states,
-        fixes=find_fixes(results, parts=parts, step=step, states=states),
+        fixes=find_fixes(ranks, parts=parts, step=step, states=states),
     )
 
 
@@ -330,6 +335,35 @@ def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
             fix="read the log of the missing ranks, and profile again",
         )
     return ranks
+
+
+def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Gives ranks the vCPUs that their steps used, where those are more than their pod asks for.
+
+    A pod without a limit may use the idle CPUs of its node: the measured step had them.
+    """
+    used: dict[str, float] = {}
+    for rank in ranks:
+        if rank.as_is is not None:
+            seconds = rank.as_is.trainer_cpu_seconds + rank.as_is.children_cpu_seconds
+            # Both are sums over the steps, so that the mean belongs to them.
+            vcpus = seconds / rank.as_is.step_seconds.mean
+            used[rank.host] = used.get(rank.host, 0.0) + vcpus
+    return [
+        rank
+        if used[rank.host] <= _MORE_THAN_ASKED * rank.vcpus
+        else msgspec.structs.replace(
+            rank,
+            vcpus=round(used[rank.host], 2),
+            notes=(
+                *rank.notes,
+                f"the training used {used[rank.host]:.1f} vCPUs of host {rank.host}, and its pod "
+                f"asks for {rank.vcpus:.3g}: it is slower where the node has no idle ones. Ask for "
+                "more (kubernetes.pools or kubernetes.dnn, key cpu)",
+            ),
+        )
+        for rank in ranks
+    ]
 
 
 def _busiest(rank: RankResult) -> Drain | None:

@@ -52,6 +52,7 @@ TERMS = (
     ("loader_cpu_seconds", "CPU time to load a batch"),
     ("loader_wall_seconds", "worker time to load it"),
     ("trainer_cpu_seconds", "CPU time of the trainer"),
+    ("used_cpu_seconds", "CPU time of both in a step, as is"),
     ("handover_seconds", "taking a batch from a worker"),
     ("receive_seconds", "feed: trainer's own thread"),
     ("receive_cpu_seconds", "feed: CPU time, other threads"),

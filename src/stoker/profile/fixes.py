@@ -23,8 +23,9 @@ _LEAST_BATCHES = 5
 _OF_STATES = {
     "throttled": Fix(
         id="throttled",
-        text="raise the container's CPU limit, or remove it: its host may have idle vCPUs that it "
-        "cannot use",
+        text="take the container's CPU limit away, or raise it: its host may have idle vCPUs that "
+        "it cannot use (on Kubernetes kubernetes.cpu_limit sets it, to the cpu of the pool or of "
+        "kubernetes.dnn)",
     ),
     "gil": Fix(
         id="gil",

@@ -21,6 +21,8 @@ MAX_FILES = 20_000
 MAX_SECONDS = 1.0
 MAX_NAMED = 5
 _KEPT = 50
+# The kernel's, and what runs the container keeps in it: Argo's folder is /var/run/argo.
+_OF_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/var/run", "/kfp-launcher")
 _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"})
 
 
@@ -48,12 +50,12 @@ def snapshot(
 
     Args:
         folders: Those that do not exist are left out.
-        skipped: Folders that are not looked into; so are environments and caches.
+        skipped: Folders that are not looked into; nor are environments, caches and the system's.
         max_files: The scan ends after this number of files.
         max_seconds: The scan ends after this time.
     """
     until = time.monotonic() + max_seconds
-    outside = {os.path.realpath(folder) for folder in skipped}
+    outside = {os.path.realpath(folder) for folder in (*_OF_SYSTEM, *skipped)}
     files: dict[str, tuple[int, int]] = {}
     for entry in _files(folders, outside):
         try:

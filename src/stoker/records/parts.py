@@ -3,15 +3,18 @@
 This is the only sum. The profile's self-check and the cost model of `decide` both take it from
 here, so that they cannot say two things about one step. On the hosts that train today,
 
-    t = max( g + r,                        the accelerator, and taking a batch from a worker
-             (c + trainer) / vCPUs,        CPU that other programs leave
-             B + (wall - m B) / workers,   the loader's own time
+    t = max( g + r,                         the accelerator, and taking a batch from a worker
+             (c + trainer + turns) / vCPUs, CPU that other programs leave
+             B + (wall - m B) / workers,    the loader's own time
              bytes read / storage rate )      and the largest is the limit: `Parts.limit`
 
-and g + wall / ranks where the trainer loads on its own. B is what the workers share: the measured
-throughput by worker count (1 / t(m) with the fewest workers m, 1 / t(n) with the most) gives
-B = (n t(n) - m t(m)) / (n - m), which no worker and no host makes shorter unless the hosts have a
-storage each. B is 0 where more workers loaded more, as far as the CPU allows it. Pure.
+and g + wall / ranks where the trainer loads on its own. c and the trainer's CPU-seconds were
+measured apart; `turns` is what the measured step used beyond them, as workers and trainer take
+turns on cores and caches: a trainer on one core with its worker used 1.1 to 1.4 times the CPU that
+it uses alone. B is what the workers share: the measured throughput by worker count (1 / t(m) with
+the fewest workers m, 1 / t(n) with the most) gives B = (n t(n) - m t(m)) / (n - m), which no worker
+and no host makes shorter unless the hosts have a storage each. B is 0 where more workers loaded
+more, as far as the CPU allows it. Pure.
 """
 
 import math
@@ -19,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.records.decision import Limit
-from stoker.records.profile import LoaderRate, Profile
+from stoker.records.profile import LoaderRate, Profile, StepTerms
 from stoker.text import vcpus_words
 
 # A loader that needs more worker-seconds than this over its CPU-seconds waits for something.
@@ -74,6 +77,8 @@ class Parts:
         loader_cpu_seconds: CPU-seconds of loading.
         loader_wall_seconds: Worker-seconds of loading with the fewest workers.
         trainer_cpu_seconds: CPU-seconds of the trainer processes, receiving inside.
+        turns_cpu_seconds: CPU-seconds that a step used beyond loading and training apart; below 0
+            where it used less.
         vcpus: vCPUs of all hosts.
         others_vcpus: vCPUs that other programs kept busy.
         workers: Loader workers of all hosts; 0: the trainer loads on its own, between its steps.
@@ -87,6 +92,7 @@ class Parts:
     loader_cpu_seconds: float
     loader_wall_seconds: float
     trainer_cpu_seconds: float
+    turns_cpu_seconds: float = 0.0
     vcpus: float
     others_vcpus: float = 0.0
     workers: int
@@ -113,7 +119,8 @@ class Parts:
     def terms(self) -> Mapping[Limit, float]:
         """Returns the seconds of a step that each limit asks for; the slowest one sets the pace."""
         floor = self.accelerator_seconds + self.receive_seconds
-        cpu = (self.loader_cpu_seconds + self.trainer_cpu_seconds) / self.free_vcpus
+        used = self.loader_cpu_seconds + self.trainer_cpu_seconds + self.turns_cpu_seconds
+        cpu = used / self.free_vcpus
         latency, storage = 0.0, self.read_seconds
         if self.workers == 0:
             latency = self.accelerator_seconds + self.loader_wall_seconds / self.ranks
@@ -171,6 +178,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         trainer_cpu_seconds=step.trainer_cpu_seconds
         # Measured with cached batches, which nobody hands over.
         + ((local or 0.0) * ranks if step.num_workers else 0.0),
+        turns_cpu_seconds=turns_cpu_seconds(step, ranks=ranks),
         vcpus=vcpus * hosts,
         others_vcpus=others,
         workers=step.num_workers * hosts,
@@ -178,6 +186,19 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         read_seconds=read_seconds(profile),
         shared=shared_of(profile, vcpus=vcpus * hosts - others),
     )
+
+
+def turns_cpu_seconds(step: StepTerms, *, ranks: int) -> float:
+    """Returns CPU-seconds that a step used beyond loading and training apart; 0: not known."""
+    used, loader, trainer = (
+        step.used_cpu_seconds,
+        step.loader_cpu_seconds,
+        step.trainer_cpu_seconds,
+    )
+    if used is None or loader is None or trainer is None:
+        return 0.0
+    receive = (step.local_receive_seconds or 0.0) * ranks if step.num_workers else 0.0
+    return used - loader - trainer - receive
 
 
 def read_seconds(profile: Profile) -> float:

@@ -367,10 +367,9 @@ class PodSettings(Record, frozen=True, kw_only=True):
     """Holds the needs of one role's pods, next to their pool.
 
     Attributes:
-        cpu: CPUs that a pod asks for: a number, or a quantity such as 3500m. Absent: the pool's.
+        cpu: CPUs that a pod asks for: a number, or a quantity such as 3500m. The launcher starts
+            as many workers. Absent: the pool's.
         memory: Memory that a pod asks for: bytes, or a quantity such as 16Gi. Absent: the pool's.
-        cpu_limit: Upper limit on a pod's CPUs, as `cpu`; the launcher starts as many workers as it
-            allows. Absent: what is asked for.
         memory_limit: Upper limit on a pod's memory, as `memory`; in a pod that takes more a process
             is killed. Absent: what is asked for.
         gpus: GPUs of one pod; the data group has none. Absent: the pool's.
@@ -393,7 +392,6 @@ class PodSettings(Record, frozen=True, kw_only=True):
 
     cpu: Quantity | None = None
     memory: Quantity | None = None
-    cpu_limit: Quantity | None = None
     memory_limit: Quantity | None = None
     gpus: NonNegativeInt | None = None
     image: ImageName | None = None
@@ -454,7 +452,7 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
         cpu: CPUs that a pod asks for: a number, or a quantity such as 500m. A quarter of one, as
             these steps compute little.
         memory: Memory that a pod asks for: bytes, or a quantity such as 1Gi.
-        cpu_limit: Upper limit on a pod's CPUs, as `cpu`.
+        cpu_limit: Upper limit on a pod's CPUs, as `cpu`, where kubernetes.cpu_limit is true.
         memory_limit: Upper limit on a pod's memory, as `memory`; the step of a pod that takes more
             is killed. Raise it where steps end by OOMKilled.
         max_run_seconds: Upper limit on such a step, in seconds; 0: none. An hour ends what hangs.
@@ -480,6 +478,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
         namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
             config.
         context: Context of the kube config. Absent: its current one.
+        strict_tls: Whether the API server's certificates must obey RFC 5280 in all, as Python 3.13
+            asks by default. False, as for kubectl: authorities of many clusters lack the key usage
+            extension. Chain, name and time are verified in any case.
         entrypoint: What the image runs; the command follows. The last word is `--`.
         output: Where model, checkpoints and output of the dnn group are kept, as
             pvc://CLAIM/FOLDER, in a folder of the run's name. Absent: they are gone with the pods.
@@ -493,6 +494,9 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             of these pools and those of `pools`, which say more of the same ones.
         dnn: Settings of the dnn group's pods.
         data: Settings of the data group's pods.
+        cpu_limit: Whether pods may use no more CPU than they ask for. True only where a namespace's
+            quota wants limits.cpu: the kernel then stops a pod for the rest of each tenth of a
+            second in which it has used its share, also next to idle CPUs.
         gpu_resource: Name of the resource that is a GPU, and of the taint of GPU nodes that dnn
             pods tolerate.
         zone: Whether all pods of a run are in one zone, as traffic between zones is slow, and
@@ -525,6 +529,11 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
             so that a night's failure can be read in the morning. A TrainJob is deleted by whoever
             followed it to its end, in a pipeline by the last step.
         labels: Labels of all objects.
+        dead_node: What becomes of a run whose dnn host cannot end, as its node does not answer: its
+            job starts no other pod until somebody frees it. wait: the run ends after
+            dead_node_minutes; fail: it ends as soon as that is known.
+        dead_node_minutes: So long `wait` waits, in minutes. 30, as hosts are billed meanwhile, and
+            most clusters replace a lost node within some minutes.
         control: Pods of a pipeline's steps that train nothing.
         kubeflow: The Kubeflow where pipelines run, for stoker upload, start, schedule ...
     """
@@ -533,6 +542,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     runtime: Name | None = None
     namespace: Namespace | None = None
     context: Name | None = None
+    strict_tls: bool = False
     entrypoint: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("stoker", "launch", "--")
     output: Claim | None = None
     champion: Champion | None = None
@@ -540,6 +550,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     pools_file: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     dnn: PodSettings = PodSettings()
     data: PodSettings = PodSettings()
+    cpu_limit: bool = False
     gpu_resource: Name = "nvidia.com/gpu"
     zone: Literal["prefer", "require", "any"] = "prefer"
     queue: Name | None = None
@@ -556,6 +567,8 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     follower_lease_minutes: NonNegativeInt | None = None
     keep_seconds: NonNegativeInt = 86400
     labels: dict[Name, str] = msgspec.field(default_factory=dict)
+    dead_node: Literal["wait", "fail"] = "wait"
+    dead_node_minutes: PositiveInt = 30
     control: ControlPodSettings = ControlPodSettings()
     kubeflow: KubeflowSettings | None = None
 

@@ -29,10 +29,9 @@ class ProfiledHost(Record, frozen=True, kw_only=True):
     Attributes:
         instance_type: Type of these hosts, as the catalog calls it.
         count: Number of hosts.
-        vcpus: Whole vCPUs of one host that the training may use, by affinity and the control
-            group's quota.
-        quota_vcpus: vCPUs of one host that the quota allows, if that is no whole number, such as
-            1.5.
+        vcpus: Whole vCPUs of one host that the training may use, by affinity, the control group's
+            quota and what its pod asks for; more where the measured steps had more.
+        quota_vcpus: The same if that is no whole number, such as 1.5.
         accelerators: Accelerators of one host, as NVML or the driver counts them.
         accelerator_model: Name of the accelerators, as the driver spells it.
         cpu_model: Model of the CPU, as the kernel spells it.
@@ -87,6 +86,8 @@ class StepTerms(Record, frozen=True, kw_only=True):
         trainer_cpu_seconds: CPU-seconds of the trainer processes themselves, all ranks.
         trainer_vcpus: vCPUs of one host that the trainer keeps busy, where trainer_cpu_seconds is
             not known.
+        used_cpu_seconds: CPU-seconds that trainers and loader workers used in a step as it is, all
+            ranks: more than each of them needs alone where they take turns on cores and caches.
         num_workers: Loader workers of one host, all ranks.
         global_batch_size: Samples of one step, all ranks; absent where only a log told the step.
         batch_bytes: Bytes of the batches of one step, all ranks.
@@ -105,6 +106,7 @@ class StepTerms(Record, frozen=True, kw_only=True):
     loader_wall_seconds: NonNegativeFloat | None = None
     trainer_cpu_seconds: NonNegativeFloat | None = None
     trainer_vcpus: NonNegativeFloat | None = None
+    used_cpu_seconds: NonNegativeFloat | None = None
     num_workers: NonNegativeInt | None = None
     global_batch_size: PositiveInt | None = None
     batch_bytes: NonNegativeFloat | None = None

@@ -6,7 +6,6 @@ submitted the job, which reads the leader's record and knows how the platform sa
 Others return facts; `training_record` says why each field has its value.
 """
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from stoker.logs import printable
+from stoker.reasons import cause_of, said_in, without_events
 from stoker.records.base import (
     Name,
     NonNegativeFloat,
@@ -31,8 +30,6 @@ from stoker.text import wait_share
 
 # The event with which the leader's record begins.
 STARTED = "training started"
-# The last line of a traceback: `ValueError: words`, `package.Error`.
-_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
 
 
 class Host(Record, frozen=True, kw_only=True):
@@ -168,25 +165,6 @@ class Training(Record, frozen=True, kw_only=True):
         others = [each.when for each in other.events if each.what == STARTED]
         same_job = (self.job.platform, self.job.name) == (other.job.platform, other.job.name)
         return self == other or (same_job and began == others and bool(began))
-
-
-def cause_of(failure: str) -> str:
-    """Returns the one line of a failure that names its cause.
-
-    Failures begin with it; one that is a bare traceback ends with it. Lines of stoker's own log,
-    which are between a script's last words, are never it.
-    """
-    lines = [line.strip() for line in failure.splitlines()]
-    # "stoker 2": the head of each line of the log, up to the century.
-    lines = [line for line in lines if line and not line.startswith(("where:", "try:", "stoker 2"))]
-    errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
-    if not lines:
-        return "no reason was left"
-    if not lines[0].startswith("Traceback (most"):
-        return printable(lines[0].removeprefix("error:").strip())
-    # Not simply the last line: libraries print after a traceback, too.
-    raised = [line for line in lines if _RAISED.match(line)]
-    return printable((errors or raised[-1:] or lines[-1:])[0])
 
 
 class GateResult(Record, frozen=True, kw_only=True):
@@ -427,7 +405,10 @@ def _failure(facts: TrainingFacts) -> str | None:
     failure = (facts.leader and facts.leader.failure) or facts.failure
     if facts.status == "failed" and facts.last_words and not (facts.leader and facts.leader.hosts):
         # Not even the launcher came to its work: its log is all there is.
-        return "\n".join([failure or "", *facts.last_words]).strip()
+        said = said_in(facts.last_words)
+        if failure and said not in failure:
+            failure = f"{failure}: {said}"
+        return "\n".join([failure or said, *without_events(facts.last_words)]).strip()
     return failure
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 from unicodedata import category
 
+from stoker.reasons import cause_of
 from stoker.records import (
     Decision,
     Evaluation,
@@ -582,12 +583,8 @@ def _gates(gates: Iterable[GateResult]) -> list[str]:
 
 
 def _telling(text: str) -> str:
-    """Returns the line that names the failure: stoker's own `error:`, or a traceback's end."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
-    others = [line for line in lines if not line.startswith(("where:", "try:"))]
-    # stoker says the error in its first line; a traceback in its last.
-    line = (errors[:1] or others[-1:] or [""])[0]
+    """Returns the line that names the failure."""
+    line = cause_of(text) if text else ""
     if len(line) > _HEADLINE_LETTERS:
         line = line[:_HEADLINE_LETTERS].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
     return f": {_sentence(line)}" if line else "."

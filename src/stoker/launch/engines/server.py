@@ -25,6 +25,7 @@ from stoker.launch import exports
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
 from stoker.logs import Log
+from stoker.reasons import said_in
 from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, completed, fill
 
@@ -450,9 +451,9 @@ class Server:
         # Never released: of several threads that find a failure the first one tells it.
         if not self._has_failed.acquire(blocking=False):
             return
-        last = "\n".join(self._lines)
+        said, last = said_in(self._lines), "\n".join(self._lines)
         words = f"the engine's command for {self._order.part} {what}"
-        self._on_failure(words + (f"\n{last}" if last else ""))
+        self._on_failure(words + (f": {said}" if said else "") + (f"\n{last}" if last else ""))
 
     def _pump(self) -> None:
         process = self._process

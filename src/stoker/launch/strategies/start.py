@@ -77,6 +77,9 @@ class Trainer:
             num_accelerators=num_accelerators,
             environ=environ,
         )
+        if machine.requested_vcpus(environ) and "OMP_NUM_THREADS" not in environ:
+            # Else torch begins a thread for each core of the node, and they wait for each other.
+            variables["OMP_NUM_THREADS"] = str(max(1, machine.usable_vcpus() // processes))
         interface = topology.network_interface
         if interface and not machine.has_interface(interface):
             interface = None

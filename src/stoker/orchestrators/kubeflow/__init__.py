@@ -1,6 +1,6 @@
 """Kubeflow Pipelines is an orchestrator: its verbs work on one installation of it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -20,8 +20,6 @@ from stoker.orchestrators.kubeflow.pipelines import plan_upload, send_upload
 from stoker.orchestrators.kubeflow.runs import (
     RunOptions,
     find_run,
-    lines_of,
-    retry_run,
     runs_of,
     start_run,
     state_of,
@@ -33,7 +31,6 @@ from stoker.orchestrators.kubeflow.schedules import (
     list_schedules,
     schedules_of_others,
 )
-from stoker.platforms.base import LogLine
 from stoker.records import Workload
 
 
@@ -108,14 +105,6 @@ class KubeflowOrchestrator:
         """Returns the newest runs of the pipeline that RUN names; () where it names a run."""
         found = find_run(self._kubeflow, run)
         return runs_of(self._kubeflow, found.pipeline_id) if found.pipeline_id else ()
-
-    def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Yields log lines of all steps until now, or of one step."""
-        return lines_of(self._kubeflow, find_run(self._kubeflow, run), group=group)
-
-    def retry(self, run: str) -> RunState:
-        """Runs the failed steps of the run again, with the same parameters."""
-        return retry_run(self._kubeflow, find_run(self._kubeflow, run))
 
     def stop(self, run: str) -> RunState:
         """Terminates the run, deletes its jobs, and waits until it has ended."""

@@ -336,6 +336,8 @@ _SERVICES = {
 class _Answer(Protocol):
     """Describes what is used of urllib3's answers here."""
 
+    headers: Mapping[str, str]
+
     def read1(self, amt: int) -> bytes: ...
 
     def close(self) -> None: ...
@@ -364,6 +366,8 @@ class Kubeflow:
         self.connection = connection
         self.clock = clock
         self.sleep = sleep
+        # Ends of logs of nodes that have ended, by the nodes' ids: they change no more.
+        self.logs: dict[str, str] = {}
         self._read_seconds = READ_SECONDS if read_seconds is None else read_seconds
 
     @cached_property
@@ -407,18 +411,45 @@ class Kubeflow:
             PlatformError: If it is refused, not answered in time, or something else answers.
         """
         api = getattr(self._client, _SERVICES[service])
+        # Generated from a document of its own, the upload's methods have no prefix.
+        name = operation if service == "upload" else f"{service}_service_{operation}"
+        given = {key: value for key, value in arguments.items() if value is not None}
+        body, kind = self._sent(getattr(api, name), operation, **given)
+        return self._document(body, kind)
+
+    def get(self, path: str, *, max_bytes: int = MAX_ANSWER_BYTES) -> str:
+        """Returns the text at a path that the generated client does not know: its last bytes.
+
+        Raises:
+            PlatformError: As `call`; and for a web page.
+        """
+        send = self._client._run_api.api_client.call_api
+        how = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
+        body, kind = self._sent(send, "get", path, "GET", max_bytes=max_bytes, **how)
+        if _is_page(text := body.decode(errors="replace"), kind):
+            raise login_page(self.connection)
+        return text
+
+    def _sent(
+        self,
+        send: Callable[..., _Answer],
+        operation: str,
+        *words: str,
+        max_bytes: int | None = None,
+        **arguments: object,
+    ) -> tuple[bytes, str]:
+        """Sends one request; returns the answer's body and content type."""
         refused = importlib.import_module("kfp_server_api").ApiException
         from urllib3.exceptions import HTTPError
 
-        # Generated from a document of its own, the upload's methods have no prefix.
-        name = operation if service == "upload" else f"{service}_service_{operation}"
         try:
-            answer = getattr(api, name)(
-                **{key: value for key, value in arguments.items() if value is not None},
+            answer = send(
+                *words,
+                **arguments,
                 _preload_content=False,
                 _request_timeout=(CONNECT_SECONDS, self._read_seconds),
             )
-            body = self._body(answer)
+            return self._body(answer, max_bytes), answer.headers.get("Content-Type", "")
         except refused as err:
             headers: Mapping[str, str] = err.headers or {}
             raise refusal(
@@ -429,7 +460,6 @@ class Kubeflow:
             ) from None
         except (HTTPError, OSError) as err:
             raise silence(err, operation=operation, connection=self.connection) from None
-        return self._document(body, answer.headers.get("Content-Type", ""))
 
     def pages(
         self,
@@ -509,8 +539,8 @@ class Kubeflow:
             )
         return client
 
-    def _body(self, answer: _Answer) -> bytes:
-        """Returns the answer's body, read within bounds of size and time."""
+    def _body(self, answer: _Answer, last: int | None) -> bytes:
+        """Returns the answer's body, or its last bytes, read within bounds of size and time."""
         until = self.clock() + ANSWER_SECONDS
         parts: list[bytes] = []
         size = 0
@@ -521,6 +551,8 @@ class Kubeflow:
                 size += len(part)
                 if size > MAX_ANSWER_BYTES or self.clock() > until:
                     raise not_json(self.connection, f"its answer is longer than {size} bytes")
+                if last is not None:
+                    parts = [b"".join(parts)[-last:]]
         except BaseException:
             answer.close()
             raise

@@ -22,6 +22,14 @@ from stoker.orchestrators.kubeflow.compile import (
     spec_of_answer,
     tasks_of,
 )
+from stoker.orchestrators.kubeflow.nodes import (
+    LastWords,
+    TaskNodes,
+    TaskPath,
+    last_words,
+    nodes_of,
+    state_named,
+)
 from stoker.orchestrators.kubeflow.pipelines import (
     NEWEST_FIRST,
     Version,
@@ -34,8 +42,7 @@ from stoker.orchestrators.kubeflow.pipelines import (
     version_of,
 )
 from stoker.parameters import parameters_of, parse
-from stoker.platforms.base import LogLine
-from stoker.platforms.kubernetes.api import PODS, ApiError, ClusterApi
+from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.submit import delete_jobs_of
 from stoker.records import Json, Profile, Workload, nearest, read_json, to_document
 from stoker.records.base import mapping
@@ -48,17 +55,6 @@ _MAX_PAGES = 3
 _ID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 # An id, also behind a pipeline's name or in the address of the run's page.
 _RUN = re.compile(rf"(?:.*runs/details/|[^/]+/)?({_ID})(?:[/?].*)?", re.IGNORECASE)
-
-_STATES: Mapping[str, State] = {
-    "PENDING": "waiting",
-    "PAUSED": "waiting",
-    "RUNNING": "running",
-    "SUCCEEDED": "succeeded",
-    "SKIPPED": "not run",
-    "FAILED": "failed",
-    "CANCELING": "stopping",
-    "CANCELED": "stopped",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +123,6 @@ def runs_of(kubeflow: Kubeflow, pipeline_id: str) -> tuple[RunSummary, ...]:
         if len(found) == MAX_RUNS:
             break
     return tuple(found)
-
-
-def state_named(name: Json) -> State:
-    """Returns the state of a task or run, by the service's word for it."""
-    # A run that was created just now has no state yet.
-    return _STATES.get(str(name), "waiting")
 
 
 def state_of_run(document: Mapping[str, Json]) -> State:
@@ -441,48 +431,10 @@ _KINDS = {
 
 
 _EXIT_CODE = re.compile(r"exit (?:code|status):?\s*(\d+)", re.IGNORECASE)
-# The nodes that run a task's container: one, or one for each attempt.
-_EXECUTOR = re.compile(r"executor(\(\d+\))?")
-_ATTEMPT = re.compile(r"executor\(\d+\)")
-_DRIVER = "-driver"
 # Steps whose failure is the user's command's: Kubeflow's launcher hides exit codes behind its own.
 _COMMANDS = ("profile", "train")
 _GATE = "gate"
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """Holds the service's words on a run's tasks, by name and by id."""
-
-    by_name: Mapping[str, Mapping[str, Json]]
-    by_id: Mapping[str, Mapping[str, Json]]
-
-    @classmethod
-    def of(cls, document: Mapping[str, Json]) -> "_Told":
-        found = [
-            mapping(item) for item in items(mapping(document, "run_details").get("task_details"))
-        ]
-        # Of several nodes of one name the last one counts: `by_name` keeps that.
-        found.sort(key=lambda item: str(item.get("create_time") or ""))
-        by_id = {str(item[key]): item for item in found for key in _IDS if item.get(key)}
-        return cls({str(item.get("display_name", "")): item for item in found}, by_id)
-
-    def executors(self, task: Mapping[str, Json]) -> list[Mapping[str, Json]]:
-        """Returns the nodes that ran the task's container, first attempt first."""
-        found: list[Mapping[str, Json]] = []
-        left, seen = [task], {id(task)}
-        while left:
-            for child in items(left.pop(0).get("child_tasks")):
-                named = (self.by_id.get(str(mapping(child).get(key))) for key in _IDS)
-                node = next((item for item in named if item), None)
-                if node is None or id(node) in seen:
-                    continue
-                # What follows a task is its child, too; only what runs it is meant.
-                if _EXECUTOR.fullmatch(str(node.get("display_name", ""))):
-                    seen.add(id(node))
-                    found.append(node)
-                    left.append(node)
-        return found
+_GROUPS = ("Condition", "Group", "Loop")
 
 
 def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
@@ -515,68 +467,63 @@ def state_of(kubeflow: Kubeflow, found: FoundRun) -> RunState:
         ended=moment(document.get("finished_at")) if has_ended else None,
         reason=reason_of(document) if status in ("failed", "stopped") else "",
         parameters={name: in_text(value) for name, value in sorted(parameters.items())},
-        steps=tuple(_steps(spec, _Told.of(document), has_ended=has_ended)),
+        steps=tuple(_steps(kubeflow, found, spec, has_ended=has_ended)),
     )
 
 
-def _steps(spec: CompiledSpec | None, told: _Told, *, has_ended: bool) -> Iterator[StepState]:
-    known: set[str] = set()
-    for task in tasks_of(spec) if spec else ():
-        known.add(task.name)
-        yield _step(task, told, has_ended=has_ended)
-    for name, item in told.by_name.items():
-        # Tasks that the version does not name: it was deleted, or they are of a loop.
-        is_own = name in known or name.removesuffix(_DRIVER) in known
-        if not is_own and not _is_inner(name, item):
-            yield _told_step(name, "", 0, item, told)
+def _steps(
+    kubeflow: Kubeflow, found: FoundRun, spec: CompiledSpec | None, *, has_ended: bool
+) -> Iterator[StepState]:
+    """Yields the tasks of the pipeline, each above those inside it; nothing of the engine's."""
+    tasks = dict(_paths(spec)) if spec else {}
+    nodes = nodes_of(kubeflow, found.id, found.document, tasks)
+    for path, task in tasks.items():
+        yield _step(kubeflow, found.id, task, nodes.of(path), has_ended=has_ended)
 
 
-def _step(task: CompiledTask, told: _Told, *, has_ended: bool) -> StepState:
-    item = told.by_name.get(task.name)
-    driver = told.by_name.get(f"{task.name}{_DRIVER}")
-    # A task's driver runs before it: where it failed, the task has no node at all.
-    if item is None and driver is not None and driver.get("state") in ("FAILED", "RUNNING"):
-        item = driver
-    if item is None:
-        return StepState(
-            name=task.name,
-            kind=task.kind,
-            status="not run" if has_ended else "waiting",
-            depth=task.depth,
-        )
-    return _told_step(task.name, task.kind, task.depth, item, told)
+def _paths(spec: CompiledSpec) -> Iterator[tuple[TaskPath, CompiledTask]]:
+    around: list[str] = []
+    for task in tasks_of(spec):
+        around[task.depth :] = [task.name]
+        yield tuple(around), task
 
 
-def _told_step(
-    name: str, kind: str, depth: int, item: Mapping[str, Json], told: _Told
+def _step(
+    kubeflow: Kubeflow, run_id: str, task: CompiledTask, nodes: TaskNodes, *, has_ended: bool
 ) -> StepState:
-    status = state_named(item.get("state"))
-    executors = told.executors(item)
-    last = executors[-1] if executors else item
-    reason = _reason([*reversed(executors), item]) if status in ("failed", "waiting") else ""
-    attempts = sum(bool(_ATTEMPT.fullmatch(str(e.get("display_name", "")))) for e in executors)
-    is_group = kind in ("Condition", "Group", "Loop")
+    status = nodes.status
+    pod = nodes.last_pod
+    if has_ended and status in ("waiting", "running"):
+        # Of a run that has ended nothing will begin, and nothing runs.
+        has_run = status == "running" and not (pod and pod.status == "waiting")
+        status = "stopped" if has_run else "not run"
+    reason, lines, cause = "", (), None
+    if status == "failed" and (pod is not None or task.kind not in _GROUPS):
+        words = last_words(kubeflow, run_id, pod) if pod else LastWords()
+        message = pod.message if pod else ""
+        is_code = bool(_EXIT_CODE.fullmatch(words.machinery))
+        # A bare exit code says less than the engine does: it may know of memory or eviction.
+        reason = words.said or ("" if is_code else words.machinery) or message or words.machinery
+        lines = words.own
+        is_driver = pod is not None and pod.role == "driver"
+        cause = "platform" if is_driver else _cause(task.name, f"{words.machinery} {message}")
+    elif status in ("running", "waiting") and pod is not None and pod.status == "waiting":
+        reason = pod.message
     return StepState(
-        name=name,
-        kind=kind,
+        name=task.name,
+        kind=task.kind,
         status=status,
-        depth=depth,
-        began=moment(item.get("start_time")) if status != "not run" else None,
-        ended=moment(item.get("end_time")) if status not in ("running", "waiting") else None,
+        depth=task.depth,
+        began=nodes.began if status != "not run" else None,
+        ended=nodes.ended if status not in ("running", "waiting", "not run") else None,
         reason=reason,
-        cause=_cause(name, reason) if status == "failed" and not is_group else None,
-        job=str(last.get("pod_name") or "") if executors or kind == "Container" else "",
-        outcome=_outcome(kind, status),
-        attempts=max(1, attempts),
-        is_cached=status == "succeeded"
-        and bool(executors)
-        # Kubeflow's word for an executor whose outputs came from the cache.
-        and all(e.get("state") == "SKIPPED" for e in executors),
+        lines=lines,
+        cause=cause,
+        job=pod.pod if pod else "",
+        outcome=_outcome(task.kind, status, nodes),
+        attempts=nodes.attempts,
+        is_cached=status == "succeeded" and nodes.is_cached,
     )
-
-
-def _reason(nodes: Sequence[Mapping[str, Json]]) -> str:
-    return next((text for node in nodes if (text := reason_of(node))), "")
 
 
 def _cause(name: str, reason: str) -> Cause:
@@ -594,133 +541,15 @@ def _cause(name: str, reason: str) -> Cause:
     return "workload" if name.partition("-")[0] in _COMMANDS else "platform"
 
 
-def _outcome(kind: str, status: str) -> str:
+def _outcome(kind: str, status: State, nodes: TaskNodes) -> str:
     """Returns the outcome of a condition: True or False, once it is known."""
-    if kind != "Condition" or status == "waiting":
-        return ""
-    return "False" if status == "not run" else "True"
+    if kind != "Condition" or status in ("waiting", "not run"):
+        return "False" if kind == "Condition" and nodes.was_skipped else ""
+    return "True"
 
 
-def _is_inner(name: str, item: Mapping[str, Json]) -> bool:
-    """Returns whether it is a node of the machinery: the whole run's, a driver, an executor."""
-    return (
-        name in ("", "root")
-        or name.endswith(_DRIVER)
-        or bool(_EXECUTOR.fullmatch(name))
-        or name.startswith("condition-branches")
-        or (not item.get("child_tasks") and not item.get("pod_name"))
-    )
-
-
-_IDS = ("task_id", "pod_name")
-
-
-# Kubeflow's own label of a run's pods, and the workflow engine's path of a step.
-_OF_RUN = "pipeline/runid"
-_STEP = "workflows.argoproj.io/node-name"
-_MACHINERY = re.compile(r"executor(\(\d+\))?|root")
-_CONTAINER = "main"
 # The namespace of an installation by its manifests, where it has one user.
 _NAMESPACE = "kubeflow"
-READ_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pod:
-    """A step's log is read from its pod."""
-
-    name: str
-    step: str
-    began: str
-
-
-def lines_of(
-    kubeflow: Kubeflow,
-    found: FoundRun,
-    *,
-    group: str | None,
-) -> Iterator[LogLine]:
-    """Yields all lines so far, step after step.
-
-    Args:
-        kubeflow: The installation.
-        found: The run.
-        group: Shows one step only.
-
-    Raises:
-        UsageError: If no step is called `group`.
-        PlatformError: If the pods cannot be reached, or are gone: the pages may still show logs.
-    """
-    namespace = kubeflow.namespace or kubeflow.connection.namespace or _NAMESPACE
-    page = run_url(kubeflow, found.id)
-    try:
-        cluster = ClusterApi(context=kubeflow.connection.context, namespace=namespace)
-        listed, _ = cluster.list(PODS, query={"labelSelector": f"{_OF_RUN}={found.id}"})
-    except StokerError as err:
-        raise PlatformError(
-            f"logs are read from the pods, which are out of reach: {err.what}",
-            where=err.where or f"namespace {namespace}",
-            fix=f"the page shows them: {page}" if page else err.fix,
-        ) from err
-    pods = sorted(_pods(listed), key=lambda pod: pod.began)
-    if not pods:
-        raise PlatformError(
-            f"no pod of run {found.id} is left, or none has begun",
-            where=f"namespace {namespace}",
-            fix=f"the page has what was kept: {page}" if page else "see the run's page",
-        )
-    steps = sorted({pod.step for pod in pods})
-    if group is not None and group not in steps:
-        raise UsageError(
-            f"no step of {found.id} is called {group}, or it has no pod yet",
-            fix=nearest(group, steps),
-        )
-    for pod in pods:
-        if group in (None, pod.step):
-            yield from _lines(cluster, pod)
-
-
-def _pods(listed: list[Mapping[str, Json]]) -> Iterator[_Pod]:
-    for document in listed:
-        about = mapping(document, "metadata")
-        path = str(mapping(about, "annotations").get(_STEP, ""))
-        # As `mnist-x7k2p.root.train.executor(0)`: the last part that names a task.
-        parts = [part for part in path.split(".")[1:] if not _MACHINERY.fullmatch(part)]
-        step = parts[-1] if parts else ""
-        containers = items(mapping(document, "spec").get("containers"))
-        names = [mapping(container).get("name") for container in containers]
-        status = mapping(document, "status")
-        # Kubeflow's own pods, which run nothing of the user's.
-        if not step or step.endswith("-driver") or _CONTAINER not in names:
-            continue
-        if status.get("phase") == "Pending":
-            continue
-        yield _Pod(
-            name=str(about.get("name", "")), step=step, began=str(status.get("startTime") or "")
-        )
-
-
-def _lines(cluster: ClusterApi, pod: _Pod) -> Iterator[LogLine]:
-    try:
-        stream = cluster.open(
-            PODS,
-            pod.name,
-            part="log",
-            query={"container": _CONTAINER, "timestamps": "true"},
-            read_seconds=READ_SECONDS,
-        )
-    except ApiError as err:
-        # Its container has not begun yet, or it was deleted just now.
-        if err.code in (400, 404):
-            return
-        raise
-    try:
-        for line, _ in stream.lines():
-            yield LogLine(group=pod.step, host=pod.name, text=line.partition(" ")[2])
-    finally:
-        stream.release()
-
-
 # A pod has its grace period, and the exit handler runs after it.
 STOP_SECONDS = 600.0
 POLL_SECONDS = 3.0
@@ -757,24 +586,6 @@ def stop_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
                 fix=f"it was asked to stop; see later: stoker status kubeflow {found.id}",
             )
         kubeflow.sleep(POLL_SECONDS)
-
-
-def retry_run(kubeflow: Kubeflow, found: FoundRun) -> RunState:
-    """Runs the steps that failed again, and those behind them; what succeeded stays as it is.
-
-    Raises:
-        UsageError: If the run has not failed and was not stopped.
-        PlatformError: If the service refuses.
-    """
-    state = state_of_run(found.document)
-    if state not in ("failed", "stopped"):
-        raise UsageError(
-            f"run {found.id} is {state}: only one that failed or was stopped can be tried again",
-            where=kubeflow.connection.place,
-            fix="stoker start kubeflow WORKLOAD     starts a new one",
-        )
-    kubeflow.call("run", "retry_run", run_id=found.id)
-    return state_of(kubeflow, find_run(kubeflow, found.id))
 
 
 def _end_jobs(kubeflow: Kubeflow, run_id: str) -> str:

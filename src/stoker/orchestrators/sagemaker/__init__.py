@@ -1,6 +1,6 @@
 """SageMaker Pipelines is an orchestrator: its verbs work on one account and region."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -19,8 +19,6 @@ from stoker.orchestrators.base import (
 from stoker.orchestrators.sagemaker.pipelines import plan_upload, send_upload
 from stoker.orchestrators.sagemaker.runs import (
     find_run,
-    lines_of,
-    retry_run,
     runs_of,
     start_run,
     state_of,
@@ -29,7 +27,6 @@ from stoker.orchestrators.sagemaker.runs import (
 )
 from stoker.orchestrators.sagemaker.schedules import add_schedule, delete_schedule, list_schedules
 from stoker.platforms.aws import Aws
-from stoker.platforms.base import LogLine
 from stoker.records import Decision, SageMakerSettings, Workload
 
 
@@ -123,17 +120,9 @@ class SageMakerOrchestrator:
         """Returns the runs under way that one of a pipeline's runs has to give way to."""
         return under_way_before(self._aws, pipeline, execution, now=self._now())
 
-    def logs(self, run: str, *, group: str | None) -> Iterator[LogLine]:
-        """Yields log lines of all steps and hosts until now, or of one group's hosts."""
-        return lines_of(self._aws, find_run(self._aws, run), group=group)
-
     def stop(self, run: str) -> RunState:
         """Asks the run or job to stop and waits until it has."""
         return stop_run(self._aws, find_run(self._aws, run))
-
-    def retry(self, run: str) -> RunState:
-        """Runs the failed steps of the run again; what succeeded stays as it is."""
-        return retry_run(self._aws, find_run(self._aws, run), now=self._now())
 
     def _known(self) -> SageMakerSettings:
         if self._settings is None:

@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import secrets
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,8 +50,6 @@ from stoker.parameters import (
     whole_number,
 )
 from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.base import LogLine
-from stoker.platforms.sagemaker.cloudwatch import LOG_GROUP, JobLogs, Labels
 from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state, stop_job
 from stoker.records import Decision, Json, Workload, nearest
 from stoker.records.base import mapping
@@ -660,66 +657,6 @@ def _words(value: Json) -> str:
     return value if isinstance(value, str) and value != "None" else ""
 
 
-PROCESSING_LOG_GROUP = "/aws/sagemaker/ProcessingJobs"
-
-
-def lines_of(aws: Aws, found: FoundExecution, *, group: str | None) -> Iterator[LogLine]:
-    """Yields all lines so far, step after step, hosts merged by time.
-
-    Args:
-        aws: The account.
-        found: The run or job.
-        group: Shows one only: an instance group, or a step by its name.
-
-    Raises:
-        UsageError: If nothing is called `group`.
-        PlatformError: If the logs may not be read.
-    """
-    seen: set[str] = set()
-    for label, log_group, job in _jobs(aws, found):
-        for line in _job_lines(aws, label, log_group, job):
-            seen.add(line.group)
-            if group is None or line.group == group:
-                yield line
-    # Only now: which groups there are is told by the hosts' own lines.
-    if group is not None and group not in seen:
-        raise UsageError(
-            f"no host of {found.run} is in a group {group}, and none of its steps is called so",
-            where="the log until now",
-            fix=nearest(group, sorted(seen)) if seen else "there is no log yet",
-        )
-
-
-def _jobs(aws: Aws, found: FoundExecution) -> Iterator[tuple[str, str, str]]:
-    """Yields label, log group and name of each job."""
-    if found.kind == "job":
-        yield "", LOG_GROUP, found.id
-        return
-    for step in state_of(aws, found).steps:
-        # Each kind of job has a log group of its own.
-        if step.job and "/processing-jobs/" in step.url:
-            yield step.name, PROCESSING_LOG_GROUP, step.job
-        elif step.job:
-            is_launched = step.name == f"job {step.job}"
-            yield "" if is_launched else step.name, LOG_GROUP, step.job
-
-
-def _job_lines(aws: Aws, label: str, log_group: str, job: str) -> Iterator[LogLine]:
-    groups: Sequence[str] = (label,)
-    if log_group == LOG_GROUP:
-        described = find_job(aws, job)
-        # A job without instance groups has one group without a name.
-        named = [name for name in job_state(described).groups if name] if described else []
-        groups = named or (label or "dnn",)
-    logs = JobLogs(aws, job_name=job, log_group=log_group)
-    labels = Labels(groups)
-    while True:
-        yield from labels.label(logs.read(), now=aws.clock())
-        if not logs.is_behind:
-            break
-    yield from labels.flush()
-
-
 # A container has 120 s to end; then come the upload of its output and the steps after it.
 STOP_SECONDS = 900.0
 POLL_SECONDS = 5.0
@@ -766,80 +703,3 @@ def stop_run(aws: Aws, found: FoundExecution) -> RunState:
                 fix=f"it was asked to stop; see later: stoker status sagemaker {state.run}",
             )
         aws.sleep(POLL_SECONDS)
-
-
-def retry_run(aws: Aws, found: FoundExecution, *, now: datetime) -> RunState:
-    """Runs the steps that failed again, and those after them; what succeeded stays as it is.
-
-    A launched train step then adopts a job that still runs. A step that has judged a failed one, as
-    evaluate does a failed training, has succeeded: the service does not say that it runs it again,
-    and a second training would cost its money and be refused by the first one's verdict.
-
-    Args:
-        aws: The account.
-        found: The run.
-        now: Time in UTC.
-
-    Raises:
-        UsageError: If it is a job, a run that neither failed nor was stopped, or one whose failed
-            training has been evaluated.
-        PlatformError: If the service refuses, or another run is under way and the pipeline was
-            uploaded with `overlap: refuse`: what has succeeded, as that check, is not run again.
-    """
-    state = state_of(aws, found)
-    if found.kind != "run" or state.status not in ("failed", "stopped"):
-        what = f"a run that is {state.status}" if found.kind == "run" else "a training job"
-        raise UsageError(
-            f"{state.run} is {what}: only a run that failed or was stopped can be tried again",
-            where=state.url,
-            fix="stoker start sagemaker WORKLOAD     starts a new one",
-        )
-    definition = _definition(aws, found.id)
-    judged = _judged_failure(definition, state)
-    if judged:
-        given = {**(state.parameters or {}), **_profile_of(aws, state)}
-        words = [word for name in sorted(given) for word in ("--param", f"{name}={given[name]}")]
-        raise UsageError(
-            f"{judged[1]} has judged {judged[0]}, which failed, and the service may keep its "
-            "verdict: another training could not pass",
-            where=state.url,
-            fix=f"stoker start sagemaker WORKLOAD {shlex.join(words)}".rstrip(),
-        )
-    if any(s.get("DisplayName") == ONLY_RUN for _, s in tree_of(definition, outcomes={})):
-        others = [each.run for each in _under_way(aws, state.pipeline, now=now).values()]
-        if others:
-            raise PlatformError(
-                f"another run of {state.pipeline} is under way: {', '.join(others)}",
-                where=f"the pipeline of {state.run} was uploaded with overlap: refuse",
-                fix=f"try again when it has ended, or: stoker stop sagemaker {others[0]}",
-            )
-    aws.call(
-        "sagemaker",
-        "RetryPipelineExecution",
-        PipelineExecutionArn=found.id,
-        ClientRequestToken=secrets.token_hex(16),
-    )
-    return state_of(aws, found)
-
-
-def _judged_failure(definition: Json, state: RunState) -> tuple[str, str] | None:
-    """Returns a step that failed, and one that waited for whatever became of it and succeeded."""
-    ended = {step.name: step.status for step in state.steps}
-    if "failed" not in ended.values():
-        return None
-    for _, step in tree_of(definition, outcomes={}):
-        awaited = step.get("DependsOn")
-        for wait in awaited if isinstance(awaited, list) else ():
-            name = str(wait.get("Step")) if isinstance(wait, Mapping) else ""
-            judge = str(step.get("Name"))
-            if ended.get(name) == "failed" and ended.get(judge) == "succeeded":
-                return name, judge
-    return None
-
-
-def _profile_of(aws: Aws, state: RunState) -> Mapping[str, str]:
-    """Returns the parameter with which a new run takes the profile that this one made, if any."""
-    profiles = (s.job for s in state.steps if s.name == "Profile" and s.status == "succeeded")
-    job = next(profiles, "")
-    folder = _member((find_job(aws, job) if job else None) or {}, "CheckpointConfig", "S3Uri")
-    return {"ReuseProfile": folder} if folder else {}

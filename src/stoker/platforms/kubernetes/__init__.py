@@ -238,4 +238,8 @@ class KubernetesPlatform:
         return "; ".join(deleted)
 
     def _cluster_of(self, settings: KubernetesSettings) -> ClusterApi:
-        return self._cluster or ClusterApi(context=settings.context, namespace=settings.namespace)
+        return self._cluster or ClusterApi(
+            context=settings.context,
+            namespace=settings.namespace,
+            strict_tls=settings.strict_tls,
+        )

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -224,6 +225,12 @@ def _status(body: str) -> Mapping[str, Json]:
 # Next to a pod's token.
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CERTIFICATE = "check the cluster's certificate in the kube config"
+# What OpenSSL says of certificates that only its strict verification refuses.
+_STRICT_RULES = ("key usage extension", "Key Identifier", "Basic Constraints of CA cert not marked")
+_NOT_STRICT = (
+    "the cluster's certificate lacks what RFC 5280 asks for, and kubernetes.strict_tls insists on "
+    "it: leave that out, or let an administrator renew the cluster's authority with that extension"
+)
 
 
 class Response(Protocol):
@@ -287,10 +294,16 @@ class ByteStream:
             self._response.release_conn()
 
 
-def connect(context: str | None) -> tuple[object, str]:
-    """Returns the client, and the namespace that its configuration names."""
+def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, str]:
+    """Returns the client, and the namespace that its configuration names.
+
+    Args:
+        context: Context of the kube config; None: its current one, or the pod's own account.
+        strict_tls: Whether certificates must obey RFC 5280 in all, as `kubernetes.strict_tls` says.
+    """
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
+        from urllib3.util import ssl_
     except ImportError:
         raise UsageError(
             "the kubernetes client is not installed", fix="pip install 'stoker[kubernetes]'"
@@ -317,7 +330,16 @@ def connect(context: str | None) -> tuple[object, str]:
         raise _not_configured(err, context) from None
     except (OSError, KeyError, TypeError, ValueError) as err:
         raise _not_configured(err, context) from err
-    return client.ApiClient(settings), namespace
+    made = client.ApiClient(settings)
+    options = made.rest_client.pool_manager.connection_pool_kw
+    verified = ssl_.create_urllib3_context(cert_reqs=options["cert_reqs"])
+    # Python 3.13 sets it; a cluster's own authority is often older than the rule, and kubectl has
+    # no such rule. Chain, name and time are verified with and without it.
+    verified.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if strict_tls:
+        verified.verify_flags |= ssl.VERIFY_X509_STRICT
+    options["ssl_context"] = verified
+    return made, namespace
 
 
 def _has_kube_config(kube_config: object) -> bool:
@@ -377,8 +399,10 @@ def explained(action: Action) -> Iterator[None]:
 
 
 def _unsafe(err: object, action: Action) -> PlatformError:
-    what = f"no safe connection to the cluster: {_words(err)}"
-    return failed(what, action, is_final=True, fix=_CERTIFICATE)
+    words = _words(err)
+    is_strict = any(rule in words for rule in _STRICT_RULES)
+    fix = _NOT_STRICT if is_strict else _CERTIFICATE
+    return failed(f"no safe connection to the cluster: {words}", action, is_final=True, fix=fix)
 
 
 def _words(err: object) -> str:
@@ -416,13 +440,11 @@ EVENTS = Resource("", "v1", "events")
 NODES = Resource("", "v1", "nodes")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims")
-STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses")
-DEPLOYMENTS = Resource("apps", "v1", "deployments")
 # Argo's, which run the pipelines of Kubeflow.
 WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 # Those that belong to no namespace, or are meant in all of them.
-OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS, STORAGE_CLASSES)
+OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS)
 
 OF_KIND: Mapping[str, Resource] = {
     "JobSet": JOBSETS,
@@ -450,6 +472,7 @@ class ClusterApi:
         context: Context of the kube config; absent: its current one, or the pod's own service
             account.
         namespace: Absent: the context's, or the pod's own.
+        strict_tls: As `connect`.
         sleep: Waits so many seconds.
         clock: Monotonic seconds, for deadlines.
     """
@@ -459,11 +482,13 @@ class ClusterApi:
         *,
         context: str | None = None,
         namespace: str | None = None,
+        strict_tls: bool = False,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._namespace = namespace
+        self._strict_tls = strict_tls
         self._client: object | None = None
         self.sleep = sleep
         self.clock = clock
@@ -484,7 +509,11 @@ class ClusterApi:
     def in_namespace(self, namespace: str) -> "ClusterApi":
         """Returns the same cluster for another namespace, over a connection of its own."""
         return ClusterApi(
-            context=self._context, namespace=namespace, sleep=self.sleep, clock=self.clock
+            context=self._context,
+            namespace=namespace,
+            strict_tls=self._strict_tls,
+            sleep=self.sleep,
+            clock=self.clock,
         )
 
     def get(self, resource: Resource, name: str) -> Document:
@@ -687,7 +716,7 @@ class ClusterApi:
 
     def _connected(self) -> object:
         if self._client is None:
-            self._client, found = connect(self._context)
+            self._client, found = connect(self._context, strict_tls=self._strict_tls)
             self._namespace = self._namespace or found
         return self._client
 

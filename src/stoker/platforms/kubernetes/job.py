@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,7 @@ from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.objects import Layout
 from stoker.platforms.kubernetes.pods import (
     Happenings,
+    PodEnd,
     PodState,
     Trouble,
     TroubleLog,
@@ -62,11 +64,14 @@ from stoker.platforms.kubernetes.submit import (
     job_state,
 )
 from stoker.platforms.pod_outputs import OutputParts
+from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import Document, mapping
 
 # Reason of a container that its node killed because of its memory.
 _OUT_OF_MEMORY = "OOMKilled"
+# The kubelet's MaxContainerTerminationMessageLogLength: in a longer log the first line is cut.
+_LOG_BYTES = 2048
 # Of a TrainJob; and of a JobSet, where one rule alone has the action FailJobSet, `out_of_time`.
 _OUT_OF_TIME = ("DeadlineExceeded", "FailJobSetFailurePolicyAction")
 
@@ -184,15 +189,24 @@ def _failure(
             )
         if pod.ended and pod.ended.reason == _OUT_OF_MEMORY:
             limit_of = layout.dnn.limits["memory"]
-            return (
-                f"dnn host {pod.host} took more memory than its limit, {limit_of}; "
-                "raise kubernetes.dnn.memory_limit"
-            )
+            words = f"took more memory than its limit, {limit_of}"
+            return _reason(pod, pod.ended, f"{words}; raise kubernetes.dnn.memory_limit")
     for pod in dnn:
         if pod.ended and pod.ended.exit_code:
-            words = pod.ended.message.strip() or pod.ended.reason
-            return f"dnn host {pod.host} ended with exit code {pod.ended.exit_code}: {words}"
+            return _reason(pod, pod.ended)
     return state.message or state.reason or "the cluster gives no reason"
+
+
+def _reason(pod: PodState, end: PodEnd, out_of_memory: str = "") -> str:
+    lines = end.message.splitlines()
+    # The launcher's own words are an error; else the kubelet took the end of the log.
+    if len(end.message.encode()) >= _LOG_BYTES and not end.message.startswith("error:"):
+        lines = lines[1:]
+    if not end.message and end.reason != "Error":
+        lines = [end.reason]
+    return reason_of_failure(
+        lines, who=f"dnn host {pod.host}", exit_code=end.exit_code, out_of_memory=out_of_memory
+    )
 
 
 def _ran_too_long(state: ObjectState) -> bool:
@@ -222,6 +236,7 @@ class RunPicture:
         main: JobSets or TrainJobs.
         uid: Uid of the run's JobSet or TrainJob.
         since: When it was made, ISO 8601.
+        namespace: Namespace of its pods.
 
     Attributes:
         state: State of the job; None until it is told.
@@ -229,11 +244,14 @@ class RunPicture:
         events: What happened, for the record.
     """
 
-    def __init__(self, layout: Layout, *, main: Resource, uid: str, since: str) -> None:
+    def __init__(
+        self, layout: Layout, *, main: Resource, uid: str, since: str, namespace: str
+    ) -> None:
         self.state: ObjectState | None = None
         self.is_gone = False
         self.events: list[Event] = []
         self._layout = layout
+        self._namespace = namespace
         self._main = main
         self._uid = uid
         self._groups = by_job(layout.groups)
@@ -285,15 +303,8 @@ class RunPicture:
     def troubles(self) -> list[Trouble]:
         """Returns why hosts do not run at this moment."""
         layout = self._layout
-        found = list(
-            troubles_of(
-                self._pods.values(),
-                layout.groups,
-                image=layout.image,
-                next_best=layout.job.next_best,
-                wait_minutes=layout.job.platform_settings.on_no_capacity.wait_minutes,
-            )
-        )
+        pods = [*self._pods.values()]
+        found = [*troubles_of(pods, layout, namespace=self._namespace, utc=now_utc())]
         for job, message in self._refused.items():
             group = self._groups[job]
             there = [p for p in self._pods.values() if p.group == group.group.name]
@@ -496,6 +507,7 @@ class KubernetesRun(FollowedRun):
             main=self._resource,
             uid=started.uid,
             since=started.created_at,
+            namespace=cluster.namespace,
         )
         self._troubles = TroubleLog(repeat_seconds=REPEAT_SECONDS)
         self._following = Following(
@@ -505,6 +517,8 @@ class KubernetesRun(FollowedRun):
             containers={group.group.name: group.job for group in layout.groups},
         )
         self._disturbed: set[str] = set()
+        # Why the job was deleted before it ended: its record is that of a failed run.
+        self._given_up = ""
         # Why the job is still there after `stop`.
         self._remains = ""
         self._is_stopped = threading.Event()
@@ -625,6 +639,8 @@ class KubernetesRun(FollowedRun):
             events=self.events,
             log=self._log,
         )
+        if self._given_up:
+            return replace(end, status="failed", failure=self._given_up)
         if state and state.phase == "failed":
             if _ran_too_long(state):
                 self._refuse_to_wait_for_the_deadline()
@@ -749,6 +765,11 @@ class KubernetesRun(FollowedRun):
             self._say(words)
         over = self._troubles.over(troubles, now=now)
         if over is None:
+            return
+        if over.is_dead_node:
+            # What the hosts have said so far is kept: the run is recorded as a failed one.
+            self._given_up = f"{over.what}; {over.fix}"
+            self.stop()
             return
         where = f"{self._resource.plural} {self.name}"
         if not over.is_capacity:

@@ -5,10 +5,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import number, text
-from stoker.platforms.kubernetes.objects import COMPLETION_INDEX, REPLICATED_JOB_LABEL, PodGroup
+from stoker.platforms.kubernetes.objects import (
+    COMPLETION_INDEX,
+    REPLICATED_JOB_LABEL,
+    Layout,
+    PodGroup,
+)
 from stoker.records import bare_type
 from stoker.records.base import Document, mapping, mappings
+from stoker.text import usd
 
 # Newer JobSets count their attempts in this label.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
@@ -48,7 +55,7 @@ class PodState:
         unschedulable_since: When that began, ISO 8601; empty where it is not known.
         lost: Why it was taken away: evicted, preempted, its node lost.
         is_final: Whether nothing of it runs any more.
-        is_deleted: Whether it is about to go.
+        deleted_at: When it was to be gone at the latest, ISO 8601; empty unless it is deleted.
     """
 
     name: str
@@ -70,7 +77,12 @@ class PodState:
     unschedulable_since: str
     lost: str
     is_final: bool
-    is_deleted: bool
+    deleted_at: str
+
+    @property
+    def is_deleted(self) -> bool:
+        """Returns whether it is about to go."""
+        return bool(self.deleted_at)
 
 
 def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -> PodState | None:
@@ -116,7 +128,7 @@ def pod_state(document: Document, groups: Mapping[str, PodGroup], *, run: str) -
         unschedulable_since=since,
         lost=_lost(status),
         is_final=phase in ("Succeeded", "Failed"),
-        is_deleted="deletionTimestamp" in described,
+        deleted_at=text(described, "deletionTimestamp"),
     )
 
 
@@ -171,6 +183,8 @@ def _lost(status: Document) -> str:
     return ""
 
 
+# The taint by which Kubernetes ends the pods of a node that is known to be down.
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 # A registry may be away for a moment, and a secret be made a moment late.
 IMAGE_SECONDS = 120.0
 CONTAINER_SECONDS = 120.0
@@ -178,9 +192,12 @@ CONTAINER_SECONDS = 120.0
 QUOTA_SECONDS = 120.0
 # Provisioners of file servers take some minutes until a claim is bound.
 CLAIM_SECONDS = 600.0
+# After a pod's deletionTimestamp, which has its grace in it: a kubelet that answers needs seconds.
+DEAD_SECONDS = 60.0
 # Until the next best plan is named to those who wait for nodes.
 CAPACITY_SECONDS = 600.0
 
+_TWICE = re.compile(r"\b([a-z][a-z ]+[a-z])(?:[.;,] \1\b)+")
 _SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
 # No waiting helps: the name is none, or the node may not pull what it does not have.
@@ -205,6 +222,7 @@ class Trouble:
         fatal_after: Seconds after which waiting is over; None: never.
         since: When it began, ISO 8601; empty: when it is first seen.
         is_capacity: Other types, or another time, may help (on_no_capacity).
+        is_dead_node: A node that does not answer keeps a pod from ending.
     """
 
     key: str
@@ -216,34 +234,30 @@ class Trouble:
     fatal_after: float | None = None
     since: str = ""
     is_capacity: bool = False
+    is_dead_node: bool = False
 
 
 def troubles_of(
-    pods: Iterable[PodState],
-    groups: Sequence[PodGroup],
-    *,
-    image: str,
-    next_best: str,
-    wait_minutes: int,
+    pods: Sequence[PodState], layout: Layout, *, namespace: str, utc: str
 ) -> Iterator[Trouble]:
     """Yields what is wrong with the pods now: for each group at most one trouble of a kind.
 
     Args:
         pods: Those that there are.
-        groups: Of the run.
-        image: Of pods whose role names none of its own.
-        next_best: The plan to take instead.
-        wait_minutes: So long the dnn group's pods may wait for nodes.
+        layout: Layout of the run.
+        namespace: Namespace of the pods.
+        utc: The time now, ISO 8601.
     """
     by_group: dict[str, list[PodState]] = {}
     for pod in pods:
         if not pod.is_final and not pod.is_deleted:
             by_group.setdefault(pod.group, []).append(pod)
-    for group in groups:
+    for group in layout.groups:
         waiting = by_group.get(group.group.name, [])
-        yield from _unschedulable_troubles(waiting, group, next_best, wait_minutes)
-        yield from _not_pulled(waiting, group, image)
+        yield from _unschedulable_troubles(waiting, group, layout.job)
+        yield from _not_pulled(waiting, group, layout.image)
         yield from _not_made(waiting, group)
+    yield from _dead_nodes(pods, layout, namespace=namespace, utc=utc)
 
 
 def refused_pods(group: PodGroup, message: str) -> Trouble:
@@ -292,13 +306,16 @@ def short_of(message: str) -> list[str]:
 
 
 def _unschedulable_troubles(
-    pods: Sequence[PodState], group: PodGroup, next_best: str, wait_minutes: int
+    pods: Sequence[PodState], group: PodGroup, job: JobSpec
 ) -> Iterator[Trouble]:
+    wait_minutes = job.platform_settings.on_no_capacity.wait_minutes
     without = [pod for pod in pods if pod.unschedulable]
     if not without:
         return
     # The scheduler's second half says why no other pod could make room, node by node.
     said = " ".join(without[0].unschedulable.split(" preemption:")[0].split())
+    # `persistentvolumeclaim "a" not found. not found`: several plugins say the same.
+    said = _TWICE.sub(r"\1", said).rstrip(".; ")
     if lacks_claim(said):
         yield _unbound(without, group, said)
         return
@@ -309,8 +326,8 @@ def _unschedulable_troubles(
     # A training goes on without data hosts: they may come later.
     fix = f"it waits {wait_minutes} min in all (on_no_capacity)" if group.is_dnn else ""
     fix_after = CAPACITY_SECONDS
-    if next_best:
-        fix += f"{'; ' if fix else ''}the next best plan: {next_best}"
+    if job.next_best:
+        fix += f"{'; ' if fix else ''}the next best plan: {job.next_best}"
     # The scheduler's words where no node has the labels that are asked for.
     if not missing and "didn't match" in said:
         fix_after = 0.0
@@ -373,6 +390,53 @@ def _not_made(pods: Sequence[PodState], group: PodGroup) -> Iterator[Trouble]:
         fix=f"check kubernetes.{group.group.role}: env_from_secrets, volumes; and the entry point",
         fatal_after=CONTAINER_SECONDS if group.is_dnn else None,
     )
+
+
+def _dead_nodes(
+    pods: Sequence[PodState], layout: Layout, *, namespace: str, utc: str
+) -> Iterator[Trouble]:
+    """Yields the pods that cannot end: until their kubelet answers they stay as they are."""
+    by_name = {group.group.name: group for group in layout.groups}
+    alive = [pod for pod in pods if not pod.is_final and not pod.is_deleted]
+    replaced = {pod.host for pod in alive}
+    told: set[str] = set()
+    for pod in pods:
+        overdue = seconds_between(pod.deleted_at, utc) if pod.node and not pod.is_final else None
+        key = f"dead node {pod.group} {pod.node}"
+        if overdue is None or overdue < DEAD_SECONDS or key in told:
+            continue
+        told.add(key)
+        what = f"{pod.host}: pod {pod.name} should have ended by {pod.deleted_at}, and its node "
+        what += f"{pod.node} does not say that it has"
+        fatal_after = None
+        # The place of a data host is taken by another pod without waiting for that.
+        if by_name[pod.group].is_dnn and pod.host not in replaced:
+            what += f"; until then no other pod takes its place{_bill(alive, layout, by_name)}"
+            is_waiting = layout.settings.dead_node == "wait"
+            fatal_after = 60.0 * layout.settings.dead_node_minutes if is_waiting else 0.0
+        yield Trouble(
+            key=key,
+            group=pod.group,
+            what=what,
+            hosts=1,
+            fix=f"if that node is down: kubectl taint nodes {pod.node} {OUT_OF_SERVICE}, or "
+            f"kubectl delete node {pod.node}; if only the pod's processes have surely ended: "
+            f"kubectl delete pod {pod.name} -n {namespace} --force --grace-period=0",
+            fatal_after=fatal_after,
+            since=pod.deleted_at,
+            is_dead_node=True,
+        )
+
+
+def _bill(alive: Sequence[PodState], layout: Layout, groups: Mapping[str, PodGroup]) -> str:
+    """Says what the hosts that have a node cost meanwhile; empty where there is none."""
+    billed = [groups[pod.group].group.instance_type for pod in alive if pod.node]
+    if not billed:
+        return ""
+    words = f", and {len(billed)} other host{'s are' if len(billed) > 1 else ' is'} billed"
+    prices = [layout.job.prices.get(name) for name in billed]
+    known = [price for price in prices if price is not None]
+    return words + (f", {usd(sum(known))} an hour" if len(known) == len(billed) else "")
 
 
 def _hosts(pods: Sequence[PodState], group: PodGroup) -> str:
@@ -460,6 +524,11 @@ _TELLING = frozenset(
 _TOLD_BY_PODS = frozenset(
     ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
 )
+# Every start goes through it: pods are there before the objects that the job owns.
+_TOLD_LATE = frozenset(("FailedMount", "FailedAttachVolume"))
+LATE_SECONDS = 60.0
+# A JobSet's end, which its own state tells.
+_TOLD_BY_JOB = frozenset(("FailJobSetFailurePolicyAction", "FailedJobs", "ReachedMaxRestarts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,6 +567,8 @@ class Happenings:
         # Names of Kueue's objects.
         self._workloads = (f"jobset-{run}-", f"trainjob-{run}-")
         self._told: set[tuple[str, str, str, str]] = set()
+        # When an object's first event of that reason was, whatever its words.
+        self._began: dict[tuple[str, str], str] = {}
 
     def take(self, event: Document) -> Iterator[Happening]:
         """Yields what an event tells; nothing if it is not of this run, known, or unimportant."""
@@ -509,6 +580,13 @@ class Happenings:
         is_warning = text(event, "type") == "Warning" and reason not in _TOLD_BY_PODS
         if not is_warning and reason not in _TELLING:
             return
+        if kind == "JobSet" and reason in _TOLD_BY_JOB:
+            return
+        if reason in _TOLD_LATE:
+            first = self._began.setdefault((name, reason), _time_of(event, is_first=True))
+            lasted = seconds_between(first, _time_of(event))
+            if lasted is not None and lasted < LATE_SECONDS:
+                return
         message = " ".join(text(event, "message").split())
         # The job controller says so where quota, pod security or a webhook refuses its pods.
         is_refusal = kind == "Job" and reason == "FailedCreate" and "forbidden" in message
@@ -541,7 +619,7 @@ class Happenings:
         return age is None or age >= 0
 
 
-def _time_of(event: Document) -> str:
+def _time_of(event: Document, *, is_first: bool = False) -> str:
     # Which of them is set depends on who wrote the event.
     times = [text(event, key) for key in ("lastTimestamp", "eventTime", "firstTimestamp")]
-    return next((time for time in times if time), "")
+    return next((time for time in (reversed(times) if is_first else times) if time), "")

@@ -185,6 +185,9 @@ def _replicated_job(
         # all hosts start again with it.
         "backoffLimit": 0 if group.is_dnn else WITHOUT_END,
     }
+    if not group.is_dnn:
+        # Not after its end, which a node that is cut off never tells.
+        job["podReplacementPolicy"] = "TerminatingOrFailed"
     deadline = _deadline_of_job(layout)
     if group.is_dnn and deadline:
         job["activeDeadlineSeconds"] = deadline

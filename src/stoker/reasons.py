@@ -1,0 +1,132 @@
+"""Reasons of failed processes and runs, in one line, taken from the lines that they left.
+
+stoker's own log lines, which stand between a script's, tell what happened and never why it failed.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from stoker.host.processes import ended_words
+from stoker.logs import printable
+
+# The head of each event, wherever it begins: platforms put a time before it, and hosts whose output
+# is one stream half a line of another process. `logs.parse_line` needs the whole line.
+_EVENT = re.compile(r"\bstoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
+# Of torch's hook, torchrun's tee and mpirun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`.
+_RANK = re.compile(r"^\[[a-z]*\d+(,\d+)?\](<std(err|out)>)?: ?")
+# stoker's own, and a program's of its usage: `train.py: error: unrecognized arguments`.
+_ERROR = re.compile(r"^(?:[\w./-]+: )?error: *(?P<what>\S.*)")
+_TRACE = re.compile(r"^[\s|+]*(Exception Group )?Traceback \(most recent call last\)")
+# The lines of an exception group begin with a bar.
+_BAR = re.compile(r"^ *\| ?")
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
+# An exception may have any name: `queue.Empty`, `StopIteration`, `jsonschema.Invalid: words`.
+_MAYBE_RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |:$|$)")
+
+
+def reason_of_failure(
+    lines: Iterable[str], *, who: str, exit_code: int, out_of_memory: str = ""
+) -> str:
+    """Returns why a process ended badly, in one line.
+
+    That is its last `error:` line with what to try; else what its last traceback raised; else that
+    it took too much memory; else its signal, or its exit code with the last line that it wrote.
+
+    Args:
+        lines: Its last whole lines, between them stoker's own: the rest of one that was cut off
+            cannot be told from a script's.
+        who: Such as `dnn host algo-1`.
+        exit_code: As a shell counts, or negative for a signal.
+        out_of_memory: What is known of that, as it follows `it`: `took more memory than its limit`.
+    """
+    written = _written(lines)
+    said = _error_in(written) or _raised_in(written)
+    if out_of_memory and not said:
+        return printable(f"{who} {out_of_memory}")
+    # Linux has the signals 1 to 64; a code above is the command's own.
+    code = 128 - exit_code if 128 < exit_code < 193 else exit_code
+    reason = f"{who} ended with {ended_words(code)}"
+    if said:
+        reason += f": {said}" + (f"; it {out_of_memory}" if out_of_memory else "")
+    elif code >= 0:
+        rest = [line.strip() for line in written if line.strip()]
+        reason += f"; its last line: {rest[-1]}" if rest else ""
+    return printable(reason)
+
+
+def cause_of(failure: str) -> str:
+    """Returns the one line of a failure's text that names its cause, fit for a terminal.
+
+    Failures begin with it; one that is a bare traceback ends with it.
+    """
+    lines = [line for line in _written(failure.splitlines()) if line]
+    first = next((line for line in lines if not line.startswith(("where:", "try:"))), "")
+    if _TRACE.match(first):
+        first = _what_of_error(lines) or _raised_in(lines) or lines[-1]
+    return printable(first.strip().removeprefix("error:").strip()) or "no reason was left"
+
+
+def said_in(lines: Iterable[str]) -> str:
+    """Returns the error or exception that lines tell of; empty where they tell of none."""
+    written = _written(lines)
+    return printable(_error_in(written) or _raised_in(written))
+
+
+def without_events(lines: Iterable[str]) -> list[str]:
+    """Returns the lines that stoker's log did not write."""
+    return [line for line in lines if not _EVENT.search(line)]
+
+
+def shortened(failure: str, *, most: int) -> str:
+    """Returns a failure's text with at most so many characters: its first line, and its end."""
+    if len(failure) <= most:
+        return failure
+    # The first line says what failed and where; a traceback has its cause at the end.
+    head = failure.split("\n", 1)[0][: most // 2] + "\n...\n"
+    return head + failure[len(head) - most :]
+
+
+def _written(lines: Iterable[str]) -> list[str]:
+    """Returns a process's own lines, without the mark of its rank."""
+    return [_RANK.sub("", line.rstrip()) for line in without_events(lines)]
+
+
+def _error_in(lines: Sequence[str]) -> str:
+    found = [at for at, line in enumerate(lines) if _ERROR.match(line.strip())]
+    if not found:
+        return ""
+    what = _what_of_error(lines[found[-1] :])
+    after = (line.strip() for line in lines[found[-1] + 1 :])
+    fix = next((line.removeprefix("try:").strip() for line in after if line.startswith("try:")), "")
+    return f"{what}; {fix}" if fix else what
+
+
+def _what_of_error(lines: Sequence[str]) -> str:
+    """Returns the words of the last `error:` line; empty where there is none."""
+    matches = [match for line in lines if (match := _ERROR.match(line.strip()))]
+    return matches[-1]["what"] if matches else ""
+
+
+def _raised_in(lines: Sequence[str]) -> str:
+    """Returns what the last traceback raised; of one that is cut off at its front, too."""
+    begins = [at for at, line in enumerate(lines) if _TRACE.match(line)]
+    after = [_BAR.sub("", line) for line in lines[begins[-1] + 1 if begins else 0 :]]
+    # Behind an indented line: libraries print words of their own after a traceback.
+    ends = [
+        at
+        for at, line in enumerate(after)
+        if _RAISED.match(line) and (begins or (at and after[at - 1].startswith("  ")))
+    ]
+    if begins and not ends:
+        ends = [at for at, line in enumerate(after) if _MAYBE_RAISED.match(line)]
+    if not ends:
+        return ""
+    # Of a traceback with its beginning the first: what is behind may be printed by others.
+    at = ends[0] if begins else ends[-1]
+    words = after[at].strip()
+    # Messages of several lines: `Error(s) in loading state_dict for Net:` says nothing yet.
+    for line in after[at + 1 :]:
+        if not words.endswith(":") or not line.strip():
+            break
+        words += f" {line.strip()}"
+    return words

@@ -1,0 +1,23 @@
+"""Finds the cluster with nodes that the environment names; without one all of this is skipped."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.node_cluster import Given, NodeCluster
+
+
+@pytest.fixture(scope="session")
+def given() -> Given:
+    return Given.found()
+
+
+@pytest.fixture
+def cluster(given: Given, tmp_path: Path) -> Iterator[NodeCluster]:
+    """Makes a namespace of the test's own, under the *restricted* profile."""
+    found = NodeCluster(given, tmp_path)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -1,0 +1,71 @@
+"""The ten steps of docs/kubeflow.md on a real cluster, typed as they stand.
+
+The reader's own part is done between the lines, as the page says it: names of pools, the image,
+prices, claims or none. Lines for which the environment stands are left out: support.guide.LEFT_OUT.
+"""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.guide import GuideShell, steps, why_left_out
+from support.node_cluster import MINUTES, Given, NodeCluster, PipelinesServer, put_prices
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+
+ROOT = Path(__file__).parents[3]
+WORKLOAD, POOLS = Path("configs/mnist-kubeflow.yaml"), Path("configs/kubernetes/pools.csv")
+
+
+def put_names_in(workload: Path, given: Given) -> None:
+    """Does what steps 5 and 7 ask of the reader: names, the image, and no claims."""
+    text = workload.read_text()
+    text = re.sub(r"(?m)^image: .*$", f"image: {given.image}", text)
+    text = text.replace("instance_type: gpu", f"instance_type: {given.train[1]}")
+    text = text.replace("namespace: kubeflow", f"namespace: {given.namespace}")
+    # For a first try leave both out.
+    text = re.sub(r"(?m)^channels:\n(?:[ ]+.*\n)+", "", text)
+    text = re.sub(r"(?m)^  output: .*\n", "", text)
+    workload.write_text(text)
+
+
+def on_this_cluster(line: str, given: Given) -> str:
+    """Returns a line with this cluster's pools in place of the example's."""
+    line = line.replace("dnn=gpu:", f"dnn={given.train[1]}:")
+    line = line.replace("data=cpu:", f"data={given.feed[1]}:")
+    line = line.replace("--from-cluster", f"--from-cluster --pool-label {given.train[0]}")
+    return line.replace("-n kubeflow ", f"-n {given.namespace} ")
+
+
+def test_the_ten_steps_as_they_stand(given: Given, tmp_path: Path) -> None:
+    PipelinesServer()
+    for program in ("kubectl", "bash"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not on the PATH")
+    (tmp_path / "stoker").symlink_to(ROOT)
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    shell = GuideShell(tmp_path, env=env, plays=False, seconds=60 * MINUTES)
+    project, names = tmp_path / "retraining", []
+    cluster = NodeCluster(given, tmp_path, namespace=given.namespace)
+    try:
+        for title, lines in steps((ROOT / "docs" / "kubeflow.md").read_text()):
+            for line in lines:
+                if why := why_left_out(line):
+                    print(f"left out: {line} ({why})")
+                    continue
+                done = shell.type(on_this_cluster(line, given))
+                assert done.returncode == 0, f"{title}: {line}\n{done.stdout}{done.stderr}"
+                names.append(title)
+            if title.startswith("2."):
+                put_names_in(project / WORKLOAD, given)
+            if title.startswith("6."):
+                put_prices(project / POOLS, {given.train[1]: 1.0, given.feed[1]: 0.1})
+    finally:
+        # What a step that failed has left: the schedule, whose deletion is the last line.
+        words = ("schedule", "kubeflow", str(project / WORKLOAD), "--delete", "stoker-mnist")
+        if names and not names[-1].startswith("10."):
+            cluster.type(*words, "--yes").ended(5 * MINUTES)
+        cluster.close()

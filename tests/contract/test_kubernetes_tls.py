@@ -1,0 +1,99 @@
+"""A real TLS handshake with an API server whose authority is older than RFC 5280's rules."""
+
+import types
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from stoker.platforms.kubernetes.api import CONFIG_MAPS, ApiError, ClusterApi
+from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
+from support.platform_jobs import use_kube_config
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+AUTHORITY = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubernetes")])
+
+
+def certificate(name: x509.Name, *, is_authority: bool) -> bytes:
+    """Returns a certificate without key usage and key identifiers, signed by the authority."""
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(AUTHORITY)
+        .public_key(KEY.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+    )
+    if not is_authority:
+        address = x509.IPAddress(ip_address("127.0.0.1"))
+        made = made.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+    return made.sign(KEY, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    path = tmp_path / "ca.crt"
+    path.write_bytes(certificate(AUTHORITY, is_authority=True))
+    return path
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[KubernetesApi]:
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kube-apiserver")])
+    (tmp_path / "server.crt").write_bytes(certificate(name, is_authority=False))
+    (tmp_path / "server.key").write_bytes(
+        KEY.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    with kubernetes_api(tls=(tmp_path / "server.crt", tmp_path / "server.key")) as found:
+        yield found
+
+
+@pytest.fixture(params=[(3, 11), (3, 13)], ids=["python3.11", "python3.13"])
+def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has urllib3 make its TLS contexts as under that Python."""
+    told = types.SimpleNamespace(version_info=request.param)
+    monkeypatch.setattr("urllib3.util.ssl_.sys", told)
+
+
+@pytest.mark.usefixtures("python")
+def test_an_authority_without_key_usage_is_trusted_as_kubectl_trusts_it(
+    api: KubernetesApi, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=authority))
+    assert ClusterApi().find(CONFIG_MAPS, "none") is None
+    assert api.count("GET") == 1
+
+
+@pytest.mark.usefixtures("python")
+def test_strict_verification_names_its_cause_and_the_ways_out(
+    api: KubernetesApi, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=authority))
+    with pytest.raises(ApiError, match="no safe connection") as caught:
+        ClusterApi(strict_tls=True).find(CONFIG_MAPS, "none")
+    assert "kubernetes.strict_tls" in caught.value.fix
+    assert "administrator" in caught.value.fix
+
+
+def test_another_authority_is_refused_all_the_same(
+    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "another")])
+    path = tmp_path / "other.crt"
+    path.write_bytes(certificate(other, is_authority=True))
+    use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=path))
+    with pytest.raises(ApiError, match="no safe connection") as caught:
+        ClusterApi().find(CONFIG_MAPS, "none")
+    assert "check the cluster's certificate" in caught.value.fix

@@ -1,0 +1,1637 @@
+"""A double of Kubeflow Pipelines 2.17's backend, as strict as the real one, for compiled pipelines.
+
+It was written from these sources of 2.17 and of Argo Workflows 4.0:
+`backend/src/v2/driver` (what a task's inputs are, placeholders, caching, the pod's patch),
+`backend/src/v2/component/launcher_v2.go` (defaults of components, artifacts, output files),
+`backend/src/v2/compiler` (templates, exit hooks), `backend/src/apiserver/server/api_converter.go`
+(what a run's tasks look like), the workflow controller's configuration in `manifests` (merged
+retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go` (nodes, retries, hooks).
+
+What it leaves out is refused (`NotPlayedError`): loops, importers, steps that make claims,
+workspaces, task configurations passed through, expressions that select of a value, node affinity,
+ephemeral volumes, init containers, own pipeline roots, several outputs collected to a list. Tasks
+that could run at the same time run one after the other, by name. Terminate is not played.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from google.protobuf import json_format
+from kfp.kubernetes import kubernetes_executor_config_pb2
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+Document = dict[str, Any]
+
+PIPELINE_ROOT = "minio://mlpipeline/v2/artifacts"
+# Of manifests/kustomize/third-party/argo/base/workflow-controller-configmap-patch.yaml.
+MERGED_LIMIT = 2
+TTL_SECONDS = 3600
+# Linux: execve refuses a longer argument.
+MAX_ARGUMENT = 128 * 1024
+
+_BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
+_NO_TIME = "0001-01-01T00:00:00Z"
+_INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(.+?)']}}")
+_CHANNEL = re.compile(r"\$.inputs.parameters\['(.+?)'\]")
+_SCHEMES = {"gs://": "/gcs/", "minio://": "/minio/", "s3://": "/s3/"}
+_SCRATCH = ("gcs", "s3", "minio", ".local", ".cache", ".config")
+_EXIT = "ALL_UPSTREAM_TASKS_COMPLETED"
+_STUBS = ("argostub/createpvc", "argostub/deletepvc")
+_KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
+    "NUMBER_INTEGER": ("number", (int, float)),
+    "NUMBER_DOUBLE": ("number", (int, float)),
+    "BOOLEAN": ("bool", bool),
+    "LIST": ("list", list),
+    "STRUCT": ("struct", dict),
+    "TASK_FINAL_STATUS": ("struct", dict),
+}
+_ABSENT = object()
+
+
+class RefusedError(Exception):
+    """A pipeline or a run that the API server, its compiler or Argo refuses."""
+
+
+class NotPlayedError(Exception):
+    """Something of a pipeline that this double leaves out."""
+
+
+class DriverError(Exception):
+    """A step's driver that ends with an error: its text is in the driver's log only."""
+
+
+class LauncherError(Exception):
+    """A step's launcher that ends with an error of its own, before or after the command."""
+
+
+class _NullError(Exception):
+    """An optional input of the pipeline that has no value."""
+
+
+@dataclass
+class Clock:
+    """A clock on which time passes while Argo waits.
+
+    Attributes:
+        seconds: Since the run began.
+    """
+
+    seconds: float = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """Lets time pass."""
+        self.seconds += seconds
+
+    def text(self, seconds: float) -> str:
+        """Returns a moment as the API writes it."""
+        return (_BEGAN + timedelta(seconds=int(seconds))).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class Node:
+    """A node of the workflow, as Argo keeps it.
+
+    Attributes:
+        id: As in another node's children.
+        name: Path from the workflow down.
+        shown: Its display name.
+        type: Pod, DAG, Retry or Skipped.
+        phase: Running, Succeeded, Failed, Error, Skipped or Omitted.
+        pod: Name of the pod, as RetrievePodName makes it for every node.
+    """
+
+    id: str
+    name: str
+    shown: str
+    type: str
+    template: str
+    pod: str
+    began: float
+    phase: str = "Running"
+    message: str = ""
+    ended: float | None = None
+    children: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """An attempt at a task: the pod that Argo makes, and what the launcher in it runs.
+
+    Attributes:
+        task: Name of the task in the pipeline's spec.
+        attempt: Number of the try, from 0.
+        pod: The pod, as the cluster has it.
+        command: The user's command with its arguments, placeholders filled in.
+        executor_input: What `{{$}}` stands for: with the defaults of the component.
+        files: Folder of the host whose parts are mounted: `at` says where a path is.
+        deadline: When Argo ends a later attempt: its first one's begin and the longest backoff.
+    """
+
+    task: str
+    attempt: int
+    pod: Document
+    command: Sequence[str]
+    executor_input: Document
+    files: Path
+    deadline: float | None = None
+
+    @property
+    def container(self) -> Document:
+        """The user's container."""
+        found: Document = self.pod["spec"]["containers"][0]
+        return found
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the container, those of the pod's own fields too, without secrets."""
+        found = {}
+        for variable in self.container["env"]:
+            source = variable.get("valueFrom", {})
+            if "fieldRef" in source:
+                found[variable["name"]] = _field(self.pod, source["fieldRef"]["fieldPath"])
+            elif not source:
+                found[variable["name"]] = variable["value"]
+        return found
+
+    def at(self, path: str) -> Path:
+        """Returns where the host has a path of the container that the launcher uses."""
+        return self.files / path.lstrip("/")
+
+    def output(self, name: str) -> Path:
+        """Returns the host's file of an output: an artifact or a parameter."""
+        outputs = self.executor_input["outputs"]
+        if name in outputs.get("artifacts", {}):
+            return self.at(_local(outputs["artifacts"][name]["artifacts"][0]))
+        return self.at(outputs["parameters"][name]["outputFile"])
+
+    def tell(self, document: Mapping[str, Any]) -> None:
+        """Writes the executor's output, as a command does."""
+        file = self.at(self.executor_input["outputs"]["outputFile"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(document))
+
+
+# Returns the exit code of the user's command, or a word for a pod that did not get that far:
+# "vanished" (deleted, its node gone), "killed" (the whole container: OOM of the pod, SIGKILL).
+Execute = Callable[[Step], int | str]
+
+
+@dataclass
+class _Execution:
+    """A task as ML Metadata has it."""
+
+    task: str
+    state: str = "RUNNING"
+    outputs: dict[str, Any] = field(default_factory=dict)
+    artifacts: dict[str, Document] = field(default_factory=dict)
+    dag: "_Dag | None" = None
+
+
+@dataclass
+class _Dag:
+    """A group of tasks as ML Metadata has it."""
+
+    parameters: dict[str, Any]
+    artifacts: dict[str, list[Document]]
+    total: int = 0
+    parent: "_Dag | None" = None
+    execution: _Execution | None = None
+    spec: Document = field(default_factory=dict)
+    tasks: dict[str, _Execution] = field(default_factory=dict)
+
+
+@dataclass
+class Store:
+    """The object store and the cache, which outlive a run.
+
+    Attributes:
+        folder: Folder that stands for the object store.
+    """
+
+    folder: Path
+    cache: dict[str, _Execution] = field(default_factory=dict)
+    num_artifacts: int = 0
+
+
+class Pipeline:
+    """A compiled pipeline as the API server takes it.
+
+    Args:
+        definition: One or two YAML documents.
+
+    Raises:
+        RefusedError: If the API server, the compiler or Argo refuse it.
+    """
+
+    def __init__(self, definition: str) -> None:
+        documents = [d for d in yaml.load_all(definition, Loader=yaml.CSafeLoader) if d]
+        if not 1 <= len(documents) <= 2:
+            raise RefusedError(f"{len(documents)} documents instead of one or two")
+        self.spec: Document = documents[0]
+        _parsed(self.spec, pipeline_spec_pb2.PipelineSpec())
+        self.name = str(self.spec.get("pipelineInfo", {}).get("name") or "")
+        if not self.name:
+            raise RefusedError("pipelineInfo.name is empty")
+        self.components: Document = self.spec.get("components", {})
+        self.executors: Document = self.spec.get("deploymentSpec", {}).get("executors", {})
+        self.kubernetes: Document = {}
+        if len(documents) == 2:
+            platforms = documents[1]["platforms"]
+            if set(platforms) != {"kubernetes"} or set(platforms["kubernetes"]) != {
+                "deploymentSpec"
+            }:
+                raise NotPlayedError(f"platforms: {documents[1]}")
+            self.kubernetes = platforms["kubernetes"]["deploymentSpec"]["executors"]
+        for label, config in self.kubernetes.items():
+            if label not in self.executors:
+                raise RefusedError(f"no executor {label}")
+            _parsed(config, kubernetes_executor_config_pb2.KubernetesExecutorConfig())
+            if left := set(config) - set(_CONFIGURED):
+                raise NotPlayedError(f"kubernetes: {sorted(left)}")
+        self._check("root", self.spec["root"], retry=None, seen=set())
+
+    @property
+    def inputs(self) -> Document:
+        """Parameters of a run."""
+        found: Document = self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
+        return found
+
+    def run_values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a run's parameters as the root has them: defaults in place, null where none is.
+
+        Raises:
+            RefusedError: If the API server refuses the values.
+        """
+        if unknown := set(given) - set(self.inputs):
+            raise RefusedError(f"parameters {sorted(unknown)} are not inputs of the pipeline")
+        values: dict[str, Any] = {}
+        for name, about in self.inputs.items():
+            value = given.get(name, _ABSENT)
+            if value is not _ABSENT:
+                _check_input(name, about, value)
+                values[name] = _plain(value)
+            elif "defaultValue" in about:
+                values[name] = _plain(about["defaultValue"])
+            elif about.get("isOptional"):
+                values[name] = None
+            else:
+                raise RefusedError(
+                    f"parameter {name} is not optional, yet has neither default value nor user "
+                    "provided value"
+                )
+        return values
+
+    def implementation(self, task: Mapping[str, Any]) -> Document:
+        """Returns the component of a task."""
+        found: Document = self.components[task["componentRef"]["name"]]
+        return found
+
+    def container(self, component: Mapping[str, Any]) -> Document:
+        """Returns the container of a component."""
+        found: Document = self.executors[component["executorLabel"]]["container"]
+        return found
+
+    def _check(self, name: str, component: Document, *, retry: Any, seen: set[str]) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        if left := set(component) - {
+            *("inputDefinitions", "outputDefinitions", "dag", "executorLabel")
+        }:
+            raise NotPlayedError(f"component {name}: {sorted(left)}")
+        if "executorLabel" in component:
+            executor = self.executors.get(component["executorLabel"])
+            if executor is None:
+                raise RefusedError(f"executor {component['executorLabel']} not found")
+            if set(executor) != {"container"} or executor["container"]["image"] in _STUBS:
+                raise NotPlayedError(f"executor {component['executorLabel']}: {executor}")
+            if (
+                left := set(executor["container"])
+                - {"image", "command", "args", "env"}
+                - {"resources"}
+            ):
+                raise NotPlayedError(f"executor {component['executorLabel']}: {sorted(left)}")
+            return
+        tasks = component["dag"]["tasks"]
+        exits = {key for key, task in tasks.items() if _is_exit(task)}
+        if not tasks.keys() - exits:
+            raise RefusedError(f"DAG {name} must contain one or more non-exit tasks")
+        for key, task in tasks.items():
+            if left := {"parameterIterator", "artifactIterator", "iteratorPolicy"} & set(task):
+                raise NotPlayedError(f"task {key}: {sorted(left)}")
+            if task["componentRef"]["name"] not in self.components:
+                raise RefusedError(f"cannot find component ref {task['componentRef']['name']}")
+            _add_dependencies(key, task, tasks)
+            for producer in task.get("dependentTasks", ()):
+                # Argo's validation: an exit task is a hook, no task of the DAG.
+                if key not in exits and producer in exits:
+                    raise RefusedError(
+                        f"templates.{name} sorting failed: invalid dependency {producer}"
+                    )
+            if retry is not None:
+                task.setdefault("retryPolicy", retry)
+            inner = self.components[task["componentRef"]["name"]]
+            self._check(
+                task["componentRef"]["name"], inner, retry=task.get("retryPolicy"), seen=seen
+            )
+
+
+class KubeflowRun:
+    """A run of a compiled pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        execute: Runs the command of a step.
+        store: Object store and cache; runs of one installation share it.
+        parameters: Values of the pipeline's parameters.
+        run_id: The run's id.
+        workflow: Name of its Workflow.
+
+    Attributes:
+        nodes: By name, in the order in which they began.
+        steps: Attempts so far, in their order.
+        logs: Name of a pod's node to what its driver or launcher says of its own end.
+        state: PENDING, RUNNING, SUCCEEDED or FAILED.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        execute: Execute,
+        store: Store,
+        parameters: Mapping[str, Any] | None = None,
+        run_id: str = "5b1f6c3e-0000-4000-8000-00000000abcd",
+        workflow: str = "mnist-x7k2p",
+        namespace: str = "kubeflow",
+        display_name: str = "a run",
+        clock: Clock | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.run_id = run_id
+        self.workflow = workflow
+        self.namespace = namespace
+        self.display_name = display_name
+        self.clock = clock or Clock()
+        self.nodes: dict[str, Node] = {}
+        self.steps: list[Step] = []
+        self.logs: dict[str, str] = {}
+        self.pods: dict[str, Document] = {}
+        self.state = "PENDING"
+        self._values = pipeline.run_values(parameters or {})
+        self._execute = execute
+        self._store = store
+        self._ended: float | None = None
+
+    def run(self) -> str:
+        """Runs the pipeline to its end; returns its state."""
+        self.state = "RUNNING"
+        root = self.pipeline.spec["root"]
+        dag = _Dag(parameters=self._values, artifacts={}, spec=root["dag"])
+
+        def entrypoint(name: str) -> tuple[str, str]:
+            driver = self._driver(f"{name}.root-driver", "system-dag-driver", name, lambda: None)
+            if driver != "Succeeded":
+                self._skip(f"{name}.root", name, "Omitted")
+                return driver, ""
+            return self._tried(
+                f"{name}.root",
+                "root",
+                name,
+                lambda each: (self._tasks(each, "root", root["dag"], dag), ""),
+            ), ""
+
+        phase = self._tried(self.workflow, "entrypoint", "", entrypoint)
+        self.state = "SUCCEEDED" if phase == "Succeeded" else "FAILED"
+        self._ended = self.clock.seconds
+        return self.state
+
+    def task_details(self) -> list[Document]:
+        """Returns the run's tasks as the API answers: every node, with no reason and no pod.
+
+        Children are ids of nodes, which no task tells of itself.
+        """
+        told = []
+        for node in sorted(self.nodes.values(), key=lambda each: each.id):
+            state = {"Error": "FAILED", "Omitted": ""}.get(node.phase, node.phase.upper())
+            task_id = hashlib.md5(f"{self.run_id}/{node.id}".encode()).hexdigest()
+            told.append(
+                {
+                    "run_id": self.run_id,
+                    "task_id": "-".join(
+                        task_id[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
+                    ),
+                    "display_name": node.shown,
+                    "create_time": self.clock.text(0),
+                    "start_time": self.clock.text(node.began),
+                    "end_time": _NO_TIME if node.ended is None else self.clock.text(node.ended),
+                    # The API leaves out what has no value.
+                    **({"state": state} if state else {}),
+                    **(
+                        {"child_tasks": [{"pod_name": child} for child in node.children]}
+                        if node.children
+                        else {}
+                    ),
+                }
+            )
+        return told
+
+    def left_pods(self) -> dict[str, Document]:
+        """Returns the pods that are still there: none an hour after the run has ended."""
+        is_over = self._ended is not None and self.clock.seconds >= self._ended + TTL_SECONDS
+        return {} if is_over else self.pods
+
+    def workflow_document(self) -> Document:
+        """Returns the Workflow, as far as others look at it."""
+        return {
+            "apiVersion": "argoproj.io/v1alpha1",
+            "kind": "Workflow",
+            "metadata": {
+                "name": self.workflow,
+                "namespace": self.namespace,
+                "labels": {"pipeline/runid": self.run_id},
+            },
+            "spec": {"ttlStrategy": {"secondsAfterCompletion": TTL_SECONDS}},
+        }
+
+    def shown(self) -> dict[str, str]:
+        """Returns the phase of each node, by its display name; of the last one of that name."""
+        return {node.shown: node.phase for node in self.nodes.values()}
+
+    # Argo.
+
+    def _tasks(self, boundary: str, name: str, spec: Document, dag: _Dag) -> str:
+        """Runs the tasks of a group; returns the phase of its node."""
+        tasks: Document = spec["tasks"]
+        exits = {
+            producer: key
+            for key, task in sorted(tasks.items())
+            if _is_exit(task)
+            for producer in task.get("dependentTasks", ())
+        }
+        phases: dict[str, str] = {}
+        inherited: dict[str, str] = {}
+        plain = {key: task for key, task in tasks.items() if not _is_exit(task)}
+        for key in _in_order(plain):
+            task = plain[key]
+            before = task.get("dependentTasks", [])
+            if all(phases[each] == "Succeeded" for each in before):
+                phases[key] = self._task(boundary, key, task, dag)
+            else:
+                self._skip(f"{boundary}.{key}-driver", boundary, "Omitted")
+                self._skip(f"{boundary}.{key}", boundary, "Omitted")
+                phases[key] = "Omitted"
+            inherited[key] = phases[key]
+            if phases[key] in ("Omitted", "Skipped"):
+                worst = [inherited[each] for each in before if inherited[each] != "Succeeded"]
+                inherited[key] = worst[0] if worst else "Succeeded"
+            if phases[key] == "DriverFailed":
+                # The task itself is omitted, and so a hook on its end never runs.
+                inherited[key], phases[key] = "Failed", "Omitted"
+            elif key in exits and phases[key] in ("Succeeded", "Failed", "Error"):
+                self._exit(boundary, name, key, exits[key], tasks[exits[key]], dag)
+        leaves = plain.keys() - {
+            each for t in plain.values() for each in t.get("dependentTasks", ())
+        }
+        return next(
+            (inherited[key] for key in sorted(leaves) if inherited[key] in ("Failed", "Error")),
+            "Succeeded",
+        )
+
+    def _exit(
+        self, boundary: str, name: str, key: str, exit_name: str, task: Document, dag: _Dag
+    ) -> None:
+        """Runs an exit task as a hook of another one; its end changes nothing for the run."""
+
+        def hook(each: str) -> tuple[str, str]:
+            phase = self._task(each, exit_name, task, dag)
+            return ("Failed" if phase == "DriverFailed" else phase), ""
+
+        hooked = f"{boundary}.{key}.onExit"
+        self._tried(hooked, f"exit-hook-{name}-{exit_name}", boundary, hook)
+        self.nodes[f"{boundary}.{key}"].children.append(self.nodes[hooked].id)
+
+    def _task(self, boundary: str, key: str, task: Document, dag: _Dag) -> str:
+        """Runs the driver of a task, and the task; returns the task's phase."""
+        component = self.pipeline.implementation(task)
+        driven: dict[str, Any] = {}
+
+        def drive() -> None:
+            drive_task = self._drive_dag if "dag" in component else self._drive_container
+            driven.update(drive_task(key, task, component, dag))
+
+        kind = "dag" if "dag" in component else "container"
+        driver, node = f"{boundary}.{key}-driver", f"{boundary}.{key}"
+        if self._driver(driver, f"system-{kind}-driver", boundary, drive) != "Succeeded":
+            self._skip(node, boundary, "Omitted")
+            return "DriverFailed"
+        if driven["condition"] is False:
+            self._skip(node, boundary, "Skipped")
+            return "Skipped"
+        if "dag" in component:
+            reference = task["componentRef"]["name"]
+            return self._tried(
+                node,
+                reference,
+                boundary,
+                lambda each: (
+                    self._tasks(each, reference, component["dag"], driven["execution"].dag),
+                    "",
+                ),
+            )
+        prefix = _template_prefix(task, self.pipeline.kubernetes.get(component["executorLabel"]))
+        return self._tried(
+            node,
+            f"{prefix}system-container-executor",
+            boundary,
+            lambda each: (self._executor(each, f"{prefix}system-container-impl", key, driven), ""),
+        )
+
+    def _executor(self, boundary: str, template: str, key: str, driven: Document) -> str:
+        name = f"{boundary}.executor"
+        if driven["is_cached"]:
+            self._skip(name, boundary, "Skipped")
+            return "Succeeded"
+        return self._tried(
+            name,
+            template,
+            boundary,
+            lambda each: self._pod(each, template, key, driven),
+            retry=driven["task"].get("retryPolicy"),
+        )
+
+    def _driver(self, name: str, template: str, boundary: str, drive: Callable[[], None]) -> str:
+        def attempt(each: str) -> tuple[str, str]:
+            node = self.nodes[each]
+            self.pods[node.pod] = self._bare_pod(node)
+            try:
+                drive()
+            except DriverError as err:
+                self.logs[each] = f"F1120 10:00:00.000000       1 main.go:121] KFP driver: {err}"
+                return "Failed", "main: Error (exit code 1)"
+            return "Succeeded", ""
+
+        return self._tried(name, template, boundary, attempt, is_pod=True)
+
+    def _tried(
+        self,
+        name: str,
+        template: str,
+        boundary: str,
+        attempt: Callable[[str], tuple[str, str]],
+        *,
+        retry: Mapping[str, Any] | None = None,
+        is_pod: bool = False,
+    ) -> str:
+        """Runs a template as processNodeRetries does: all have retries, merged into their own.
+
+        Only an Error is tried again (`retryPolicy: OnError`); exit codes are Failed.
+        """
+        limit = MERGED_LIMIT if retry is None else int(retry.get("maxRetryCount", 0))
+        node = self._node(name, template, boundary, "Retry")
+        kind = "Pod" if is_pod or retry is not None or "container-impl" in template else "DAG"
+        first = self.clock.seconds
+        for number in range(10_000):
+            child = self._node(f"{name}({number})", template, boundary, kind)
+            node.children.append(child.id)
+            phase, message = attempt(child.name)
+            self._end(child, phase, message)
+            if phase == "Succeeded":
+                return self._end(node, phase)
+            if retry is not None:
+                longest = _seconds(retry.get("backoffMaxDuration", "0s"))
+                wait = _seconds(retry.get("backoffDuration", "0s"))
+                wait *= max(retry.get("backoffFactor", 0), 1) ** number
+                if self.clock.seconds > first + longest:
+                    return self._end(node, phase, "Max duration limit exceeded")
+                if self.clock.seconds + wait > first + longest:
+                    return self._end(node, phase, "Backoff would exceed max duration limit")
+                if number < limit:
+                    self.clock.sleep(wait)
+            if phase == "Failed":
+                return self._end(node, phase, message)
+            if number >= limit:
+                return self._end(node, phase, "No more retries left")
+        raise AssertionError("retries without an end")
+
+    def _node(self, name: str, template: str, boundary: str, kind: str) -> Node:
+        number = _fnv(name)
+        is_first = name == self.workflow
+        shown = name.removeprefix(boundary).removeprefix(".") if boundary else name
+        # A retry's parent and child have the same boundary.
+        made = Node(
+            id=name if is_first else f"{self.workflow}-{number}",
+            name=name,
+            shown=shown,
+            type=kind,
+            template=template,
+            pod=name if is_first else f"{self.workflow}-{template}-{number}",
+            began=self.clock.seconds,
+        )
+        assert name not in self.nodes, f"node {name} already initialized"
+        self.nodes[name] = made
+        return made
+
+    def _end(self, node: Node, phase: str, message: str = "") -> str:
+        node.phase, node.message, node.ended = phase, message, self.clock.seconds
+        return phase
+
+    def _skip(self, name: str, boundary: str, phase: str) -> None:
+        node = self._node(name, "", boundary, "Skipped")
+        words = (
+            "omitted: depends condition not met" if phase == "Omitted" else "when evaluated false"
+        )
+        self._end(node, phase, words)
+
+    def _bare_pod(self, node: Node) -> Document:
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": node.pod,
+                "namespace": self.namespace,
+                "uid": hashlib.md5(f"{self.run_id}/{node.name}".encode()).hexdigest(),
+                "labels": {
+                    "pipelines.kubeflow.org/v2_component": "true",
+                    "pipeline/runid": self.run_id,
+                    "workflows.argoproj.io/workflow": self.workflow,
+                    "workflows.argoproj.io/completed": "false",
+                },
+                "annotations": {
+                    "pipelines.kubeflow.org/v2_component": "true",
+                    "workflows.argoproj.io/node-id": node.id,
+                    "workflows.argoproj.io/node-name": node.name,
+                },
+                "ownerReferences": [
+                    {
+                        "apiVersion": "argoproj.io/v1alpha1",
+                        "kind": "Workflow",
+                        "name": self.workflow,
+                        "controller": True,
+                        "blockOwnerDeletion": True,
+                    }
+                ],
+            },
+            "spec": {"containers": [{"name": "main"}, {"name": "wait"}]},
+        }
+
+    def _pod(self, name: str, template: str, key: str, driven: Document) -> tuple[str, str]:
+        """Makes the pod of a step's attempt, and plays the launcher in it."""
+        node, attempt = self.nodes[name], int(name.rpartition("(")[2].rstrip(")"))
+        pod = self._bare_pod(node)
+        metadata = driven["config"].get("podMetadata", {})
+        # What the system has set stays.
+        for kind in ("labels", "annotations"):
+            pod["metadata"][kind] = {**metadata.get(kind, {}), **pod["metadata"][kind]}
+        pod["spec"] = _spec_of(driven, has_retries="retryPolicy" in driven["task"], attempt=attempt)
+        files = self._store.folder / "pods" / node.pod
+        launcher = _Launcher(driven, attempt=attempt, files=files, store=self._store, run=self)
+        self.pods[node.pod] = pod
+        execution: _Execution = driven["execution"]
+        dag: _Dag = driven["dag"]
+        try:
+            launcher.prepare()
+        except LauncherError as err:
+            return self._launched(name, execution, dag, err)
+        retry = driven["task"].get("retryPolicy", {})
+        longest = _seconds(retry.get("backoffMaxDuration", "0s"))
+        first = self.nodes[f"{name.rpartition('(')[0]}(0)"].began
+        step = Step(
+            task=key,
+            attempt=attempt,
+            pod=pod,
+            command=launcher.command,
+            executor_input=launcher.told,
+            files=files,
+            deadline=first + longest if attempt and retry else None,
+        )
+        self.steps.append(step)
+        ended = self._execute(step)
+        if step.deadline is not None and self.clock.seconds > step.deadline:
+            self.clock.seconds = step.deadline
+            return "Failed", "Step exceeded its deadline"
+        if ended == "vanished":
+            # Nothing is published: the execution stays RUNNING.
+            self.pods.pop(node.pod)
+            return "Error", "pod deleted"
+        if ended == "killed":
+            return "Failed", "main: Error (exit code 137)"
+        if ended != 0:
+            status = LauncherError(f"exit status {ended}")
+            return self._launched(name, execution, dag, status)
+        try:
+            execution.outputs, execution.artifacts = launcher.collect()
+        except LauncherError as err:
+            return self._launched(name, execution, dag, err)
+        execution.state = "COMPLETE"
+        self._judge(dag)
+        if driven["fingerprint"]:
+            self._store.cache[driven["fingerprint"]] = execution
+        return "Succeeded", ""
+
+    def _launched(
+        self, name: str, execution: _Execution, dag: _Dag, err: Exception
+    ) -> tuple[str, str]:
+        """Ends a launcher with an error: whatever the command's exit code was, its own is 1."""
+        execution.state = "FAILED"
+        self.logs[name] = (
+            f"F1120 10:00:00.000000       9 main.go:63] failed to execute component: {err}"
+        )
+        self._judge(dag)
+        return "Failed", "main: Error (exit code 1)"
+
+    def _judge(self, dag: _Dag) -> None:
+        """Updates the state of a group, as UpdateDAGExecutionsState does when a launcher ends."""
+        if not dag.total or dag.execution is None:
+            return
+        states = [each.state for each in dag.tasks.values()]
+        done = sum(state in ("COMPLETE", "CACHED", "CANCELED") for state in states)
+        if done == dag.total:
+            dag.execution.state = "COMPLETE"
+        elif "FAILED" in states:
+            dag.execution.state = "FAILED"
+        else:
+            return
+        if dag.parent:
+            self._judge(dag.parent)
+
+    # The driver.
+
+    def _drive_dag(self, key: str, task: Document, component: Document, dag: _Dag) -> Document:
+        with_error = _failed(f"driver.DAG({self._info(key, task)}) failed")
+        with with_error:
+            inputs = self._inputs(key, task, component, dag, is_dag=True)
+            condition = _condition(task, inputs)
+            inner = _Dag(
+                parameters=inputs["parameterValues"],
+                artifacts={n: a["artifacts"] for n, a in inputs["artifacts"].items()},
+                total=len(component["dag"]["tasks"]),
+                parent=dag,
+                spec=component["dag"],
+            )
+            execution = _Execution(key, dag=inner)
+            execution.state = "CANCELED" if condition is False else "RUNNING"
+            inner.execution = execution
+            dag.tasks[key] = execution
+        return {"condition": condition, "execution": execution}
+
+    def _drive_container(
+        self, key: str, task: Document, component: Document, dag: _Dag
+    ) -> Document:
+        config = self.pipeline.kubernetes.get(component["executorLabel"], {})
+        container = self.pipeline.container(component)
+        with _failed(f"driver.Container({self._info(key, task)}) failed"):
+            inputs = self._inputs(key, task, component, dag, is_dag=False)
+            condition = _condition(task, inputs)
+            told: Document = {"inputs": inputs}
+            driven: Document = {
+                "condition": condition,
+                "task": task,
+                "component": component,
+                "config": config,
+                "dag": dag,
+                "is_cached": False,
+                "fingerprint": "",
+                "told": told,
+            }
+            execution = _Execution(key)
+            driven["execution"] = execution
+            if condition is False:
+                execution.state = "CANCELED"
+                dag.tasks[key] = execution
+                return driven
+            told["outputs"] = self._outputs(key, component)
+            mounts = [
+                (self._text(mount, "pvc", dag), mount) for mount in config.get("pvcMount", ())
+            ]
+            caching = task.get("cachingOptions", {})
+            if caching.get("cacheKey"):
+                raise NotPlayedError("cachingOptions.cacheKey")
+            if caching.get("enableCache"):
+                driven["fingerprint"] = _fingerprint(
+                    told, component, container, {name for name, _ in mounts}, self.pipeline.name
+                )
+            dag.tasks[key] = execution
+            found = self._store.cache.get(driven["fingerprint"])
+            if found is not None:
+                execution.outputs, execution.artifacts = found.outputs, found.artifacts
+                execution.state = "CACHED"
+                driven["is_cached"] = True
+                return driven
+            driven["patch"] = self._patch(container, config, told, mounts, dag)
+        return driven
+
+    def _info(self, key: str, task: Document) -> str:
+        """Returns what an error says of the task."""
+        return (
+            f"pipelineName={self.pipeline.name}, runID={self.run_id}, "
+            f'taskDisplayName="{task["taskInfo"]["name"]}", taskName="{key}", '
+            f'component="{task["componentRef"]["name"]}"'
+        )
+
+    def _inputs(
+        self, key: str, task: Document, component: Document, dag: _Dag, *, is_dag: bool
+    ) -> Document:
+        """Returns a task's inputs: what it is passed, and no default of a component's."""
+        with _failed("failed to resolve inputs"):
+            known = component.get("inputDefinitions", {}).get("parameters", {})
+            passed = task.get("inputs", {}).get("parameters", {})
+            values: dict[str, Any] = {}
+            nulls = set()
+            if is_dag:
+                for name, about in known.items():
+                    if name not in passed and about.get("isOptional"):
+                        values[name] = _plain(about.get("defaultValue"))
+                        nulls |= set() if "defaultValue" in about else {name}
+            for name, spec in passed.items():
+                about = known.get(name, {})
+                if about.get("parameterType") == "TASK_CONFIG":
+                    raise NotPlayedError(f"input {name}: dsl.TaskConfig")
+                if "parameterExpressionSelector" in spec:
+                    raise NotPlayedError(f"input {name}: {spec}")
+                try:
+                    value = self._parameter(key, task, spec, dag)
+                except _NullError as err:
+                    if about.get("isOptional"):
+                        continue
+                    raise DriverError(f"the resolved input parameter is null: {err}") from None
+                if about.get("literals") and value not in about["literals"]:
+                    raise DriverError(f'validating parameter "{name}": not one of its literals')
+                values[name] = value
+            artifacts = {
+                name: {"artifacts": self._artifacts(spec, dag)}
+                for name, spec in task.get("inputs", {}).get("artifacts", {}).items()
+            }
+            for name, about in known.items():
+                values = _typed(name, about, values, nulls)
+            return {"parameterValues": values, "artifacts": artifacts}
+
+    def _parameter(self, key: str, task: Document, spec: Document, dag: _Dag) -> Any:
+        match spec:
+            case {"componentInputParameter": name}:
+                if name not in dag.parameters:
+                    raise DriverError(f"parent DAG does not have input parameter {name}")
+                if dag.parameters[name] is None:
+                    raise _NullError(name)
+                return dag.parameters[name]
+            case {"taskOutputParameter": {"producerTask": producer, "outputParameterKey": output}}:
+                execution, output = self._producer(producer, output, dag, "parameters")
+                # An output that was not told is nil here, which fails the check of its type.
+                return execution.outputs.get(output)
+            case {"runtimeValue": {"constant": constant}}:
+                return self._constant(key, _plain(constant))
+            case {"taskFinalStatus": _}:
+                producer = task["dependentTasks"][0]
+                if producer not in dag.tasks:
+                    raise DriverError(f"producer task, {producer}, not in tasks")
+                return {
+                    "state": dag.tasks[producer].state,
+                    "pipelineTaskName": producer,
+                    "pipelineJobResourceName": self.workflow,
+                    "error": {},
+                }
+        raise NotPlayedError(f"input {spec}")
+
+    def _constant(self, key: str, value: Any) -> Any:
+        if isinstance(value, str) and "{{$.workspace_path}}" in value:
+            raise NotPlayedError("workspace_path")
+        known = {
+            "{{$.pipeline_job_name}}": self.display_name,
+            "{{$.pipeline_job_resource_name}}": self.workflow,
+            "{{$.pipeline_job_uuid}}": self.run_id,
+            "{{$.pipeline_task_name}}": key,
+            "{{$.pipeline_job_create_time_utc}}": self.clock.text(0),
+        }
+        if isinstance(value, str) and value in (
+            "{{$.pipeline_task_uuid}}",
+            "{{$.pipeline_job_schedule_time_utc}}",
+        ):
+            raise NotPlayedError(value)
+        # Only as the whole value: inside of a longer text it stays what it is.
+        return known.get(value, value) if isinstance(value, str) else value
+
+    def _artifacts(self, spec: Document, dag: _Dag) -> list[Document]:
+        match spec:
+            case {"componentInputArtifact": name}:
+                if name not in dag.artifacts:
+                    raise DriverError(f"parent DAG does not have input artifact {name}")
+                return dag.artifacts[name]
+            case {"taskOutputArtifact": {"producerTask": producer, "outputArtifactKey": output}}:
+                execution, output = self._producer(producer, output, dag, "artifacts")
+                if output not in execution.artifacts:
+                    raise DriverError(
+                        f'cannot find output artifact key "{output}" in producer task "{producer}"'
+                    )
+                return [execution.artifacts[output]]
+        raise NotPlayedError(f"input {spec}")
+
+    def _producer(self, producer: str, output: str, dag: _Dag, kind: str) -> tuple[_Execution, str]:
+        """Returns the task that made an output: of a group, the one in it that the group names."""
+        execution = dag.tasks.get(producer)
+        if execution is None:
+            raise DriverError(f"producer task, {producer}, not in tasks")
+        while execution.dag is not None:
+            found = execution.dag.spec.get("outputs", {}).get(kind, {}).get(output)
+            if found is None:
+                raise DriverError(f"producer_subtask not in outputParams: {output}")
+            execution, output = _of_group(found, output, execution.dag)
+        return execution, output
+
+    def _outputs(self, key: str, component: Document) -> Document:
+        defined = component.get("outputDefinitions", {})
+        salt = hashlib.md5(f"{self.run_id}/{key}/{len(self.nodes)}".encode()).hexdigest()
+        root = f"{self._root}/{key}/{salt}"
+        artifacts = {
+            **defined.get("artifacts", {}),
+            "executor-logs": {"artifactType": {"schemaTitle": "system.Artifact"}},
+        }
+        made: Document = {
+            "artifacts": {
+                name: {
+                    "artifacts": [
+                        {
+                            "name": name,
+                            "uri": f"{root}/{name}",
+                            "type": _plain(about["artifactType"]),
+                            **({"metadata": about["metadata"]} if "metadata" in about else {}),
+                        }
+                    ]
+                }
+                for name, about in artifacts.items()
+            },
+            "outputFile": f"{_path_of(root)}/output_metadata.json",
+        }
+        if parameters := defined.get("parameters"):
+            made["parameters"] = {
+                name: {"outputFile": f"/tmp/kfp/outputs/{name}"} for name in parameters
+            }
+        return made
+
+    @property
+    def _root(self) -> str:
+        return f"{PIPELINE_ROOT}/{self.pipeline.name}/{self.run_id}"
+
+    def _text(self, about: Document, kind: str, dag: _Dag) -> str:
+        """Returns the name of a claim, secret or config map; it may be a parameter's value."""
+        if (spec := about.get(f"{kind}NameParameter")) is not None:
+            value = self._parameter("", {}, spec, dag)
+        else:
+            value = about.get("constant") or about.get(f"{kind}Name")
+        if not isinstance(value, str) or not value:
+            raise DriverError(f"failed to resolve {kind} name. Expected a non-empty string")
+        return value
+
+    def _patch(
+        self,
+        container: Document,
+        config: Document,
+        told: Document,
+        mounts: list[tuple[str, Document]],
+        dag: _Dag,
+    ) -> Document:
+        """Returns what the driver lays over the pod: see initPodSpecPatch, extendPodSpecPatch."""
+        words = []
+        for what, found in (
+            ("command", container.get("command", [])),
+            ("args", container.get("args", [])),
+        ):
+            with _failed(f"failed to resolve container {what}"):
+                words += _resolved(found, told["inputs"]["parameterValues"])
+        with _failed("failed to init podSpecPatch"):
+            image = _runtime(container["image"], told)
+            resources = _resources(container.get("resources", {}), told)
+        main: Document = {
+            "name": "main",
+            "image": image,
+            "args": words,
+            "env": [dict(each) for each in container.get("env", ())],
+            "volumeMounts": [],
+            "resources": resources,
+        }
+        spec: Document = {"containers": [main], "volumes": []}
+
+        def mount(name: str, path: str, source: Document, sub_path: str = "") -> None:
+            if not path:
+                raise DriverError("failed to mount volume, missing mountpath or pvc name")
+            mounted = {"name": name, "mountPath": path}
+            main["volumeMounts"].append({**mounted, **({"subPath": sub_path} if sub_path else {})})
+            # A strategic merge: one volume a name.
+            if not any(volume["name"] == name for volume in spec["volumes"]):
+                spec["volumes"].append({"name": name, **source})
+
+        for claim, each in mounts:
+            source: Document = {"persistentVolumeClaim": {"claimName": claim}}
+            mount(claim, each.get("mountPath", ""), source, each.get("subPath", ""))
+        if policy := config.get("imagePullPolicy"):
+            if policy not in ("Always", "Never", "IfNotPresent"):
+                raise DriverError(f"unsupported value: {policy}. ImagePullPolicy should be one of")
+            main["imagePullPolicy"] = policy
+        if selector := config.get("nodeSelector"):
+            found = selector.get("labels", {})
+            if "nodeSelectorJson" in selector:
+                try:
+                    found = self._parameter("", {}, selector["nodeSelectorJson"], dag)
+                except _NullError:
+                    found = {}
+            spec["nodeSelector"] = found
+        spec["tolerations"] = []
+        for each in config.get("tolerations", ()):
+            if "tolerationJson" in each:
+                raise NotPlayedError(f"tolerations: {each}")
+            spec["tolerations"].append(each)
+        for kind, key in (("secret", "secretName"), ("configMap", "name")):
+            for each in config.get(f"{kind}AsVolume", ()):
+                name = self._text(each, kind, dag)
+                source = {kind: {key: name, "optional": bool(each.get("optional"))}}
+                mount(name, each["mountPath"], source)
+            for each in config.get(f"{kind}AsEnv", ()):
+                name = self._text(each, kind, dag)
+                for pair in each["keyToEnv"]:
+                    reference = {"name": name, "key": pair[f"{kind}Key"]}
+                    if "optional" in each:
+                        reference["optional"] = each["optional"]
+                    main["env"].append(
+                        {"name": pair["envVar"], "valueFrom": {f"{kind}KeyRef": reference}}
+                    )
+        for each in config.get("imagePullSecret", ()):
+            pulled = spec.setdefault("imagePullSecrets", [])
+            pulled.append({"name": self._text(each, "secret", dag)})
+        for each in config.get("fieldPathAsEnv", ()):
+            source = {"fieldRef": {"fieldPath": each["fieldPath"]}}
+            main["env"].append({"name": each["name"], "valueFrom": source})
+        if (deadline := int(config.get("activeDeadlineSeconds", 0))) > 0:
+            spec["activeDeadlineSeconds"] = deadline
+        for each in config.get("emptyDirMounts", ()):
+            about = {
+                name: each[name] for name in ("medium", "sizeLimit") if each.get(name) is not None
+            }
+            mount(each["volumeName"], each["mountPath"], {"emptyDir": about})
+        if "securityContext" in config:
+            secured = {name: _whole(value) for name, value in config["securityContext"].items()}
+            if secured.get("runAsUser") == 0 and secured.get("runAsNonRoot"):
+                raise DriverError("runAsUser=0 (root) is not allowed: runAsNonRoot is true")
+            main["securityContext"] = secured
+        return spec
+
+
+_CONFIGURED = (
+    *("pvcMount", "imagePullPolicy", "nodeSelector", "tolerations", "secretAsVolume"),
+    *("secretAsEnv", "configMapAsVolume", "configMapAsEnv", "imagePullSecret", "fieldPathAsEnv"),
+    *("activeDeadlineSeconds", "emptyDirMounts", "securityContext", "podMetadata"),
+)
+
+
+class _Launcher:
+    """The program that is in front of the user's command, in the same container."""
+
+    def __init__(
+        self, driven: Document, *, attempt: int, files: Path, store: Store, run: KubeflowRun
+    ) -> None:
+        self._component: Document = driven["component"]
+        self._files = files
+        self._store = store
+        self._root = run._root
+        self._input: Document = json.loads(json.dumps(driven["told"]))
+        for artifact in self._input["outputs"]["artifacts"]["executor-logs"]["artifacts"]:
+            artifact["uri"] += f"-{attempt}"
+        self.told: Document = json.loads(json.dumps(self._input))
+        values = self.told["inputs"]["parameterValues"]
+        defined = self._component.get("inputDefinitions", {}).get("parameters", {})
+        for name, about in defined.items():
+            if "defaultValue" in about:
+                values.setdefault(name, _plain(about["defaultValue"]))
+        self.command = self._compiled(driven["patch"]["containers"][0]["args"])
+
+    def prepare(self) -> None:
+        """Makes the folders of outputs, and brings the artifacts that are inputs."""
+        if not self.command:
+            raise LauncherError("command and arguments are empty")
+        if any(len(word.encode()) >= MAX_ARGUMENT for word in self.command):
+            raise LauncherError(f"fork/exec {self.command[0]}: argument list too long")
+        outputs = self._input["outputs"]
+        paths = [each["outputFile"] for each in outputs.get("parameters", {}).values()]
+        for each in outputs["artifacts"].values():
+            paths += [_local(artifact) for artifact in each["artifacts"]]
+        for path in paths:
+            self._at(path).parent.mkdir(parents=True, exist_ok=True)
+        for name, each in self._input["inputs"]["artifacts"].items():
+            for artifact in each["artifacts"]:
+                # Of an earlier run, from the cache, it has the same bucket.
+                if not artifact["uri"].startswith(PIPELINE_ROOT):
+                    raise LauncherError(
+                        f"failed to fetch non default buckets: {name}: {artifact['uri']}"
+                    )
+                _copy(self._blob(artifact["uri"]), self._at(_local(artifact)))
+
+    def collect(self) -> tuple[dict[str, Any], dict[str, Document]]:
+        """Returns outputs and artifacts of a command that has ended well; uploads the files.
+
+        A file that is missing is no error: its artifact is recorded all the same.
+        """
+        outputs = self._input["outputs"]
+        told: Document = {}
+        file = self._at(outputs["outputFile"])
+        if file.is_file():
+            told = json.loads(file.read_text())
+            try:
+                json_format.ParseDict(told, pipeline_spec_pb2.ExecutorOutput())
+            except json_format.ParseError as err:
+                raise LauncherError(
+                    f"failed to unmarshall ExecutorOutput in file {outputs['outputFile']}: {err}"
+                ) from None
+        values = _plain(told.get("parameterValues", {}))
+        types = self._component.get("outputDefinitions", {}).get("parameters", {})
+        for name, each in outputs.get("parameters", {}).items():
+            if name in values:
+                continue
+            try:
+                text = self._at(each["outputFile"]).read_text()
+                values[name] = _value_of(text, types[name]["parameterType"])
+            except (OSError, ValueError) as err:
+                raise LauncherError(
+                    f'failed to read output parameter name="{name}" '
+                    f'type="{types[name]["parameterType"]}" path="{each["outputFile"]}": {err}'
+                ) from None
+        artifacts = {}
+        for name, each in outputs["artifacts"].items():
+            artifact = each["artifacts"][0]
+            merged = told.get("artifacts", {}).get(name, {}).get("artifacts", [])
+            if merged and name != "executor-logs":
+                _merge(artifact, merged[0])
+            artifacts[name] = self._published(name, artifact)
+        return values, artifacts
+
+    def _published(self, name: str, artifact: Document) -> Document:
+        try:
+            path = _local(artifact)
+        except LauncherError:
+            # An address that it does not know, as pvc://: recorded, not uploaded.
+            path = ""
+        if path:
+            # The bucket is the run's own folder in the store.
+            if not artifact["uri"].startswith(self._root):
+                raise LauncherError(
+                    f'failed to upload output artifact "{name}": URI "{artifact["uri"]}" does not '
+                    f'have expected bucket prefix "{self._root}"'
+                )
+            if self._at(path).exists():
+                _copy(self._at(path), self._blob(artifact["uri"]))
+        self._store.num_artifacts += 1
+        metadata: Document = {}
+        for key, value in _plain(artifact.get("metadata", {})).items():
+            if value is None:
+                raise LauncherError(
+                    f'unable to produce MLMD artifact for output "{name}": unknown/unsupported '
+                    "value type"
+                )
+            wrapped = {"list": value} if isinstance(value, list) else value
+            wrapped = {"struct": value} if isinstance(value, dict) else wrapped
+            metadata[key] = int(value) if isinstance(value, bool) else wrapped
+        return {
+            "name": str(self._store.num_artifacts),
+            "uri": artifact["uri"],
+            "type": {"instanceSchema": ""},
+            "metadata": {"display_name": name, "store_session_info": "{}", **metadata},
+        }
+
+    def _compiled(self, words: Sequence[str]) -> list[str]:
+        inputs, outputs = self.told["inputs"], self.told["outputs"]
+        if any(value is None for value in inputs["parameterValues"].values()):
+            raise NotPlayedError("a null among a step's inputs")
+        places = {}
+        for kind, among in (("inputs", inputs["artifacts"]), ("outputs", outputs["artifacts"])):
+            for name, each in among.items():
+                artifact = each["artifacts"][0]
+                places[f"{{{{$.{kind}.artifacts['{name}'].uri}}}}"] = artifact["uri"]
+                places[f"{{{{$.{kind}.artifacts['{name}'].path}}}}"] = _local(artifact)
+        for name, value in inputs["parameterValues"].items():
+            places[f"{{{{$.inputs.parameters['{name}']}}}}"] = _text_of(value)
+        for name, each in outputs.get("parameters", {}).items():
+            places[f"{{{{$.outputs.parameters['{name}'].output_file}}}}"] = each["outputFile"]
+        text = json.dumps(_without_empty(self.told), separators=(",", ":"))
+        made = list(words[:1])
+        for word in words[1:]:
+            word = word.replace("{{$}}", text)
+            for place, value in places.items():
+                word = word.replace(place, value)
+            made.append(word)
+        return made
+
+    def _at(self, path: str) -> Path:
+        return self._files / path.lstrip("/")
+
+    def _blob(self, uri: str) -> Path:
+        return self._store.folder / "bucket" / uri.partition("://")[2]
+
+
+def _spec_of(driven: Document, *, has_retries: bool, attempt: int) -> Document:
+    """Returns the pod's spec: the executor's template with the driver's patch over it."""
+    patch: Document = json.loads(json.dumps(driven["patch"]))
+    main = patch["containers"][0]
+    own = [
+        {"name": "KFP_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "KFP_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+    ]
+    if has_retries:
+        own.append({"name": "KFP_RETRY_INDEX", "value": str(attempt)})
+    named = {each["name"]: each for each in (*own, *main["env"])}
+    scratch = [name.replace(".", "dot-") + "-scratch" for name in _SCRATCH]
+    return {
+        **patch,
+        "serviceAccountName": "pipeline-runner",
+        "restartPolicy": "Never",
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [*({"name": name, "emptyDir": {}} for name in scratch), *patch["volumes"]],
+        "containers": [
+            {
+                **main,
+                "command": ["/kfp-launcher/launch"],
+                "env": list(named.values()),
+                "volumeMounts": [
+                    *(
+                        {"name": name, "mountPath": f"/{path}"}
+                        for name, path in zip(scratch, _SCRATCH, strict=True)
+                    ),
+                    *main["volumeMounts"],
+                ],
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                    **main.get("securityContext", {}),
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            },
+            {"name": "wait"},
+        ],
+    }
+
+
+def _parsed(document: Document, message: Any) -> None:
+    """Checks a document by its protocol buffer: unknown names and wrong kinds are refused."""
+    try:
+        json_format.ParseDict(document, message)
+    except json_format.ParseError as err:
+        raise RefusedError(f"{type(message).__name__}: {err}") from None
+
+
+def _is_exit(task: Mapping[str, Any]) -> bool:
+    return bool(task.get("triggerPolicy", {}).get("strategy") == _EXIT)
+
+
+def _add_dependencies(key: str, task: Document, tasks: Document) -> None:
+    """Adds to a task's dependencies those whose outputs it reads."""
+    found = set(task.get("dependentTasks", ()))
+    for each in task.get("inputs", {}).get("parameters", {}).values():
+        found |= (
+            {each["taskOutputParameter"]["producerTask"]}
+            if "taskOutputParameter" in each
+            else set()
+        )
+    for each in task.get("inputs", {}).get("artifacts", {}).values():
+        found |= (
+            {each["taskOutputArtifact"]["producerTask"]} if "taskOutputArtifact" in each else set()
+        )
+    if unknown := found - set(tasks):
+        raise RefusedError(f"task {key}: unknown producer task {sorted(unknown)} in DAG")
+    task["dependentTasks"] = sorted(found)
+
+
+def _in_order(tasks: Document) -> list[str]:
+    left = {key: set(task.get("dependentTasks", ())) for key, task in tasks.items()}
+    found: list[str] = []
+    while left:
+        ready = sorted(key for key, before in left.items() if before <= set(found))
+        if not ready:
+            raise RefusedError(f"tasks wait for each other: {sorted(left)}")
+        found.append(ready[0])
+        left.pop(ready[0])
+    return found
+
+
+def _check_input(name: str, about: Document, value: Any) -> None:
+    """Checks a value of a run as validatePipelineJobInputs does."""
+    kind = about["parameterType"]
+    wanted = (str,) if kind == "STRING" else _KINDS[kind][1]
+    is_bool = isinstance(value, bool) and kind != "BOOLEAN"
+    if not isinstance(value, wanted) or is_bool:
+        raise RefusedError(f"input parameter {name} requires type {kind}, but is {value!r}")
+    if about.get("literals") and value not in about["literals"]:
+        raise RefusedError(f"input parameter {name}: {value!r} is not one of its literals")
+
+
+def _typed(name: str, about: Document, values: dict[str, Any], nulls: set[str]) -> dict[str, Any]:
+    """Checks an input as the driver does; what is not passed stays away."""
+    if name not in values:
+        if not about.get("isOptional") and "defaultValue" not in about:
+            raise DriverError(
+                f'neither value nor default value provided for non-optional parameter "{name}"'
+            )
+        if about.get("isOptional"):
+            return values
+        # The driver goes on with a value that is not there.
+        if about["parameterType"] == "STRING":
+            return {**values, name: ""}
+        raise DriverError(f"parameter {name} has unknown protobuf.Value type: <nil>")
+    value, kind = values[name], about["parameterType"]
+    if name in nulls and value is None:
+        return values
+    if kind == "STRING":
+        return {**values, name: value if isinstance(value, str) else _text_of(value)}
+    if value is None:
+        raise DriverError(f'got null for input parameter "{name}"')
+    word, wanted = _KINDS[kind]
+    is_right = isinstance(value, wanted) and isinstance(value, bool) == (word == "bool")
+    if not is_right:
+        raise DriverError(
+            f'input parameter "{name}" type mismatch: expect {kind}, got {_kind_of(value)}'
+        )
+    return values
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    names = {str: "string", int: "number", float: "number", list: "list", dict: "struct"}
+    return names[type(value)]
+
+
+def _of_group(found: Document, output: str, dag: _Dag) -> tuple[_Execution, str]:
+    """Returns which task of a group made an output of the group."""
+    match found:
+        case {"valueFromParameter": {"producerSubtask": producer, "outputParameterKey": key}}:
+            chosen = [(producer, key)]
+        case {"valueFromOneof": {"parameterSelectors": selectors}}:
+            # The first of them that has ended well.
+            chosen = [
+                (each["producerSubtask"], each["outputParameterKey"])
+                for each in selectors
+                if each["producerSubtask"] in dag.tasks
+                and dag.tasks[each["producerSubtask"]].state in ("CACHED", "COMPLETE")
+            ]
+        case {"artifactSelectors": selectors}:
+            chosen = [(each["producerSubtask"], each["outputArtifactKey"]) for each in selectors]
+            if len(chosen) != 1:
+                raise NotPlayedError(f"OneOf of artifacts: {found}")
+        case _:
+            raise NotPlayedError(f"output of a group: {found}")
+    if not chosen:
+        raise DriverError(
+            f'processing OneOf: No successful task found for output key "{output}" in parent task'
+        )
+    producer, key = chosen[0]
+    if producer not in dag.tasks:
+        raise DriverError(f"subTaskName, {producer}, not in tasks")
+    return dag.tasks[producer], key
+
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<name>inputs\.parameter_values\['(?P<key>[^']+)'\])|(?P<text>'[^'\\]*')"
+    r"|(?P<number>-?\d+(?:\.\d+)?)|(?P<word>true|false)|(?P<call>int|double)(?=\()"
+    r"|(?P<sign>==|!=|<=|>=|&&|\|\||[<>!()]))"
+)
+
+
+def _condition(task: Document, inputs: Document) -> bool | None:
+    """Judges a task's condition; None where it has none. Of CEL what kfp's compiler writes."""
+    text = task.get("triggerPolicy", {}).get("condition", "")
+    if not text:
+        return None
+    words, position = [], 0
+    while position < len(text.rstrip()):
+        found = _TOKEN.match(text, position)
+        if not found:
+            raise NotPlayedError(f"condition {text}")
+        position = found.end()
+        if found["name"]:
+            if found["key"] not in inputs["parameterValues"]:
+                raise DriverError(f"no such key: {found['key']}")
+            words.append(repr(inputs["parameterValues"][found["key"]]))
+        elif found["call"]:
+            words.append({"int": "int", "double": "float"}[found["call"]])
+        elif found["word"]:
+            words.append(found["word"].capitalize())
+        else:
+            sign = found["sign"] or found["text"] or found["number"]
+            words.append({"&&": " and ", "||": " or ", "!": " not "}.get(sign, sign))
+    return bool(eval("".join(words), {"__builtins__": {"int": int, "float": float}}))
+
+
+def _resolved(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Fills in what the driver fills in: inputs, but not where a word names an output."""
+
+    def put(match: re.Match[str]) -> str:
+        if match[1] not in values:
+            raise DriverError(f'parameter "{match[1]}" not found in executor input')
+        return _driver_text(values[match[1]])
+
+    made: list[str] = []
+    for word in words:
+        if "$.outputs" in word:
+            made.append(word)
+        elif word.strip().startswith('{"IfPresent":'):
+            with _failed("failed to resolve condition"):
+                about = json.loads(word)["IfPresent"]
+                is_there = values.get(about["InputName"]) is not None
+                chosen = about.get("Then" if is_there else "Else")
+                chosen = [chosen] if isinstance(chosen, str) else chosen or []
+                made += [_INPUT.sub(put, each) for each in chosen]
+        else:
+            with _failed("failed to resolve input parameters"):
+                made.append(_INPUT.sub(put, word))
+    return made
+
+
+def _runtime(text: str, told: Document) -> str:
+    """Returns an image or a resource; a placeholder in it stands for a text only."""
+    found = _CHANNEL.search(text)
+    if not found:
+        return text
+    values = told["inputs"]["parameterValues"]
+    if found[1] not in values:
+        raise DriverError("executorInput did not contain container Image input parameter")
+    value = values[found[1]]
+    return value if isinstance(value, str) else ""
+
+
+def _resources(found: Document, told: Document) -> Document:
+    made: Document = {"limits": {}, "requests": {}}
+    for name, value in found.items():
+        if name == "accelerator":
+            kind, count = value.get("resourceType", ""), value.get("resourceCount", "")
+            kind, count = _runtime(kind, told), _runtime(count, told)
+            if kind and count:
+                made["limits"][kind] = count
+        elif matched := re.fullmatch(r"resource(Cpu|Memory)(Limit|Request)", name):
+            made[f"{matched[2].lower()}s"][matched[1].lower()] = _runtime(value, told)
+        elif not re.fullmatch(r"(cpu|memory)(Limit|Request)", name):
+            raise NotPlayedError(f"resources: {name}")
+    return made
+
+
+def _fingerprint(
+    told: Document, component: Document, container: Document, claims: set[str], pipeline: str
+) -> str:
+    inputs, outputs = told["inputs"], told["outputs"]
+    key = [
+        pipeline,
+        inputs["parameterValues"],
+        {n: [a["name"] for a in each["artifacts"]] for n, each in inputs["artifacts"].items()},
+        {n: each["artifacts"][0]["type"] for n, each in outputs["artifacts"].items()},
+        component.get("outputDefinitions", {}).get("parameters", {}),
+        [*container.get("command", ()), *container.get("args", ())],
+        container["image"],
+        sorted(claims),
+    ]
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def _template_prefix(task: Document, config: Document | None) -> str:
+    prefix = "retry-" if "retryPolicy" in task else ""
+    metadata = (config or {}).get("podMetadata")
+    if metadata is not None:
+        counts = f"{len(metadata.get('annotations', {}))}-{len(metadata.get('labels', {}))}"
+        prefix = f"metadata-{counts}-{prefix}"
+    return prefix
+
+
+class _failed:
+    """Puts words in front of a driver's error."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DriverError):
+            raise DriverError(f"{self._words}: {error}") from None
+
+
+def _field(pod: Document, path: str) -> str:
+    metadata = pod["metadata"]
+    if found := re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path):
+        return str(metadata.get(found[1], {}).get(found[2], ""))
+    if path in ("metadata.name", "metadata.uid", "metadata.namespace"):
+        return str(metadata[path.partition(".")[2]])
+    raise NotPlayedError(f"field path {path}")
+
+
+def _path_of(uri: str) -> str:
+    for scheme, folder in _SCHEMES.items():
+        if uri.startswith(scheme):
+            return folder + uri.removeprefix(scheme)
+    if uri.startswith("oci://"):
+        raise NotPlayedError("artifacts of oci://")
+    raise LauncherError(f"failed to generate local path for URI {uri}: unsupported storage scheme")
+
+
+def _local(artifact: Document) -> str:
+    return str(artifact["customPath"]) if artifact.get("customPath") else _path_of(artifact["uri"])
+
+
+def _merge(artifact: Document, told: Document) -> None:
+    if told.get("uri"):
+        artifact["uri"] = told["uri"]
+    if "metadata" in told:
+        artifact["metadata"] = {**artifact.get("metadata", {}), **told["metadata"]}
+    if told.get("customPath"):
+        artifact["customPath"] = told["customPath"]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a file or a folder; one that is not there is nothing to list, and no error."""
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    elif source.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _value_of(text: str, kind: str) -> Any:
+    """Reads an output parameter's file as TextToPbValue does."""
+    match kind:
+        case "STRING":
+            return text
+        case "NUMBER_INTEGER":
+            return int(text.strip())
+        case "NUMBER_DOUBLE":
+            return _plain(float(text.strip()))
+        case "BOOLEAN":
+            words = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
+            if text.strip().lower() not in words:
+                raise ValueError(f"invalid syntax: {text!r}")
+            return words[text.strip().lower()]
+        case "LIST" | "STRUCT":
+            value = json.loads(text)
+            if not isinstance(value, list if kind == "LIST" else dict):
+                raise ValueError("unexpected type")
+            return _plain(value)
+    raise ValueError(f"unknown type {kind}")
+
+
+def _driver_text(value: Any) -> str:
+    """Returns a value as the driver writes it into a command: nothing for null."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    # As Go writes JSON.
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """Makes 3.0 into 3, as protocol buffers write it."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _without_empty(told: Document) -> Document:
+    """Leaves out maps with nothing in them, as protojson does."""
+    return {
+        part: {key: value for key, value in found.items() if value != {}}
+        for part, found in told.items()
+    }
+
+
+def _whole(value: Any) -> Any:
+    # int64 travels as text.
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+def _seconds(duration: str) -> float:
+    return float(str(duration).removesuffix("s"))
+
+
+def _fnv(text: str) -> int:
+    """Returns FNV-1a of 32 bits: the number in a node's id."""
+    found = 0x811C9DC5
+    for byte in text.encode():
+        found = ((found ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return found

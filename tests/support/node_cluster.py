@@ -1,0 +1,446 @@
+"""Drives a cluster with nodes, through its API and the `stoker` command, as users do.
+
+Nothing here is a double, and nothing is asked of stoker's own modules but a job's name. What a
+stranger sets in the environment is explained in CONTRIBUTING.md, On a cluster with nodes.
+"""
+
+import base64
+import contextlib
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.control_planes import GROUPS, api_call
+
+# A pod that needs an image is started within it; a training of the tests ends within it.
+MINUTES = 60.0
+POLL_SECONDS = 2.0
+LOST = ("deleted", "evicted", "killed")
+# What is run in a container to end it: all its processes but the first, which ends then; too much
+# memory, for which the kernel ends the container.
+_ENDS = {
+    "killed": ["sh", "-c", "kill -9 -1"],
+    "out of memory": ["python", "-c", "k = [b'x' * (1 << 26) for _ in range(1 << 20)]"],
+}
+
+
+def wait_for(condition: Callable[[], object], *, what: str, seconds: float = 10 * MINUTES) -> None:
+    """Waits for a condition of a cluster, which is asked every two seconds; fails with `what`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
+        time.sleep(POLL_SECONDS)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Holds what the environment says of the cluster: CONTRIBUTING.md explains each variable.
+
+    Attributes:
+        train: Label of the nodes that train, as (key, value).
+        feed: Label of the nodes for data hosts; the key is the same.
+        epochs: Length of a training: some minutes, so that there is time to interrupt it.
+        store: Address of the store of Kubeflow's artifacts, by S3's protocol.
+    """
+
+    image: str
+    train: tuple[str, str]
+    feed: tuple[str, str]
+    gpus: int
+    cpu: str
+    memory: str
+    epochs: int
+    storage_class: str
+    namespace: str
+    account: str
+    cut_off: str
+    rejoin: str
+    restart: str
+    store: str
+
+    @classmethod
+    def found(cls) -> "Given":
+        """Returns what is set; skips the test if the least of it is not."""
+
+        def said(name: str, default: str = "") -> str:
+            return os.environ.get(f"STOKER_TEST_{name}", default)
+
+        labels = [tuple(label.partition("=")[::2]) for label in said("POOLS").split()]
+        if not (os.environ.get("KUBECONFIG") and said("IMAGE") and len(labels) == 2):
+            pytest.skip("KUBECONFIG, STOKER_TEST_IMAGE, STOKER_TEST_POOLS: no cluster with nodes")
+        (key, train), (other, feed) = labels
+        assert key == other, "STOKER_TEST_POOLS: both labels have one key, as in pool=gpu pool=cpu"
+        return cls(
+            image=said("IMAGE"),
+            train=(key, train),
+            feed=(key, feed),
+            gpus=int(said("GPUS", "0")),
+            cpu=said("CPU", "1"),
+            memory=said("MEMORY", "2Gi"),
+            epochs=int(said("EPOCHS", "30")),
+            storage_class=said("STORAGE_CLASS"),
+            namespace=said("NAMESPACE", "kubeflow"),
+            account=said("ACCOUNT", "pipeline-runner"),
+            cut_off=said("CUT_OFF"),
+            rejoin=said("REJOIN"),
+            restart=said("RESTART"),
+            store=said("S3"),
+        )
+
+    def need(self, value: str, variable: str, why: str) -> str:
+        """Returns a value that a scenario needs; skips it, and says why, where it is not set."""
+        if not value:
+            pytest.skip(f"STOKER_TEST_{variable} is not set: {why}")
+        return value
+
+
+class TypedCommand:
+    """A `stoker` command that runs as users start it, whose words are kept."""
+
+    def __init__(self, words: Sequence[str], *, folder: Path) -> None:
+        self.words = words
+        self._file = folder / f"{uuid.uuid4().hex[:6]}.txt"
+        with self._file.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "stoker.cli", *words],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self) -> str:
+        """Returns all that it has printed."""
+        return self._file.read_text()
+
+    def ended(self, seconds: float = 20 * MINUTES) -> int:
+        """Waits until it has ended; returns its exit code."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{shlex.join(self.words)}: not over after {seconds:.0f} s\n{self.tail}")
+
+    @property
+    def tail(self) -> str:
+        return self.text[-3000:]
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+
+class NodeCluster:
+    """Does with one namespace what a user, an administrator and bad luck do.
+
+    Args:
+        given: What the environment says.
+        folder: Where files are written, and commands run.
+        namespace: Absent: a new one, in which pods must be *restricted*, deleted by `close`.
+    """
+
+    def __init__(self, given: Given, folder: Path, *, namespace: str | None = None) -> None:
+        from kubernetes import client, config
+
+        config.load_kube_config(config_file=os.environ["KUBECONFIG"])
+        self.given, self.folder = given, folder
+        self._api = client.ApiClient()
+        self._core = client.CoreV1Api(self._api)
+        self._commands: list[TypedCommand] = []
+        self._made: list[str] = []
+        self._cordoned: set[str] = set()
+        self.namespace = namespace or f"stoker-test-{uuid.uuid4().hex[:6]}"
+        if namespace is None:
+            labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+            body = described("v1", "Namespace", self.namespace, labels=labels)
+            self.call("POST", "api/v1/namespaces", body)
+            self._made.append(f"api/v1/namespaces/{self.namespace}")
+
+    def close(self) -> None:
+        """Ends what still runs, and deletes what was made; the cluster does the rest in time."""
+        for command in self._commands:
+            command.signal(signal.SIGKILL)
+        for node in [*self._cordoned]:
+            self.uncordon(node)
+        for path in reversed(self._made):
+            with contextlib.suppress(Exception):
+                self.call("DELETE", path, {"propagationPolicy": "Foreground"})
+
+    # --- objects
+
+    def call(
+        self, method: str, path: str, body: object = None, *, kind: str = "application/json"
+    ) -> dict[str, Any]:
+        return api_call(self._api, method, path, body, kind=kind)
+
+    def path(self, plural: str, name: str = "") -> str:
+        place = f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{plural}"
+        return f"{place}/{name}" if name else place
+
+    def objects(self, plural: str, selector: str = "") -> list[dict[str, Any]]:
+        """Returns the objects of a kind, less those that are being deleted."""
+        query = f"?labelSelector={selector}" if selector else ""
+        items = self.call("GET", self.path(plural) + query)["items"]
+        return [item for item in items if "deletionTimestamp" not in item["metadata"]]
+
+    def names(self, plural: str, selector: str = "") -> list[str]:
+        return sorted(item["metadata"]["name"] for item in self.objects(plural, selector))
+
+    def make(self, plural: str, body: Mapping[str, Any]) -> str:
+        """Makes an object that `close` deletes; returns its name."""
+        name: str = body["metadata"]["name"]
+        self.call("POST", self.path(plural), body)
+        self._made.append(self.path(plural, name))
+        return name
+
+    def delete(self, plural: str, name: str) -> None:
+        self.call("DELETE", self.path(plural, name), {"propagationPolicy": "Background"})
+
+    def quota(self, hard: Mapping[str, str]) -> None:
+        """Gives the namespace a quota, and waits until it counts."""
+        body = {**described("v1", "ResourceQuota", "test"), "spec": {"hard": hard}}
+        path = self.path("resourcequotas", self.make("resourcequotas", body))
+        wait_for(lambda: "hard" in self.call("GET", path).get("status", {}), what="a quota counts")
+
+    def claim(self, name: str) -> str:
+        """Makes a claim that several nodes can write; skips where there is no class for it."""
+        storage = self.given.need(self.given.storage_class, "STORAGE_CLASS", "it needs a claim")
+        spec = {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": storage,
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
+        body = described("v1", "PersistentVolumeClaim", name)
+        return self.make("persistentvolumeclaims", {**body, "spec": spec})
+
+    # --- pods and nodes
+
+    def pods_of(self, run: str, group: str) -> list[str]:
+        """Returns a group's pods that run, or wait."""
+        selector = f"jobset.sigs.k8s.io/jobset-name={run},stoker/role={group}"
+        return self.running(selector, phases=("Pending", "Running"))
+
+    def running(self, selector: str, *, phases: Sequence[str] = ("Running",)) -> list[str]:
+        found = self.objects("pods", selector)
+        return sorted(p["metadata"]["name"] for p in found if p["status"]["phase"] in phases)
+
+    def pod(self, name: str) -> dict[str, Any]:
+        return self.call("GET", self.path("pods", name))
+
+    def logs(self, pod: str) -> str:
+        """Returns the log of all containers of a pod, as far as there is one."""
+        found = []
+        for container in self.pod(pod)["spec"]["containers"]:
+            with contextlib.suppress(Exception):
+                words = {"name": pod, "namespace": self.namespace, "container": container["name"]}
+                found.append(self._core.read_namespaced_pod_log(**words))
+        return "\n".join(map(str, found))
+
+    def lose(self, pod: str, how: str) -> bool:
+        """Deletes or evicts a pod, or ends its container; says whether it was let go."""
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.stream import stream
+
+        if how == "deleted":
+            self.delete("pods", pod)
+        elif how == "evicted":
+            eviction = described("policy/v1", "Eviction", pod, namespace=self.namespace)
+            try:
+                self.call("POST", f"{self.path('pods', pod)}/eviction", eviction)
+            except ApiException as err:
+                if err.status != 429:
+                    raise
+                # A disruption budget keeps it.
+                return False
+        else:
+            # A step's pod has two: Argo's own, and the step.
+            names = [each["name"] for each in self.pod(pod)["spec"]["containers"]]
+            # The connection ends with the container.
+            with contextlib.suppress(Exception):
+                stream(
+                    self._core.connect_get_namespaced_pod_exec,
+                    pod,
+                    self.namespace,
+                    container="main" if "main" in names else names[0],
+                    command=_ENDS[how],
+                    stdout=True,
+                    stderr=True,
+                    _request_timeout=2 * MINUTES,
+                )
+        return True
+
+    def restarts(self, pod: str) -> int:
+        return sum(each["restartCount"] for each in self.pod(pod)["status"]["containerStatuses"])
+
+    def node_of(self, pod: str) -> str:
+        return str(self.pod(pod)["spec"]["nodeName"])
+
+    def cordon(self, node: str, *, is_on: bool = True) -> None:
+        body = {"spec": {"unschedulable": is_on}}
+        self.call("PATCH", f"api/v1/nodes/{node}", body, kind="application/merge-patch+json")
+        (self._cordoned.add if is_on else self._cordoned.discard)(node)
+
+    def uncordon(self, node: str) -> None:
+        self.cordon(node, is_on=False)
+
+    def drain(self, node: str, selector: str) -> list[str]:
+        """Cordons a node and evicts a run's pods there; returns those that a budget keeps."""
+        self.cordon(node)
+        there = [name for name in self.running(selector) if self.node_of(name) == node]
+        return [name for name in there if not self.lose(name, "evicted")]
+
+    @contextlib.contextmanager
+    def cut_off(self, node: str) -> Iterator[None]:
+        """Takes a node off the network, by the commands of the environment."""
+        why = "it needs commands that cut a node off, and undo this"
+        command = self.given.need(self.given.cut_off, "CUT_OFF", why)
+        undo = self.given.need(self.given.rejoin, "REJOIN", why)
+        assert os.system(command.format(node=node)) == 0
+        try:
+            yield
+        finally:
+            assert os.system(undo.format(node=node)) == 0
+
+    # --- stoker
+
+    def workload(self, name: str = "t", **changed: Any) -> Path:
+        """Writes a workload that trains on this cluster; `kubernetes` is added to its own."""
+        given = self.given
+        least = {"cpu": given.cpu, "memory": given.memory}
+        train = {**least, "node_selector": dict([given.train]), "gpus": given.gpus}
+        kubernetes = {
+            "namespace": self.namespace,
+            "pools": {
+                given.train[1]: train,
+                given.feed[1]: {**least, "node_selector": dict([given.feed]), "gpus": 0},
+            },
+        }
+        workload = {
+            "schema": "stoker.workload/v1",
+            "name": name,
+            "command": ["python", "/app/train.py", "--workers", "1"],
+            "image": given.image,
+            "platform": "kubernetes",
+            "cluster": {"dnn": {"instance_type": given.train[1], "count": 1}},
+            "hyperparameters": {"epochs": given.epochs},
+            **changed,
+            "kubernetes": {**kubernetes, **changed.get("kubernetes", {})},
+        }
+        file = self.folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(workload))
+        return file
+
+    def groups(self, *, dnn: int = 1, data: int = 0) -> list[str]:
+        """Returns the flags of a cluster with so many hosts."""
+        flags = ["--group", f"dnn={self.given.train[1]}:{dnn}"]
+        return flags + (["--group", f"data={self.given.feed[1]}:{data}"] if data else [])
+
+    def type(self, *words: str) -> TypedCommand:
+        """Starts a `stoker` command."""
+        self._commands.append(TypedCommand(words, folder=self.folder))
+        return self._commands[-1]
+
+    def typed(self, *words: str, seconds: float = 5 * MINUTES) -> str:
+        """Returns what a `stoker` command prints that ends well."""
+        command = self.type(*words)
+        assert command.ended(seconds) == 0, command.tail
+        return command.text
+
+    def train(self, file: Path, *flags: str, run: str = "t") -> TypedCommand:
+        """Starts `stoker train`, whose record is RUN.json."""
+        named = ("--name", run, "--out", f"{run}.json")
+        return self.type("train", str(file), "--yes", *named, *flags)
+
+    def record(self, run: str = "t") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / f"{run}.json").read_text())
+        return found
+
+    def trains(self, run: str = "t") -> str:
+        """Waits until a training is in its epochs; returns the pod of its leader."""
+        pods: list[str] = []
+
+        def is_training() -> bool:
+            pods[:] = self.pods_of(run, "dnn")
+            return bool(pods) and "epoch 1/" in self.logs(pods[0])
+
+        wait_for(is_training, what=f"{run} trains", seconds=15 * MINUTES)
+        return pods[0]
+
+    def token(self, run: str = "t") -> str:
+        """Returns the run's token, as an administrator can read it."""
+        secret = self.call("GET", self.path("secrets", f"{run}-token"))
+        return base64.b64decode(secret["data"]["token"]).decode()
+
+    def pools_file(self, *, usd: Mapping[str, float]) -> Path:
+        """Writes the pools of the cluster with these prices, as steps 6 says."""
+        file = self.folder / "pools.csv"
+        key = self.given.train[0]
+        words = ("catalog", "refresh", "--from-cluster", "--pool-label", key, "--out", str(file))
+        self.typed(*words)
+        put_prices(file, usd)
+        return file
+
+
+class PipelinesServer:
+    """Asks Kubeflow Pipelines what its pages ask (KF_PIPELINES_ENDPOINT)."""
+
+    def __init__(self) -> None:
+        self._host = os.environ.get("KF_PIPELINES_ENDPOINT", "").rstrip("/")
+        if not self._host:
+            pytest.skip("KF_PIPELINES_ENDPOINT names no Kubeflow Pipelines")
+
+    def call(self, method: str, path: str) -> dict[str, Any]:
+        request = urllib.request.Request(f"{self._host}/apis/v2beta1/{path}", method=method)
+        if token := os.environ.get("STOKER_KUBEFLOW_TOKEN"):
+            request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            found: dict[str, Any] = json.loads(answer.read() or "{}")
+        return found
+
+    def state(self, run: str) -> str:
+        return str(self.call("GET", f"runs/{run}").get("state", ""))
+
+    def ended(self, run: str, seconds: float = 40 * MINUTES) -> str:
+        """Waits for the end of a run; returns its state."""
+        over = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
+        wait_for(lambda: self.state(run) in over, what=f"run {run} ends", seconds=seconds)
+        return self.state(run)
+
+
+def put_prices(pools: Path, usd: Mapping[str, float]) -> None:
+    """Fills in what the pools cost an hour; others have no price, and no plan uses them."""
+    with pools.open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["ec2_usd_per_hour_us_east_1"] = str(usd.get(row["instance_type"], ""))
+        row["priced_on"] = "2026-11-23" if row["instance_type"] in usd else ""
+    with pools.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def described(api: str, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+    return {"apiVersion": api, "kind": kind, "metadata": {"name": name, **metadata}}
+
+
+def spellings(secret: str) -> list[str]:
+    """Returns how a secret would be written where it must not be."""
+    raw = [secret.encode()]
+    with contextlib.suppress(ValueError):
+        raw.append(bytes.fromhex(secret))
+    return [secret, *(base64.b64encode(each).decode().rstrip("=") for each in raw)]

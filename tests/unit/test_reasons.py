@@ -1,0 +1,206 @@
+"""The reason of a failure, in lines as hosts leave them: a script's, stoker's own, and cut ones."""
+
+import base64
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.launch import finish
+from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
+from stoker.launch.topology import HostGroup, Topology
+from stoker.logs import Log
+from stoker.platforms.pod_outputs import log_files
+from stoker.reasons import cause_of, reason_of_failure, said_in, shortened
+
+WHO = "dnn host s7a-dnn-0-0"
+
+
+def event(name: str, **values: str) -> str:
+    stream = io.StringIO()
+    Log(run="s7a", host="s7a-dnn-0-0", stream=stream).event(name, **values)
+    return stream.getvalue().rstrip("\n")
+
+
+METER = event(
+    "feed",
+    rows="start_seconds,seconds,kind,name,batches_per_second,wait_share\n"
+    "25.9493,2.01478,rank,0,1.49478,,\n25.9493,2.01478,host,s7a-data-0-0,1.49478,,",
+)
+PART = event("output_part", file="stoker/a.csv", data=base64.b64encode(bytes(range(256))).decode())
+ROLE = event("host_has_role", role="dnn", leader="s7a-dnn-0-0")
+TRACE = [
+    "Traceback (most recent call last):",
+    '  File "/app/train.py", line 3, in <module>',
+    "    raise KeyError('x')",
+    "KeyError: 'x'",
+]
+
+
+def reason(*lines: str, code: int = 1, out_of_memory: str = "") -> str:
+    found = reason_of_failure(lines, who=WHO, exit_code=code, out_of_memory=out_of_memory)
+    return found.removeprefix(f"{WHO} ")
+
+
+# --- the audit's two
+
+
+def test_a_killed_host_is_named_with_its_signal_and_not_with_a_line_of_the_meter() -> None:
+    assert reason(METER, PART, code=137) == "ended with signal 9 (SIGKILL), perhaps out of memory"
+
+
+def test_an_error_after_events_is_the_reason_with_what_to_try() -> None:
+    lines = (
+        ROLE,
+        "error: user 1000 cannot write /stoker",
+        "where: claim runs",
+        event("host_ends"),
+        "try:   chown 1000 the folder",
+    )
+    words = "user 1000 cannot write /stoker; chown 1000 the folder"
+    assert reason(*lines, code=2) == f"ended with exit code 2: {words}"
+
+
+# --- what comes before what
+
+
+def test_the_last_error_counts_and_only_its_own_advice() -> None:
+    lines = ("error: first", "try: this", "error: second")
+    assert reason(*lines) == "ended with exit code 1: second"
+
+
+def test_an_error_comes_before_a_traceback_and_that_before_the_memory() -> None:
+    memory = "took more memory than its limit, 28Gi"
+    assert reason("error: no disk", *TRACE) == "ended with exit code 1: no disk"
+    assert reason(*TRACE, METER) == "ended with exit code 1: KeyError: 'x'"
+    assert (
+        reason(*TRACE, out_of_memory=memory)
+        == f"ended with exit code 1: KeyError: 'x'; it {memory}"
+    )
+    assert reason("epoch 1", code=137, out_of_memory=memory) == memory
+
+
+def test_without_words_the_code_is_the_reason() -> None:
+    assert reason(METER, PART, ROLE, code=3) == "ended with exit code 3"
+    assert reason("cp: no such file", ROLE, code=3) == (
+        "ended with exit code 3; its last line: cp: no such file"
+    )
+    assert reason("epoch 1", code=-11) == "ended with signal 11 (SIGSEGV)"
+    assert reason("epoch 1", code=255) == "ended with exit code 255; its last line: epoch 1"
+
+
+# --- tracebacks
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (TRACE, "KeyError: 'x'"),
+        (
+            [*TRACE, "", "During handling of the above exception:", "", *TRACE[:3], "OSError"],
+            "OSError",
+        ),
+        (TRACE[1:], "KeyError: 'x'"),
+        ([f"[rank0]: {line}" for line in TRACE], "KeyError: 'x'"),
+        ([f"[1,3]<stderr>:{line}" for line in TRACE], "KeyError: 'x'"),
+        ([*TRACE[:3], ROLE, "KeyError: 'x'", METER], "KeyError: 'x'"),
+        ([*TRACE[:3], "queue.Empty"], "queue.Empty"),
+        (
+            [*TRACE[:3], "RuntimeError: CUDA error: out of memory", "CUDA kernel errors might be"],
+            "RuntimeError: CUDA error: out of memory",
+        ),
+        (
+            [*TRACE[:3], "RuntimeError: Error(s) in loading state_dict for Net:", "\tMissing: w"],
+            "RuntimeError: Error(s) in loading state_dict for Net: Missing: w",
+        ),
+        (
+            [
+                "  + Exception Group Traceback (most recent call last):",
+                '  |   File "a.py", line 1, in <module>',
+                "  | ExceptionGroup: two (2 sub-exceptions)",
+            ],
+            "ExceptionGroup: two (2 sub-exceptions)",
+        ),
+        (["train.py: error: unrecognized arguments: --lr"], "unrecognized arguments: --lr"),
+        (["epoch 1", "loss: 0.2", "ValueError: said in passing"], ""),
+    ],
+)
+def test_what_was_raised_is_found_in_a_traceback_however_it_is_printed(
+    lines: list[str], said: str
+) -> None:
+    assert said_in(lines) == said
+
+
+# --- any mixture
+
+_WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=12)
+_PLAIN = st.builds("{} {}".format, _WORDS, _WORDS).filter(
+    lambda line: "error:" not in line and "Traceback" not in line
+)
+_OWN = st.sampled_from([METER, PART, ROLE])
+_LINES = st.lists(st.one_of(_PLAIN, _OWN, st.sampled_from([*TRACE, f"{ROLE}{ROLE}"])), max_size=12)
+
+
+def pieces_of_own(line: str) -> bool:
+    return any(word in line for word in ("stoker 2", "host=", ",rank,0,", "rows=", "data="))
+
+
+@given(lines=_LINES, code=st.integers(1, 255))
+def test_the_reason_is_never_a_line_of_the_meter_or_an_event(lines: list[str], code: int) -> None:
+    assert not pieces_of_own(reason(*lines, code=code))
+
+
+@given(before=_LINES, after=_LINES, error=_WORDS.filter(str.strip), code=st.integers(1, 255))
+def test_the_reason_is_the_error_wherever_there_is_one(
+    before: list[str], after: list[str], error: str, code: int
+) -> None:
+    found = reason(*before, f"error: {error}", *after, "try:   more", code=code)
+    assert found.endswith(f": {error}; more")
+
+
+# --- a failure's text
+
+
+def test_a_long_failure_keeps_its_first_line_and_its_end() -> None:
+    text = "the cause\n" + "x" * 5000 + "\nthe end"
+    short = shortened(text, most=1000)
+    assert len(short) == 1000
+    assert (cause_of(short), short[-7:]) == ("the cause", "the end")
+    assert shortened("short", most=1000) == "short"
+
+
+def test_files_in_a_log_are_no_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "timeline.csv").write_text("a,b,c,d,e,f\n" * 50_000)
+    log_files(tmp_path, under="stoker", log=Log(run="r", host="h"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines
+    assert reason(*lines, code=4) == "ended with exit code 4"
+
+
+def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "termination-log"
+    status.touch()
+    monkeypatch.setattr(finish, "TERMINATION_LOG", status)
+    finish.write_failure(tmp_path, "rank 0 on a: KeyError: 'x'\n" + "\n".join(TRACE))
+    dnn = HostGroup(name="dnn", role="dnn", instance_type="", hosts=("a",))
+    finish.leave_in_pod(
+        base_dir=tmp_path,
+        output=tmp_path,
+        topology=Topology(host="a", groups=(dnn,)),
+        exit_code=1,
+        log=Log(run="r", host="a"),
+    )
+    found = reason(*status.read_text().splitlines())
+    assert found == "ended with exit code 1: rank 0 on a: KeyError: 'x'"
+
+
+def test_the_end_of_a_stream_that_is_cut_begins_with_a_whole_line() -> None:
+    tail = OutputTail()
+    for number in range(STDERR_TAIL_BYTES // 10):
+        tail.add(b"line %06d end\n" % number)
+    assert tail.text().startswith("line ")
+    assert len(tail.text()) > STDERR_TAIL_BYTES - 20
