@@ -312,6 +312,7 @@ def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
     first = step("profile", "profile-1")
     follow(first, api, run)
     assert api.get("jobsets", run)["metadata"]["annotations"][WORKLOAD_NAME_ANNOTATION] == "mnist"
+    uid = api.get("jobsets", run)["metadata"]["uid"]
     lose(api, "profile-1", first, how)
     assert api.names("jobsets") == [run]
     if is_finished:
@@ -330,7 +331,8 @@ def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
         end(api, tmp_path, run)
     assert second.ended_with() == 0, second.said
     assert second.record("profile")["step"]["step_seconds"] > 0
-    assert api.count("POST /apis/jobset.x-k8s.io") == 1
+    left = [api.get("jobsets", name)["metadata"]["uid"] for name in api.names("jobsets")]
+    assert left == ([] if is_finished else [uid])
 
 
 def test_a_profile_of_a_run_that_somebody_ends_is_deleted(

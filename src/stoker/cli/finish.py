@@ -268,6 +268,7 @@ def _follow_training(
 
     from stoker.catalog import catalog_of
     from stoker.cli.evaluate import judged
+    from stoker.cli.kept_training import train_and_keep
     from stoker.cli.outputs import (
         Outputs,
         deliver,
@@ -276,7 +277,6 @@ def _follow_training(
         training_words,
     )
     from stoker.cli.tracking import keep_tracked
-    from stoker.cli.train import train_and_keep
     from stoker.cli.workloads import named_run_dir
     from stoker.records import Decision, Workload, read_json, write_text
     from stoker.records.training import copied_to
