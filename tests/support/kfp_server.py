@@ -508,27 +508,21 @@ PHASES = {
 }
 
 
-# A time that Go's Time has not: the API shows a node that has not ended so.
-_NO_TIME = "0001-01-01T00:00:00Z"
-
-
 def _task_detail(node: Mapping[str, Json]) -> dict[str, Json]:
-    began, ended = (str(node.get(key) or _NO_TIME) for key in ("startedAt", "finishedAt"))
-    state, children = PHASES.get(str(node["phase"])), node.get("children")
+    began, ended = (
+        str(node.get(key) or "0001-01-01T00:00:00Z") for key in ("startedAt", "finishedAt")
+    )
+    children = node.get("children")
+    # Ids of nodes, which no task of the answer has. What is empty is left out.
+    told = [{"pod_name": child} for child in children] if isinstance(children, list) else []
     return {
         "task_id": str(uuid.uuid5(uuid.NAMESPACE_URL, str(node["id"]))),
         "display_name": node["displayName"],
         "create_time": "2026-11-20T10:00:10Z",
         "start_time": began,
         "end_time": ended,
-        # Its marshaller leaves out what has no value (common/utils.go).
-        **({"state": state} if state else {}),
-        # Ids of nodes, which no task of the answer has.
-        **(
-            {"child_tasks": [{"pod_name": child} for child in children]}
-            if isinstance(children, list) and children
-            else {}
-        ),
+        **({"state": PHASES[str(node["phase"])]} if node["phase"] in PHASES else {}),
+        **({"child_tasks": told} if told else {}),
     }
 
 
