@@ -19,6 +19,7 @@ from kfp.dsl import ContainerSpec
 
 from stoker import kubeflow
 from stoker.kubeflow import PipelineRun, control_step
+from stoker.logs import parse_line
 from stoker.orchestrators.kubeflow.compile import compile_kubeflow, kubeflow_request
 from stoker.platforms.kubernetes.submit import rules
 from stoker.records import (
@@ -188,8 +189,11 @@ def test_a_lost_pod_that_follows_a_training_is_tried_again_and_adopts_it(
     run = Run(definition, kubelet, tmp_path, WITHOUT_CLAIM)
     run.check(has_claim=False)
     assert [step.attempt for step in run.kubeflow.steps if step.task == "train"] == [0, 1]
-    jobs = [call for call in kubelet.api.calls if call.startswith("POST") and "/jobsets" in call]
-    assert len([call for call in jobs if "dryRun" not in call]) == 2, "a profile and a training"
+    events = [event for lines in kubelet.logs.values() for event in map(parse_line, lines) if event]
+    made = [event.values["job"] for event in events if event.event == "job_created"]
+    adopted = [event.values["job"] for event in events if event.event == "job_adopted"]
+    assert made == ["mini-5b1f6c3e-profile", "mini-5b1f6c3e"]
+    assert adopted == ["mini-5b1f6c3e"]
 
 
 def test_a_training_that_has_lost_its_step_is_told_by_the_last_one(
