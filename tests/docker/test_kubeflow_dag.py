@@ -55,8 +55,8 @@ DOCUMENT: Mapping[str, Json] = {
     "image": "job:latest",
     "platform": "kubernetes",
     "cluster": {"dnn": {"instance_type": TYPE, "count": 1}},
-    "hyperparameters": {"epochs": 3},
-    "training": {"epochs": 3, "samples_per_epoch": 512, "global_batch_size": 64},
+    "hyperparameters": {"epochs": 8},
+    "training": {"epochs": 8, "samples_per_epoch": 512, "global_batch_size": 64},
     "constraints": {
         "objective": "time",
         "max_data_hosts": 1,
@@ -116,6 +116,8 @@ class Run:
             Pipeline(definition),
             execute=kubelet.run_step,
             store=self.store,
+            # The profile needs 30 batches, the training no more than three epochs.
+            parameters={"epochs": 3},
             namespace=NAMESPACE,
             workflow="mini-x7k2p",
         )
