@@ -94,8 +94,8 @@ _SCALAR = [{"type": kind} for kind in ("boolean", "integer", "number", "string",
 _SECTION_OF_PLATFORM = {
     "sagemaker": "Read on SageMaker only.",
     "kubernetes": "Read on Kubernetes only, by jobs and by Kubeflow's pipelines.",
-    "kubernetes.kubeflow": "Read by `stoker upload`, `start`, `schedule`, `status`, `logs`, "
-    "`retry` and `stop` with the target kubeflow.",
+    "kubernetes.kubeflow": "Read by `stoker upload`, `start`, `schedule`, `status` and `stop` "
+    "with the target kubeflow.",
 }
 
 

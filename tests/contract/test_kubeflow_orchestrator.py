@@ -387,8 +387,8 @@ def test_a_failed_step_is_shown_with_its_reason_and_its_last_lines_by_both_verbs
     done = stoker("start", "kubeflow", "w.yaml", "--wait")
     assert done.returncode == 3, done.stderr
     id = done.stdout.strip()
-    assert f"{id} has failed: gate: accuracy is 0.61, below 0.9\n" in done.stderr
-    own = ["error: accuracy is 0.61, below 0.9", "where: the gate"]
+    assert f"{id} has failed: gate: accuracy is 0.61, asked for at least 0.9\n" in done.stderr
+    own = ["error: accuracy is 0.61, asked for at least 0.9", "where: the gate"]
     last = "the last lines of gate:\n" + "".join(f"    {line}\n" for line in own)
     assert last in done.stderr
     # The pods are gone, and Argo has kept the log.
@@ -397,7 +397,7 @@ def test_a_failed_step_is_shown_with_its_reason_and_its_last_lines_by_both_verbs
     shown = stoker("status", "kubeflow", id)
     assert shown.returncode == 0, shown.stderr
     lines = [line.strip() for line in shown.stdout.splitlines()]
-    at = lines.index("why:  accuracy is 0.61, below 0.9")
+    at = lines.index("why:  accuracy is 0.61, asked for at least 0.9")
     assert lines[at + 1 : at + 3] == own
     # Neither Kubeflow's lines nor Argo's, and no node of theirs.
     assert "launcher_v2" not in done.stderr + shown.stdout
@@ -434,7 +434,7 @@ def test_nodes_that_the_strict_double_made_are_told_as_the_pipeline_s_tasks(
     assert ended["finish"] == ended["evaluate"] == "succeeded"
     assert not {"waiting", "running"} & set(ended.values())
     (gate,) = (step for step in state.steps if step.name == "gate")
-    assert (gate.job, gate.reason) == (pod, "accuracy is 0.61, below 0.9")
+    assert (gate.job, gate.reason) == (pod, "accuracy is 0.61, asked for at least 0.9")
     assert state.exit_code == 3
     # The API's tasks alone, without the Workflow, tell the same states.
     server.trouble("GET /apis/v1beta1.*", 404, "Not Found")

@@ -510,20 +510,19 @@ PHASES = {
 
 def _task_detail(node: Mapping[str, Json]) -> dict[str, Json]:
     began, ended = (
-        str(node.get(key) or "1970-01-01T00:00:00Z") for key in ("startedAt", "finishedAt")
+        str(node.get(key) or "0001-01-01T00:00:00Z") for key in ("startedAt", "finishedAt")
     )
     children = node.get("children")
+    # Ids of nodes, which no task of the answer has. What is empty is left out.
+    told = [{"pod_name": child} for child in children] if isinstance(children, list) else []
     return {
         "task_id": str(uuid.uuid5(uuid.NAMESPACE_URL, str(node["id"]))),
         "display_name": node["displayName"],
         "create_time": "2026-11-20T10:00:10Z",
         "start_time": began,
         "end_time": ended,
-        "state": PHASES.get(str(node["phase"]), "RUNTIME_STATE_UNSPECIFIED"),
-        # Ids of nodes, which no task of the answer has.
-        "child_tasks": [{"pod_name": child} for child in children]
-        if isinstance(children, list)
-        else [],
+        **({"state": PHASES[str(node["phase"])]} if node["phase"] in PHASES else {}),
+        **({"child_tasks": told} if told else {}),
     }
 
 

@@ -82,7 +82,7 @@ def upload(server: KfpServer, *overrides: str, namespace: str = "") -> Uploaded:
 
 
 def tasks(
-    *, spec: CompiledSpec | None = None, attempts: Mapping[str, int] | None = None, **states: str
+    spec: CompiledSpec | None = None, attempts: Mapping[str, int] | None = None, /, **states: str
 ) -> list[dict[str, Json]]:
     """Makes the nodes of a run's Workflow: `NAME=PHASE` or `NAME="PHASE message"`.
 

@@ -81,7 +81,7 @@ class PlayedKubeflow(Kubeflow):
 
 
 def nodes(**states: str) -> list[dict[str, Json]]:
-    return tasks(spec=SPEC, **states)
+    return tasks(SPEC, **states)
 
 
 def state(
@@ -206,8 +206,8 @@ def test_a_failed_step_has_its_reason_and_its_own_lines_from_its_pod() -> None:
     log = (LOGS / "gate.log").read_text()
     gate = step(state(told, "FAILED", answers={log_path(pod): log}), "gate")
     assert (gate.status, gate.cause, gate.job) == ("failed", "gate", pod)
-    assert gate.reason == "accuracy is 0.61, below 0.9"
-    assert gate.lines == ("error: accuracy is 0.61, below 0.9", "where: the gate")
+    assert gate.reason == "accuracy is 0.61, asked for at least 0.9"
+    assert gate.lines == ("error: accuracy is 0.61, asked for at least 0.9", "where: the gate")
 
 
 def test_a_failed_driver_s_own_error_is_the_reason() -> None:
@@ -247,16 +247,18 @@ def test_without_any_log_the_engine_s_reason_is_left() -> None:
     assert (train.reason, train.lines) == ("OOMKilled (exit code 137)", ())
 
 
-def test_a_log_that_has_ended_is_read_once() -> None:
+def test_a_log_is_read_until_it_is_there_and_then_no_more() -> None:
     told = nodes(train="FAILED main: Error (exit code 1)")
-    kubeflow = PlayedKubeflow({log_path(pod_in(told, ".train(0).executor(0)")): "broken\n"})
+    kubeflow = PlayedKubeflow({})
     workflow = {"status": {"nodes": {str(n["id"]): n for n in told}}}
     kubeflow.answers = {
-        **kubeflow.answers,
         f"/apis/v1beta1/runs/{RUN}": json.dumps(
             {"pipeline_runtime": {"workflow_manifest": json.dumps(workflow)}}
         ),
     }
+    assert step(state_by(kubeflow), "train").lines == ()
+    kubeflow.answers[log_path(pod_in(told, ".train(0).executor(0)"))] = "broken\n"
+    kubeflow.asked.clear()
     for _ in range(2):
         assert step(state_by(kubeflow), "train").lines == ("broken",)
     assert sum("/log" in path for path in kubeflow.asked) == 1
@@ -280,7 +282,7 @@ def test_the_launcher_s_json_of_many_lines_is_not_the_step_s() -> None:
 
 
 def test_attempts_are_counted() -> None:
-    found = state(tasks(spec=SPEC, attempts={"profile": 3}, profile="RUNNING"))
+    found = state(tasks(SPEC, {"profile": 3}, profile="RUNNING"))
     assert step(found, "profile").attempts == 3
 
 

@@ -22,7 +22,7 @@ MAX_SECONDS = 1.0
 MAX_NAMED = 5
 _KEPT = 50
 # The kernel's, and what runs the container keeps in it: Argo's folder is /var/run/argo.
-_OF_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/var/run", "/kfp-launcher")
+_OF_SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/run", "/var/run", "/kfp-launcher")))
 _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"})
 
 

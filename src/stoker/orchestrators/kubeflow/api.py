@@ -410,11 +410,11 @@ class Kubeflow:
         Raises:
             PlatformError: If it is refused, not answered in time, or something else answers.
         """
-        api = getattr(self._client, _SERVICES[service])
         # Generated from a document of its own, the upload's methods have no prefix.
         name = operation if service == "upload" else f"{service}_service_{operation}"
+        send = getattr(getattr(self._client, _SERVICES[service]), name)
         given = {key: value for key, value in arguments.items() if value is not None}
-        body, kind = self._sent(getattr(api, name), operation, **given)
+        body, kind = self._answered(lambda: send(**given, **self._how()), operation)
         return self._document(body, kind)
 
     def get(self, path: str, *, max_bytes: int = MAX_ANSWER_BYTES) -> str:
@@ -423,32 +423,30 @@ class Kubeflow:
         Raises:
             PlatformError: As `call`; and for a web page.
         """
-        send = self._client._run_api.api_client.call_api
-        how = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
-        body, kind = self._sent(send, "get", path, "GET", max_bytes=max_bytes, **how)
+        client = getattr(self._client, _SERVICES["run"]).api_client
+        how = {"auth_settings": ["Bearer"], "_return_http_data_only": True, **self._how()}
+        body, kind = self._answered(
+            lambda: client.call_api(path, "GET", **how), "get", max_bytes=max_bytes
+        )
         if _is_page(text := body.decode(errors="replace"), kind):
             raise login_page(self.connection)
         return text
 
-    def _sent(
-        self,
-        send: Callable[..., _Answer],
-        operation: str,
-        *words: str,
-        max_bytes: int | None = None,
-        **arguments: object,
+    def _how(self) -> dict[str, object]:
+        return {
+            "_preload_content": False,
+            "_request_timeout": (CONNECT_SECONDS, self._read_seconds),
+        }
+
+    def _answered(
+        self, send: Callable[[], _Answer], operation: str, *, max_bytes: int | None = None
     ) -> tuple[bytes, str]:
-        """Sends one request; returns the answer's body and content type."""
+        """Sends one request; returns the answer's body, or its last bytes, and its content type."""
         refused = importlib.import_module("kfp_server_api").ApiException
         from urllib3.exceptions import HTTPError
 
         try:
-            answer = send(
-                *words,
-                **arguments,
-                _preload_content=False,
-                _request_timeout=(CONNECT_SECONDS, self._read_seconds),
-            )
+            answer = send()
             return self._body(answer, max_bytes), answer.headers.get("Content-Type", "")
         except refused as err:
             headers: Mapping[str, str] = err.headers or {}

@@ -270,9 +270,10 @@ class LastWords:
 
 def last_words(kubeflow: Kubeflow, run_id: str, node: RunNode) -> LastWords:
     """Returns the last words of a node that has ended; none where no log of it is left."""
-    if node.id not in kubeflow.logs:
-        kubeflow.logs[node.id] = _log(kubeflow, run_id, node)
-    return words_in(kubeflow.logs[node.id])
+    # Kept for the next look, unless the log is still on its way to the store.
+    if text := kubeflow.logs.get(node.id) or _log(kubeflow, run_id, node):
+        kubeflow.logs[node.id] = text
+    return words_in(text)
 
 
 def _log(kubeflow: Kubeflow, run_id: str, node: RunNode) -> str:

@@ -497,7 +497,9 @@ def _step(
         # Of a run that has ended nothing will begin, and nothing runs.
         has_run = status == "running" and not (pod and pod.status == "waiting")
         status = "stopped" if has_run else "not run"
-    reason, lines, cause = "", (), None
+    reason = ""
+    lines: tuple[str, ...] = ()
+    cause: Cause | None = None
     if status == "failed" and (pod is not None or task.kind not in _GROUPS):
         words = last_words(kubeflow, run_id, pod) if pod else LastWords()
         message = pod.message if pod else ""
