@@ -3,9 +3,9 @@
 It was written from these sources of 2.17 and of Argo Workflows 4.0:
 `backend/src/v2/driver` (what a task's inputs are, placeholders, caching, the pod's patch),
 `backend/src/v2/component/launcher_v2.go` (defaults of components, artifacts, output files),
-`backend/src/v2/compiler` (templates, exit hooks), `backend/src/apiserver/server/api_converter.go`
-(what a run's tasks look like), the workflow controller's configuration in `manifests` (merged
-retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go` (nodes, retries, hooks).
+`backend/src/v2/compiler` (templates, exit hooks), the workflow controller's configuration in
+`manifests` (merged retries, TTL), Argo's `workflow/controller/{operator,dag,exit_handler}.go`
+(nodes, retries, hooks). What the API shows of a run's nodes is in `kfp_server`.
 
 What it leaves out is refused (`NotPlayedError`): loops, importers, steps that make claims,
 workspaces, task configurations passed through, expressions that select of a value, node affinity,
@@ -38,7 +38,6 @@ TTL_SECONDS = 3600
 MAX_ARGUMENT = 128 * 1024
 
 _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
-_NO_TIME = "0001-01-01T00:00:00Z"
 _INPUT = re.compile(r"\{\{\$\.inputs\.parameters\['(.+?)']}}")
 _CHANNEL = re.compile(r"\$.inputs.parameters\['(.+?)'\]")
 _SCHEMES = {"gs://": "/gcs/", "minio://": "/minio/", "s3://": "/s3/"}
@@ -414,35 +413,23 @@ class KubeflowRun:
         self._ended = self.clock.seconds
         return self.state
 
-    def task_details(self) -> list[Document]:
-        """Returns the run's tasks as the API answers: every node, with no reason and no pod.
-
-        Children are ids of nodes, which no task tells of itself.
-        """
-        told = []
-        for node in sorted(self.nodes.values(), key=lambda each: each.id):
-            state = {"Error": "FAILED", "Omitted": ""}.get(node.phase, node.phase.upper())
-            task_id = hashlib.md5(f"{self.run_id}/{node.id}".encode()).hexdigest()
-            told.append(
-                {
-                    "run_id": self.run_id,
-                    "task_id": "-".join(
-                        task_id[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-                    ),
-                    "display_name": node.shown,
-                    "create_time": self.clock.text(0),
-                    "start_time": self.clock.text(node.began),
-                    "end_time": _NO_TIME if node.ended is None else self.clock.text(node.ended),
-                    # The API leaves out what has no value.
-                    **({"state": state} if state else {}),
-                    **(
-                        {"child_tasks": [{"pod_name": child} for child in node.children]}
-                        if node.children
-                        else {}
-                    ),
-                }
-            )
-        return told
+    def workflow_nodes(self) -> list[Document]:
+        """Returns the nodes of the Workflow so far, as its status has them."""
+        return [
+            {
+                "id": node.id,
+                "name": node.name,
+                "displayName": node.shown,
+                "type": node.type,
+                "templateName": node.template,
+                "phase": node.phase,
+                "startedAt": self.clock.text(node.began),
+                "finishedAt": None if node.ended is None else self.clock.text(node.ended),
+                "children": list(node.children),
+                **({"message": node.message} if node.message else {}),
+            }
+            for node in self.nodes.values()
+        ]
 
     def left_pods(self) -> dict[str, Document]:
         """Returns the pods that are still there: none an hour after the run has ended."""

@@ -272,9 +272,9 @@ class Kubelet:
                     found[name] = _kubelets(variable.get("value", ""))
                 case {"fieldRef": {"fieldPath": path}}:
                     found[name] = field_of(pod, path)
-                case {"resourceFieldRef": {"resource": what}}:
-                    kind, _, resource = what.partition(".")
-                    found[name] = _cores(str(container["resources"][kind][resource]), what)
+                case {"resourceFieldRef": {"resource": "requests.cpu", **about}}:
+                    cores = str(container["resources"]["requests"]["cpu"])
+                    found[name] = str(-(-_milli(cores) // _milli(str(about.get("divisor", "1")))))
                 case {"secretKeyRef": reference} if reference.get("optional"):
                     continue
                 case _:
@@ -446,12 +446,9 @@ def field_of(pod: Document, path: str) -> str:
     raise PodError(f"field path {path}")
 
 
-def _cores(quantity: str, what: str) -> str:
-    """Returns a quantity of CPUs as resourceFieldRef does: whole ones, rounded up."""
-    if not what.endswith(".cpu"):
-        raise PodError(f"resourceFieldRef {what}")
-    milli = int(quantity[:-1]) if quantity.endswith("m") else int(float(quantity) * 1000)
-    return str(-(-milli // 1000))
+def _milli(cores: str) -> int:
+    """Returns thousandths of a CPU."""
+    return int(cores[:-1]) if cores.endswith("m") else int(float(cores) * 1000)
 
 
 def _kubelets(text: str) -> str:
