@@ -193,8 +193,14 @@ def lose(api: KubernetesApi, pod: str, step: Step, how: str) -> None:
     api.end_pod(pod, 137, reason="OOMKilled")
 
 
-@pytest.mark.parametrize("how", ["node", "OOM"])
-@pytest.mark.parametrize("is_gone", [False, True], ids=["job there", "job gone"])
+@pytest.mark.parametrize(
+    ("how", "is_gone"),
+    [
+        pytest.param("OOM", True, id="OOM, job gone"),
+        pytest.param("node", False, id="node, job there"),
+        pytest.param("node", True, id="node, job gone", marks=pytest.mark.soak),
+    ],
+)
 def test_a_training_whose_follower_was_lost_is_finished_and_its_retry_trains_no_second_time(
     step: Callable[..., Step], api: KubernetesApi, tmp_path: Path, how: str, is_gone: bool
 ) -> None:
@@ -303,8 +309,14 @@ def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(
     assert retried.ended_with() == 0, retried.said
 
 
-@pytest.mark.parametrize("how", ["node", "OOM"])
-@pytest.mark.parametrize("is_finished", [False, True], ids=["tried again", "finished"])
+@pytest.mark.parametrize(
+    ("how", "is_finished"),
+    [
+        pytest.param("node", False, id="node, tried again"),
+        pytest.param("OOM", True, id="OOM, finished"),
+        pytest.param("OOM", False, id="OOM, tried again", marks=pytest.mark.soak),
+    ],
+)
 def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
     step: Callable[..., Step], api: KubernetesApi, tmp_path: Path, how: str, is_finished: bool
 ) -> None:
