@@ -25,7 +25,7 @@ run = PipelineRun.of(read_workload("configs/mnist-kubeflow.yaml"))
 def mine() -> None:
     # Where the run fails or is cancelled, this ends the job that it has created.
     end = finish(**run.inputs(finish))
-    with dsl.ExitHandler(control_step(end, run, name="Finish")):
+    with dsl.ExitHandler(follower(end, run, name="Finish")):
         span = control_step(period(**run.inputs(period, cache_days=30)), run, name="Period")
         key = span.outputs["number"]
         measured = profile(**run.inputs(profile, cache_key=key))

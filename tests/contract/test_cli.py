@@ -72,6 +72,8 @@ VERBS = {
         "--run-id",
         "--make-token",
         "--finish",
+        "--evaluation",
+        "--report",
         "--always",
         "--model",
         "--summary",
@@ -179,6 +181,7 @@ HIDDEN = {
     "decide": {"--param", "--executor-input"},
     "train": {
         *("--run-id", "--make-token", "--profile", "--finish", "--always"),
+        *("--evaluation", "--report"),
         *("--param", "--executor-input"),
     },
     "evaluate": {

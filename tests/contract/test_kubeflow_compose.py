@@ -122,7 +122,7 @@ def test_a_pipeline_of_another_version_is_refused_with_what_to_do(tmp_path: Path
     (tmp_path / "pipelines").mkdir()
     file = tmp_path / "pipelines" / "kubeflow.py"
     file.write_text("from stoker.kubeflow import on_todays_host\n")
-    with pytest.raises(UsageError, match="another version of stoker: .*on_todays_host") as caught:
+    with pytest.raises(UsageError, match=r"another version of stoker: .*on_todays_host") as caught:
         compile_kubeflow(sample.WORKLOAD, folder=tmp_path)
     assert str(file) in (caught.value.where or "")
     assert "stoker init NEW" in (caught.value.fix or "")

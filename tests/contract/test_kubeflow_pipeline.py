@@ -244,7 +244,7 @@ def test_a_step_has_a_time_limit_but_for_those_that_follow_a_job() -> None:
             if "activeDeadlineSeconds" in pod
         }
 
-    control = ("period", "decide", "evaluate", "gate", "finish")
+    control = ("period", "decide", "evaluate", "gate")
     assert limits() == dict.fromkeys(control, 3600)
     sets = ("kubernetes.max_run_seconds=7200", "kubernetes.control.max_run_seconds=0")
     assert limits(*sets) == {}
@@ -279,7 +279,7 @@ def test_the_pod_that_follows_a_job_is_left_alone_and_known_by_its_label() -> No
         },
         "labels": {"stoker/role": "follower"},
     }
-    assert annotated == {"exec-profile": told, "exec-train": told}
+    assert annotated == {"exec-profile": told, "exec-train": told, "exec-finish": told}
 
 
 def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path: Pa
 
 def test_a_step_that_creates_a_job_knows_its_own_pod_and_is_tried_again() -> None:
     pipeline, pods = sample.documents()
-    for task in ("profile", "train"):
+    for task in ("profile", "train", "finish"):
         paths = {env["name"]: env["fieldPath"] for env in pods[f"exec-{task}"]["fieldPathAsEnv"]}
         assert paths == {
             "POD_NAME": "metadata.name",
@@ -320,7 +320,7 @@ def test_a_step_that_creates_a_job_knows_its_own_pod_and_is_tried_again() -> Non
         for name, task in sample.tasks(pipeline).items()
         if "retryPolicy" in task
     }
-    assert retried == {"profile": 3, "train": 3}
+    assert retried == {"profile": 3, "train": 3, "finish": 3}
 
 
 def test_the_runs_own_id_is_the_whole_value_of_an_input() -> None:

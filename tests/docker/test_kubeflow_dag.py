@@ -19,6 +19,7 @@ from kfp.dsl import ContainerSpec
 
 from stoker import kubeflow
 from stoker.kubeflow import PipelineRun, control_step
+from stoker.logs import parse_line
 from stoker.orchestrators.kubeflow.compile import compile_kubeflow, kubeflow_request
 from stoker.platforms.kubernetes.submit import rules
 from stoker.records import (
@@ -54,8 +55,8 @@ DOCUMENT: Mapping[str, Json] = {
     "image": "job:latest",
     "platform": "kubernetes",
     "cluster": {"dnn": {"instance_type": TYPE, "count": 1}},
-    "hyperparameters": {"epochs": 3},
-    "training": {"epochs": 3, "samples_per_epoch": 512, "global_batch_size": 64},
+    "hyperparameters": {"epochs": 8},
+    "training": {"epochs": 8, "samples_per_epoch": 512, "global_batch_size": 64},
     "constraints": {
         "objective": "time",
         "max_data_hosts": 1,
@@ -98,7 +99,15 @@ def kubelet(engine: Engine, tmp_path: Path) -> Iterator[Kubelet]:
 class Run:
     """A run of a pipeline on the kubelet's cluster, with the records that its steps left."""
 
-    def __init__(self, definition: str, kubelet: Kubelet, folder: Path, workload: Workload) -> None:
+    def __init__(
+        self,
+        definition: str,
+        kubelet: Kubelet,
+        folder: Path,
+        workload: Workload,
+        *,
+        state: str = "SUCCEEDED",
+    ) -> None:
         assert workload.kubernetes
         # A pod may do what the rendered Role allows, and nothing more.
         kubelet.api.role = rules(workload.kubernetes)
@@ -107,15 +116,16 @@ class Run:
             Pipeline(definition),
             execute=kubelet.run_step,
             store=self.store,
+            # The profile needs 30 batches, the training no more than three epochs.
+            parameters={"epochs": 3},
             namespace=NAMESPACE,
             workflow="mini-x7k2p",
         )
         kubelet.api.put("workflows", self.kubeflow.workflow_document())
-        state = self.kubeflow.run()
+        self.state = self.kubeflow.run()
         words = kubelet.all_logs()
         print(words)
-        assert state == "SUCCEEDED", f"{self.kubeflow.logs}\n{words}"
-        self._kubelet = kubelet
+        assert self.state == state, f"{self.kubeflow.logs}\n{words}"
 
     def step(self, task: str) -> Step:
         """Returns the last attempt at a task."""
@@ -171,6 +181,37 @@ def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet: Kubelet, tmp_path
     tasks = [step.task for step in run.kubeflow.steps]
     assert tasks[0] == "prepare"
     assert tasks[-2:] == ["deploy", "finish"]
+
+
+def test_a_lost_pod_that_follows_a_training_is_tried_again_and_adopts_it(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    kubelet.lost = {"train": "vanished"}
+    definition = compile_kubeflow(WITHOUT_CLAIM, folder=ROOT).definition
+    run = Run(definition, kubelet, tmp_path, WITHOUT_CLAIM)
+    run.check(has_claim=False)
+    assert [step.attempt for step in run.kubeflow.steps if step.task == "train"] == [0, 1]
+    events = [event for lines in kubelet.logs.values() for event in map(parse_line, lines) if event]
+    made = [event.values["job"] for event in events if event.event == "job_created"]
+    adopted = [event.values["job"] for event in events if event.event == "job_adopted"]
+    assert made == ["mini-5b1f6c3e-profile", "mini-5b1f6c3e"]
+    assert adopted == ["mini-5b1f6c3e"]
+
+
+def test_a_training_that_has_lost_its_step_is_told_by_the_last_one(
+    kubelet: Kubelet, tmp_path: Path
+) -> None:
+    """Kubeflow never tries an exit code again: the run stays FAILED, and its model is not lost."""
+    kubelet.lost = {"train": "killed"}
+    definition = compile_kubeflow(WITHOUT_CLAIM, folder=ROOT).definition
+    run = Run(definition, kubelet, tmp_path, WITHOUT_CLAIM, state="FAILED")
+    assert [step.attempt for step in run.kubeflow.steps if step.task == "train"] == [0]
+    training = run.record("finish", "record", Training)
+    assert training.status == "succeeded"
+    assert run.record("finish", "evaluation", Evaluation).passed
+    assert "<svg" in run.step("finish").output("report").read_text()
+    log = kubelet.log(run.step("finish").pod["metadata"]["name"])
+    assert "though the run has FAILED: Retry takes it up" in log.splitlines()[-1]
 
 
 @dsl.container_component

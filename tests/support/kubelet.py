@@ -38,6 +38,10 @@ class PodError(AssertionError):
     """A pod that this kubelet cannot run as a real one would."""
 
 
+class _MissingError(PodError):
+    """A ConfigMap or a Secret that a pod mounts and that is not there."""
+
+
 @dataclass
 class _Container:
     """A container that runs, with the thread that hands on what it writes."""
@@ -60,6 +64,8 @@ class Kubelet:
     Attributes:
         api: The API server's double, which containers reach as pods do.
         logs: Name of each pod to what it wrote.
+        lost: Name of a step that follows a job to how its pod is lost once the job's pods run:
+            "killed" (it ends with 137), or "vanished".
     """
 
     def __init__(self, engine: Engine, folder: Path, *, claims: Mapping[str, Path]) -> None:
@@ -73,6 +79,7 @@ class Kubelet:
         self._is_over = threading.Event()
         self._broken: list[BaseException] = []
         self.logs: dict[str, list[str]] = {}
+        self.lost: dict[str, str] = {}
 
     def __enter__(self) -> "Kubelet":
         self._stack = contextlib.ExitStack()
@@ -119,6 +126,8 @@ class Kubelet:
         self.api.start_pod(made.pod)
         deadline = time.monotonic() + seconds
         while (code := self._code(made)) is None:
+            if step.task in self.lost and self._follows(made.pod):
+                return self._lose(made, self.lost.pop(step.task))
             assert time.monotonic() < deadline, (
                 f"{step.task} runs on:\n{self.log(made.pod)[-4000:]}"
             )
@@ -128,6 +137,19 @@ class Kubelet:
         self.api.end_pod(made.pod, 1 if code else 0)
         self._remove(made)
         return code
+
+    def _lose(self, made: _Container, how: str) -> str:
+        self._engine.run("kill", made.name)
+        self._remove(made)
+        if how == "vanished":
+            self.api.remove("pods", made.pod)
+        else:
+            self.api.end_pod(made.pod, 137)
+        return how
+
+    def _follows(self, pod: str) -> bool:
+        """Returns whether the log of a step says that the pods of its job run."""
+        return "it runs on node" in self.log(pod)
 
     def log(self, pod: str) -> str:
         """Returns what a pod wrote so far."""
@@ -166,10 +188,14 @@ class Kubelet:
                     there[name] = pod
         for name, pod in there.items():
             if name not in self._containers and pod["status"]["phase"] == "Pending":
-                self._start_of_job(pod)
+                # MountVolume.SetUp is tried again until the object is there.
+                with contextlib.suppress(_MissingError):
+                    self._start_of_job(pod)
         for name, container in list(self._containers.items()):
             for volume, folder in container.live:
-                self._write_config(volume, folder)
+                # What is deleted meanwhile stays as it was.
+                if api.has("configmaps", volume["configMap"]["name"]):
+                    self._write_config(volume, folder)
             if name not in there:
                 self._remove(container)
             elif (code := self._code(container)) is not None:
@@ -349,7 +375,7 @@ class Kubelet:
         about = volume["configMap"]
         if not self.api.has("configmaps", about["name"]):
             if not about.get("optional"):
-                raise PodError(f'configmap "{about["name"]}" not found')
+                raise _MissingError(f'configmap "{about["name"]}" not found')
             return
         data = self.api.get("configmaps", about["name"]).get("data", {})
         paths = {item["key"]: item["path"] for item in about.get("items", ())}
@@ -366,6 +392,8 @@ class Kubelet:
         folder = self._folder_of(pod, volume)
         if folder.exists():
             return folder
+        if not self.api.has("secrets", secret):
+            raise _MissingError(f'secret "{secret}" not found')
         folder.mkdir(parents=True)
         data = self.api.get("secrets", secret)["stringData"]
         for item in about.get("items") or [{"key": key, "path": key} for key in data]:

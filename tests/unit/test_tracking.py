@@ -117,7 +117,7 @@ def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
     def refuse(*_: object, **__: object) -> None:
         raise PlatformError("refused")
 
-    monkeypatch.setattr("stoker.cli.train.train_and_keep", refuse)
+    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", refuse)
     ends: list[Training | None] = []
     for first in (None, training()):
         if first:
@@ -136,7 +136,7 @@ def test_a_second_start_whose_job_began_and_left_no_record_has_failed(
         on_submit()
         raise PlatformError("lost")
 
-    monkeypatch.setattr("stoker.cli.train.train_and_keep", lose)
+    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", lose)
     for first in (None, training()):
         if first:
             write_json(tmp_path / "runs" / "mnist-1" / "training.json", first)

@@ -59,7 +59,7 @@ def test_the_evaluation_of_a_name_goes_with_the_training_that_it_judged(
         write_json(job.run_dir / "training.json", again)
         return again
 
-    monkeypatch.setattr("stoker.cli.train.train_and_keep", train_again)
+    monkeypatch.setattr("stoker.cli.kept_training.train_and_keep", train_again)
     workload = json.dumps({"name": "mnist", "command": ["true"]})
     stoker("train", workload, "--name", "mnist-1", cwd=tmp_path)
     assert (folder / "evaluation.json").exists() == stays

@@ -66,7 +66,6 @@ def finish_run(
     *,
     run_id: str,
     outcome: str,
-    champion: str | None,
     outputs: FinishOutputs,
     as_json: bool,
 ) -> None:
@@ -78,7 +77,6 @@ def finish_run(
         workload: The workload of the run.
         run_id: Id of the run.
         outcome: How the run ended: JSON as of Kubeflow's PipelineTaskFinalStatus.
-        champion: As for `follow_lost`.
         outputs: As for `follow_lost`.
         as_json: Prints JSON.
 
@@ -109,7 +107,6 @@ def finish_run(
                 workload,
                 run_id=run_id,
                 platform=platform,
-                champion=champion,
                 outputs=outputs,
                 quiet=as_json,
             ):
@@ -162,7 +159,6 @@ def follow_lost(
     *,
     run_id: str,
     platform: "RecoveringPlatform[object]",
-    champion: str | None,
     outputs: FinishOutputs,
     quiet: bool,
 ) -> Iterator[FollowedJob]:
@@ -174,7 +170,6 @@ def follow_lost(
         workload: The workload of the run.
         run_id: Id of the run.
         platform: The platform of the jobs.
-        champion: The model in use, for gates; None: there is none.
         outputs: Where the results go.
         quiet: Whether to show nothing.
 
@@ -196,7 +191,6 @@ def follow_lost(
                     workload=workload,
                     run=run,
                     platform=platform,
-                    champion=champion,
                     outputs=outputs,
                     quiet=quiet,
                 )
@@ -266,7 +260,6 @@ def _follow_training(
     workload: "Workload",
     run: str,
     platform: "RecoveringPlatform[object]",
-    champion: str | None,
     outputs: FinishOutputs,
     quiet: bool,
 ) -> str:
@@ -275,6 +268,7 @@ def _follow_training(
 
     from stoker.catalog import catalog_of
     from stoker.cli.evaluate import judged
+    from stoker.cli.kept_training import train_and_keep
     from stoker.cli.outputs import (
         Outputs,
         deliver,
@@ -283,7 +277,6 @@ def _follow_training(
         training_words,
     )
     from stoker.cli.tracking import keep_tracked
-    from stoker.cli.train import train_and_keep
     from stoker.cli.workloads import named_run_dir
     from stoker.records import Decision, Workload, read_json, write_text
     from stoker.records.training import copied_to
@@ -330,13 +323,19 @@ def _follow_training(
         model_uri=record.model_uri or "",
     )
     if "profile.json" in records:
+        # The claim of champions is not mounted here: the step that frees hosts must not wait for a
+        # volume. A retry judges by all gates.
+        gates = tuple(
+            gate
+            for gate in workload.gate
+            if gate.min_champion is None and gate.max_champion is None
+        )
         judged(
-            # The gate is no part of what Train was asked for.
-            msgspec.structs.replace(asked, gate=workload.gate),
+            msgspec.structs.replace(asked, gate=gates),
             records=(run_dir / "profile.json", run_dir / "decision.json", str(file)),
             outputs_uri=None,
             may_be_lost=False,
-            champion=champion,
+            champion=None,
             destinations=Outputs(out=outputs.evaluation or run_dir / "evaluation.json"),
             report=outputs.report or run_dir / "report.html",
             links={},

@@ -213,6 +213,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     """Runs the steps; returns the exit code, and the evaluation if the training succeeded."""
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm
+    from stoker.cli.kept_training import train_and_keep
     from stoker.cli.outputs import (
         decision_words,
         evaluation_words,
@@ -222,7 +223,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         training_words,
     )
     from stoker.cli.profile import following_profile
-    from stoker.cli.train import command_line, train_and_keep
+    from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
     from stoker.decide import decide, local_core_words
     from stoker.evaluate import evaluate

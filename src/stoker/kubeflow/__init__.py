@@ -360,7 +360,6 @@ def finish(
     workload: str,
     run_id: str,
     gate: str | None = None,
-    champion: str | None = None,
 ) -> ContainerSpec:
     """Ends the workload's jobs of the run, its profile's too, and says how the run ended.
 
@@ -375,8 +374,7 @@ def finish(
         image: Image of the step's pod; it needs no torch.
         workload: The workload, as JSON.
         run_id: The run's own id.
-        gate: As for evaluate.
-        champion: As for evaluate.
+        gate: As for evaluate; a champion is not compared with.
         record: training.json or profile.json of a job whose step was lost.
         evaluation: evaluation.json of a training whose step was lost.
         report: The page of a training whose step was lost.

@@ -8,6 +8,7 @@ What some can do beyond that, and the method that has it:
     leaves a job running as stoker ends    `leave`        -        -          x
     has a form of its own for a request    `manifest`     -        -          x
     ends what is left of a run's jobs      `clean_up`     -        -          x
+    recovers a run whose step was lost     `lost`         -        -          x
 
 A new one is a package here, a name and a class below, and its name, facts and settings in
 `records/platforms.py`; docs/architecture.md has the rest.

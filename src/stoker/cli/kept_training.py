@@ -1,0 +1,145 @@
+"""A training is shown while it runs, and its record is kept; verbs and last steps share this."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.cli.progress import following, relative, say
+
+if TYPE_CHECKING:
+    from stoker.catalog import Catalog
+    from stoker.platforms.base import JobSpec, Platform
+    from stoker.records import Decision, Profile, Training, Workload
+
+# Of the profile that is kept with a job: what its ConfigMap has room for.
+_MAX_PROFILE_BYTES = 700 << 10
+
+
+def records_of_step(
+    workload: "Workload", decision: "Decision | None", profile: "Profile | None"
+) -> dict[str, str]:
+    """Returns the records from which a pipeline's last step can follow a training; {}: it cannot.
+
+    Args:
+        workload: The workload of the run, its parameters applied.
+        decision: The decision; None: a training that nobody decided on.
+        profile: What was decided on, for the evaluation.
+    """
+    from stoker.records import to_json
+
+    if decision is None:
+        return {}
+    found = {
+        "step": "training",
+        "workload.json": to_json(workload),
+        "decision.json": to_json(decision),
+    }
+    measured = to_json(profile) if profile else ""
+    if measured and len(measured.encode()) <= _MAX_PROFILE_BYTES:
+        found["profile.json"] = measured
+    return found
+
+
+def train_and_keep(
+    job: "JobSpec",
+    *,
+    platform: "Platform[object]",
+    catalog: "Catalog",
+    decision: "Decision | None",
+    total_steps: int | None,
+    out: Path | None,
+    again: str,
+    quiet: bool,
+    echo: bool,
+    on_submit: Callable[[], None],
+) -> "Training":
+    """Trains and shows how far it is; keeps the record of a training that is stopped.
+
+    The step of a pipeline (`job.records`) takes the record of an earlier attempt that succeeded.
+
+    Args:
+        job: What to train; its folder gets the record of a training that is stopped.
+        platform: The platform that runs the job.
+        catalog: Prices of that platform.
+        decision: The decision that predicted its time, if there is one.
+        total_steps: Steps of the whole training, if known.
+        out: Second file for the record of a training that is stopped.
+        again: The command that goes on after a stop.
+        quiet: Whether to show nothing.
+        echo: Whether to show the lines of the script, too.
+        on_submit: As of `stoker.train.train`.
+    """
+    from stoker.cli.outputs import carried
+    from stoker.cli.tracking import start_tracking
+    from stoker.platforms.base import RecoveringPlatform
+    from stoker.records import Training, read_json, write_json
+    from stoker.train import train
+
+    keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
+    request = keeper.plan(job) if keeper else None
+    kept = keeper.kept(request) if keeper else ""
+    if kept and (found := read_json(kept, Training)).status == "succeeded":
+        say(f"{job.name} has trained before: this is its record", quiet=quiet)
+        write_json(job.run_dir / "training.json", found)
+        return found
+    job = start_tracking(job, platform=platform.name, quiet=quiet)
+    with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
+        record = train(
+            job,
+            platform=platform,
+            catalog=catalog,
+            decision=decision,
+            on_line=follow.line,
+            on_stop=lambda stopped: keep_stopped(
+                stopped, job=job, out=out, again=again, quiet=quiet
+            ),
+            on_submit=on_submit,
+        )
+    if keeper:
+        keeper.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))
+    return record
+
+
+# Of a training's record that is kept on the platform.
+MAX_KEPT_BYTES = 64 << 10
+
+
+def keep_stopped(
+    record: "Training", *, job: "JobSpec", out: Path | None, again: str, quiet: bool
+) -> None:
+    """Copies the record of a stopped training, and prints what is kept and how to go on.
+
+    Args:
+        record: What was measured until then, as it is in the run's folder; status `stopped`.
+        job: The job, whose folder the record is in.
+        out: Second file for the record.
+        again: The command that goes on.
+        quiet: Whether to print nothing.
+
+    Raises:
+        UsageError: If the record cannot be written.
+    """
+    from stoker.cli.outputs import training_words
+    from stoker.cli.tracking import keep_tracked
+    from stoker.records import write_json
+    from stoker.records.training import copied_to
+
+    run_dir = job.run_dir
+    files = [run_dir / "training.json", *([out] if out else [])]
+    if out:
+        write_json(out, copied_to(out, record, run_dir=run_dir))
+    say(
+        f"{training_words(record)}: all hosts have ended\n"
+        f"kept:  {', '.join(map(relative, files))} (status: stopped), "
+        f"{relative(run_dir / 'logs')}, and what the script saved\n"
+        f"again: {again}",
+        quiet=quiet,
+    )
+    keep_tracked(
+        job.tracking,
+        run=job.run_name,
+        training=record,
+        files=[run_dir / "training.json"],
+        is_stopped=True,
+        quiet=quiet,
+    )

@@ -1,0 +1,373 @@
+"""A pipeline's steps are real processes; what follows a job dies, and the run's last step goes on.
+
+The pods of Profile, Train and Finish get from the double what Kubeflow and Argo give them. When an
+attempt is made, and in which order steps run, is told by the tests.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.launch.finish import leave_in_pod
+from stoker.launch.passive_profile import FILE
+from stoker.launch.topology import HostGroup, Topology
+from stoker.logs import Log
+from stoker.platforms.kubernetes.objects import WORKLOAD_NAME_ANNOTATION
+from stoker.records import Plan, write_json
+from support import sample_records
+from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_jobs import DATA, DNN, POOLS
+from support.local_job import until
+from support.train_command import END_SECONDS
+
+pytestmark = pytest.mark.fault
+
+RUN_ID = "5f0c1a2b-77aa-4c1e-9d53-0123456789ab"
+RUN = "mnist-5f0c1a2b"
+OUTCOME = {"state": "FAILED", "error": {"message": "Train failed"}}
+WORKLOAD = {
+    "name": "mnist",
+    "platform": "kubernetes",
+    "command": ["python", "train.py"],
+    "image": "registry.example/mnist:1",
+    "cluster": {"dnn": {"instance_type": "g5.2xlarge"}},
+    "gate": [{"metric": "accuracy", "min": 0.9}],
+    "kubernetes": {"pools": dict(POOLS), "output": "pvc://outputs/runs"},
+}
+
+
+class Step:
+    """A step's container: one process of the verb, in the folder of its pod."""
+
+    def __init__(self, folder: Path, words: list[str], environ: Mapping[str, str]) -> None:
+        self.folder = folder
+        self._said = folder / "said"
+        with self._said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "stoker.cli", *words],
+                cwd=folder,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def ended_with(self) -> int:
+        return self.process.wait(END_SECONDS)
+
+    def record(self, name: str) -> Any:
+        """Returns one of the output artifacts."""
+        return json.loads((self.folder / "out" / name).read_text())
+
+    @property
+    def last_line(self) -> str:
+        return self.said.splitlines()[-1]
+
+
+@pytest.fixture
+def api() -> Iterator[KubernetesApi]:
+    with kubernetes_api() as found:
+        found.make_workflow("w")
+        yield found
+
+
+@pytest.fixture
+def step(tmp_path: Path, api: KubernetesApi) -> Iterator[Callable[..., Step]]:
+    """Starts a step of the run; each has a pod and a folder of its own."""
+    environ = {**os.environ, "KUBECONFIG": str(kube_config(tmp_path, api.url))}
+    begun: list[Step] = []
+
+    def make(verb: str, pod: str, *, workflow: str = "w", **inputs: object) -> Step:
+        folder = tmp_path / pod
+        (folder / "out").mkdir(parents=True)
+        names = ("record", "evaluation", "report", "model", "summary", "profile")
+        kinds = {"metrics": "system.Metrics", "model": "system.Model"}
+        artifacts = {
+            name: {
+                "artifacts": [{"type": {"schemaTitle": kinds.get(name, "")}, "uri": f"s3://{name}"}]
+            }
+            for name in (*names, "metrics")
+        }
+        values = {"workload": json.dumps(WORKLOAD), "image": "stoker:1", **inputs}
+        document = {
+            "inputs": {"parameterValues": values},
+            "outputs": {"outputFile": str(folder / "told.json"), "artifacts": artifacts},
+        }
+        if verb == "profile":
+            words = ["profile", "--out=out/profile", "--summary=out/summary", "--yes"]
+        elif verb == "train":
+            write_json(folder / "decision", decision())
+            write_json(folder / "profile", profile())
+            words = ["train", "--profile=profile", "--decision=decision", "--out=out/record"]
+            words += ["--summary=out/summary", "--model=out/model", "--always", "--yes"]
+            values["run_id"] = RUN_ID
+        else:
+            words = ["train", "--finish", "--out=out/record", "--evaluation=out/evaluation"]
+            words += ["--report=out/report", "--model=out/model"]
+            values |= {"run_id": RUN_ID, "outcome": OUTCOME}
+        told = api.make_step(pod, workflow=workflow, run_id=RUN_ID)
+        found = Step(
+            folder, [*words, "--executor-input", json.dumps(document)], {**environ, **told}
+        )
+        begun.append(found)
+        return found
+
+    yield make
+    for each in begun:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait(END_SECONDS)
+
+
+def decision() -> Any:
+    plan = Plan(action="heterogeneous", groups=(DNN, DATA))
+    found = sample_records.decision()
+    return msgspec.structs.replace(found, plan=plan, plans=(plan,), workload_sha256=None)
+
+
+def profile() -> Any:
+    found = sample_records.profile()
+    return msgspec.structs.replace(found, workload_sha256=None, unmeasured=("cached batches",))
+
+
+def lines_of(folder: Path, run: str, name: str, record: Any) -> list[str]:
+    """Returns what the leader's launcher says at its end of the file that it leaves."""
+    output = folder / f"leader-{run}"
+    output.mkdir(exist_ok=True)
+    write_json(output / name, record)
+    leader = f"{run}-dnn-0-0"
+    topology = Topology(
+        host=leader,
+        groups=(HostGroup(name="dnn", role="dnn", instance_type="", hosts=(leader,)),),
+    )
+    with (folder / "lines").open("w+") as said:
+        log = Log(run=run, host=leader, stream=said)
+        leave_in_pod(base_dir=folder, output=output, topology=topology, exit_code=0, log=log)
+        said.seek(0)
+        return said.read().splitlines()
+
+
+def leader_of(api: KubernetesApi, run: str = RUN) -> str:
+    (found,) = api.pods(run, "dnn")
+    return found
+
+
+def follow(step: Step, api: KubernetesApi, run: str = RUN) -> None:
+    """The job's hosts run, and their log is read."""
+    until(lambda: api.has("poddisruptionbudgets", "w-followers"), what="the job is made")
+    api.run_pods(run)
+    api.say(leader_of(api, run), "a line of the leader")
+    until(lambda: api.num_streams >= 3, what="the job is followed")
+
+
+def end(api: KubernetesApi, folder: Path, run: str = RUN, *, record: Any = None) -> None:
+    """The job ends, and its leader leaves its record."""
+    name = FILE if run.endswith("-profile") else "training.json"
+    left = record or (profile() if name == FILE else sample_records.training())
+    leader = leader_of(api, run)
+    api.say(leader, *lines_of(folder, run, name, left))
+    api.end_pod(leader)
+    api.end_job(run)
+
+
+def lose(api: KubernetesApi, pod: str, step: Step, how: str) -> None:
+    """The follower ends with an exit code, which Kubeflow Pipelines 2.17 never tries again."""
+    if how == "node":
+        assert api.take_node(pod, step.process, seconds=END_SECONDS) == 143, step.said
+        return
+    # kill -9, and what the kernel does to a container beyond its memory limit: exit code 137.
+    step.process.kill()
+    assert step.ended_with() == -signal.SIGKILL
+    api.end_pod(pod, 137, reason="OOMKilled")
+
+
+@pytest.mark.parametrize(
+    ("how", "is_gone"),
+    [
+        pytest.param("OOM", True, id="OOM, job gone"),
+        pytest.param("node", False, id="node, job there"),
+        pytest.param("node", True, id="node, job gone", marks=pytest.mark.soak),
+    ],
+)
+def test_a_training_whose_follower_was_lost_is_finished_and_its_retry_trains_no_second_time(
+    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path, how: str, is_gone: bool
+) -> None:
+    train = step("train", "train-1")
+    follow(train, api)
+    assert not api.may_evict("train-1")
+    uid = api.get("jobsets", RUN)["metadata"]["uid"]
+    lose(api, "train-1", train, how)
+    finish = step("finish", "finish")
+    until(lambda: "a line of the leader" in finish.said, what="the last step follows the job")
+    assert not api.may_evict("finish")
+    end(api, tmp_path)
+    assert finish.ended_with() == 0, finish.said
+    assert api.get("jobsets", RUN)["metadata"]["uid"] == uid
+    assert finish.record("record")["status"] == "succeeded"
+    assert finish.record("evaluation")["gates"][0]["metric"] == "accuracy"
+    assert "<html" in (finish.folder / "out" / "report").read_text()
+    told = json.loads((finish.folder / "told.json").read_text())["artifacts"]
+    model = told["model"]["artifacts"][0]["metadata"]["model_uri"]
+    assert model == f"pvc://outputs/runs/{RUN}/model"
+    assert told["metrics"]["artifacts"][0]["metadata"]["step_seconds"] > 0
+    assert "the training is finished though the run has FAILED: Retry" in finish.last_line
+    if is_gone:
+        api.remove("workflows", "w")
+        assert api.names("jobsets") == []
+        api.make_workflow("w")
+    created = api.count("POST /apis/jobset.x-k8s.io")
+    retried = step("train", "train-2")
+    assert retried.ended_with() == 0, retried.said
+    assert "is its record" in retried.said
+    assert api.count("POST /apis/jobset.x-k8s.io") == created
+    assert retried.record("record")["status"] == "succeeded"
+
+
+def test_a_training_that_ended_while_nobody_followed_it_is_read_by_the_last_step(
+    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path
+) -> None:
+    train = step("train", "train-1")
+    follow(train, api)
+    lose(api, "train-1", train, "OOM")
+    failed = msgspec.structs.replace(
+        sample_records.training(), status="failed", exit_code=1, failure="ValueError: bad"
+    )
+    leader = leader_of(api)
+    api.say(leader, *lines_of(tmp_path, RUN, "training.json", failed))
+    api.end_pod(leader, 1)
+    api.end_job(RUN, "Failed")
+    uid = api.get("jobsets", RUN)["metadata"]["uid"]
+    finish = step("finish", "finish")
+    assert finish.ended_with() == 0, finish.said
+    # Not made again, as a retried Train would do.
+    assert api.get("jobsets", RUN)["metadata"]["uid"] == uid
+    assert finish.record("record")["failure"] == "ValueError: bad"
+    assert "the training has failed" in finish.last_line
+
+
+def test_a_retry_without_the_last_step_adopts_the_job_and_one_after_it_has_its_record(
+    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path
+) -> None:
+    first = step("train", "train-1")
+    follow(first, api)
+    lose(api, "train-1", first, "OOM")
+    second = step("train", "train-2")
+    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    end(api, tmp_path)
+    assert second.ended_with() == 0, second.said
+    # The run fails for another reason: nothing is lost.
+    finish = step("finish", "finish")
+    assert finish.ended_with() == 0, finish.said
+    assert finish.last_line == "no job of the run was left"
+    assert not (finish.folder / "out" / "record").exists()
+    assert api.count("DELETE") == 0
+
+
+@pytest.mark.parametrize("when", ["before", "while it follows"])
+def test_the_job_of_a_run_that_somebody_ends_is_deleted_by_the_last_step(
+    step: Callable[..., Step], api: KubernetesApi, when: str
+) -> None:
+    train = step("train", "train-1")
+    follow(train, api)
+    lose(api, "train-1", train, "OOM")
+    if when == "before":
+        api.terminate_workflow("w")
+    finish = step("finish", "finish")
+    if when == "while it follows":
+        until(lambda: "a line of the leader" in finish.said, what="the last step follows the job")
+        api.terminate_workflow("w")
+    assert finish.ended_with() == 0, finish.said
+    assert api.names("jobsets") == []
+    assert not (finish.folder / "out" / "record").exists()
+
+
+def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(
+    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path
+) -> None:
+    train = step("train", "train-1")
+    follow(train, api)
+    lose(api, "train-1", train, "OOM")
+    finish = step("finish", "finish")
+    until(lambda: "a line of the leader" in finish.said, what="the last step follows the job")
+    assert api.take_node("finish", finish.process, seconds=END_SECONDS) == 143, finish.said
+    assert api.names("jobsets") == [RUN]
+    retried = step("train", "train-2")
+    until(lambda: "job_adopted" in retried.said, what="the job is adopted")
+    end(api, tmp_path)
+    assert retried.ended_with() == 0, retried.said
+
+
+@pytest.mark.parametrize(
+    ("how", "is_finished"),
+    [
+        pytest.param("node", False, id="node, tried again"),
+        pytest.param("OOM", True, id="OOM, finished"),
+        pytest.param("OOM", False, id="OOM, tried again", marks=pytest.mark.soak),
+    ],
+)
+def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
+    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path, how: str, is_finished: bool
+) -> None:
+    run = f"{RUN}-profile"
+    first = step("profile", "profile-1")
+    follow(first, api, run)
+    assert api.get("jobsets", run)["metadata"]["annotations"][WORKLOAD_NAME_ANNOTATION] == "mnist"
+    uid = api.get("jobsets", run)["metadata"]["uid"]
+    lose(api, "profile-1", first, how)
+    assert api.names("jobsets") == [run]
+    if is_finished:
+        finish = step("finish", "finish")
+        until(lambda: "job_adopted" in finish.said, what=f"it is followed {finish.said}")
+        end(api, tmp_path, run)
+        assert finish.ended_with() == 0, finish.said
+        assert finish.record("record")["step"]["step_seconds"] > 0
+        assert "the profile is finished though the run has FAILED: Retry" in finish.last_line
+        api.remove("workflows", "w")
+        api.make_workflow("w")
+        assert api.names("jobsets") == []
+    second = step("profile", "profile-2")
+    if not is_finished:
+        until(lambda: "job_adopted" in second.said, what="the job is adopted")
+        end(api, tmp_path, run)
+    assert second.ended_with() == 0, second.said
+    assert second.record("profile")["step"]["step_seconds"] > 0
+    left = [api.get("jobsets", name)["metadata"]["uid"] for name in api.names("jobsets")]
+    assert left == ([] if is_finished else [uid])
+
+
+def test_a_profile_of_a_run_that_somebody_ends_is_deleted(
+    step: Callable[..., Step], api: KubernetesApi
+) -> None:
+    first = step("profile", "profile-1")
+    follow(first, api, f"{RUN}-profile")
+    api.terminate_workflow("w")
+    first.process.terminate()
+    assert first.ended_with() == 143, first.said
+    assert api.names("jobsets") == []
+
+
+def test_a_profile_that_failed_by_itself_is_not_followed_again(
+    step: Callable[..., Step], api: KubernetesApi
+) -> None:
+    run = f"{RUN}-profile"
+    first = step("profile", "profile-1")
+    follow(first, api, run)
+    leader = leader_of(api, run)
+    api.end_pod(leader, 1)
+    api.end_job(run, "Failed")
+    assert first.ended_with() == 6, first.said
+    finish = step("finish", "finish")
+    assert finish.ended_with() == 0, finish.said
+    assert finish.last_line == "no job of the run was left"
