@@ -594,6 +594,7 @@ class KubernetesApi:
                 described["labels"] = {
                     "workflows.argoproj.io/workflow": workflow,
                     "stoker/role": "follower",
+                    "stoker/step": re.sub(r"-\d+$", "", name),
                 }
                 described["ownerReferences"] = [self._reference("workflows", workflow)]
             pod: Object = {

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # As Kubeflow's pages say it, and as its driver hands it to an exit handler.
 _FAILED = ("failed", "error", "system_error")
+# Of a step whose driver failed or whose pod was killed nothing is published: to Kubeflow it still
+# runs when the run is over.
+_UNTOLD = ("running", "new")
 _SUCCEEDED = ("succeeded", "success", "complete", "cached")
 
 
@@ -91,6 +94,12 @@ def finish_run(
 
     run = workload.run_name(run_id)
     state, why = _state(outcome)
+    platform = platform_named(workload.platform, settings=workload)
+    if state not in _SUCCEEDED and isinstance(platform, RecoveringPlatform):
+        if platform.is_cancelled(workload):
+            state = "cancelled"
+        elif state in _UNTOLD:
+            state = "failed"
     followed: list[FollowedJob] = []
     ended = ""
     with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:
@@ -101,8 +110,7 @@ def finish_run(
             # Cancelled, or a word that Kubeflow did not fill in.
             ending.status = "stopped"
         ending.links |= _page_of(workload, run_id)
-        platform = platform_named(workload.platform, settings=workload)
-        if state not in _SUCCEEDED and isinstance(platform, RecoveringPlatform):
+        if state not in (*_SUCCEEDED, "cancelled") and isinstance(platform, RecoveringPlatform):
             for each in follow_lost(
                 workload,
                 run_id=run_id,

@@ -12,6 +12,7 @@ capabilities themselves.
 
 import dataclasses
 import inspect
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from stoker.orchestrators.kubeflow.compile import (
 )
 from stoker.parameters import HYPERPARAMETER_INPUT, Parameter
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
-from stoker.platforms.kubernetes.objects import STAY_ANNOTATIONS
+from stoker.platforms.kubernetes.objects import MAX_LABEL, STAY_ANNOTATIONS, STEP_LABEL
 from stoker.records import KubernetesSettings, Workload, nearest
 from stoker.records.platforms import amount, written
 
@@ -335,7 +336,8 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
         kubernetes.use_field_path_as_env(task, f"POD_{key}", f"metadata.{path}")
     for key, text in STAY_ANNOTATIONS.items():
         kubernetes.add_pod_annotation(task, key, text)
-    for key, text in FOLLOWER_LABELS.items():
+    step = re.sub(r"[^a-z0-9]+", "-", name.lower())[:MAX_LABEL].strip("-")
+    for key, text in {**FOLLOWER_LABELS, STEP_LABEL: step}.items():
         kubernetes.add_pod_label(task, key, text)
     return task
 

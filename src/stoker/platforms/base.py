@@ -294,12 +294,21 @@ class RecoveringPlatform(Platform[RequestT], Protocol[RequestT]):
         """Keeps the record of a job that has ended; empty: it left none. Never raises."""
         ...
 
+    def is_cancelled(self, settings: PlatformSettings) -> bool:
+        """Returns whether somebody has ended, or is ending, the run of the pipeline.
+
+        Where nobody may ask, the run counts as one that nobody has ended: a job that is deleted in
+        vain costs the training.
+
+        Raises:
+            PlatformError: If the platform cannot be asked.
+        """
+        ...
+
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records (`JobSpec.records`) of jobs for which `keep` was not called.
-
-        Of a pipeline's run that somebody has ended there are none.
 
         Raises:
             PlatformError: If the platform cannot be asked.

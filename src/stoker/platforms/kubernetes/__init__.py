@@ -163,15 +163,29 @@ class KubernetesPlatform:
         except StokerError as err:
             Log(run=run, host=SERVICE).event("record_not_kept", why=err.what)
 
+    def is_cancelled(self, settings: PlatformSettings) -> bool:
+        """Returns whether somebody has ended, or is ending, the run of the pipeline.
+
+        Raises:
+            PlatformError: If the cluster refuses, or does not answer.
+        """
+        known = settings.kubernetes or KubernetesSettings()
+        cluster = self._cluster_of(known)
+        log = Log(run=name_of_workload(settings), host=SERVICE)
+        try:
+            found = follower_of(cluster, own_pod(), log=log).cancellation(cluster)
+        except ApiError as err:
+            raise explained_denial(err, known, namespace=cluster.namespace) from err
+        if found is None:
+            log.event("workflow_not_read", meaning="nobody is known to have ended the run")
+        return bool(found)
+
     def lost(
         self, name: str, settings: PlatformSettings, *, run_id: str
     ) -> Sequence[Mapping[str, str]]:
         """Returns the records of the run's jobs of which no step has told how they ended.
 
         The profile's comes first. A job that a retry has made again under its name is another one.
-
-        Of a run that somebody has ended, or is ending, there are none. Where nobody may ask, the
-        run counts as one that nobody has ended: a job that is deleted in vain costs the training.
 
         Raises:
             PlatformError: If the cluster refuses, or does not answer.
@@ -182,11 +196,6 @@ class KubernetesPlatform:
         resource = TRAINJOBS if known.api == "trainer" else JOBSETS
         workload = name_of_workload(settings)
         try:
-            is_cancelled = follower_of(cluster, own_pod(), log=log).cancellation(cluster)
-            if is_cancelled:
-                return ()
-            if is_cancelled is None:
-                log.event("workflow_not_read", meaning="nobody is known to have ended the run")
             told = told_jobs(cluster, workload)
             jobs = jobs_of_run(cluster, resource, name, run_id=run_id, workload=workload)
             found = [

@@ -15,7 +15,7 @@ the text has not changed for too long (`stoker.launch.follower_lease`).
 
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.errors import StokerError
 from stoker.logs import Log, now_utc
@@ -23,6 +23,7 @@ from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ApiErr
 from stoker.platforms.kubernetes.objects import (
     MANAGED_BY_LABEL,
     ROLE_LABEL,
+    STEP_LABEL,
     lease_map,
     named_namespace,
 )
@@ -50,11 +51,13 @@ class Follower:
         pod: The pod it runs in; None: somebody's terminal.
         workflow: The Workflow that controls the pod, as an owner; None where there is none.
         home: The pod's own namespace, where the Workflow is; None: the job's.
+        labels: Labels of the pod, by which it is told apart from other pods of the Workflow.
     """
 
     pod: OwnPod | None = None
     workflow: Document | None = None
     home: ClusterApi | None = None
+    labels: Document = field(default_factory=dict)
 
     @property
     def owner(self) -> Document | None:
@@ -125,7 +128,9 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
         group = text(owner, "apiVersion").partition("/")[0]
         if owner.get("controller") is True and (group, owner.get("kind")) == _WORKFLOW:
             reference = {key: text(owner, key) for key in ("apiVersion", "kind", "name", "uid")}
-            return Follower(pod=pod, workflow=reference, home=home)
+            labels = mapping(found, "metadata", "labels")
+            told = {key: text(labels, key) for key in (ROLE_LABEL, STEP_LABEL) if key in labels}
+            return Follower(pod=pod, workflow=reference, home=home, labels=told)
     return Follower(pod=pod)
 
 

@@ -61,6 +61,8 @@ ISTIO_INJECT = "sidecar.istio.io/inject"
 
 # On each pod of a run: dnn or data; on a step's pod that follows a job: follower.
 ROLE_LABEL = "stoker/role"
+# On the latter: which step of its pipeline.
+STEP_LABEL = "stoker/step"
 # Argo's, on each pod of a run of a pipeline.
 WORKFLOW_LABEL = "workflows.argoproj.io/workflow"
 

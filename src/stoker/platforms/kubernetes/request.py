@@ -23,7 +23,6 @@ import yaml
 from stoker.errors import UsageError
 from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
 from stoker.platforms.kubernetes.api import name_of, number, text, texts
-from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
     JOBSET_LABEL,
@@ -32,6 +31,7 @@ from stoker.platforms.kubernetes.objects import (
     REQUEST_ANNOTATION,
     ROLE_LABEL,
     RUN_ANNOTATION,
+    STEP_LABEL,
     TOKEN_KEY,
     TRAINER_JOB,
     WORKFLOW_LABEL,
@@ -216,22 +216,19 @@ def disruption_budget(layout: Layout) -> Document:
     }
 
 
-# More than the followers that one Workflow has at a time: none of them may be evicted.
-_FOLLOWERS = 1000
+def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Document:
+    """Returns the budget by which a drain waits for the pod that follows a Workflow's job.
 
-
-def follower_budget(layout: Layout, workflow: Document) -> Document:
-    """Returns the budget by which a drain waits for the pods that follow a Workflow's jobs.
-
-    There is one for each Workflow, and not for each job: the eviction API refuses a pod with two
+    There is one for each step, and not for each job: the eviction API refuses a pod with two
     budgets by an error (500), on which a drain gives up instead of waiting.
 
     Args:
-        layout: Layout of a job of the Workflow.
+        layout: Layout of the job.
         workflow: Reference to the Workflow, which owns the budget.
+        labels: Labels that only this step's pods have in the Workflow.
     """
     name = text(workflow, "name")
-    described = metadata(layout, name=f"{name}-followers")
+    described = metadata(layout, name=f"{name}-{text(labels, STEP_LABEL) or 'followers'}")
     del described["annotations"]
     return {
         "apiVersion": "policy/v1",
@@ -239,8 +236,8 @@ def follower_budget(layout: Layout, workflow: Document) -> Document:
         "metadata": {**described, "ownerReferences": [dict(workflow)]},
         "spec": {
             # A Workflow has no scale: maxUnavailable would not be known.
-            "minAvailable": _FOLLOWERS,
-            "selector": {"matchLabels": {WORKFLOW_LABEL: name, **FOLLOWER_LABELS}},
+            "minAvailable": 1,
+            "selector": {"matchLabels": {WORKFLOW_LABEL: name, **labels}},
         },
     }
 

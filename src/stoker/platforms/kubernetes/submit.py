@@ -304,7 +304,7 @@ class _Attempt:
 def adopt(
     cluster: ClusterApi, request: KubernetesRequest, *, follower: Follower, log: Log
 ) -> StartedObjects:
-    """Adopts the job of an earlier attempt, whatever became of it; makes nothing.
+    """Adopts the job of an earlier attempt, whatever became of it; makes no other.
 
     Args:
         cluster: Cluster that has the job.
@@ -322,6 +322,7 @@ def adopt(
         )
     _check_is_ours(found, request, namespace=cluster.namespace)
     log.event("job_adopted", job=request.name, namespace=cluster.namespace)
+    _guard_follower(cluster, request, follower, log=log)
     described = mapping(found, "metadata")
     return StartedObjects(
         uid=text(described, "uid"),
@@ -353,8 +354,7 @@ def start(
         run_id = follower.pod.run_id if follower.pod else ""
         job = _create_or_adopt(cluster, request, owners, attempt, log, run_id=run_id)
         _provide_parts(cluster, request, job, is_adopted=attempt.is_adopted, log=log)
-        if follower.owner:
-            _guard_follower(cluster, request, follower.owner, log=log)
+        _guard_follower(cluster, request, follower, log=log)
     except BaseException as err:
         # An adopted job goes on when this attempt fails, unless the user asked to stop.
         is_over = not isinstance(err, StokerError)
@@ -737,14 +737,17 @@ def _unless_denied(job: str, log: Log) -> Iterator[None]:
 
 
 def _guard_follower(
-    cluster: ClusterApi, request: KubernetesRequest, workflow: Document, *, log: Log
+    cluster: ClusterApi, request: KubernetesRequest, follower: Follower, *, log: Log
 ) -> None:
-    """Makes a drain wait for the pods that follow jobs of this Workflow, until it has ended."""
+    """Makes a drain wait for a step's pod that follows the job, until it has ended."""
+    if not (follower.owner and follower.labels):
+        return
+    budget = follower_budget(request.layout, follower.owner, follower.labels)
     with _unless_denied(request.name, log):
         try:
-            cluster.create(BUDGETS, follower_budget(request.layout, workflow))
+            cluster.create(BUDGETS, budget)
         except ApiError as err:
-            # Of an earlier attempt, or of another step of the Workflow.
+            # Of an earlier attempt.
             if not err.is_taken:
                 raise
 
