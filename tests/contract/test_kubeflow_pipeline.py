@@ -272,14 +272,17 @@ def test_steps_take_the_control_image_and_jobs_keep_theirs() -> None:
 def test_the_pod_that_follows_a_job_is_left_alone_and_known_by_its_label() -> None:
     _, pods = sample.documents()
     annotated = {name: pod["podMetadata"] for name, pod in pods.items() if "podMetadata" in pod}
-    told = {
-        "annotations": {
-            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-            "karpenter.sh/do-not-disrupt": "true",
-        },
-        "labels": {"stoker/role": "follower"},
+    stay = {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
     }
-    assert annotated == {"exec-profile": told, "exec-train": told, "exec-finish": told}
+    assert annotated == {
+        f"exec-{step}": {
+            "annotations": stay,
+            "labels": {"stoker/role": "follower", "stoker/step": step},
+        }
+        for step in ("profile", "train", "finish")
+    }
 
 
 def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path: Path) -> None:
