@@ -285,10 +285,9 @@ def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project: Pat
         "eks.amazonaws.com/capacityType": "ON_DEMAND",
     }
     assert {t["key"] for t in pods["dnn"]["tolerations"]} == {"team", "nvidia.com/gpu"}
-    assert pods["dnn"]["containers"][0]["resources"]["limits"] == {
-        "cpu": "3",
-        "memory": "13Gi",
-        "nvidia.com/gpu": "1",
+    assert pods["dnn"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "3", "memory": "13Gi"},
+        "limits": {"memory": "13Gi", "nvidia.com/gpu": "1"},
     }
     (data,) = [group for group in decision.plan.groups if group.role == "data"]
     assert pods["data"]["nodeSelector"]["karpenter.sh/nodepool"] == "cpu"

@@ -937,7 +937,6 @@ class _Rights:
                 "sagemaker:DescribePipelineExecution",
                 "sagemaker:ListPipelineExecutionSteps",
                 "sagemaker:ListPipelineParametersForExecution",
-                "sagemaker:RetryPipelineExecution",
                 "sagemaker:StopPipelineExecution",
             ],
             [f"{pipeline}/execution/*"],
