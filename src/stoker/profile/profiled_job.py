@@ -660,7 +660,8 @@ def _failure(end: JobEnd, ranks: Sequence[RankResult], *, command: Sequence[str]
     )
     # Only with cached batches has the profile changed what the script sees.
     fix = _FIX_OF_REPLAY if replayed else _FIX
-    code = "" if end.exit_code is None else f" with exit code {end.exit_code}"
+    # The command may have ended well, and its host not.
+    code = f" with exit code {end.exit_code}" if end.exit_code else ""
     for failure in _failures(end):
         place = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
         missing = _MISSING_MODULE.fullmatch(failure.message)
