@@ -4,8 +4,8 @@ A plain PyTorch script. Costs are of a batch: `--burn` passes of a blur (CPU), `
 and `--read` files of a folder, dropped from the page cache, in the loader; `--step-burn` passes,
 `--step-slept` seconds and `--step-python` turns of a Python loop in the trainer's main thread;
 `--step-model` forward and backward passes of a network on the CPU, with as many threads as torch
-takes. `--quota` is the CPU quota that trainer and workers are under, as in a pod with a limit: on
-all cores of the machine, with torch's threads for all of them.
+takes. `--group` is a control group with a CPU quota, which trainer and workers join, as in a pod
+with a limit: on all cores of the machine, with torch's threads for all of them.
 """
 
 import argparse
@@ -77,26 +77,10 @@ class Network:
             self.optimizer.step()
 
 
-def join_quota(vcpus: float) -> Path:
-    """Moves this process into a control group with a quota, and lets it use all cores.
-
-    Returns:
-        The group's folder, which is empty when this process and its workers have ended.
-    """
-    root, period = Path("/sys/fs/cgroup"), 100_000
-    is_v2 = (root / "cgroup.controllers").exists()
-    folder = (root if is_v2 else root / "cpu") / f"honesty-{os.getpid()}"
-    if is_v2 and "cpu" not in (root / "cgroup.subtree_control").read_text().split():
-        (root / "cgroup.subtree_control").write_text("+cpu")
-    folder.mkdir()
-    quota = int(vcpus * period)
-    if is_v2:
-        (folder / "cpu.max").write_text(f"{quota} {period}")
-    else:
-        (folder / "cpu.cfs_quota_us").write_text(str(quota))
-    (folder / "cgroup.procs").write_text(str(os.getpid()))
+def join(group: Path) -> None:
+    """Moves this process into a control group, and lets it use all cores of the machine."""
+    (group / "cgroup.procs").write_text(str(os.getpid()))
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    return folder
 
 
 def main() -> None:
@@ -109,11 +93,11 @@ def main() -> None:
     parser.add_argument("--step-slept", type=float, default=0.0, help="seconds of a step")
     parser.add_argument("--step-python", type=int, default=0, help="turns of a step")
     parser.add_argument("--step-model", type=int, default=0, help="passes of the network, a step")
-    parser.add_argument("--quota", type=float, help="vCPUs")
+    parser.add_argument("--group", type=Path, help="control group, as a pod with a limit has one")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
-    if options.quota:
-        join_quota(options.quota)
+    if options.group:
+        join(options.group)
     torch.set_num_threads(len(os.sched_getaffinity(0)) if options.step_model else 1)
     network = Network()
     files = sorted(map(str, options.read.iterdir())) if options.read else []

@@ -198,6 +198,13 @@ def test_steps_are_small_pods_that_see_neither_gpus_nor_data() -> None:
         assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in env
 
 
+def test_steps_have_a_cpu_limit_where_the_namespace_wants_one() -> None:
+    workload = workload_from(sample.DOCUMENT, overrides=["kubernetes.cpu_limit=true"])
+    pipeline, _ = sample.parsed(compile_kubeflow(workload, folder=sample.ROOT).definition)
+    for executor in pipeline["deploymentSpec"]["executors"].values():
+        assert executor["container"]["resources"]["resourceCpuLimit"] == "1"
+
+
 @pytest.mark.parametrize("kind", list(sample.WORKLOADS))
 def test_profile_and_training_are_jobs_whose_claims_no_step_looks_for(kind: str) -> None:
     """The steps mount no claim: one that took its pod for the host would miss the data."""

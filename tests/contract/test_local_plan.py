@@ -7,7 +7,7 @@ import pytest
 
 from stoker.errors import PlatformError, UsageError
 from stoker.platforms.base import JobSpec
-from stoker.platforms.local import SHARED_CORES, LocalPlatform
+from stoker.platforms.local import SHARED_CORES, LocalPlatform, make_job_folder
 from stoker.records import Channel, Group
 from support.builders import group
 
@@ -83,6 +83,26 @@ def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
     plan = LocalPlatform(cores=(0, 1), environ={}).plan(job(group("dnn", "local.c8")))
     assert plan.hosts[0].cores == (0, 1)
     assert plan.not_comparable == SHARED_CORES
+
+
+def test_a_claim_is_refused_with_the_platform_that_mounts_it() -> None:
+    with pytest.raises(UsageError, match="reads folders, not pvc://data/x") as caught:
+        LocalPlatform(cores=CORES).plan(job(channels={"train": Channel(uri="pvc://data/x")}))
+    assert caught.value.where == "key channels.train.uri"
+    assert "platform: kubernetes" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize("uri", ["{}", "file://{}", "data"])
+def test_what_the_plan_accepts_is_the_folder_that_the_job_gets(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    spec = job(channels={"train": Channel(uri=uri.format(folder))}, run_dir=tmp_path / "run")
+    request = LocalPlatform(cores=CORES, environ={}).plan(spec)
+    make_job_folder(request, request.leader)
+    assert (request.base_dir(request.leader) / "input" / "data" / "train").readlink() == folder
 
 
 @pytest.mark.parametrize(

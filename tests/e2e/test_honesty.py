@@ -29,3 +29,17 @@ def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(
             assert row["action"] in ("keep", "tune")
         else:
             assert row["is_right"], done.stdout
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+def test_a_training_on_the_cpu_is_explained_by_its_parts(tmp_path: Path) -> None:
+    out = tmp_path / "honesty.json"
+    command = [sys.executable, str(BENCHMARK), "--case", "1 core trains", "--pairs", "1"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], capture_output=True, text=True, timeout=290, check=False
+    )
+    (row,) = json.loads(out.read_text())["rows"]
+    assert abs(row["error"]) <= 0.10, done.stdout + done.stderr
+    assert "cpu" in row["states"], done.stdout

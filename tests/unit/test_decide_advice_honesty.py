@@ -697,8 +697,7 @@ def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_th
     assert "cannot be told" in words(decision)
 
 
-def test_a_data_host_takes_away_what_loading_and_training_cost_each_other() -> None:
-    """Checks that the trainer of a CPU-bound training is promised its own CPU-seconds alone."""
+def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_other() -> None:
     step = StepTerms(
         step_seconds=0.130,
         wait_seconds=0.005,
@@ -723,6 +722,6 @@ def test_a_data_host_takes_away_what_loading_and_training_cost_each_other() -> N
     assert decision.action == "heterogeneous"
     predicted = decision.plan.predicted
     assert predicted is not None
-    # On one core with its worker it took 86 to 90 ms of CPU, without 64 to 70 (benchmarks).
-    assert predicted.step_seconds == pytest.approx(0.061 * 0.130 / 0.128, rel=0.01)
-    assert predicted.step_seconds_low < 0.061 < 0.070 < predicted.step_seconds_high
+    # Half of what the step used beyond both, and tried: 64 to 73 ms of CPU (benchmarks).
+    assert predicted.step_seconds == pytest.approx((0.061 + 0.014) * 0.130 / 0.128, rel=0.01)
+    assert predicted.step_seconds_low < 0.065 < 0.085 < predicted.step_seconds_high

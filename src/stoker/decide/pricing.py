@@ -55,8 +55,8 @@ _MOST_DATA_HOSTS = 256
 # For a prediction from a complete profile: the model against the published runs (mean error 6 %,
 # see tests/unit/test_decide_published.py).
 _BAND = 0.10
-# What loading and training cost each other on the same cores: less is noise, and half of it, up to
-# this much, may stay with the trainer when loading moves away.
+# What loading and training cost each other on the same cores: less is noise, and between none and
+# all of it may stay with the trainer when loading moves away.
 _WORTH_TURNS, _MOST_OF_TURNS = 0.05, 0.25
 # More where the next limit is within 15 %: two limits at once are slower than either.
 _NEAR = 0.85
@@ -367,7 +367,6 @@ def _doubts_of(work: Work, shape: ClusterShape) -> list[Doubt]:
         doubts.append(Doubt(width=0.1, text="how the accelerators scale was not measured"))
     apart = work.loader_cpu_seconds + work.trainer_cpu_seconds
     if shape.data and apart > 0 and abs(work.turns_cpu_seconds) > _WORTH_TURNS * apart:
-        # The trainer's share of it is gone with the workers, for the most part.
         width = min(abs(work.turns_cpu_seconds) / apart / 2, _MOST_OF_TURNS)
         text = (
             f"loading and training use {work.turns_cpu_seconds / apart:+.0%} CPU on the same "

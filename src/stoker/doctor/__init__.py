@@ -152,7 +152,9 @@ def torch_check(*, trains: bool) -> Finding:
 def vcpus_check() -> Finding:
     """Reports the vCPUs that may be used, of those that are there."""
     usable, total = machine.usable_vcpus(), os.cpu_count() or 1
-    text = f"{usable} usable" + (f" of {total} (quota or affinity)" if usable < total else "")
+    text = f"{usable} usable"
+    if usable < total:
+        text += f" of {total} (quota, affinity or what the pod asks for)"
     if usable < 2:
         return Finding(
             name="vcpus",

@@ -47,9 +47,8 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
         workload: Whatever platform it names.
     """
     settings = workload.kubernetes or KubernetesSettings()
-    cluster = ClusterApi(
-        context=settings.context, namespace=settings.namespace, strict_tls=settings.strict_tls
-    )
+    connected = partial(ClusterApi, context=settings.context, strict_tls=settings.strict_tls)
+    cluster = connected(namespace=settings.namespace)
     try:
         version = cluster.discover("/version") or {}
     except StokerError as err:
@@ -67,7 +66,7 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
     for use in claims_of(workload):
         yield _look("claim", partial(claim_finding, cluster, use))
     yield kubeflow_finding(workload)
-    yield _look("argo", partial(argo_finding, cluster, settings))
+    yield _look("argo", partial(argo_finding, connected(namespace=KUBEFLOW_NAMESPACE)))
 
 
 def _found(name: str, state: State, words: str, fix: str = "") -> Finding:
@@ -231,12 +230,11 @@ def kubeflow_finding(workload: Workload) -> Finding:
     return _found("kubeflow", "fail" if is_refused else "warn", said, fix)
 
 
-def argo_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding:
+def argo_finding(kubeflow: ClusterApi) -> Finding:
     """Says what becomes of a step that follows a job, and is lost, by Argo's defaults."""
-    if cluster.discover(f"/apis/{api.WORKFLOWS.group}") is None:
+    if kubeflow.discover(f"/apis/{api.WORKFLOWS.group}") is None:
         return _found("argo", "ok", "none here: pipelines run elsewhere, or never")
     where = f"ConfigMap {ARGO_SETTINGS} of namespace {KUBEFLOW_NAMESPACE}"
-    kubeflow = ClusterApi(context=settings.context, namespace=KUBEFLOW_NAMESPACE)
     found = kubeflow.find(api.CONFIG_MAPS, ARGO_SETTINGS)
     if found is None:
         return _found("argo", "warn", f"there is no {where}", "look at Argo's, wherever it is")

@@ -24,7 +24,8 @@ Pipelines 2.17 refuses a step whose command names an input that the run has no v
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Optional, ParamSpec
+from types import UnionType
+from typing import TYPE_CHECKING, ParamSpec, Union
 
 from kfp import dsl
 from kfp.dsl import (
@@ -58,10 +59,6 @@ if TYPE_CHECKING:
 else:
     OutputText = dsl.OutputPath(str)
 
-# What kfp takes: to it `str | None` is the name of an artifact.
-Text = Optional[str]  # noqa: UP045
-Number = Optional[int]  # noqa: UP045
-
 # The number of a span of `$0` days: the same text all through it. No days: another text each time.
 _PERIOD = (
     'mkdir -p "$(dirname "$1")" && '
@@ -71,13 +68,27 @@ _PERIOD = (
 
 def _component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component of a function: kfp calls it once, with a placeholder for each argument."""
-    return _shown(dsl.container_component(function), function)
+    return _shown(_made(function), function)
 
 
 def _training_component(function: Callable[P, ContainerSpec]) -> Component:
     """Makes a component that hands hyperparameters on: `profile(..., hyperparameters={...})`."""
-    made = dsl.container_component(function)
-    return _shown(TrainingComponent(made.component_spec, function), function)
+    return _shown(TrainingComponent(_made(function).component_spec, function), function)
+
+
+def _made(function: Callable[P, ContainerSpec]) -> Component:
+    own = inspect.signature(function)
+    # To kfp `str | None` is the name of an artifact, and Optional[str] what it means.
+    read = [
+        each.replace(annotation=Union[each.annotation.__args__])  # noqa: UP007
+        if isinstance(each.annotation, UnionType)
+        else each
+        for each in own.parameters.values()
+    ]
+    vars(function)["__signature__"] = own.replace(parameters=read)
+    made: Component = dsl.container_component(function)
+    vars(function)["__signature__"] = own
+    return made
 
 
 def _shown(made: Component, function: Callable[P, ContainerSpec]) -> Component:
@@ -138,13 +149,13 @@ def profile(
     summary: Output[Markdown],
     image: str,
     workload: str,
-    job_image: Text = None,
-    instance_type: Text = None,
-    instance_count: Number = None,
-    input_data: Text = None,
-    pools_file: Text = None,
-    reuse_profile: Text = None,
-    cache_key: Text = None,
+    job_image: str | None = None,
+    instance_type: str | None = None,
+    instance_count: int | None = None,
+    input_data: str | None = None,
+    pools_file: str | None = None,
+    reuse_profile: str | None = None,
+    cache_key: str | None = None,
 ) -> ContainerSpec:
     """Measures what a training step waits for: runs the unchanged command for a few minutes.
 
@@ -181,14 +192,14 @@ def decide(
     action: OutputText,
     image: str,
     workload: str,
-    instance_type: Text = None,
-    instance_count: Number = None,
-    objective: Text = None,
-    max_usd_per_hour: Text = None,
-    max_data_hosts: Number = None,
-    allowed_types: Text = None,
-    epochs: Number = None,
-    pools_file: Text = None,
+    instance_type: str | None = None,
+    instance_count: int | None = None,
+    objective: str | None = None,
+    max_usd_per_hour: str | None = None,
+    max_data_hosts: int | None = None,
+    allowed_types: str | None = None,
+    epochs: int | None = None,
+    pools_file: str | None = None,
 ) -> ContainerSpec:
     """Ranks the clusters that could train, in time and money: records and prices in, plans out.
 
@@ -229,12 +240,12 @@ def train(
     image: str,
     workload: str,
     run_id: str,
-    job_image: Text = None,
-    instance_type: Text = None,
-    instance_count: Number = None,
-    input_data: Text = None,
-    epochs: Number = None,
-    pools_file: Text = None,
+    job_image: str | None = None,
+    instance_type: str | None = None,
+    instance_count: int | None = None,
+    input_data: str | None = None,
+    epochs: int | None = None,
+    pools_file: str | None = None,
 ) -> ContainerSpec:
     """Trains on the cluster that was decided on, as a job that this step creates and follows.
 
@@ -286,10 +297,10 @@ def evaluate(
     image: str,
     workload: str,
     training: str,
-    instance_type: Text = None,
-    instance_count: Number = None,
-    gate: Text = None,
-    champion: Text = None,
+    instance_type: str | None = None,
+    instance_count: int | None = None,
+    gate: str | None = None,
+    champion: str | None = None,
 ) -> ContainerSpec:
     """Judges a run: did quality hold, did the promise hold? Ends well whatever the verdict.
 
@@ -325,7 +336,7 @@ def evaluate(
 
 
 @_component
-def gate(evaluation: Input[Artifact], image: str, champion: Text = None) -> ContainerSpec:
+def gate(evaluation: Input[Artifact], image: str, champion: str | None = None) -> ContainerSpec:
     """Fails, in the evaluation's own words, where it did not pass; else its model is the champion.
 
     Args:
@@ -348,8 +359,8 @@ def finish(
     image: str,
     workload: str,
     run_id: str,
-    gate: Text = None,
-    champion: Text = None,
+    gate: str | None = None,
+    champion: str | None = None,
 ) -> ContainerSpec:
     """Ends the workload's jobs of the run, its profile's too, and says how the run ended.
 

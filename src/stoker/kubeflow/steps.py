@@ -52,7 +52,7 @@ _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool}
 _INPUT_TYPES = {str: "String", int: "Integer", float: "Float", bool: "Boolean"}
 _RETRY_SECONDS = 60
 # Counted from the first attempt's begin: a later attempt that runs then is ended. kfp's own hour
-# would end a follower in the middle of a training; one without end cannot be said.
+# (a bound, in kfp 2.16) would end a follower in the middle of a training; no end cannot be said.
 _RETRIES_END_SECONDS = 365 * 86400
 # What a follower is told of its pod. The label is Kubeflow's own; an input would do for the run's
 # id, too, but no profile could be taken from the cache then.

@@ -56,13 +56,15 @@ def test_doctor_finds_all_that_the_workload_needs(cluster: NodeCluster) -> None:
     )
 
 
-@pytest.mark.parametrize("api", ["jobset", "trainer"])
+@pytest.mark.parametrize("api_name", ["jobset", "trainer"])
 @pytest.mark.parametrize("data", [0, 1])
-def test_a_training_with_and_without_data_hosts(cluster: NodeCluster, api: str, data: int) -> None:
+def test_a_training_with_and_without_data_hosts(
+    cluster: NodeCluster, api_name: str, data: int
+) -> None:
     groups = [each["name"] for each in cluster.call("GET", "apis")["groups"]]
-    if api == "trainer" and "trainer.kubeflow.org" not in groups:
+    if api_name == "trainer" and "trainer.kubeflow.org" not in groups:
         pytest.skip("the cluster has no Kubeflow Trainer")
-    file = cluster.workload(kubernetes={"api": api})
+    file = cluster.workload(kubernetes={"api": api_name})
     succeeds(cluster, cluster.train(file, *cluster.groups(data=data)))
     assert len(cluster.record()["groups"]) == 1 + bool(data)
 

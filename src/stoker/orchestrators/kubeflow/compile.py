@@ -38,7 +38,8 @@ _CHAMPION = (
     "The model in use, for gates such as accuracy>=champion-0.005: a folder of champions, an "
     "evaluation.json there, or registry:GROUP of SageMaker; empty: none."
 )
-# The pipeline carries it as a text, which ends as one argument of a process among others.
+# A text in the executor input, with each quote escaped, beside the training's record: together they
+# are one argument of a process, which has 128 KiB at most.
 MAX_WORKLOAD_BYTES = 48 << 10
 # By name, where each is in the folder of components.
 COMPONENTS = {

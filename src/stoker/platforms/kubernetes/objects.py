@@ -322,9 +322,10 @@ def _resources(
     if has_cpu_limit:
         # A CPU-bound training on a node was stopped in 97 % of the kernel's periods by it.
         limits["cpu"] = written(cpu)
-    if amount(limits["memory"]) < amount(memory):
+    if amount(limits["memory"]) < amount(requests["memory"]):
         raise UsageError(
-            f"the limit of memory is below what is asked for: {limits['memory']} < {memory}",
+            "the limit of memory is below what is asked for: "
+            f"{limits['memory']} < {requests['memory']}",
             where=f"key kubernetes.{group.role}",
             fix="raise memory_limit, or leave it out",
         )
@@ -619,8 +620,8 @@ def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
         for name, path in of_pod.items()
     ]
     # Without a limit nothing in the pod says what of the node's CPUs it asked for.
-    asked: dict[str, Json] = {"resource": "requests.cpu", "divisor": "1m"}
-    found.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": asked}})
+    of_cpu: dict[str, Json] = {"resource": "requests.cpu", "divisor": "1m"}
+    found.append({"name": CPU_REQUEST, "valueFrom": {"resourceFieldRef": of_cpu}})
     return [*found, *variables({**ours, **theirs})]
 
 

@@ -273,6 +273,9 @@ def refused_pods(group: PodGroup, message: str) -> Trouble:
             "free some of the namespace's quota, or ask for more (kubectl describe quota); "
             "or plan fewer or smaller hosts"
         )
+    elif "must specify" in message and "limits.cpu" in message:
+        # The words of a ResourceQuota's admission: `failed quota: q: must specify limits.cpu for:`.
+        fix = "set kubernetes.cpu_limit: true, as the namespace's quota wants a CPU limit"
     elif "PodSecurity" in message:
         fix = "take out of kubernetes." + group.group.role + " what the namespace does not allow"
     elif "serviceaccount" in message or "service account" in message:
