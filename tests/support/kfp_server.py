@@ -314,8 +314,6 @@ class KfpServer:
             case "DELETE", [kind, id]:
                 self.kept[kind].remove(self._get(kind, id))
                 return {}
-            case "POST", ["runs", id, "retry"]:
-                return self._retry(self._get("runs", id))
             case "POST", ["runs", id, "terminate"]:
                 return self._terminate(self._get("runs", id))
         raise AssertionError(f"not in this server: {request.line}")
@@ -471,16 +469,6 @@ class KfpServer:
         run["state"] = "CANCELING"
         if self.on_terminate:
             run.update(state=self.on_terminate, finished_at=self._now())
-        return {}
-
-    def _retry(self, run: dict[str, Json]) -> Json:
-        if run["state"] not in ("FAILED", "CANCELED"):
-            raise RefusedError(500, "Internal error: run does not allow retries")
-        history = run["state_history"]
-        assert isinstance(history, list)
-        history.append({"update_time": self._now(), "state": "PENDING"})
-        run["state"] = "PENDING"
-        run.pop("finished_at", None)
         return {}
 
     def _get(self, kind: str, id: str) -> dict[str, Json]:
