@@ -761,8 +761,8 @@ MEANINGS = MappingProxyType(
         "KFP_POD_UID": "UID of the pod of a Kubeflow step, where POD_UID is not set.",
         "KF_PIPELINES_ENDPOINT": "Address of Kubeflow Pipelines' API: `kubernetes.kubeflow.host`.",
         "KF_PIPELINES_UI_ENDPOINT": "Address of its pages: `kubernetes.kubeflow.ui`.",
-        "OMP_NUM_THREADS": "Threads of a rank. Where it is not set, and a pod asks for CPUs, each rank "
-        "gets its share of them.",
+        "OMP_NUM_THREADS": "Threads of a rank. Where it is not set, and a pod asks for CPUs, each "
+        "rank gets its share of them.",
         "OMPI_COMM_WORLD_RANK": "Global rank, by Open MPI, with strategy mpi.",
         "PATH": "Where programs are looked for.",
         "POD_NAME": "Name of this pod, by Kubernetes' downward API.",
