@@ -143,6 +143,8 @@ def test_a_verb_takes_inputs_as_kubeflow_writes_them() -> None:
         "epochs": 3.0,
         "instance_count": None,
         "gate": "",
+        "input_data": "",
+        "pools_file": "",
         "hyperparameter_lr": 0.5,
         "hyperparameter_amp": True,
         "hyperparameter_gate": "x",

@@ -133,6 +133,8 @@ class StepInputs:
 
 # Not parameters of the run: the pod's own image, and what only Kubeflow's cache looks at.
 _OF_THE_POD = ("image", "cache_key")
+# Empty, they name nothing, also to a workload that has neither channels nor pools.
+_MAY_BE_EMPTY = ("input_data", "pools_file")
 
 
 def step_inputs(files: OutputFiles) -> StepInputs:
@@ -144,7 +146,8 @@ def step_inputs(files: OutputFiles) -> StepInputs:
     if not files.executor_input:
         return StepInputs()
     given = dict(read_executor_input(files.executor_input).inputs)
-    for name in _OF_THE_POD:
+    empty = [name for name in _MAY_BE_EMPTY if not given.get(name)]
+    for name in (*_OF_THE_POD, *empty):
         given.pop(name, None)
     if "job_image" in given:
         given["image"] = given.pop("job_image")
