@@ -7,8 +7,6 @@ attempt is made, and in which order steps run, is told by the tests.
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from support import sample_records
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
 from support.kubernetes_jobs import DATA, DNN, POOLS
 from support.local_job import until
-from support.train_command import END_SECONDS
+from support.train_command import END_SECONDS, Verb
 
 pytestmark = pytest.mark.fault
 
@@ -46,29 +44,13 @@ WORKLOAD = {
 }
 
 
-class Step:
+class Step(Verb):
     """A step's container: one process of the verb, in the folder of its pod."""
 
     def __init__(self, folder: Path, words: list[str], environ: Mapping[str, str]) -> None:
+        super().__init__(folder, words, environ)
         self.folder = folder
         self.name = words[1].removeprefix("--") if words[1] == "--finish" else words[0]
-        self._said = folder / "said"
-        with self._said.open("wb") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.cli", *words],
-                cwd=folder,
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-            )
-
-    @property
-    def said(self) -> str:
-        return self._said.read_text()
-
-    def ended_with(self) -> int:
-        return self.process.wait(END_SECONDS)
 
     def record(self, name: str) -> Any:
         """Returns one of the output artifacts."""

@@ -1,27 +1,22 @@
-"""Runs `stoker train` as a process of its own, as people start it."""
+"""Runs verbs of stoker as processes of their own, as people and pipelines start them."""
 
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 END_SECONDS = 60.0
 
 
-class Train:
-    """Runs the command on a workload, with one dnn host and two data hosts."""
+class Verb:
+    """A verb that runs in a folder, with all that it has said."""
 
-    def __init__(
-        self, folder: Path, workload: str, *, name: str, data: str, environ: Mapping[str, str]
-    ) -> None:
-        (folder / "workload.yaml").write_text(workload)
-        words = ["train", "workload.yaml", "--name", name, "--yes"]
-        groups = ["--group", "dnn=1", "--group", f"data={data}:2"]
+    def __init__(self, folder: Path, words: Sequence[str], environ: Mapping[str, str]) -> None:
         self._said = folder / "said"
         with self._said.open("ab") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.cli", *words, *groups],
+                [sys.executable, "-m", "stoker.cli", *words],
                 cwd=folder,
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
@@ -35,6 +30,17 @@ class Train:
 
     def ended_with(self) -> int:
         return self.process.wait(END_SECONDS)
+
+
+class Train(Verb):
+    """`stoker train` on a workload, with one dnn host and two data hosts."""
+
+    def __init__(
+        self, folder: Path, workload: str, *, name: str, data: str, environ: Mapping[str, str]
+    ) -> None:
+        (folder / "workload.yaml").write_text(workload)
+        words = ["train", "workload.yaml", "--name", name, "--yes"]
+        super().__init__(folder, [*words, "--group", "dnn=1", "--group", f"data={data}:2"], environ)
 
 
 @contextlib.contextmanager
