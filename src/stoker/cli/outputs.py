@@ -487,7 +487,12 @@ def training_words(training: Training) -> str:
         return f"training {training.status}{code}: {training.cause}"
     if measured is None or not measured.steps:
         return "training succeeded; it read no batch from a loader of stoker"
-    took = step_words(step_seconds=measured.step_seconds, wait_seconds=measured.wait_seconds)
+    took = step_words(
+        step_seconds=measured.step_seconds,
+        wait_seconds=measured.wait_seconds,
+        least_wait_share=measured.least_wait_share,
+        rank=measured.rank,
+    )
     metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")

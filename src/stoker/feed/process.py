@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import threading
 import time
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -283,15 +284,16 @@ class Making(NamedTuple):
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
 _MAKERS = ("torch", "torchdata", "stoker")
-_PACKAGES = tuple(
-    {os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")}
-) + ("<frozen ",)
+_PACKAGES = (
+    "<frozen ",
+    *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")),
+)
 
 
 def note_making(loader: object) -> None:
     """Notes on a loader where and when it was made; call it from its constructor."""
     lines: list[tuple[str, int]] = []
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
         file = frame.f_code.co_filename

@@ -35,14 +35,14 @@ def install(cls: type["AnyLoader"]) -> None:
     made = cls.__init__
 
     @functools.wraps(made)
-    def __init__(self: "AnyLoader", *args: object, **kwargs: object) -> None:
+    def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
         from stoker.feed.process import note_making
 
         made(self, *args, **kwargs)  # type: ignore[arg-type]
         note_making(self)
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
-    cls.__init__ = __init__  # type: ignore[method-assign]
+    cls.__init__ = noted  # type: ignore[method-assign]
 
 
 def install_stateful(cls: type["AnyLoader"]) -> None:

@@ -153,13 +153,19 @@ def typical_wait_share(steps: Sequence[MeasuredStep]) -> float:
 
 def read_timelines(output: Path, *, file: str = FILE) -> dict[int, list[MeasuredStep]]:
     """Returns the steps of the main loader of each rank that left a timeline in `output`."""
-    before, after = file.split("{rank}")
     ranks = {
-        int(rank): main_loader(read_timeline(path))
-        for path in output.glob(file.format(rank="*"))
-        if (rank := path.name.removeprefix(before).removesuffix(after)).isdigit()
+        rank: main_loader(read_timeline(output / file.format(rank=rank)))
+        for rank in timeline_ranks(output, file=file)
     }
-    return {rank: steps for rank, steps in sorted(ranks.items()) if steps}
+    return {rank: steps for rank, steps in ranks.items() if steps}
+
+
+def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
+    """Returns the ranks that left a timeline in `output`."""
+    before, after = file.split("{rank}")
+    names = (path.name for path in output.glob(file.format(rank="*")))
+    ranks = (name.removeprefix(before).removesuffix(after) for name in names)
+    return sorted(int(rank) for rank in ranks if rank.isdigit())
 
 
 def longest_waiting_file(output: Path, *, file: str = FILE) -> Path | None:
