@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
-from stoker.feed.process import TrainerProcess, this_process
+from stoker.feed.process import TrainerProcess, note_making, this_process
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
@@ -49,6 +49,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
+            note_making(self)
             # A process with a loader says at its end that it did no step, if it did none.
             with contextlib.suppress(UsageError):
                 this_process()

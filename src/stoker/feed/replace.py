@@ -1,7 +1,8 @@
 """Puts stoker's iterators under a class of torch's, for scripts that are not changed.
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
-replacing its method catches them all, and keeps constructor, errors, `isinstance` and `len`.
+replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor
+stays, too; it only notes the line that calls it.
 `stoker.site.sitecustomize` asks for it.
 
 This runs where torch's import ends, and that may have been begun by a module of the feed itself (in
@@ -9,6 +10,7 @@ a spawned worker, say). So the feed is imported by the first loader that is used
 find itself half imported. Processes that use no loader do not pay for it either.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -30,7 +32,17 @@ def install(cls: type["AnyLoader"]) -> None:
 
         return iterator_of(self)
 
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
+        from stoker.feed.process import note_making
+
+        made(self, *args, **kwargs)  # type: ignore[arg-type]
+        note_making(self)
+
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
+    cls.__init__ = noted  # type: ignore[method-assign]
 
 
 def install_stateful(cls: type["AnyLoader"]) -> None:
