@@ -202,13 +202,8 @@ def raised(err: Exception) -> Exception:
 
 
 def raised_while_handling(err: Exception) -> Exception:
-    try:
-        try:
-            raise OSError("an earlier one")
-        except OSError:
-            raise err
-    except Exception as again:
-        return again
+    err.__context__ = OSError("an earlier one")
+    return raised(err)
 
 
 def failure_of(err: Exception) -> str:
