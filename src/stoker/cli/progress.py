@@ -145,6 +145,7 @@ _WARNINGS = (
     "hosts_not_comparable",
     "large_dataset",
     "made_locally",
+    "metrics_not_served",
 )
 
 
