@@ -147,6 +147,8 @@ _WARNINGS = (
     "made_locally",
     "metrics_not_served",
 )
+# Events whose text is shown as a note: there is nothing to mend.
+_NOTES = ("batches_seeded",)
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -224,12 +226,12 @@ class Follow:
             return
         for text in self._news.take(event):
             self._show(text)
-        if event.event in _WARNINGS:
-            # Shown once, however many ranks log it.
-            text = event.values.get("text", "")
-            if text not in self._warned:
-                self._warned.add(text)
-                self._show(f"warning: {line.group}/{line.host}: {text}")
+        # Shown once, however many ranks log it.
+        text = event.values.get("text", "")
+        if event.event in (*_WARNINGS, *_NOTES) and text not in self._warned:
+            self._warned.add(text)
+            is_note = event.event in _NOTES
+            self._show(f"note: {text}" if is_note else f"warning: {line.group}/{line.host}: {text}")
 
     def _show(self, text: str) -> None:
         if self._quiet:

@@ -20,6 +20,10 @@ from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
 _FEED = "stoker.feed.remote_iterators"
+_SEEDED = (
+    "random draws of a dataset are seeded per batch: other numbers than without stoker, the same "
+    "with 0 or 50 data hosts (PyTorch's own, without data hosts: --set feed.seeding=torch)"
+)
 
 _T = TypeVar("_T", covariant=True)
 
@@ -146,6 +150,29 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
     )
 
 
+def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
+    """Returns the same for a loader of torch's class, which the script did not choose to change.
+
+    Says once in a run what changes with it.
+
+    Raises:
+        UsageError: As `iterator_of`; also the other errors.
+    """
+    iterator = iterator_of(loader)
+    if not is_making():
+        _say_how_it_is_seeded(loader, this_process())
+    return iterator
+
+
+def _say_how_it_is_seeded(loader: AnyLoader, process: TrainerProcess) -> None:
+    settings = process.settings
+    is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
+    if is_torchs or process.said_seeding or settings.rank != 0:
+        return
+    process.said_seeding = True
+    Log(run=settings.run_id, host=settings.host).event("batches_seeded", text=_SEEDED)
+
+
 def _has_feed(process: TrainerProcess) -> bool:
     settings = process.settings
     if not settings.has_data_group or not settings.coordinator:
@@ -172,7 +199,9 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoader
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
     """Returns whether a loader that cannot travel is made as torch makes it."""
     if settings.feed.unshippable is None:
-        return loader.num_workers == 0
+        # A script that nobody changed trains as it did; its author may know nothing of data hosts.
+        is_unchanged = settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
+        return is_unchanged or loader.num_workers == 0
     return settings.feed.unshippable == "local"
 
 

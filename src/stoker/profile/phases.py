@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline
+from stoker.feed import loader as loader_module
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
 from stoker.logs import Log
 from stoker.profile import batches
@@ -186,7 +187,9 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
         why = f"it is not known whether the dataset can travel: {type(err).__name__}: {err}"
     if not why:
         return []
-    then = "is an error" if loader.num_workers else "gets no help from them"
+    # PyTorch's own loaders are made locally, unless the workload says otherwise (feed/loader.py).
+    is_stokers = isinstance(loader, loader_module.DataLoader)
+    then = "is an error" if is_stokers and loader.num_workers else "gets no help from them"
     return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]
 
 
