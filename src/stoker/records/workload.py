@@ -236,11 +236,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             error: the training ends with an error; local: the trainer's host makes its batches, as
             torch does, and a line on the terminal names it. Absent: local with `num_workers=0`,
             where torch pickles nothing either; else error.
-        shards: Shards of an iterable dataset, for each rank, in place of the script's `num_workers`:
-            a shard is made by one worker, so more workers than shards find nothing to do. Only for
-            a dataset that divides itself by `get_worker_info()`; another one gives each sample once
-            per shard. It has no effect on a dataset with `__getitem__`. Absent: `num_workers`, at
-            least 1.
+        shards: Shards of an iterable dataset, for each rank, in place of `num_workers` in the
+            script: a shard is made by one worker, so that more workers than shards find nothing to
+            do. Only for a dataset that divides itself by `get_worker_info()`: another one gives
+            each sample once per shard. It has no effect on a dataset with `__getitem__`. Absent:
+            `num_workers`, at least 1.
         port: TCP port of coordinator and agents, the same on every host; agents send batches on
             port + 1, and torchrun's store is on port + 2. Change it where another program has one
             of the three.
