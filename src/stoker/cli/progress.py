@@ -140,6 +140,7 @@ _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
     "feed_not_asked",
+    "few_shards",
     "generator_not_seeded",
     "host_makes_nothing",
     "hosts_not_comparable",

@@ -142,12 +142,18 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
             _say_it_is_local(loader, process, err)
             process.books(loader).is_unshippable = True
         return torch_iterator(loader, process)
-    # The shards of an iterable dataset are the script's to say.
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    decided = None if is_iterable else process.settings.workers.get("dnn")
-    return torch_iterator(
-        loader, process, num_workers=None if decided is None else process.share(decided)
-    )
+    return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
+
+
+def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
+    """Returns how many of torch's workers make the batches; None: as the script says."""
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        # A plan does not change into how many shards a stream is divided. With `feed.shards` the
+        # batches are the same ones as under a data group: torch's workers make a shard each.
+        shards = process.settings.feed.shards
+        return None if shards == max(1, loader.num_workers) else shards
+    decided = process.settings.workers.get("dnn")
+    return None if decided is None else process.share(decided)
 
 
 def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
