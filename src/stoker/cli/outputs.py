@@ -484,7 +484,12 @@ def training_words(training: Training) -> str:
     if measured is None:
         done = f", {training.steps} steps" if training.steps else ""
         return f"training succeeded{done}; no step was timed{metrics}{caution}"
-    took = step_words(step_seconds=measured.step_seconds, wait_seconds=measured.wait_seconds)
+    took = step_words(
+        step_seconds=measured.step_seconds,
+        wait_seconds=measured.wait_seconds,
+        least_wait_share=measured.least_wait_share,
+        rank=measured.rank,
+    )
     return f"{measured.steps} steps of {took}{metrics}{caution}"
 
 

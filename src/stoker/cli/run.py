@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Overrides, Prices, WorkloadFile, Yes, offered
+from stoker.cli.options import (
+    AsJson,
+    Overrides,
+    Prices,
+    ReplaceDataLoader,
+    WorkloadFile,
+    Yes,
+    offered,
+)
 from stoker.cli.progress import program, relative, say, step_line
 from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, UsageError
 from stoker.logs import printable
@@ -45,6 +53,7 @@ def run_verb(
             autocompletion=offered(*STEPS),
         ),
     ] = None,
+    replace_dataloader: ReplaceDataLoader = None,
     prices: Prices = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -63,7 +72,9 @@ def run_verb(
     from stoker.cli.workloads import latest_run_dir, resolve, todays_cluster
     from stoker.records import Group, nearest, to_json
 
-    record = resolve([workload], overrides=overrides or ())
+    sets = [*(overrides or ())]
+    sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
+    record = resolve([workload], overrides=sets)
     _refuse_champions(record)
     today = todays_cluster(record).dnn
     say_unused_types(record, [Group.of_today(today)], quiet=as_json)

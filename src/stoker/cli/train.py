@@ -21,6 +21,7 @@ from stoker.cli.options import (
     Overrides,
     PlatformName,
     Prices,
+    ReplaceDataLoader,
     StepParams,
     Words,
     Yes,
@@ -56,13 +57,7 @@ def train_verb(
         ),
     ] = None,
     groups: Groups = None,
-    replace_dataloader: Annotated[
-        bool,
-        typer.Option(
-            "--replace-dataloader",
-            help="Replaces torch's DataLoader with stoker's, for scripts that import it.",
-        ),
-    ] = False,
+    replace_dataloader: ReplaceDataLoader = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only prints the request; sends nothing.")
     ] = False,
@@ -188,6 +183,7 @@ def train_verb(
     from stoker.train import prepare
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
+    sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
     # A pipeline asks for it in a step before the training, which then finds it.
     if make_token:
         write_secret(make_token, secrets.token_hex(32))
@@ -226,13 +222,7 @@ def train_verb(
     runs_on = platform_named(workload.platform, settings=workload)
 
     def prepared(run_dir: Path) -> "JobSpec":
-        job = prepare(
-            workload=workload,
-            groups=chosen,
-            run_dir=run_dir,
-            decision=decided,
-            replace_dataloader=replace_dataloader,
-        )
+        job = prepare(workload=workload, groups=chosen, run_dir=run_dir, decision=decided)
         # By them a pipeline's last step follows the job where this one is lost.
         return replace(job, records=records_of_step(workload, decided, profiled) if run_id else {})
 

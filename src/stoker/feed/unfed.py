@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.feed.loading import Loading
+from stoker.feed.own_loaders import own_loaders
 from stoker.feed.process import TrainerProcess, Unfed, known_process, this_process
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
@@ -27,15 +28,6 @@ _FEED = "stoker.feed.remote_iterators"
 ENOUGH_STEPS = 20
 _WRITE_SECONDS = 1.0
 
-# Module: the class in it that makes batches in a way of its own.
-OWN_LOADERS = {
-    "fastai.data.load": "DataLoader",
-    "ffcv.loader.loader": "Loader",
-    "litdata.streaming.dataloader": "StreamingDataLoader",
-    "nvidia.dali.plugin.pytorch": "DALIGenericIterator",
-    "ray.data.iterator": "DataIterator",
-    "torchdata.nodes.loader": "Loader",
-}
 
 AnyLoader = torch.utils.data.DataLoader[object]
 
@@ -130,11 +122,6 @@ class OptimizerWatch:
 def _has_optimizer(kind: type[Optimizer]) -> bool:
     """Returns whether an optimizer of that class was made: the first one has its step hooked."""
     return getattr(kind.step, "hooked", False) or any(map(_has_optimizer, kind.__subclasses__()))
-
-
-def own_loaders() -> list[str]:
-    """Returns classes of OWN_LOADERS whose modules this process has, by their full names."""
-    return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
 
 
 def install(dataloader_class: type[AnyLoader]) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError, WorkloadError
-from stoker.feed import timeline
 from stoker.feed.loading import forget_loadings, why_unfed
 from stoker.feed.process import Unfed
+from stoker.feed.timeline import read_timelines
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
@@ -351,7 +351,10 @@ def _train(
     # Coordinator and agents have the port itself, agents the next one for batches: torchrun's store
     # has the one after, so that one setting, feed.port, moves all of them.
     master = (address, run.coordinator_address[1] + 2)
-    progress = ProgressLog(run.output / timeline.FILE.format(rank=0), run.log)
+    progress = None
+    if run.topology.is_leader:
+        told = (lambda: coordinator.progress) if coordinator else dict
+        progress = ProgressLog(run.output, run.log, progress=told)
     feed = _feed_log(run, coordinator) if coordinator else None
     release = None
     in_run = coordinator or membership
@@ -362,7 +365,8 @@ def _train(
         )
 
     def tick() -> None:
-        progress.tick()
+        if progress:
+            progress.tick()
         if feed:
             feed.tick()
         if release:
@@ -373,7 +377,8 @@ def _train(
             run.inbox.put(SignalReceived(signal.SIGTERM))
 
     with contextlib.ExitStack() as closed:
-        closed.callback(progress.close)
+        if progress:
+            closed.callback(progress.close)
         if feed:
             closed.callback(feed.close)
         line: tuple[str, ...] | Ending
@@ -444,7 +449,7 @@ def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> tuple[Run
     is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
     why = ""
     if is_planned and run.settings.profile is None:
-        why = why_unfed(run.output, timeline.read_timelines(run.output), coordinator.progress)
+        why = why_unfed(run.output, read_timelines(run.output), coordinator.progress)
     if not why:
         return ended, 0
     failed = dataclasses.replace(ended, status="failed", failure=why, is_unfed=True)

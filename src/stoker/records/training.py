@@ -49,6 +49,8 @@ class Host(Record, frozen=True, kw_only=True):
 class Measured(Record, frozen=True, kw_only=True):
     """Holds the figures of the main loader (most batches), epochs' first steps left out.
 
+    They are those of the rank that waits longest, for which all others wait; samples are of all.
+
     Medians over means of blocks of 20 consecutive steps: a median of single steps would miss the
     wait that ends a burst of batches. A spread's samples are blocks.
 
@@ -61,7 +63,11 @@ class Measured(Record, frozen=True, kw_only=True):
         usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known, and
             where nobody is billed.
         spread: Spread of the fields above, by name.
-        timeline_file: CSV of the leader's steps, relative to the record's own folder.
+        rank: The rank that waits longest.
+        least_wait_share: Share of a step that the rank waits which waits least; absent: there is
+            one rank.
+        timeline_file: CSV of that rank's steps, or where it is on another host than the leader, of
+            the leader's that waits longest; relative to the record's own folder.
     """
 
     step_seconds: NonNegativeFloat
@@ -71,6 +77,8 @@ class Measured(Record, frozen=True, kw_only=True):
     steps: NonNegativeInt
     usd_per_1000_steps: NonNegativeFloat | None = None
     spread: dict[str, Spread] = msgspec.field(default_factory=dict)
+    rank: NonNegativeInt = 0
+    least_wait_share: NonNegativeFloat | None = None
     timeline_file: str | None = None
 
     @property

@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from stoker.decide import local_core_words
-from stoker.decide.choose import limit_name, limit_words
+from stoker.decide.choose import limit_name
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
 from stoker.records import (
@@ -30,7 +30,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.outcome import outcome_of
-from stoker.records.parts import WAITS
+from stoker.records.parts import WAITS, limit_words
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans, has_front, spots_of
 from stoker.report.step_times import (
