@@ -1023,11 +1023,11 @@ _ENGINE_PEERS = MappingProxyType(
 _CODES = {
     1: "A bug of stoker; `--debug` shows where.",
     2: "Wrong usage, settings or records.",
-    3: "The model is not as good as the gate asks.",
+    3: "The model missed its gate, or the training did no step.",
     4: "The platform refused, or lost a host, or has none; nobody followed the run any more.",
     5: "The feed was lost: no data worker is left, or none came in time. Or a dataset cannot "
     "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
-    6: "Your training failed.",
+    6: "Your training failed, or took no batch from its data hosts.",
 }
 
 
