@@ -114,7 +114,7 @@ def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timelin
     orders = []
     for _ in range(2):
         torch.manual_seed(7)
-        loader = stoker.DataLoader(list(range(50)), batch_size=None, shuffle=True)
-        orders.append([int(value) for value in loader])
+        loader = stoker.DataLoader(numbers(50), batch_size=None, shuffle=True)
+        orders.append([int(value) for (value,) in loader])
         assert loader.state_dict()["epoch"] == 1
     assert orders[0] == orders[1]
