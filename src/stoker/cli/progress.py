@@ -140,12 +140,16 @@ _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
     "feed_not_asked",
+    "few_shards",
     "generator_not_seeded",
     "host_makes_nothing",
     "hosts_not_comparable",
     "large_dataset",
     "made_locally",
+    "metrics_not_served",
 )
+# Events whose text is shown as a note: there is nothing to mend.
+_NOTES = ("batches_seeded",)
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -223,12 +227,12 @@ class Follow:
             return
         for text in self._news.take(event):
             self._show(text)
-        if event.event in _WARNINGS:
-            # Shown once, however many ranks log it.
-            text = event.values.get("text", "")
-            if text not in self._warned:
-                self._warned.add(text)
-                self._show(f"warning: {line.group}/{line.host}: {text}")
+        # Shown once, however many ranks log it.
+        text = event.values.get("text", "")
+        if event.event in (*_WARNINGS, *_NOTES) and text not in self._warned:
+            self._warned.add(text)
+            is_note = event.event in _NOTES
+            self._show(f"note: {text}" if is_note else f"warning: {line.group}/{line.host}: {text}")
 
     def _show(self, text: str) -> None:
         if self._quiet:

@@ -362,6 +362,8 @@ class TrainerProcess:
     timeline: Timeline
     # The launcher was told that no loader of this process takes batches from the feed.
     said_unfed: bool = False
+    # The run was told that batches are seeded in another way than by torch.
+    said_seeding: bool = False
     # By id: a subclass may say of its loaders that they are equal, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)

@@ -47,6 +47,8 @@ class RankRate:
     wait_share: _Figure | None = None
     queue_depth: _Figure | None = None
     window: int
+    shards: int = 0
+    shard_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,8 @@ _FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
     "wait_share": "known",  # Of the rank's time, waiting for data, 0..1.
     "queue_depth": "known",  # Batches that lay ready when the rank took one, mean.
     "window": "last",  # How far ahead of the rank batches are made.
+    "shards": "last",  # Of the streams that the rank reads; 0: it reads none.
+    "shard_workers": "last",  # That could make one of them each, as far as the rank has them.
     "workers": "most",  # Of the host, that have made a batch so far.
     "busy_workers": "rate",  # At work at a time, mean.
     "busy_cpus": "rate",  # CPUs that they used, mean.
@@ -263,6 +267,8 @@ def interval_between(
                 else None,
                 queue_depth=ready / taken if taken else None,
                 window=now.feed.window,
+                shards=now.feed.shards,
+                shard_workers=now.feed.shard_workers,
             )
         )
         known = {each.host: each for each in was.hosts}
@@ -398,14 +404,15 @@ class Bottleneck:
     """Tells what limits the run.
 
     Attributes:
-        limit: trainer: data is there in time; workers: too few or too slow data workers; order: one
-            late batch holds up others that are ready; connection: workers idle while all that may
+        limit: trainer: data is there in time; workers: too few or too slow data workers; shards: a
+            stream has too few shards for the workers that are there; order: one late batch holds up
+            others that are ready; connection: workers idle while all that may
             be asked for is asked for; hand-out: less is asked for than could be.
         words: What was seen.
         advice: What to do about it.
     """
 
-    limit: Literal["unknown", "trainer", "workers", "order", "connection", "hand-out"]
+    limit: Literal["unknown", "trainer", "workers", "shards", "order", "connection", "hand-out"]
     words: str
     advice: str
 
@@ -449,6 +456,12 @@ def bottleneck_of(
     busy = sum(host.workers * (host.busy_share or 0.0) for host in hosts)
     share = busy / workers if workers else 0.0
     asked, credits = sum(host.in_flight for host in hosts), sum(host.credits for host in hosts)
+    shards = sum(rank.shards for rank in interval.ranks)
+    if shards and (ready or 0.0) < MIN_READY:
+        spare = sum(rank.shard_workers for rank in interval.ranks) - shards
+        # With fewer workers than shards it is the workers that are short.
+        if spare >= 0 or share < MIN_BUSY_SHARE:
+            return _shards_limit(shards, spare=spare, share=share)
     # In this order: busy workers also keep credits out and batches late, and are the cause then.
     if share >= MIN_BUSY_SHARE:
         seen = f"the data workers, which are at work {share:.0%} of the time"
@@ -492,6 +505,25 @@ def bottleneck_of(
         "hand-out",
         f"the hand-out: {asked} of {credits} batches asked for",
         "raise feed.max_bytes; look at what the sampler costs",
+    )
+
+
+def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
+    """Returns the limit of a stream whose shards have a worker each.
+
+    Credits do not steer the workers of shards, so that what was asked for says nothing.
+    """
+    one = "1 shard" if shards == 1 else f"{shards} shards"
+    words = f"the stream's {one}, each made by one worker, at work {share:.0%} of the time"
+    more = "raise num_workers in the script, or feed.shards, if the stream divides itself"
+    if spare > 0:
+        words += f"; {spare} more could work"
+    if share >= MIN_BUSY_SHARE:
+        return Bottleneck("shards", words, f"{more}; or a cheaper transform")
+    return Bottleneck(
+        "shards",
+        words,
+        f"{more}; persistent_workers=True where epochs are short: each starts its workers anew",
     )
 
 

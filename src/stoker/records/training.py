@@ -139,6 +139,10 @@ class Training(Record, frozen=True, kw_only=True):
         events: What happened to the run, in order of time.
         failure: What failed, in the words of the failing part (a traceback, a lost host).
         mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
+        steps: Steps that were counted, whichever loader made the batches: batches of the main
+            loader, else the optimizer's steps; absent: nothing counted them.
+        is_unfed: The command ended well, but no batch came through the feed although data hosts
+            were planned for it: the status is failed for that alone.
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
@@ -159,6 +163,13 @@ class Training(Record, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     failure: str | None = None
     mlflow_run_id: str | None = None
+    steps: NonNegativeInt | None = None
+    is_unfed: bool = False
+
+    @property
+    def num_steps(self) -> int | None:
+        """Returns the steps that were counted; None: nothing is known of them."""
+        return self.measured.steps if self.steps is None and self.measured else self.steps
 
     @property
     def cause(self) -> str:
@@ -204,6 +215,15 @@ class GateResult(Record, frozen=True, kw_only=True):
     def needs_champion(self) -> bool:
         """Returns whether it holds the metric against another model's."""
         return self.min_champion is not None or self.max_champion is not None
+
+    @property
+    def is_inside(self) -> bool:
+        """Returns whether the value is within the bounds; it may fail for the champion's sake."""
+        return (
+            self.value is not None
+            and (self.min is None or self.value >= self.min)
+            and (self.max is None or self.value <= self.max)
+        )
 
 
 class StepCost(Record, frozen=True, kw_only=True):
