@@ -1,4 +1,4 @@
-"""Loaders that one line of the script makes anew are one loader of the timeline; others are not."""
+"""Loaders that one line of the script makes again are one loader of the timeline; others are not."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,14 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import stoker
 from stoker.feed import process as feed_process
 from stoker.feed.process import TrainerProcess
-from stoker.feed.timeline import Timeline, main_loader, read_timeline, steady
+from stoker.feed.timeline import (
+    Timeline,
+    main_loader,
+    read_timeline,
+    read_timelines,
+    steady,
+)
+from stoker.launch.passive_profile import measure
 from stoker.settings import from_environment
 
 
@@ -53,6 +60,9 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline: Pat
     assert len(steps) == 120
     assert [step.epoch for step in steps] == [epoch for epoch in range(6) for _ in range(20)]
     assert len(steady(steps)) == 6 * 18
+    measured = measure(read_timelines(timeline.parent), {})
+    assert measured is not None
+    assert (measured.steps, measured.spread["step_seconds"].samples) == (120, 6)
 
 
 def test_a_dataset_made_in_each_epoch_is_no_other_loader(timeline: Path) -> None:
