@@ -1,4 +1,4 @@
-"""Loaders that one line of the script makes again are one loader of the timeline; others are not."""
+"""Loaders that one line of the script makes again are one loader of the timeline."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -121,6 +121,21 @@ def test_a_rank_on_another_host_waits_as_it_reported(tmp_path: Path) -> None:
     )
 
 
+def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path: Path) -> None:
+    now, stream = [0.0], StringIO()
+    write(tmp_path, WAITS, steps=3)
+    lines = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream), clock=lambda: now[0])
+    lines.tick()
+    with (tmp_path / FILE.format(rank=0)).open("a") as file:
+        file.write(f"0,0,3,{3 * STEP},0.001,0.049,8\n")
+    now[0] = 2.0
+    lines.tick()
+    lines.close()
+    events = [parse_line(line) for line in stream.getvalue().splitlines()]
+    said = [(event.values["steps"], event.values["rank"]) for event in events if event]
+    assert said == [("3", "1"), ("4", "1")]
+
+
 def test_one_rank_has_one_figure(tmp_path: Path) -> None:
     write(tmp_path, {0: 0.5})
     measured = measure(read_timelines(tmp_path), {})

@@ -242,7 +242,7 @@ class LoaderBooks:
     """Keeps the books of one DataLoader, which are kept from one epoch to the next.
 
     Attributes:
-        number: That of the loader in the timeline; loaders that one line makes again have one number.
+        number: That of the loader in the timeline; loaders that one line makes again share it.
         first_epoch: Epochs in the timeline under that number before this loader.
         epochs: Epochs begun.
         position: How far the epoch begun last is; None: there was none.
