@@ -21,11 +21,8 @@ _FEED = "stoker.feed.remote_iterators"
 # A script may take some steps on batches of zeros before it reads its first one.
 ENOUGH_STEPS = 20
 
-_REPLACE = "run it with `stoker train --replace-dataloader`, or import DataLoader from stoker"
-_OWN = (
-    "give the library a loader of stoker's or torch's (with --replace-dataloader), or train "
-    "without a data group"
-)
+_REPLACE = "run it with `--replace-dataloader true`, or make it of stoker's class, too"
+_OWN = "give the library a loader of torch's or stoker's, or train without a data group"
 # Module: the class in it that makes batches in a way of its own.
 OWN_LOADERS = {
     "fastai.data.load": "DataLoader",
