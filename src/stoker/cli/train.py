@@ -158,7 +158,6 @@ def train_verb(
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
         deliver,
-        exit_code_of,
         kept_model,
         outputs_of,
         step_inputs,
@@ -178,6 +177,7 @@ def train_verb(
     from stoker.platforms import platform_named
     from stoker.platforms.local import lock_run_folder, write_secret
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
+    from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
     from stoker.train import prepare
@@ -308,8 +308,9 @@ def train_verb(
             for name, link in (("job", record.job.url), ("mlflow", page), ("logs", logs))
             if link
         }
-        if record.status != "succeeded":
-            ending.failed(record.cause, exit_code=exit_code_of(record))
+        code = training_exit_code(record)
+        if code:
+            ending.failed(outcome_of(record).words, exit_code=code)
             # A training that somebody stopped has not failed.
             ending.status = record.status
     file = outputs.out or run_dir / "training.json"
@@ -332,7 +333,7 @@ def train_verb(
         return 0
     if shortage:
         raise shortage
-    return exit_code_of(record)
+    return code
 
 
 @contextlib.contextmanager

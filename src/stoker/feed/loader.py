@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
-from stoker.feed.process import TrainerProcess, this_process
+from stoker.feed.process import TrainerProcess, note_making, this_process
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
@@ -53,6 +53,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
+            note_making(self)
             # A process with a loader says at its end that it did no step, if it did none.
             with contextlib.suppress(UsageError):
                 this_process()
@@ -141,12 +142,18 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
             _say_it_is_local(loader, process, err)
             process.books(loader).is_unshippable = True
         return torch_iterator(loader, process)
-    # The shards of an iterable dataset are the script's to say.
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    decided = None if is_iterable else process.settings.workers.get("dnn")
-    return torch_iterator(
-        loader, process, num_workers=None if decided is None else process.share(decided)
-    )
+    return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
+
+
+def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
+    """Returns how many of torch's workers make the batches; None: as the script says."""
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        # A plan does not change into how many shards a stream is divided. With `feed.shards` the
+        # batches are the same ones as under a data group: torch's workers make a shard each.
+        shards = process.settings.feed.shards
+        return None if shards == max(1, loader.num_workers) else shards
+    decided = process.settings.workers.get("dnn")
+    return None if decided is None else process.share(decided)
 
 
 def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:

@@ -1,7 +1,8 @@
 """Puts stoker's iterators under a class of torch's, for scripts that are not changed.
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
-replacing its method catches them all, and keeps constructor, errors, `isinstance` and `len`.
+replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor
+stays, too; it only notes the line that calls it.
 `stoker.site.sitecustomize` asks for it.
 
 With `replace_dataloader: auto` a script that imports stoker's DataLoader keeps torch's iterators
@@ -40,6 +41,16 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
         return replaced_iterator_of(self)
 
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
+        from stoker.feed.process import note_making
+
+        made(self, *args, **kwargs)  # type: ignore[arg-type]
+        note_making(self)
+
+    cls.__init__ = noted  # type: ignore[method-assign]
     ours = _unless_imported(_get_iterator, cls._get_iterator) if is_auto else _get_iterator
     cls._get_iterator = ours  # type: ignore[method-assign]
 

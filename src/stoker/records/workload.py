@@ -245,6 +245,11 @@ class FeedSettings(Record, frozen=True, kw_only=True):
             which says which loaders are meant; true: always; false: never, so that only loaders of
             stoker's class take batches from data hosts. Random draws are seeded per batch then, as
             `seeding` says.
+        shards: Shards of an iterable dataset, for each rank, in place of `num_workers` in the
+            script: a shard is made by one worker, so that more workers than shards find nothing to
+            do. Only for a dataset that divides itself by `get_worker_info()`: another one gives
+            each sample once per shard. It has no effect on a dataset with `__getitem__`. Absent:
+            `num_workers`, at least 1.
         port: TCP port of coordinator and agents, the same on every host; agents send batches on
             port + 1, and torchrun's store is on port + 2. Change it where another program has one
             of the three.
@@ -269,6 +274,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
     replace_dataloader: ReplaceDataLoader = "auto"
+    shards: PositiveInt | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None

@@ -210,6 +210,16 @@ def _parts() -> set[str]:
     return {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
 
 
+def _own_loaders() -> list[str]:
+    """Returns classes of other libraries' loaders that this process has."""
+    try:
+        from stoker.feed.own_loaders import own_loaders
+    except ImportError:
+        # A Python without stoker.
+        return []
+    return own_loaders()
+
+
 def _leave_word(problem: str = "") -> None:
     import json
 
@@ -219,7 +229,8 @@ def _leave_word(problem: str = "") -> None:
         if problem or not os.path.exists(path):
             packages = sorted({name.partition(".")[0] for name in sys.modules} | _parts())
             with open(path, "w", encoding="utf-8", errors="replace") as file:
-                json.dump({"packages": packages, "problem": problem}, file)
+                found = {"packages": packages, "problem": problem, "loaders": _own_loaders()}
+                json.dump(found, file)
 
 
 def _install_loader(loader: type) -> None:
