@@ -15,15 +15,17 @@ find itself half imported. Processes that use no loader do not pay for it either
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from stoker.feed.loader import AnyLoader
 
-_Method = Callable[..., object]
+
+class _Method(Protocol):
+    def __call__(self, loader: "AnyLoader", /, *args: object, **kwargs: object) -> object: ...
 
 
 def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
@@ -90,15 +92,16 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
         _replace(cls, name, function, is_auto=is_auto)
 
 
-def _replace(cls: type["AnyLoader"], name: str, ours: _Method, *, is_auto: bool) -> None:
+def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) -> None:
     """Sets a method; where `is_auto`, a script that imports stoker's DataLoader has its own."""
-    theirs: _Method = getattr(cls, name)
+    theirs = getattr(cls, name)
 
     @functools.wraps(theirs)
     def method(self: "AnyLoader", *args: object, **kwargs: object) -> object:
         # The package keeps each name once it is asked for; stoker itself imports the class from
         # its module.
         is_imported = "DataLoader" in vars(sys.modules["stoker"])
-        return (theirs if is_imported else ours)(self, *args, **kwargs)
+        chosen = cast("_Method", theirs if is_imported else ours)
+        return chosen(self, *args, **kwargs)
 
     setattr(cls, name, method if is_auto else ours)
