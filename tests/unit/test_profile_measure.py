@@ -347,7 +347,7 @@ def test_the_words_fit_88_columns_and_name_the_limit() -> None:
     text = explain(combined(ONE_CORE))
     assert max(map(len, text.splitlines())) <= 88
     assert "60% of a step is waiting for data" in text
-    assert "the CPUs of the training hosts" in text.replace("\n  ", " ")
+    assert "the limit is the CPU." in text.replace("\n  ", " ")
 
 
 def test_where_stoker_does_not_help_that_is_said_first() -> None:

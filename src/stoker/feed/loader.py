@@ -15,11 +15,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
-from stoker.feed.process import TrainerProcess, this_process
+from stoker.feed.process import TrainerProcess, note_making, this_process
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
 _FEED = "stoker.feed.remote_iterators"
+_SEEDED = (
+    "random draws of a dataset are seeded per batch: other numbers than without stoker, the same "
+    "with 0 or 50 data hosts (PyTorch's own, without data hosts: --set feed.seeding=torch)"
+)
 
 _T = TypeVar("_T", covariant=True)
 
@@ -49,6 +53,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
+            note_making(self)
             # A process with a loader says at its end that it did no step, if it did none.
             with contextlib.suppress(UsageError):
                 this_process()
@@ -151,6 +156,29 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
     return None if decided is None else process.share(decided)
 
 
+def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
+    """Returns the same for a loader of torch's class, which the script did not choose to change.
+
+    Says once in a run what changes with it.
+
+    Raises:
+        UsageError: As `iterator_of`; also the other errors.
+    """
+    iterator = iterator_of(loader)
+    if not is_making():
+        _say_how_it_is_seeded(loader, this_process())
+    return iterator
+
+
+def _say_how_it_is_seeded(loader: AnyLoader, process: TrainerProcess) -> None:
+    settings = process.settings
+    is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
+    if is_torchs or process.said_seeding or settings.rank != 0:
+        return
+    process.said_seeding = True
+    Log(run=settings.run_id, host=settings.host).event("batches_seeded", text=_SEEDED)
+
+
 def _has_feed(process: TrainerProcess) -> bool:
     settings = process.settings
     if not settings.has_data_group or not settings.coordinator:
@@ -177,7 +205,9 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoader
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
     """Returns whether a loader that cannot travel is made as torch makes it."""
     if settings.feed.unshippable is None:
-        return loader.num_workers == 0
+        # A script that nobody changed trains as it did; its author may know nothing of data hosts.
+        is_unchanged = settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
+        return is_unchanged or loader.num_workers == 0
     return settings.feed.unshippable == "local"
 
 

@@ -432,16 +432,20 @@ def _spread(part: Quartiles | None) -> Spread | None:
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
     """Returns global batches a second of the loader alone, for worker counts all ranks tried."""
-    rates: dict[int, list[float]] = {}
+    tried: dict[int, list[Drain]] = {}
     for rank in ranks:
         for drain in rank.drains:
             if drain.batches_per_second > 0:
-                rates.setdefault(drain.workers, []).append(drain.batches_per_second)
+                tried.setdefault(drain.workers, []).append(drain)
     return tuple(
-        # The slowest rank sets the rate of all.
-        LoaderRate(workers=workers * ranks[0].ranks_on_host, steps_per_second=min(found))
-        for workers, found in sorted(rates.items())
-        if len(found) == len(ranks)
+        LoaderRate(
+            workers=workers * ranks[0].ranks_on_host,
+            # The slowest rank sets the rate of all.
+            steps_per_second=min(drain.batches_per_second for drain in drains),
+            wait_seconds=sum(drain.idle_seconds for drain in drains),
+        )
+        for workers, drains in sorted(tried.items())
+        if len(drains) == len(ranks)
     )
 
 

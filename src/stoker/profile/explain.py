@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
 from stoker.records import Profile, ProfiledLoader, StepTerms, TransformCost, parts_of
-from stoker.records.parts import speed_words, too_busy
+from stoker.records.parts import limit_words, speed_words, too_busy
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
 
 _ROWS = 8
@@ -61,12 +61,6 @@ TERMS = (
 _MIN_WAIT = 0.05
 # Only the strongest are shown; all are in the record.
 _MAX_STATES = 3
-_LIMITS = {
-    "cpu": "the CPUs of the training hosts",
-    "accelerator": "the accelerator",
-    "latency": "too few loader workers",
-    "storage": "the storage or network, which all workers share",
-}
 # Verdicts on steps that a state explains, and the parts do not.
 _OF_STATES = {
     "straggler": "all ranks wait for one that is slow",
@@ -180,7 +174,7 @@ def _limit(profile: Profile) -> str | None:
         return None
     if parts.limit == "latency" and parts.workers == 0:
         return "loading in the trainer itself (num_workers=0)"
-    return _LIMITS[parts.limit]
+    return limit_words(parts.bottleneck)
 
 
 def _check(profile: Profile) -> str:

@@ -10,6 +10,7 @@ import msgspec
 import torch.distributed
 from torch.utils.data import DataLoader
 
+from stoker.feed import loader as loader_module
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
@@ -197,7 +198,9 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
         why = f"it is not known whether the dataset can travel: {type(err).__name__}: {err}"
     if not why:
         return []
-    then = "is an error" if loader.num_workers else "gets no help from them"
+    # PyTorch's own loaders are made locally, unless the workload says otherwise (feed/loader.py).
+    is_stokers = isinstance(loader, loader_module.DataLoader)
+    then = "is an error" if is_stokers and loader.num_workers else "gets no help from them"
     return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]
 
 

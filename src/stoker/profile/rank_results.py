@@ -156,6 +156,16 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     batches_per_second: float
     handover_seconds: Quartiles | None = None
 
+    @property
+    def idle_seconds(self) -> float:
+        """Returns a worker's time for a batch in which it neither computes nor is ready to."""
+        return max(0.0, self.wall_seconds.mean - self.cpu_seconds.mean)
+
+    @property
+    def idle_share(self) -> float:
+        """Returns `idle_seconds` as a share of the worker's time for a batch; 0 to 1."""
+        return self.idle_seconds / self.wall_seconds.mean if self.wall_seconds.mean > 0 else 0.0
+
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
     """Says what the feed costs the trainer per batch, measured by sealed ones over loopback.

@@ -128,10 +128,13 @@ class LoaderRate(Record, frozen=True, kw_only=True):
         workers: Loader workers of one host, all ranks.
         steps_per_second: Steps per second that the loaders of all hosts could feed: global batches
             per second.
+        wait_seconds: Worker-seconds of a step in which workers neither compute nor are ready to:
+            they wait for storage, a service, or each other. Absent: not measured.
     """
 
     workers: PositiveInt
     steps_per_second: PositiveFloat
+    wait_seconds: NonNegativeFloat | None = None
 
 
 class Observed(Record, frozen=True, kw_only=True):

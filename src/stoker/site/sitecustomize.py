@@ -157,7 +157,7 @@ def _replace_loader() -> None:
         sys.meta_path.insert(0, _Finder({"stoker.feed.timed"}, _install_timed_probe))
         sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_probe))
         _leave_word_of_modules()
-    elif os.environ.get("STOKER_REPLACE_DATALOADER") == "1":
+    elif os.environ.get("STOKER_REPLACE_DATALOADER") in ("1", "true", "auto"):
         sys.meta_path.insert(0, _TorchFinder(_install_loader))
         sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_loader))
 
@@ -236,13 +236,17 @@ def _leave_word(problem: str = "") -> None:
 def _install_loader(loader: type) -> None:
     from stoker.feed.replace import install
 
-    install(loader)
+    install(loader, is_auto=_is_auto())
 
 
 def _install_stateful_loader() -> None:
     from stoker.feed.replace import install_stateful
 
-    install_stateful(sys.modules[_STATEFUL_LOADER].StatefulDataLoader)
+    install_stateful(sys.modules[_STATEFUL_LOADER].StatefulDataLoader, is_auto=_is_auto())
+
+
+def _is_auto() -> bool:
+    return os.environ.get("STOKER_REPLACE_DATALOADER") == "auto"
 
 
 def _fail_at_once() -> None:

@@ -517,7 +517,7 @@ class IoThread:
     def _report(self) -> None:
         # A process that only made its loaders, and has children iterate, has nothing to say.
         if self._coordinator.is_up and self._has_begun:
-            timeline = self._shared.timeline
+            main = self._shared.timeline.main
             with self._shared.lock:
                 standings = self._ended
                 self._ended = []
@@ -526,10 +526,13 @@ class IoThread:
             self._coordinator.send(
                 protocol.Progress(
                     rank=self._settings.rank,
-                    steps=timeline.steps,
-                    samples=timeline.samples,
-                    wait_seconds=timeline.wait_seconds,
-                    compute_seconds=timeline.compute_seconds,
+                    steps=main.steps,
+                    samples=main.samples,
+                    wait_seconds=main.wait_seconds,
+                    compute_seconds=main.compute_seconds,
+                    steady_steps=main.steady_steps,
+                    steady_wait_seconds=main.steady_wait_seconds,
+                    steady_compute_seconds=main.steady_compute_seconds,
                     feed=feed,
                 )
             )

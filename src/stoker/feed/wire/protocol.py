@@ -264,13 +264,21 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """A rank reports what it did so far, about once a second."""
+    """A rank reports what it did so far with its main loader, about once a second.
+
+    Attributes:
+        steady_steps: Steps but the first ones of each epoch, as in a run's record; likewise the
+            seconds of these.
+    """
 
     rank: Count
     steps: Count
     samples: Count
     wait_seconds: float
     compute_seconds: float
+    steady_steps: Count = 0
+    steady_wait_seconds: float = 0.0
+    steady_compute_seconds: float = 0.0
     feed: FeedWork | None = None
 
 
