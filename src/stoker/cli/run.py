@@ -235,7 +235,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.cli.profile import following_profile
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
-    from stoker.decide import decide, local_core_words
+    from stoker.decide import decide, local_core_words, refuse_unfed
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
     from stoker.profile import profile
@@ -279,6 +279,8 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         measured,
         profile_words,
     )
+    # Before anything else is rented: data hosts could do nothing for this training.
+    refuse_unfed(profiled, workload)
     decision = chain.step(
         "decide",
         Decision,

@@ -12,12 +12,23 @@ from stoker.decide.candidates import (
     Site,
     heterogeneous,
     keep,
+    more_shards_words,
     named,
     scale_out,
     scale_up,
     tune,
+    with_any_shards,
 )
-from stoker.decide.choose import Walk, choose, misses_deadline, objective_value, ranked, walk
+from stoker.decide.choose import (
+    Walk,
+    best_plan,
+    choose,
+    cluster,
+    misses_deadline,
+    objective_value,
+    ranked,
+    walk,
+)
 from stoker.decide.elsewhere import (
     TakeAs,
     advice_of_taken,
@@ -25,6 +36,7 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
+from stoker.decide.fed import unfed_words
 from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
     Rules,
@@ -57,7 +69,7 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
-from stoker.text import percentage, usd
+from stoker.text import ms, percentage, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 _CPU = "Is the CPU the limit?"
@@ -226,6 +238,8 @@ def _percent(value: float | None) -> str:
     return "not known" if value is None else percentage(value)
 
 
+# More shards are worth naming where a step would take less than this of the best plan's.
+_MORE_SHARDS_HELP = 0.9
 # Data types whose plans are listed: the best by the objective, and by the other one. Each makes a
 # plan for each number of hosts (8 by default), so more types would only hide the useful rows.
 _BEST_TYPES = 3
@@ -297,6 +311,7 @@ def decide(
         calibration=calibration or Calibration(),
         storage=constraints.storage or "unknown",
         machine_vcpus=catalog.max_total_vcpus,
+        shards_of_rank=feed.shards,
         data=() if take_as and profile.data else data_hosts_of(profile, catalog),
     )
     taken: TakenElsewhere | None = None
@@ -316,6 +331,7 @@ def decide(
         today=now,
         processes=processes,
         feed=feed,
+        unfed=unfed_words(profile, feed),
     )
     rules = Rules(
         constraints=constraints,
@@ -351,7 +367,13 @@ def decide(
         if nothing_holds and extra_clusters
         else []
     )
+    more_shards = next(
+        (plan for plan in others if plan.action == "tune" and not plan.feasible and plan.predicted),
+        None,
+    )
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
+    if not first and more_shards is not None:
+        first = more_shards.reason
     chosen = choose(
         keep_plan,
         others,
@@ -375,6 +397,7 @@ def decide(
             fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
         ),
         fix_first=first,
+        unfed=site.unfed,
         is_billed=catalog.purchase != NOMINAL,
         taken=taken,
     )
@@ -390,6 +413,7 @@ def decide(
         advice=(
             *(advice_of_taken(site, taken) if taken else ()),
             *advice_of(found, profile, is_taken=taken is not None),
+            *([] if nothing_holds else _advice_on_shards(site, rules, plans)),
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
@@ -424,6 +448,8 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
 
 
 def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
+    if site.unfed:
+        return
     objective = rules.constraints.objective
     other = "time" if objective == "cost" else "cost"
     by_type: dict[str, list[Candidate]] = {}
@@ -451,6 +477,41 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     ]
     for name in names:
         yield from by_type[name]
+
+
+def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
+    """Says what data hosts would do for a stream with more shards, where that is more."""
+    work = site.work
+    if not work.shards or site.unfed:
+        return []
+    freed = with_any_shards(site)
+    able = [
+        plan
+        for candidate in _best_heterogeneous(freed, rules)
+        for plan in [_plan(freed, candidate, rules)]
+        if plan.feasible and plan.predicted
+    ]
+    if not able:
+        return []
+    best = best_plan(able, rules.constraints.objective)
+    assert best.predicted is not None
+    seconds = best.predicted.step_seconds
+    known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
+    if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
+        return []
+    how = more_shards_words(site, best.groups)
+    if not work.may_divide:
+        how = "let the stream divide itself by get_worker_info(), which it does not ask today"
+    return [
+        Advice(
+            id="shards",
+            text=f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
+            "profile and decide again.",
+            when="the stream can be divided so far"
+            if work.may_divide
+            else "small work on the dataset",
+        )
+    ]
 
 
 def _data_types(site: Site, rules: Rules) -> list[Instance]:
