@@ -247,7 +247,7 @@ def test_keep_says_first_that_stoker_does_not_help(report: Report) -> None:
         "stoker does not help here: the accelerator is the limit, not the data."
     )
     unknown = report(decision=replace(kept, bottleneck="unexplained"))
-    assert unknown.headline.startswith("No advice that costs: ")
+    assert unknown.headline.startswith("Kept as it is for now: ")
 
 
 def test_failed_gate_comes_before_the_gain(report: Report) -> None:

@@ -328,7 +328,7 @@ _LIMITS = {
     "network": "the network is the limit",
     "storage": "the storage is the limit",
     "none": "nothing waits long enough to be worth a change",
-    "unexplained": "the measured parts do not explain the step, so no spending is advised",
+    "unexplained": "the measured parts do not explain the step",
 }
 
 
@@ -439,7 +439,8 @@ def _kept(decision: Decision) -> str:
     """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
     is_known = decision.bottleneck != "unexplained"
     reason = _sentence(decision.plan.reason or _LIMITS[decision.bottleneck])
-    return f"{'stoker does not help here' if is_known else 'No advice that costs'}: {reason}"
+    why = "stoker does not help here" if is_known else "Kept as it is for now"
+    return f"{why}: {reason}"
 
 
 def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
