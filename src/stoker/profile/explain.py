@@ -156,12 +156,10 @@ def _limit(profile: Profile) -> str | None:
 def _check(profile: Profile) -> str:
     assert profile.check is not None
     check = profile.check
-    # The check's own step is made from its error: it is a mean where other programs were there, and
-    # not the median of the table.
     error = percentage(check.error, signed=True)
     text = (
         f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "
-        f"{ms(check.predicted_step_seconds / (1 + check.error))} ({error})"
+        f"{ms(profile.timed_step.step_seconds)} ({error})"
     )
     if check.explained:
         return text
