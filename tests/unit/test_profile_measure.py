@@ -5,10 +5,13 @@ from datetime import date
 
 import msgspec
 import pytest
+import torch
 
+import stoker
 from stoker.catalog import load_catalog
 from stoker.decide import decide
 from stoker.errors import UsageError
+from stoker.profile.batches import facts_of
 from stoker.profile.combine import combine
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import (
@@ -26,6 +29,7 @@ from stoker.records import (
     Parts,
     Place,
     Profile,
+    ProfiledLoader,
     ProfileSettings,
     TodaysGroup,
     convert,
@@ -137,6 +141,50 @@ def test_workers_of_one_host_are_counted_where_there_are_two() -> None:
     first = changed(ONE_CORE, world_size=2)
     second = changed(first, rank=1, host="algo-2")
     assert combined(first, second, count=2).step.num_workers == 2
+
+
+TORCHS = "torch.utils.data.dataloader.DataLoader"
+
+
+def test_a_streams_shards_are_those_of_all_ranks() -> None:
+    facts = loader_of(ONE_CORE, class_name=TORCHS, iterable=True, divides=True)
+    first = changed(ONE_CORE, world_size=2, loader=facts)
+    second = changed(first, rank=1, loader=msgspec.structs.replace(facts, num_workers=0))
+    profile = combined(first, second)
+    # A rank without workers makes one shard in its own process.
+    assert profile.loader == ProfiledLoader(
+        class_name=TORCHS, reach="torch", iterable=True, shards=3, divides=True
+    )
+    words = " ".join(explain(profile).split())
+    assert "over a stream of 3 shards, which 3 workers make at most" in words
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"reach": "own", "class_name": "litdata.X"}, "litdata.X makes batches in its own way"),
+        ({}, f"loader: {TORCHS}; data hosts can make its batches, without a change"),
+        ({"iterable": True, "divides": False}, "more workers would only repeat its samples"),
+    ],
+)
+def test_one_line_says_how_far_data_hosts_can_help(given: dict[str, object], words: str) -> None:
+    facts = loader_of(ONE_CORE, **({"class_name": TORCHS} | given))
+    assert words in " ".join(explain(combined(changed(ONE_CORE, loader=facts))).split())
+
+
+def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either() -> None:
+    class StreamingDataLoader(torch.utils.data.DataLoader[int]):
+        __module__ = "litdata.streaming.dataloader"
+
+    class Mine(StreamingDataLoader):
+        pass
+
+    assert facts_of(torch.utils.data.DataLoader([1])).reach == "torch"  # type: ignore[arg-type]
+    assert facts_of(stoker.DataLoader([1])).reach == "stoker"  # type: ignore[arg-type]
+    for kind in (StreamingDataLoader, Mine):
+        found = facts_of(kind([1]))  # type: ignore[arg-type]
+        assert found.reach == "own"
+        assert found.class_name == "litdata.streaming.dataloader.StreamingDataLoader"
 
 
 def test_parts_that_miss_the_whole_are_unexplained() -> None:

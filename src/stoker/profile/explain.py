@@ -3,8 +3,13 @@
 from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
+<<<<<<< HEAD
 from stoker.records import Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import AGAIN, limit_words, speed_words, too_busy
+=======
+from stoker.records import Profile, ProfiledLoader, StepTerms, TransformCost, parts_of
+from stoker.records.parts import limit_words, speed_words, too_busy
+>>>>>>> main
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
 
 _ROWS = 8
@@ -72,13 +77,20 @@ _OF_STATES = {
 def explain(profile: Profile) -> str:
     """Returns the verdict and the table, at most 88 columns wide."""
     if profile.step is None:
-        return explain_observed(profile)
+        said = wrapped(loader_words(profile.loader)) if profile.loader else []
+        return "\n".join([explain_observed(profile), *said])
     lines = wrapped(_verdict(profile))
     busy = _too_busy(profile)
     for state in profile.states[:_MAX_STATES]:
+<<<<<<< HEAD
         # The verdict has said it.
         if not (busy and state.id == "other-programs"):
             lines += wrapped(f"found: {state.text}")
+=======
+        lines += wrapped(f"found: {state.text}")
+    if profile.loader:
+        lines += wrapped(loader_words(profile.loader))
+>>>>>>> main
     lines += ["", *_table(profile)]
     storage = _storage(profile)
     if storage:
@@ -104,6 +116,30 @@ def explain(profile: Profile) -> str:
             )
             lines += wrapped(f"- {fix.text}{gain}")
     return "\n".join(lines)
+
+
+def loader_words(loader: ProfiledLoader) -> str:
+    """Says in one sentence which loader was read, and how far data hosts can make its batches."""
+    name = loader.class_name
+    if loader.reach == "own":
+        return f"loader: {name} makes batches in its own way, so that data hosts cannot help it"
+    how = "" if loader.reach == "stoker" else ", without a change of the script"
+    if not loader.iterable:
+        return f"loader: {name}; data hosts can make its batches{how}"
+    shards = loader.shards or 1
+    if shards == 1:
+        found = "one shard, which one worker makes, wherever it runs"
+    else:
+        found = f"{shards} shards, which {shards} workers make at most, wherever they run"
+    text = f"loader: {name} over a stream of {found}"
+    if loader.divides:
+        return f"{text}; num_workers is the number of shards of a rank"
+    if loader.divides is False:
+        return (
+            f"{text}; the stream does not ask get_worker_info(), so that more workers would only "
+            "repeat its samples"
+        )
+    return text
 
 
 def _verdict(profile: Profile) -> str:

@@ -250,6 +250,11 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         torch_threads: Threads of torch's operations in the trainer; None: not known.
+        class_name: Full name of the loader's class; of a class made from one of a library that
+            makes batches in its own way, the library's.
+        reach: As in `ProfiledLoader`.
+        iterable: Whether the dataset is an iterable one.
+        divides: Whether the dataset asked `get_worker_info()` in a worker; None: no worker ran.
     """
 
     num_workers: int
@@ -257,6 +262,10 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     persistent_workers: bool
     dataset: str
     torch_threads: int | None = None
+    class_name: str = ""
+    reach: Literal["stoker", "torch", "own"] = "torch"
+    iterable: bool = False
+    divides: bool | None = None
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from stoker.records import (
     groups_in_words,
     write_text,
 )
+from stoker.records.outcome import outcome_of
 from stoker.records.parts import WAITS, limit_words
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans, has_front, spots_of
@@ -318,6 +319,7 @@ def write_report(
         "taken": decision.taken_elsewhere if decision else None,
         "training": training,
         "evaluation": evaluation,
+        "outcome": outcome_of(training, evaluation.gates) if training and evaluation else None,
         "figures": figures,
         "unit": unit,
         "nominal": nominal,
