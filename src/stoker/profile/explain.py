@@ -3,13 +3,8 @@
 from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
-<<<<<<< HEAD
-from stoker.records import Profile, StepTerms, TransformCost, parts_of
-from stoker.records.parts import AGAIN, limit_words, speed_words, too_busy
-=======
 from stoker.records import Profile, ProfiledLoader, StepTerms, TransformCost, parts_of
-from stoker.records.parts import limit_words, speed_words, too_busy
->>>>>>> main
+from stoker.records.parts import AGAIN, limit_words, speed_words, too_busy
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
 
 _ROWS = 8
@@ -82,15 +77,11 @@ def explain(profile: Profile) -> str:
     lines = wrapped(_verdict(profile))
     busy = _too_busy(profile)
     for state in profile.states[:_MAX_STATES]:
-<<<<<<< HEAD
         # The verdict has said it.
         if not (busy and state.id == "other-programs"):
             lines += wrapped(f"found: {state.text}")
-=======
-        lines += wrapped(f"found: {state.text}")
     if profile.loader:
         lines += wrapped(loader_words(profile.loader))
->>>>>>> main
     lines += ["", *_table(profile)]
     storage = _storage(profile)
     if storage:
