@@ -319,12 +319,15 @@ def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy() -
     decision = decided_on(busy, cores=2)
     assert (decision.bottleneck, decision.action) == ("unexplained", "heterogeneous")
     assert [group.instance_type for group in decision.plan.groups] == ["local.c1", "local.c1"]
-    assert decision.plan.reason.startswith("asked for where stoker cannot choose: other programs")
+    assert decision.plan.reason.startswith("asked for, as other programs were using 1.0")
+    assert decision.is_noisy
+    assert words(decision).startswith("Add 1 data host: dnn 1 x local.c1, data 1 x local.c1. Asked")
+    assert "Prediction error" not in words(decision)
     # One core has no room for it, and a quiet machine has figures of its own.
     assert decided_on(busy, cores=1).action == "keep"
     quiet = decided_on(profile_of(rank), cores=2)
     assert quiet.bottleneck == "cpu"
-    assert "cannot choose" not in quiet.plan.reason
+    assert not quiet.is_noisy
 
 
 def test_of_several_hosts_the_least_steady_one_counts() -> None:

@@ -27,6 +27,7 @@ from stoker.decide.elsewhere import (
 )
 from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
+    ASKED_FOR,
     Rules,
     allowed_types,
     is_usable,
@@ -364,8 +365,10 @@ def decide(
         fix_first=first,
         is_billed=catalog.purchase != NOMINAL,
     )
+    is_noisy = bool(busy)
     if fallback and chosen.action == "keep" and (busy or work.machine_width):
         chosen = _fallback(site, named(site, fallback), rules, kept=chosen)
+        is_noisy = is_noisy or chosen.action != "keep"
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
     assert kept.estimate is not None
@@ -408,6 +411,7 @@ def decide(
         calibration=calibration,
         others_vcpus=profile.observed.others_vcpus if profile.observed else None,
         taken_elsewhere=taken,
+        is_noisy=is_noisy,
     )
 
 
@@ -416,9 +420,7 @@ def _fallback(site: Site, candidate: Candidate, rules: Rules, *, kept: Plan) -> 
     plan = _plan(site, candidate, rules)
     if not plan.feasible or plan.predicted is None or _is_same(plan, kept):
         return kept
-    return msgspec.structs.replace(
-        plan, reason=f"asked for where stoker cannot choose: {kept.reason}"
-    )
+    return msgspec.structs.replace(plan, reason=f"{ASKED_FOR}, as {kept.reason}")
 
 
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:

@@ -51,6 +51,8 @@ def _verdict(decision: Decision) -> str:
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
     words = plan_in_words(plan)
     text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
+    if decision.is_noisy:
+        return text
     if outcome is not None:
         text += f" Prediction error: ±{percentage(error_band(outcome))}"
         text += ", where the storage is shared" if outcome.own_storage_speedup else ""

@@ -410,6 +410,10 @@ def judge(
             ["The training ended, but its steps were not measured.", *_wait(figures)]
         )
         return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
+    if decision and decision.is_noisy:
+        headline = "The machine was busy with other programs: the figures do not count."
+        lead = [*_gain(figures, unit, decision), *_wait(figures), *lead]
+        return Verdict("mixed", f"machine busy{passed}", headline, " ".join(lead))
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
