@@ -250,6 +250,12 @@ def test_keep_says_first_that_stoker_does_not_help(report: Report) -> None:
     assert unknown.headline.startswith("Kept as it is for now: ")
 
 
+def test_figures_of_a_busy_machine_are_no_gain(report: Report) -> None:
+    page = report(decision=replace(sample_records.decision(), is_noisy=True))
+    assert page.headline == "The machine was busy with other programs: the figures do not count."
+    assert '<span class="hero">' not in page.source
+
+
 def test_failed_gate_comes_before_the_gain(report: Report) -> None:
     gate = GateResult(metric="accuracy", value=0.91, min=0.94, passed=False)
     failed = replace(sample_records.evaluation(), passed=False, gates=(gate,))
