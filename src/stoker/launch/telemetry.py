@@ -602,6 +602,8 @@ class ProgressLog:
         self._tails: dict[int, FileTail] = {}
         self._counts: dict[int, Counter[int]] = {}
         self._told: Mapping[int, Progress] = {}
+        # Mean step and wait of each rank's latest steps.
+        self._latest: dict[int, tuple[float, float]] = {}
         self._reported_at = -math.inf
 
     def tick(self) -> None:
@@ -616,19 +618,20 @@ class ProgressLog:
             tail.close()
 
     def _report(self, *, is_last: bool) -> None:
-        latest = self._here(is_last=is_last)
-        if not latest:
+        new = self._here(is_last=is_last)
+        if not new:
             return
         told = self._progress()
-        latest |= self._elsewhere(told)
+        # A rank without a new step still waits as it did: slow steps end a moment apart.
+        self._latest |= new | self._elsewhere(told)
         self._told = told
         self._reported_at = self._clock()
         shares = {
             rank: wait_share(step_seconds=step, wait_seconds=wait)
-            for rank, (step, wait) in latest.items()
+            for rank, (step, wait) in self._latest.items()
         }
         rank = waits_longest(shares)
-        step_seconds, wait_seconds = latest[rank]
+        step_seconds, wait_seconds = self._latest[rank]
         ranks = {"rank": rank, "least_wait_share": min(shares.values())} if len(shares) > 1 else {}
         self._log.event(
             "progress",

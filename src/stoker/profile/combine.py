@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from stoker.errors import UsageError
+from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import (
     AcceleratorOnly,
@@ -234,7 +235,10 @@ def combine(
     wall = _added(walls) if len(walls) == len(whole) else None
     handovers = [own for own in map(_handover, whole) if own is not None]
     receives = [own.rank.receive for own in whole if own.rank.receive is not None]
-    waiting = max(whole, key=lambda own: own.as_is.wait_seconds.median)
+    # The rank whose steps wait longest, for which all others wait: as in a run's record.
+    waiting = whole[
+        waits_longest({place: signs_of(own.rank).wait_share for place, own in enumerate(whole)})
+    ]
     slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
     trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
     on_host = [own for own in whole if own.rank.host == first.host]
@@ -244,8 +248,7 @@ def combine(
     # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
     # CPU, as a rare, expensive sample is work, too.
     step = StepTerms(
-        # In lockstep all ranks see the same steps.
-        step_seconds=whole[0].as_is.step_seconds.median,
+        step_seconds=waiting.as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
         accelerator_step_seconds=slowest.accelerator.step_seconds.median,
         loader_cpu_seconds=cpu.mean,
@@ -268,7 +271,7 @@ def combine(
         storage_bytes_per_second=rate.mean if rate else None,
     )
     spread = {
-        "step_seconds": _spread(whole[0].as_is.step_seconds),
+        "step_seconds": _spread(waiting.as_is.step_seconds),
         "wait_seconds": _spread(waiting.as_is.wait_seconds),
         "accelerator_step_seconds": _spread(slowest.accelerator.step_seconds),
         "trainer_cpu_seconds": _spread(_added(trainer)),
