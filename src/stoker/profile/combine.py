@@ -227,7 +227,7 @@ def combine(
         UsageError: If there are none, a rank's are missing, or the script ended too early: saying
             what was missing.
     """
-    whole = [_Whole(rank) for rank in _with_what_they_had(_complete(ranks))]
+    whole = [_Whole(rank) for rank in _with_one_step(_with_what_they_had(_complete(ranks)))]
     ranks = [own.rank for own in whole]
     first = ranks[0]
     cpu = _added([_loader_cpu(own) for own in whole])
@@ -387,6 +387,33 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     ]
 
 
+def _with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Gives the steps their mean for a median where other programs were at work.
+
+    These come and go: what they took is a mean over the steps, which only a mean can be compared
+    with. Profile and decide then name one measured step.
+    """
+    vcpus = sum({rank.host: rank.vcpus for rank in ranks}.values())
+    if others_of([signs_of(rank) for rank in ranks]) <= MAX_OTHERS * vcpus:
+        return ranks
+
+    def mean(part: Quartiles) -> Quartiles:
+        return msgspec.structs.replace(part, median=part.mean)
+
+    return [
+        msgspec.structs.replace(
+            rank,
+            as_is=msgspec.structs.replace(
+                rank.as_is,
+                step_seconds=mean(rank.as_is.step_seconds),
+                wait_seconds=mean(rank.as_is.wait_seconds),
+            ),
+        )
+        for rank in ranks
+        if rank.as_is is not None
+    ]
+
+
 def _busiest(rank: RankResult) -> Drain | None:
     """Returns the drain with most workers: hyper-threads and caches are shared as in real work."""
     return max(rank.drains, key=lambda own: own.workers, default=None) if rank.drains else None
@@ -461,10 +488,7 @@ def _check(
 ) -> Check:
     """Checks whether the parts explain the step as it was, on the vCPUs that others left."""
     predicted = parts.step_seconds
-    # Others come and go: what they took is a mean over the steps, to be held against a mean.
-    step = whole[0].as_is.step_seconds
-    is_disturbed = parts.others_vcpus > MAX_OTHERS * parts.vcpus
-    measured = step.mean if is_disturbed else step.median
+    measured = whole[0].as_is.step_seconds.median
     error = predicted / measured - 1
     tolerance = settings.max_unexplained
     is_explained = abs(error) <= tolerance
