@@ -10,6 +10,7 @@ from unittest import mock
 
 import psutil
 import pytest
+import torch
 
 from stoker.records import Profile, read_json
 from support.command import stoker
@@ -217,3 +218,39 @@ def test_a_script_that_lacks_a_module_is_told_what_to_install(tmp_path: Path) ->
     assert found.code == 6
     assert "No module named 'a_module_that_nobody_has'" in found.words
     assert "-m pip install -r requirements.txt" in found.words
+
+
+def saved(folder: Path, name: str) -> list[int]:
+    return list(torch.load(folder / "ckpt" / name))
+
+
+@pytest.mark.parametrize(
+    ("every", "name"),
+    [("0", "epoch.pt"), pytest.param("13", "last.pt", marks=pytest.mark.soak)],
+)
+def test_a_file_that_was_there_is_never_written_with_repeated_batches(
+    tmp_path: Path, every: str, name: str
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    for each in ("epoch.pt", "last.pt"):
+        torch.save([0], tmp_path / "ckpt" / each)
+    found = run_profile(tmp_path, sys.executable, str(SUPPORT / "saving_script.py"), every)
+    seen = saved(tmp_path, name)
+    assert len(seen) == len(set(seen)), "it was trained on repeated batches"
+    assert f"the script is about to overwrite ckpt/{name}" in " ".join(found.words.split())
+    assert_measured(found)
+    assert f"the script was about to overwrite ckpt/{name}: the profile ended there" in str(
+        found.record.what["notes"]
+    )
+
+
+def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    torch.save([0], tmp_path / "ckpt" / "last.pt")
+    command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
+    found = run_profile(tmp_path, *command)
+    assert found.code == 2
+    assert "the script was about to overwrite ckpt/last.pt in step 1 on batches" in found.words
+    assert "stoker profile --copy" in found.words
+    seen = saved(tmp_path, "last.pt")
+    assert len(seen) == len(set(seen))

@@ -321,6 +321,10 @@ def _loader(values: Mapping[str, str]) -> str:
     return f"{who} alone: {_ms(values['cpu_seconds'])} of CPU per batch"
 
 
+def _guarded(values: Mapping[str, str]) -> str:
+    return f"the script is about to {values['action']}, with a model trained on repeated batches"
+
+
 def _share(values: Mapping[str, str]) -> str:
     return percentage(float(values["wait_share"]))
 
@@ -341,6 +345,7 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
     "profile_as_is": ("as is", _as_is),
     "profile_accelerator": ("no loader", _accelerator),
     "profile_loader": ("loader", _loader),
+    "profile_guarded": ("ends here", _guarded),
 }
 
 

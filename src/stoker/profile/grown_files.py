@@ -133,6 +133,14 @@ def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
     return msgspec.structs.replace(profile, what=what)
 
 
+def own_folders(settings: ProcessSettings) -> list[Path]:
+    """Returns stoker's own folders: those of the results and, on this machine, of the run."""
+    base = settings.base_dir
+    # A host of the local platform lies in the run's own folder, with its logs.
+    run = base.parent.parent if base.parent.name == "hosts" else None
+    return [folder for folder in (settings.output, run) if folder]
+
+
 class Growth:
     """Finds the files that one run of a script makes grow, from now on.
 
@@ -151,11 +159,9 @@ class Growth:
         """Watches what this process may write, found by its folder, its arguments and its job."""
         base = settings.base_dir
         outputs = [base / name for name in ("model", "checkpoints", "output/data")]
-        # A host of the local platform lies in the run's own folder, with its logs.
-        run = base.parent.parent if base.parent.name == "hosts" else None
         return cls(
             folders_of(sys.argv[1:], cwd=Path.cwd(), outputs=outputs),
-            skipped=[folder for folder in (settings.output, run) if folder],
+            skipped=own_folders(settings),
         )
 
     def files(self) -> tuple[GrownFile, ...]:

@@ -17,6 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.errors import UsageError
 from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
+from stoker.profile.file_guard import FileGuard
+from stoker.profile.grown_files import own_folders
 from stoker.profile.phases import Iterate, Loader, ProfileSession, store
 from stoker.settings import from_environment
 
@@ -44,6 +46,8 @@ def install(dataloader_class: type[Loader]) -> None:
             fix="run the script through stoker profile",
         )
     folder = settings.output
+    guard = FileGuard(own_folders(settings))
+    guard.listen()
 
     def new_session() -> ProfileSession:
         return ProfileSession(
@@ -52,6 +56,7 @@ def install(dataloader_class: type[Loader]) -> None:
             board=LateBoard(FileBoard(folder)),
             lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
             iterate=original,
+            guard=guard,
         )
 
     sessions = _Sessions(new_session)

@@ -113,6 +113,10 @@ _OTHER_LOADERS = {
     "sklearn": "scikit-learn",
 }
 _NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
+_COPY = (
+    "stoker profile --copy runs the script in a copy of its folder; or let the script save to "
+    "another folder, or less often"
+)
 _LONGER = "profile a command that trains longer: more epochs, or more data"
 # With other loaders, the step and its wait can be known.
 _TIMED = (
@@ -302,11 +306,16 @@ def _problem(
         if ranks:
             return (f"a notebook ran, and ended too soon: {_too_soon(ranks)}", _AS_SCRIPT)
         return ("a notebook ran, in which no DataLoader of torch was read", _AS_SCRIPT)
-    if ranks:
+    guarded = [rank for rank in ranks if rank.ended_before]
+    if guarded:
+        steps = guarded[0].replayed_steps
         return (
-            f"the script ended too soon: {_too_soon(ranks)}",
-            _LONGER,
+            f"the profile ended too soon: the script was about to {guarded[0].ended_before} in "
+            f"step {steps} on batches that the profile repeats",
+            _COPY,
         )
+    if ranks:
+        return (f"the script ended too soon: {_too_soon(ranks)}", _LONGER)
     problems = [process.problem for process in seen if process.problem]
     if problems:
         return (
