@@ -176,7 +176,7 @@ def profile_verb(
             # error.
             out = outputs.out or Path("profile.json")
             write_json(out, err.observed)
-            say(f"no step was measured; what was observed is written to {out}", quiet=as_json)
+            say(f"not enough was measured for a verdict; what was observed is written to {out}", quiet=as_json)
         raise
     deliver(
         record,

@@ -242,6 +242,7 @@ class ProfileSession:
         self._reading = Reading(budget_seconds=self._budget, say=self._say_so_far)
         self._growth: Growth | None = None
         self._steps = 0
+        self._is_read_out = False
         self._kept: float | None = None
         self._replay: Replay | None = None
         self._replayed: Loader | None = None
@@ -331,6 +332,7 @@ class ProfileSession:
                 except StopIteration:
                     # The script may end with this epoch: what can be measured still, is.
                     if not self._is_enough_for_an_end(steps):
+                        self._is_read_out = self._findings.result.world_size == 1
                         raise
             self._replay = self._begin_replay(loader, inner, steps)
         elif self._has_replayed(self._replay):
@@ -340,7 +342,7 @@ class ProfileSession:
         self._replay.gave()
         if self._replay.steps.given == 1:
             # A script that does not bear it is told what it was given.
-            self._write(missing=missing_of(self._reading.steps, self._replay.steps))
+            self._write(missing=self._missing())
         return batch
 
     def at_exit(self) -> None:
@@ -365,7 +367,7 @@ class ProfileSession:
         self.end_epoch()
         self._timeline.close()
         replay = self._replay.steps if self._replay else None
-        self._write(missing=missing_of(self._reading.steps, replay))
+        self._write(missing=self._missing())
         if replay is not None:
             rank = self._findings.result.rank
             say_cut_off(self._log, rank=rank, replayed_steps=replay.given)
@@ -408,7 +410,7 @@ class ProfileSession:
         now = time.monotonic()
         if self._kept is None or now - self._kept >= _KEEP_SECONDS:
             self._kept = now
-            self._write(missing=missing_of(steps, None))
+            self._write(missing=self._missing())
         # Last: what was written here must not count as part of the script's step.
         self._reading.goes_on()
         return batch
@@ -535,6 +537,15 @@ class ProfileSession:
             )
         if self._growth and self._findings.result.rank == 0:
             self._findings.learn(grown_files=self._growth.files())
+
+    def _missing(self) -> str:
+        return missing_of(
+            self._reading.steps,
+            self._replay.steps if self._replay else None,
+            elapsed_seconds=self._reading.elapsed_seconds,
+            budget_seconds=self._budget,
+            is_read_out=self._is_read_out,
+        )
 
     def _write(self, *, missing: str) -> None:
         steps = self._reading.steps

@@ -30,6 +30,7 @@ from stoker.platforms.base import (
 from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files, words_of
 from stoker.profile.rank_results import RankResult, read_ranks
+from stoker.profile.step_watch import NO_BATCH
 from stoker.records import (
     Cluster,
     Group,
@@ -314,6 +315,8 @@ def _problem(
             f"step {steps} on batches that the profile repeats",
             _COPY,
         )
+    if any(rank.missing == NO_BATCH for rank in ranks):
+        return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
     if ranks:
         return (f"the script ended too soon: {_too_soon(ranks)}", _LONGER)
     problems = [process.problem for process in seen if process.problem]
