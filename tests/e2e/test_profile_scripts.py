@@ -46,9 +46,10 @@ class Profiled:
         return "".join(path.read_text() for path in self.folder.glob("runs/*/logs/*.log"))
 
 
-def run_profile(folder: Path, *command: str) -> Profiled:
+def run_profile(folder: Path, *command: str, copy: bool = False) -> Profiled:
+    options = ("--copy",) if copy else ()
     with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
-        done = stoker("profile", "--budget", BUDGET, "--", *command, cwd=folder)
+        done = stoker("profile", "--budget", BUDGET, *options, "--", *command, cwd=folder)
     found = Profiled(code=done.returncode, words=done.stdout + done.stderr, folder=folder)
     assert processes_in(folder) == [], "processes are left"
     return found
@@ -254,3 +255,15 @@ def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path: Pat
     assert "stoker profile --copy" in found.words
     seen = saved(tmp_path, "last.pt")
     assert len(seen) == len(set(seen))
+
+
+def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    torch.save([0], tmp_path / "ckpt" / "last.pt")
+    command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
+    found = run_profile(tmp_path, *command, copy=True)
+    assert_measured(found)
+    assert saved(tmp_path, "last.pt") == [0]
+    assert found.files == {"ckpt"}
+    assert "grown_files" not in found.record.what
+    assert list(tmp_path.glob("runs/*/copy")) == []

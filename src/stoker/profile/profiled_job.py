@@ -28,7 +28,7 @@ from stoker.platforms.base import (
     leave_or_stop,
 )
 from stoker.profile.combine import combine
-from stoker.profile.grown_files import with_grown_files, words_of
+from stoker.profile.grown_files import files_of, with_grown_files, words_of
 from stoker.profile.rank_results import RankResult, read_ranks
 from stoker.profile.step_watch import NO_BATCH
 from stoker.records import (
@@ -370,7 +370,7 @@ def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> lis
             found.append(f"a step took {step_words(step_seconds=step, wait_seconds=wait)}")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
-        grown = words_of(rank.grown_files, cwd=Path.cwd())
+        grown = words_of(files_of([rank]), cwd=Path.cwd())
         if grown:
             found.append(grown)
     return found
