@@ -20,10 +20,13 @@ ROOT = Path(__file__).parents[2]
 REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
 
 VERBS = {
-    "run": {"--from", "--prices", "--set", "--json", "--yes", "--debug"},
+    "run": {
+        *("--from", "--replace-dataloader", "--prices", "--set", "--json", "--yes", "--debug"),
+    },
     "profile": {
         "--out",
         "--budget",
+        "--copy",
         "--training-job",
         "--logs",
         "--instance-type",

@@ -14,6 +14,7 @@ import msgspec
 import torch.distributed
 from torch.utils.data import DataLoader
 
+from stoker.feed import loader as loader_module
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
@@ -22,6 +23,7 @@ from stoker.profile import batches
 from stoker.profile.agree import Agreement, Board, Findings, RankPlace
 from stoker.profile.batches import Choice, facts_of, versions
 from stoker.profile.costs import measure_costs
+from stoker.profile.divided_streams import is_divided
 from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import Growth
 from stoker.profile.inventory import take_inventory
@@ -109,6 +111,7 @@ def measure_afterwards(
     )
     findings.note(*notes)
     findings.learn(drains=tuple(drains))
+    _note_division(findings, loader)
     facts = findings.result.batch
     if facts is not None:
         sizes = quartiles([num_bytes(batch) for batch in cached])
@@ -125,6 +128,15 @@ def measure_afterwards(
     if not findings.is_stopped() and findings.result.rank == 0:
         findings.learn(inventory=take_inventory(given=instance_type))
         findings.write()
+
+
+def _note_division(findings: Findings, loader: "DataLoader[object]") -> None:
+    """Notes whether a stream asked in one of the workers that ran by now which one it is."""
+    facts = findings.result.loader
+    had_workers = bool(loader.num_workers or findings.result.drains)
+    if facts is not None and facts.iterable and had_workers:
+        divides = is_divided(findings.folder)
+        findings.learn(loader=msgspec.structs.replace(facts, divides=divides))
 
 
 def _look_closer(
@@ -191,7 +203,9 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
         why = f"it is not known whether the dataset can travel: {type(err).__name__}: {err}"
     if not why:
         return []
-    then = "is an error" if loader.num_workers else "gets no help from them"
+    # PyTorch's own loaders are made locally, unless the workload says otherwise (feed/loader.py).
+    is_stokers = isinstance(loader, loader_module.DataLoader)
+    then = "is an error" if is_stokers and loader.num_workers else "gets no help from them"
     return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]
 
 
