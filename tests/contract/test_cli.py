@@ -27,6 +27,7 @@ VERBS = {
     "profile": {
         "--out",
         "--budget",
+        "--copy",
         "--training-job",
         "--logs",
         "--instance-type",
