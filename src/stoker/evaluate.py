@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stoker.errors import UsageError
 from stoker.records import (
     Band,
     Decision,
@@ -29,6 +28,7 @@ from stoker.records import (
 )
 from stoker.records.base import mapping
 from stoker.records.training import TrainingFacts, training_record
+from stoker.records.workload import RecordKind, own_keys, refuse_foreign
 from stoker.text import cost_change_words, ms, than_predicted
 
 
@@ -51,15 +51,25 @@ def evaluate(
     Raises:
         UsageError: If a record was made for another workload.
     """
-    digest = workload.digest()
-    _refuse_foreign("profile", profile.workload_sha256, digest)
-    _refuse_foreign("decision", decision.workload_sha256, digest)
-    _refuse_foreign("training", training.workload_sha256, digest)
+    # A profile that was taken for other hosts was not measured on the workload's.
+    taken = decision.taken_elsewhere is not None
+    profiled = msgspec.structs.replace(
+        profile, workload_keys=own_keys(profile.workload_keys, is_elsewhere=taken)
+    )
+    records: tuple[tuple[RecordKind, Profile | Decision | Training], ...] = (
+        ("profile", profiled),
+        ("decision", decision),
+        ("training", training),
+    )
+    for kind, record in records:
+        refuse_foreign(
+            kind, keys=record.workload_keys, digest=record.workload_sha256, workload=workload
+        )
     gates = tuple(
         _result(gate, training.metrics.get(gate.metric), champion) for gate in workload.gate
     )
     return Evaluation(
-        workload_sha256=digest,
+        workload_sha256=workload.digest(),
         passed=training.status == "succeeded"
         and not _did_no_step(training)
         and all(gate.passed for gate in gates),
@@ -175,19 +185,6 @@ def _gate_words(gate: GateResult) -> str:
     held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
     asked = " and ".join(bounds) or "a value"
     return f"{gate.metric} {value}, asked for {asked}{held}"
-
-
-def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:
-    # A record without a digest, made of bare figures or by hand, is taken as it is.
-    if found is not None and found != expected:
-        raise UsageError(
-            f"the {kind} was made for another workload",
-            where=f"{kind}, key workload_sha256: {found[:12]}, the workload's is {expected[:12]}",
-            fix=f"hand over the {kind} of this workload, or make it again: stoker {_VERBS[kind]}",
-        )
-
-
-_VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 
 
 def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | None) -> GateResult:

@@ -183,6 +183,7 @@ def decide_verb(
     )
     from stoker.cli.workloads import parse_groups, read_with_params, region_of
     from stoker.decide import decide, explain
+    from stoker.records.workload import own_keys, refuse_foreign
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
     workload, params = workload or given.workload, [*given.params, *(params or ())]
@@ -199,12 +200,14 @@ def decide_verb(
     if workload and named:
         # An override asks "what if"; the profile belongs to the workload without it.
         profiled = read_with_params(workload, overrides=(), params=params)
-        if record.workload_sha256 not in (None, profiled.digest()):
-            raise UsageError(
-                "the profile was made for another workload",
-                where=f"{profile}, key workload_sha256",
-                fix=f"profile again: stoker profile {workload}",
-            )
+        refuse_foreign(
+            "profile",
+            keys=own_keys(record.workload_keys, is_elsewhere=take_as is not None),
+            digest=record.workload_sha256,
+            workload=profiled,
+            where=str(profile),
+            fix=f"profile again: stoker profile {workload}",
+        )
     judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
     catalog = catalog_of(judged, prices)
     if take_as is None and profile is not None:
@@ -246,9 +249,6 @@ def decide_verb(
             else []
         ),
         today=date.today(),
-        # Of the profile: with overrides the workload has another digest, and `evaluate` would
-        # refuse it.
-        workload_sha256=record.workload_sha256,
         processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
         calibration=calibration,
         take_as=take_as,

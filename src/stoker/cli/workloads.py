@@ -26,6 +26,7 @@ from stoker.records import (
     read_json,
     to_document,
 )
+from stoker.records.workload import refuse_foreign
 from stoker.settings import read_workload, workload_from
 
 RUNS = Path("runs")
@@ -151,12 +152,14 @@ def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
     if not given:
         return None
     profile = read_json(given, Profile)
-    if profile.workload_sha256 not in (None, workload.digest()):
-        raise UsageError(
-            "the profile was made for another workload",
-            where="--param reuse_profile",
-            fix="leave it out, or name a profile of this one",
-        )
+    refuse_foreign(
+        "profile",
+        keys=profile.workload_keys,
+        digest=profile.workload_sha256,
+        workload=workload,
+        where="--param reuse_profile",
+        fix="leave it out, or name a profile of this one",
+    )
     return profile
 
 
@@ -213,19 +216,36 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
     """Returns the newest run of the same workload that holds the files in `needs`.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is none; it names what differs from the newest run of that name.
     """
-    digest = workload.digest()
-    marks = sorted(RUNS.glob(f"{workload.name}-*/workload.sha256"), key=lambda f: f.stat().st_mtime)
-    for mark in reversed(marks):
-        # A name alone may stand for another command or cluster by now.
-        is_same = mark.read_text().strip() == digest
-        if is_same and all((mark.parent / name).is_file() for name in needs):
-            return mark.parent
-    raise UsageError(
+    begin = f"{workload.name}-"
+    # A workload may have another name by now: one of this name goes first, then the newest.
+    found = sorted(
+        RUNS.glob("*/workload.json"),
+        key=lambda file: (not file.parent.name.startswith(begin), -file.stat().st_mtime),
+    )
+    foreign: UsageError | None = None
+    for file in found:
+        if not all((file.parent / name).is_file() for name in needs):
+            continue
+        try:
+            ran = read_json(file, Workload)
+            refuse_foreign(
+                "profile",
+                keys=ran.profile_keys(),
+                digest=ran.digest(),
+                workload=workload,
+                where=str(file.parent),
+                fix="leave --from out: what was changed needs a new profile",
+            )
+        except UsageError as err:
+            foreign = foreign or err
+        else:
+            return file.parent
+    raise foreign or UsageError(
         f"no earlier run of this workload has {', '.join(needs)}",
-        where=f"folder {RUNS.resolve()}, workload {workload.name} ({digest[:12]})",
-        fix="leave --from out; a changed command or cluster needs a new profile",
+        where=f"folder {RUNS.resolve()}, workload {workload.name}",
+        fix="leave --from out",
     )
 
 
