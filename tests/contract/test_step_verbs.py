@@ -282,3 +282,26 @@ def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (folder / "kept" / "model" / "weights").read_text() == "w"
     assert json.loads((folder / "record").read_text())["model_uri"] == "kept/model"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "gates"),
+    [([], 0, 0), (["--set", "gate=[{metric: accuracy, min: 1.5}]"], 3, 1)],
+)
+def test_evaluate_needs_no_workload_file_for_what_ran_as_a_bare_command(
+    folder: Path, options: list[str], code: int, gates: int
+) -> None:
+    write_json(folder / "training.json", sample_records.training())
+    records = [f"--{name}={name}.json" for name in ("profile", "decision", "training")]
+    done = stoker("evaluate", *records, *options, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert len(read_json(folder / "evaluation.json", Evaluation).gates) == gates
+    # Another command's profile is refused.
+    digest = {"workload_sha256": "b" * 64, "workload_keys": {"command": "python other.py"}}
+    other = {**json.loads((folder / "profile.json").read_text()), **digest}
+    (folder / "profile.json").write_text(json.dumps(other))
+    digest = {"workload_sha256": "a" * 64, "workload_keys": {"command": "python train.py"}}
+    own = {**json.loads((folder / "training.json").read_text()), **digest}
+    (folder / "training.json").write_text(json.dumps(own))
+    done = stoker("evaluate", *records, cwd=folder)
+    assert "command: python other.py -> python train.py" in done.stderr

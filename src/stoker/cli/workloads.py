@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -18,9 +19,11 @@ from stoker.parameters import overrides_of, parameters_of, parse
 from stoker.records import (
     Cluster,
     Group,
+    Json,
     Profile,
     Role,
     TodaysGroup,
+    Training,
     Workload,
     nearest,
     read_json,
@@ -85,9 +88,35 @@ def resolve(
     if params:
         raise UsageError("--param needs a workload file", fix="use --set key.path=value")
     check_command(words, where="command line")
-    script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
-    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40] or "command"
-    return workload_from({"name": name, "command": list(words)}, overrides=overrides)
+    return workload_of(words, overrides=overrides)
+
+
+def workload_of(
+    command: Sequence[str], *, overrides: Sequence[str], keys: Mapping[str, Json] | None = None
+) -> Workload:
+    """Returns a workload for a bare command, named after its script.
+
+    Args:
+        command: Program and arguments.
+        overrides: `key.path=value` each.
+        keys: Other keys of the workload that are known.
+    """
+    script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
+    # Other hosts and the services take only these characters.
+    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "command"
+    document = {"name": name, "command": [*command], **(keys or {})}
+    return workload_from(document, overrides=overrides)
+
+
+def workload_of_records(
+    training: Training, profile: Profile, *, overrides: Sequence[str]
+) -> Workload:
+    """Returns the workload of a command that was trained without a workload file."""
+    known = training.workload_keys or profile.workload_keys or {}
+    command = shlex.split(known.get("command", "")) or ["train"]
+    keys: dict[str, Json] = {name: known[name] for name in ("strategy", "engine") if name in known}
+    keys["platform"] = training.job.platform
+    return workload_of(command, overrides=overrides, keys=keys)
 
 
 def check_command(command: Sequence[str], *, where: str) -> None:
