@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.cli.options import OutputFiles
@@ -305,3 +306,19 @@ def test_evaluate_needs_no_workload_file_for_what_ran_as_a_bare_command(
     (folder / "training.json").write_text(json.dumps(own))
     done = stoker("evaluate", *records, cwd=folder)
     assert "command: python other.py -> python train.py" in done.stderr
+
+
+def test_decide_on_a_workstation_says_first_how_to_decide_for_another_machine(folder: Path) -> None:
+    profile = sample_records.profile()
+    host = msgspec.structs.replace(profile.host, instance_type="local.c2", vcpus=2)
+    local = msgspec.structs.replace(profile, host=host, workload_sha256=None, data=())
+    write_json(folder / "profile.json", local)
+    done = stoker("decide", "profile.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    first, *_ = done.stderr.splitlines()
+    title, _, command = first.partition(": ")
+    assert title == "to decide for another machine"
+    # The line can be typed as it stands.
+    done = stoker(*command.split()[1:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "to decide for another machine" not in done.stderr

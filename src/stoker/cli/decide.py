@@ -26,7 +26,7 @@ from stoker.cli.options import (
     StepParams,
     offered,
 )
-from stoker.cli.progress import working
+from stoker.cli.progress import say, working
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from stoker.records import Calibration, Profile, Workload
 
 _FILES = ("profile.json", "decision.json", "training.json")
+# In the example of --as: a type with one accelerator.
+_TYPE = "ml.g5.2xlarge"
 # Only the newest runs of a folder in the cloud are read: each is three small objects to fetch.
 MOST_CLOUD_RUNS = 100
 # One file that holds a folder of runs: tar czf runs.tgz runs
@@ -253,6 +255,13 @@ def decide_verb(
         calibration=calibration,
         take_as=take_as,
     )
+    hint = (
+        _elsewhere(profile, record)
+        if take_as is None and judged.platform_info.is_this_machine
+        else ""
+    )
+    if hint:
+        say(hint, quiet=as_json or bool(files.executor_input))
     deliver(
         decision,
         outputs=outputs,
@@ -266,6 +275,20 @@ def decide_verb(
         from stoker.cli.report import report_of_decision
 
         report_of_decision(report, workload=judged, profile=record, decision=decision)
+
+
+def _elsewhere(file: Path | None, profile: "Profile") -> str:
+    """Returns how to decide for another machine; empty where this profile cannot be taken there."""
+    if file is None or profile.step is None or profile.data:
+        return ""
+    seconds = profile.step.accelerator_step_seconds or profile.step.step_seconds
+    command = ["stoker", "decide", str(file), "--as", _TYPE, "--accelerator-step-seconds"]
+    return (
+        f"to decide for another machine: {shlex.join(command)} {seconds:.3g}\n"
+        f"  {_TYPE} stands for its type (see stoker catalog), {seconds:.3g} for the seconds of a "
+        "step there\n  that never waits for data: put in your own. Without them nothing paid is "
+        "recommended."
+    )
 
 
 def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Workload":
