@@ -25,6 +25,7 @@ from stoker.cli.options import (
     Report,
     StepParams,
     offered,
+    told_by_flag,
 )
 from stoker.cli.progress import say, working
 from stoker.errors import UsageError
@@ -189,14 +190,18 @@ def decide_verb(
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
     workload, params = workload or given.workload, [*given.params, *(params or ())]
-    sets = list(overrides or ())
-    if objective:
-        sets.append(f"constraints.objective={objective}")
-    if max_usd_per_hour is not None:
-        sets.append(f"constraints.max_usd_per_hour={max_usd_per_hour}")
-    if platform:
-        sets.append(f"platform={platform}")
-    named = read_with_params(workload, overrides=sets, params=params) if workload else None
+    typed_keys = {
+        ("constraints.objective", "--objective"): objective,
+        ("constraints.max_usd_per_hour", "--max-usd-per-hour"): max_usd_per_hour,
+        ("platform", "--platform"): platform,
+    }
+    flags = dict(names for names, value in typed_keys.items() if value is not None)
+    sets = [
+        *(overrides or ()),
+        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
+    ]
+    with told_by_flag(flags):
+        named = read_with_params(workload, overrides=sets, params=params) if workload else None
     take_as = _take_as(as_type, cpu_speed, guess, profile=profile)
     record = _profile_of(profile, guess, workload=named, is_taken=take_as is not None)
     if workload and named:
@@ -210,7 +215,8 @@ def decide_verb(
             where=str(profile),
             fix=f"profile again: stoker profile {workload}",
         )
-    judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
+    with told_by_flag(flags):
+        judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
     catalog = catalog_of(judged, prices)
     if take_as is None and profile is not None:
         typed = [

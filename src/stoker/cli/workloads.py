@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.catalog import with_pools
+from stoker.catalog import local_instance, with_pools
 from stoker.errors import UsageError
+from stoker.host.machine import usable_vcpus
 from stoker.host.processes import why_not_found
 from stoker.logs import printable
 from stoker.parameters import overrides_of, parameters_of, parse
@@ -64,12 +65,22 @@ def with_params(workload: Workload, params: Sequence[str]) -> Workload:
 
 
 def resolve(
-    words: Sequence[str], *, overrides: Sequence[str], params: Sequence[str] = ()
+    words: Sequence[str],
+    *,
+    overrides: Sequence[str],
+    params: Sequence[str] = (),
+    verb: str = "",
 ) -> Workload:
     """Returns the workload of a file, or one made of a bare command.
 
     On the local platform the program and the script must exist here; elsewhere they are in the
     image or package.
+
+    Args:
+        words: A workload file, or a command.
+        overrides: `key.path=value` each.
+        params: Parameters of a pipeline's run.
+        verb: The verb that runs it, for the corrected command line in errors.
 
     Raises:
         UsageError: If there is neither, or the command cannot be found.
@@ -85,10 +96,36 @@ def resolve(
             # Elsewhere the program is in the image, which cannot be looked into here.
             check_command(workload.command, where=f"{words[0]}, key command")
         return workload
+    if words[0].endswith((".yaml", ".yml")):
+        raise UsageError(
+            "a workload and a command were given",
+            where=f"command line: {shlex.join(words)}",
+            fix=f"leave one out: {_typed(verb, words[0])}, or {_typed(verb, '--', *words[1:])}",
+        )
     if params:
         raise UsageError("--param needs a workload file", fix="use --set key.path=value")
+    if words[0].endswith(".py") and not os.path.dirname(words[0]) and Path(words[0]).is_file():
+        raise UsageError(
+            f"{words[0]} is a script, not a workload or a program",
+            where="command line",
+            fix=_typed(verb, "--", "python", *words),
+        )
     check_command(words, where="command line")
-    return workload_of(words, overrides=overrides)
+    return workload_of(words, overrides=overrides, keys=_ranks_here(overrides))
+
+
+def _typed(verb: str, *words: str) -> str:
+    return shlex.join(["stoker", verb, *words] if verb else words)
+
+
+def _ranks_here(overrides: Sequence[str]) -> dict[str, Json]:
+    """Returns today's cluster of a bare command whose number of ranks is set, else nothing."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    is_set = any(key.startswith("cluster.dnn.") for key in keys)
+    is_elsewhere = any(each.startswith("platform=") for each in overrides)
+    if not is_set or is_elsewhere or "cluster.dnn.instance_type" in keys:
+        return {}
+    return {"cluster": {"dnn": {"instance_type": f"local.c{usable_vcpus()}"}}}
 
 
 def workload_of(
@@ -279,7 +316,13 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
 
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
-_FIX = "for example --group dnn=1 --group data=ml.c7i.8xlarge:2:32"
+
+
+def _example(default_type: str | None) -> str:
+    """Returns groups as they are typed, of types that the platform in use has."""
+    if default_type is None or local_instance(default_type):
+        return "for example --group dnn=local.c1:1 --group data=local.c1:1:1"
+    return "for example --group dnn=1 --group data=ml.c7i.8xlarge:2:32"
 
 
 def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Group, ...]:
@@ -298,7 +341,9 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
         if roles.count(role) > 1:
             raise UsageError(f"--group {role}=... is given twice", fix="name each role once")
     if "dnn" not in roles:
-        raise UsageError("--group dnn=... is missing: it is the group that trains", fix=_FIX)
+        raise UsageError(
+            "--group dnn=... is missing: it is the group that trains", fix=_example(default_type)
+        )
     return tuple(sorted(groups, key=lambda group: group.role != "dnn"))
 
 
@@ -307,25 +352,28 @@ def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     today = todays_cluster(workload).dnn
     if texts:
         dnn, *data = parse_groups(texts, default_type=today.instance_type)
-        # Another type has other accelerators: as many processes as it has, unless it is said.
-        if dnn.instance_type == today.instance_type:
+        # Another type has other accelerators: as many processes as it has, unless it is said. Of
+        # this machine any number of cores is the same type.
+        types = (dnn.instance_type, today.instance_type)
+        if len(set(types)) == 1 or all(local_instance(name) for name in types):
             dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
         return (dnn, *data)
     return (Group.of_today(today),)
 
 
 def _parse(text: str, *, default_type: str | None) -> Group:
+    example = _example(default_type)
     name, equals, rest = text.partition("=")
     role = next((known for known in _ROLES if known == name), None)
     if not equals or role is None:
-        hint = nearest(name, _ROLES) if equals else _FIX
+        hint = nearest(name, _ROLES) if equals else example
         raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=hint)
     parts = rest.split(":")
     instance_type = default_type if _is_number(parts[0]) else parts.pop(0)
     if not instance_type:
-        raise UsageError(f"--group {text} names no instance type", fix=_FIX)
+        raise UsageError(f"--group {text} names no instance type", fix=example)
     if not 1 <= len(parts) <= 2 or not all(_is_number(part) for part in parts):
-        raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] after =", fix=_FIX)
+        raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] after =", fix=example)
     hosts, workers = int(parts[0]), int(parts[1]) if len(parts) == 2 else None
     if hosts < 1:
         raise UsageError(
