@@ -49,7 +49,7 @@ _PLAIN_WORDS = {
 }
 # What YAML gives a meaning inside of a list.
 _MARKS = re.compile(
-    r"[][{},:#&*!|>'\"%@`]|^(?:[-+]?[.\d]|-$|true$|false$|null$|yes$|no$|on$|off$)", re.I
+    r"[][{},:#&*!|>'\"%@`]|^(?:[-+]?[.\d]|(?:-|true|false|null|yes|no|on|off)$)", re.IGNORECASE
 )
 _SCHEMA = re.compile(r"^stoker\.(\w+)/v\d+$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
