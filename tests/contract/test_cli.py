@@ -121,7 +121,7 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
-    "init": {"--from-training-job", "--region", "--debug"},
+    "init": {"--script", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",
         "--train-step",
