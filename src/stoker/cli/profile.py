@@ -18,6 +18,7 @@ from stoker.cli.options import (
     StepParams,
     Words,
     Yes,
+    told_by_flag,
 )
 from stoker.cli.progress import (
     is_of_platform,
@@ -140,19 +141,23 @@ def profile_verb(
             )
         observe(training_job, logs=logs, region=region, outputs=outputs, as_json=as_json)
         return
-    sets = list(overrides or ())
-    if budget is not None:
-        sets.append(f"profile.budget_seconds={budget}")
-    if platform:
-        sets.append(f"platform={platform}")
-    if instance_type:
-        sets.append(f"profile.instance_type={instance_type}")
+    typed_keys = {
+        ("profile.budget_seconds", "--budget"): budget,
+        ("platform", "--platform"): platform,
+        ("profile.instance_type", "--instance-type"): instance_type or None,
+    }
+    flags = dict(names for names, value in typed_keys.items() if value is not None)
+    sets = [
+        *(overrides or ()),
+        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
+    ]
     # Before a file is looked for: a notebook is there, and cannot be run all the same.
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
     params = [*given.params, *(params or ())]
-    workload = resolve(words or given.words, overrides=sets, params=params)
+    with told_by_flag(flags):
+        workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
     if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
         told = told_of_profile(reused)

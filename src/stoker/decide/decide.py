@@ -70,6 +70,7 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
+from stoker.records.workload import own_keys
 from stoker.text import ms, percentage, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
@@ -85,7 +86,6 @@ def decide_observed(
     constraints: Constraints,
     is_asked: bool,
     today: date,
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
 ) -> Decision:
     """Keeps today's cluster, and says why nothing else can be said; pure.
@@ -96,7 +96,6 @@ def decide_observed(
         constraints: What a plan may be.
         is_asked: Whether clusters were named that cannot be predicted now.
         today: The date that prices are old against.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
 
     Raises:
@@ -121,7 +120,8 @@ def decide_observed(
     if now.usd_per_hour is None:
         warnings.append(f"{now.type} has no price: give one with --prices FILE")
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=profile.workload_keys,
         bottleneck="unexplained",
         action="keep",
         plan=keep,
@@ -257,7 +257,6 @@ def decide(
     extra_clusters: Sequence[tuple[Group, ...]] = (),
     fallback: tuple[Group, ...] = (),
     today: date,
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
     calibration: Calibration | None = None,
     take_as: TakeAs | None = None,
@@ -274,7 +273,6 @@ def decide(
         fallback: Cluster to run where other programs make the profile too noisy to choose; empty:
             today's is kept then.
         today: The date that prices are old against.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
         calibration: What earlier runs on such a machine say of the model's constants.
         take_as: The type that the profile is taken for; absent: it was taken on today's hosts.
@@ -299,7 +297,6 @@ def decide(
             constraints=constraints,
             is_asked=bool(extra_clusters),
             today=today,
-            workload_sha256=workload_sha256,
             processes_per_host=processes_per_host,
         )
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
@@ -413,7 +410,8 @@ def decide(
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
         bottleneck=found.bottleneck,
         action=chosen.action,
         plan=chosen,

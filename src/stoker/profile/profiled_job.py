@@ -531,6 +531,7 @@ def profile(
         group=group,
         settings=workload.profile,
         workload_sha256=workload.digest(),
+        workload_keys=workload.profile_keys(today=group),
         is_named=workload.cluster is not None,
         what=what,
     )
