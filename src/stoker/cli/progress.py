@@ -148,6 +148,7 @@ _WARNINGS = (
     "large_dataset",
     "made_locally",
     "metrics_not_served",
+    "mlflow_not_reached",
     "record_not_written",
 )
 
