@@ -13,7 +13,7 @@ from stoker.platforms.sagemaker.job import fetch_training
 from stoker.records import Json, Training, Workload, read_json
 from support import sample_records
 from support.command import stoker
-from support.local_job import WITHOUT_TORCH
+from support.local_job import FED, WITHOUT_TORCH
 from support.moto import ACCOUNT, REGION, ROLE
 from support.sagemaker_containers import GO
 from support.sagemaker_execution import Account, Execution
@@ -59,12 +59,13 @@ Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
 """
 # For tests of the steps around a training: its script leaves what they need, and reads no batch.
 # Its data hosts have no torch.
-LIGHT = """
-import json, os
+LIGHT = f"""
+{FED}
+import json
 from pathlib import Path
 if (Path(os.environ["SM_CHANNEL_TRAINING"]) / "broken").exists():
     raise ValueError("sample 7 is broken")
-Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({"accuracy": 0.95}))
+Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
 (Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text("trained")
 """
 WORKLOAD = {
