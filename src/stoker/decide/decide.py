@@ -84,6 +84,7 @@ def decide_observed(
     constraints: Constraints,
     is_asked: bool,
     today: date,
+    feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
     workload_sha256: str | None = None,
     processes_per_host: int | None = None,
 ) -> Decision:
@@ -95,6 +96,7 @@ def decide_observed(
         constraints: What a plan may be.
         is_asked: Whether clusters were named that cannot be predicted now.
         today: The date that prices are old against.
+        feed: `replace_dataloader` says whether loaders of torch's class are fed.
         workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
 
@@ -112,7 +114,9 @@ def decide_observed(
         processes_per_host=processes_per_host or max(1, now.accelerators),
     )
     keep = Plan(action="keep", groups=(dnn,), reason=_NOTHING)
-    best = _best_data_type(catalog, constraints) if observed.suspect == "cpu" else None
+    unfed = unfed_words(profile, feed)
+    is_cpu = observed.suspect == "cpu" and not unfed
+    best = _best_data_type(catalog, constraints) if is_cpu else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
     warnings = list(warnings_of_prices(prices, platform=catalog.info))
     if is_asked:
@@ -126,7 +130,7 @@ def decide_observed(
         plan=keep,
         plans=(keep,),
         path=_path(observed),
-        advice=_advice(profile, observed, now, best),
+        advice=_advice(profile, observed, now, best, unfed=unfed),
         warnings=tuple(warnings),
         prices=prices,
         objective=constraints.objective,
@@ -158,7 +162,7 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
 
 
 def _advice(
-    profile: Profile, observed: Observed, now: Instance, best: Instance | None
+    profile: Profile, observed: Observed, now: Instance, best: Instance | None, *, unfed: str
 ) -> tuple[Advice, ...]:
     advice = [
         Advice(
@@ -167,7 +171,9 @@ def _advice(
             when="before any money is spent",
         )
     ]
-    if observed.suspect == "cpu":
+    if unfed:
+        advice.append(Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted"))
+    elif observed.suspect == "cpu":
         advice.append(
             Advice(
                 id="cpu-bound",
@@ -295,6 +301,7 @@ def decide(
             constraints=constraints,
             is_asked=bool(extra_clusters),
             today=today,
+            feed=feed,
             workload_sha256=workload_sha256,
             processes_per_host=processes_per_host,
         )
