@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
+from stoker.decide.pricing import ASKED_FOR
 from stoker.records import (
     Action,
     Answer,
@@ -19,7 +20,7 @@ from stoker.records import (
     Predicted,
     TakenElsewhere,
 )
-from stoker.records.parts import limit_words
+from stoker.records.parts import AGAIN, OTHERS, limit_words
 from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
 
 # Plans this near to the best count as equal: then fewer machines win.
@@ -72,8 +73,11 @@ def choose(
             f"today's cluster costs ${cost} per hour, above the budget of ${limit}: no plan can "
             "keep it",
         )
+    if unexplained.startswith(OTHERS):
+        return _because(keep, f"{unexplained}; {AGAIN}")
     if unexplained:
-        return _because(keep, f"{unexplained}: no spending is advised on that")
+        what = "paid hosts" if is_billed else "change"
+        return _because(keep, f"{unexplained}, so stoker recommends no {what}")
     is_late = misses_deadline(today, constraints)
     # Where something else is to be fixed first, only what costs no more is left.
     left = [plan for plan in others if not fix_first or is_free(plan, keep)]
@@ -86,7 +90,8 @@ def choose(
             text += f"; {_bought(best, free, objective)}"
         return _because(best, text)
     if fix_first:
-        return _because(keep, f"{fix_first}: fix that before money is spent")
+        when = "before money is spent" if is_billed else "first"
+        return _because(keep, f"{fix_first}: fix that {when}")
     late = _why_late(others, constraints) if is_late else ""
     return _because(keep, _why_keep(able, today, objective, is_billed=is_billed) + late)
 
@@ -209,7 +214,7 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool, is_billed: bool) -> 
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
         )
-    return f"{text}; its limit is {limits(outcome)}{own_storage_words(outcome)}"
+    return f"{text}; bottleneck: {limits(outcome)}{own_storage_words(outcome)}"
 
 
 def _why_keep(able: Sequence[Plan], today: Predicted, objective: str, *, is_billed: bool) -> str:
@@ -269,18 +274,18 @@ def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
 
 
 _LIMITS: Mapping[Limit, str] = {
-    "cpu": "the CPU",
-    "accelerator": "the accelerator",
-    "latency": "the loader's own time",
-    "network": "the network",
+    "cpu": "CPU",
+    "accelerator": "accelerator",
+    "latency": "loader's own time",
+    "network": "network",
     "receive": "receiving",
-    "storage": "the storage",
+    "storage": "storage",
 }
 
 
 def limit_name(limit: Limit) -> str:
     """Names a limit of a plan for a table: `CPU`, `loader's own time`."""
-    return _LIMITS[limit].removeprefix("the ")
+    return _LIMITS[limit]
 
 
 def cluster(plan: Plan) -> str:
@@ -289,15 +294,15 @@ def cluster(plan: Plan) -> str:
 
 
 def limits(outcome: Predicted) -> str:
-    """Names the binding limit and the next one: `the CPU, then the accelerator, at 64 ms`."""
+    """Names the bottleneck and the next one: `CPU; next: accelerator (64 ms)`."""
     next_seconds = outcome.second_limit_seconds
     if next_seconds is None:
-        return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}"
+        return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]}"
     # Nobody needs to know of a second limit of microseconds: without loading, all other terms are
     # about 0.
     if next_seconds < 1e-3 * outcome.step_seconds:
         return f"{_LIMITS[outcome.limit]}, and no other is near"
-    return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}, at {ms(next_seconds)}"
+    return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]} ({ms(next_seconds)})"
 
 
 def own_storage_words(outcome: Predicted) -> str:
@@ -385,6 +390,11 @@ class Walk:
     is_billed: bool = True
     taken: TakenElsewhere | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Returns whether other programs make the profile too noisy to choose a plan."""
+        return self.work.unexplained.startswith(OTHERS)
+
 
 def walk(found: Walk) -> tuple[Answer, ...]:
     """Returns the questions in their order, each with its answer and the figures behind it."""
@@ -421,9 +431,10 @@ def _is_explained(found: Walk) -> Answer:
     if work.unexplained:
         # The reason is words by now. Only parts that were measured and contradict the step say
         # "no"; where something was not measured, the answer is not known.
-        known = not work.unexplained.startswith(("only the time", "not measured", "other programs"))
-        if work.unexplained.startswith("other programs"):
-            because = f"they give {ms(work.parts_seconds)}; {work.unexplained}"
+        known = not work.unexplained.startswith(("only the time", "not measured", OTHERS))
+        if found.is_busy:
+            because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}, next "
+            because += "to other programs"
             return Answer(question=question, answer="unknown", because=because)
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
@@ -530,7 +541,10 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     question = _question_of_a_data_group(found)
     plan = best_of(found, ("heterogeneous",))
     if plan is None or plan.predicted is None or found.keep.predicted is None:
-        infeasible = next((p for p in found.plans if p.action == "heterogeneous"), None)
+        groups = [one for one in found.plans if one.action == "heterogeneous"]
+        # The table tells why the one that was asked for cannot be run: no second reason next to it.
+        asked = [one for one in groups if one.reason.startswith(ASKED_FOR)]
+        infeasible = next(iter([*asked, *groups]), None)
         if found.unfed:
             because = found.unfed
         elif infeasible is not None:
@@ -579,6 +593,10 @@ def _change(outcome: Predicted, other: Predicted, found: Walk) -> str:
 
 
 def _is_change_worth_it(found: Walk) -> Answer:
+    question = "Is the best change worth more than its error band?"
+    if found.is_busy:
+        because = "the figures are not reliable enough to compare plans"
+        return Answer(question=question, answer="unknown", because=because)
     changed = found.chosen.action != "keep"
     outcome, keep = found.chosen.predicted, found.keep.predicted
     because = found.chosen.reason
@@ -592,7 +610,7 @@ def _is_change_worth_it(found: Walk) -> Answer:
             f"its error band is {percentage(error_band(outcome))}"
         )
     return Answer(
-        question="Is the best change worth more than its error band?",
+        question=question,
         answer="yes" if changed else "no",
         because=because,
     )
@@ -611,5 +629,5 @@ def _figures(plan: Plan, *, is_billed: bool) -> str:
         cost, end = f"{cost_words(outcome, is_billed=False)} ({change})", ""
     return (
         f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), {cost}, "
-        f"limit {limits(outcome)}{own_storage_words(outcome)}{end and f'; {end}'}"
+        f"bottleneck: {limits(outcome)}{own_storage_words(outcome)}{end and f'; {end}'}"
     )

@@ -6,7 +6,7 @@ from datetime import date
 import msgspec
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.advise import advice_of, fix_first, warnings_of, warnings_of_prices
+from stoker.decide.advise import advice_of, before_money, fix_first, warnings_of, warnings_of_prices
 from stoker.decide.candidates import (
     Candidate,
     Site,
@@ -39,6 +39,7 @@ from stoker.decide.elsewhere import (
 from stoker.decide.fed import unfed_words
 from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
+    ASKED_FOR,
     Rules,
     allowed_types,
     is_usable,
@@ -69,6 +70,7 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
+from stoker.records.workload import own_keys
 from stoker.text import ms, percentage, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
@@ -85,7 +87,6 @@ def decide_observed(
     is_asked: bool,
     today: date,
     feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
 ) -> Decision:
     """Keeps today's cluster, and says why nothing else can be said; pure.
@@ -97,7 +98,6 @@ def decide_observed(
         is_asked: Whether clusters were named that cannot be predicted now.
         today: The date that prices are old against.
         feed: `replace_dataloader` says whether loaders of torch's class are fed.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
 
     Raises:
@@ -124,13 +124,16 @@ def decide_observed(
     if now.usd_per_hour is None:
         warnings.append(f"{now.type} has no price: give one with --prices FILE")
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=profile.workload_keys,
         bottleneck="unexplained",
         action="keep",
         plan=keep,
         plans=(keep,),
         path=_path(observed),
-        advice=_advice(profile, observed, now, best, unfed=unfed),
+        advice=_advice(
+            profile, observed, now, best, unfed=unfed, is_billed=catalog.purchase != NOMINAL
+        ),
         warnings=tuple(warnings),
         prices=prices,
         objective=constraints.objective,
@@ -162,13 +165,19 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
 
 
 def _advice(
-    profile: Profile, observed: Observed, now: Instance, best: Instance | None, *, unfed: str
+    profile: Profile,
+    observed: Observed,
+    now: Instance,
+    best: Instance | None,
+    *,
+    unfed: str,
+    is_billed: bool,
 ) -> tuple[Advice, ...]:
     advice = [
         Advice(
             id="profile",
             text=_again(profile),
-            when="before any money is spent",
+            when=before_money(is_billed=is_billed),
         )
     ]
     if unfed:
@@ -260,8 +269,8 @@ def decide(
     training: TrainingSize = TrainingSize(),  # noqa: B008 - frozen
     feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
     extra_clusters: Sequence[tuple[Group, ...]] = (),
+    fallback: tuple[Group, ...] = (),
     today: date,
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
     calibration: Calibration | None = None,
     take_as: TakeAs | None = None,
@@ -275,8 +284,9 @@ def decide(
         training: Its length, for a deadline and for totals.
         feed: `local_workers` may fix how many workers a dnn host has under a data group.
         extra_clusters: Clusters to price in addition to those that are searched.
+        fallback: Cluster to run where other programs make the profile too noisy to choose; empty:
+            today's is kept then.
         today: The date that prices are old against.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
         calibration: What earlier runs on such a machine say of the model's constants.
         take_as: The type that the profile is taken for; absent: it was taken on today's hosts.
@@ -302,7 +312,6 @@ def decide(
             is_asked=bool(extra_clusters),
             today=today,
             feed=feed,
-            workload_sha256=workload_sha256,
             processes_per_host=processes_per_host,
         )
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
@@ -353,25 +362,26 @@ def decide(
         _taken_plan(site, kept, rules, taken) if taken else _keep_plan(profile, work, kept, rules)
     )
     step_is_known = taken is None or taken.accelerator_step_source != "unknown"
-    nothing_holds = busy or ("" if step_is_known else work.unexplained)
+    nothing_holds = "" if step_is_known else work.unexplained
+    asked = [*extra_clusters, *([fallback] if fallback else [])]
     # What was asked for comes first: its twin among those that are searched is dropped.
     others = [
         _plan(site, candidate, rules)
-        # Next to other programs no prediction holds, of no cluster: a warning says so below. Nor
-        # without the accelerator's step, which all of them need.
-        for groups in (() if nothing_holds else extra_clusters)
+        # Without the accelerator's step, which all of them need, there is no prediction at all.
+        for groups in (() if nothing_holds else asked)
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
     ]
     others += [
         _plan(site, candidate, rules)
-        for candidate in (() if nothing_holds else _candidates(site, rules, keep_plan))
+        # Next to other programs no prediction holds: only what was asked for is shown, marked.
+        for candidate in (() if busy or nothing_holds else _candidates(site, rules, keep_plan))
         # Today's cluster with its data hosts was measured: no prediction of it next to that.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
     unknown = (
         [f"what the named groups would do is not known: {nothing_holds}"]
-        if nothing_holds and extra_clusters
+        if nothing_holds and asked
         else []
     )
     more_shards = next(
@@ -389,6 +399,10 @@ def decide(
         fix_first=first,
         is_billed=catalog.purchase != NOMINAL,
     )
+    is_noisy = bool(busy)
+    if fallback and chosen.action == "keep" and (busy or work.machine_width):
+        chosen = _fallback(site, named(site, fallback), rules, kept=chosen)
+        is_noisy = is_noisy or chosen.action != "keep"
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
     assert kept.estimate is not None
@@ -411,7 +425,8 @@ def decide(
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
         bottleneck=found.bottleneck,
         action=chosen.action,
         plan=chosen,
@@ -420,7 +435,7 @@ def decide(
         advice=(
             *(advice_of_taken(site, taken) if taken else ()),
             *advice_of(found, profile, is_taken=taken is not None),
-            *([] if nothing_holds else _advice_on_shards(site, rules, plans)),
+            *([] if busy or nothing_holds else _advice_on_shards(site, rules, plans)),
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
@@ -433,7 +448,16 @@ def decide(
         calibration=calibration,
         others_vcpus=profile.observed.others_vcpus if profile.observed else None,
         taken_elsewhere=taken,
+        is_noisy=is_noisy,
     )
+
+
+def _fallback(site: Site, candidate: Candidate, rules: Rules, *, kept: Plan) -> Plan:
+    """Returns the plan that was asked for in place of today's, if it may be run."""
+    plan = _plan(site, candidate, rules)
+    if not plan.feasible or plan.predicted is None or _is_same(plan, kept):
+        return kept
+    return msgspec.structs.replace(plan, reason=f"{ASKED_FOR}, as {kept.reason}")
 
 
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:

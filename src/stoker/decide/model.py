@@ -68,7 +68,7 @@ class Work:
         storage: Whether each host brings a storage rate of its own; unknown: taken as shared.
         doubts: What was not measured.
         is_checked: Whether the profile was checked against its own parts.
-        unexplained: Why no spending may be advised on this profile; empty: it may.
+        unexplained: Why this profile supports no recommendation; empty: it does.
         global_batch_size: Samples of a step today; None: not known.
         efficiency: Factor on what data hosts reach, from earlier runs.
         calibration_spread: Relative error that those runs leave; 0: none, or no such runs.

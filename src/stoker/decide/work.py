@@ -16,6 +16,7 @@ from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms, Storage
 from stoker.records.parts import (
+    OTHERS,
     others_vcpus_of,
     others_width,
     read_seconds,
@@ -127,10 +128,7 @@ def measure(
     vcpus = today.capacity * work.hosts
     others = others_width(profile, vcpus=vcpus)
     if others:
-        text = (
-            f"other programs kept {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} busy while "
-            "it was profiled"
-        )
+        text = f"{OTHERS} {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} while it was profiled"
         doubts += (Doubt(width=others, text=text),)
     speed = speed_width(profile)
     if speed:
