@@ -78,7 +78,7 @@ class Work:
         corrected: The limits that the correction is for: those that bind today.
         shards: Shards of the stream, of all ranks: so many workers can be busy; 0: any number can.
         ranks_per_process: Ranks that read the stream, over `ranks`: a script may start its own.
-        may_divide: Whether the stream may be divided into more shards.
+        divides: Whether the stream divides itself among its workers; None: not known.
         are_shards_set: Whether `feed.shards` says how many there are, and not the script.
     """
 
@@ -115,8 +115,13 @@ class Work:
     data: "tuple[Hosts, ...]" = ()
     shards: int = 0
     ranks_per_process: float = 1.0
-    may_divide: bool = False
+    divides: bool | None = None
     are_shards_set: bool = False
+
+    @property
+    def may_divide(self) -> bool:
+        """Returns whether the stream may be divided into more shards."""
+        return self.divides is not False
 
     @property
     def has_own_storage(self) -> bool:

@@ -179,7 +179,7 @@ def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) ->
         work,
         shards=shards_of_rank * ranks if shards_of_rank else loader.shards,
         ranks_per_process=ranks / work.ranks,
-        may_divide=loader.divides is not False,
+        divides=loader.divides,
         are_shards_set=shards_of_rank is not None,
     )
 
