@@ -426,6 +426,11 @@ def this_process() -> TrainerProcess:
     return _process(os.getpid())
 
 
+def known_process() -> TrainerProcess | None:
+    """Returns the one of this process, where something has asked for it before."""
+    return this_process() if _process.cache_info().currsize else None
+
+
 @functools.lru_cache(maxsize=1)
 def _process(pid: int) -> TrainerProcess:
     settings = from_environment()

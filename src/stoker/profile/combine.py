@@ -212,6 +212,7 @@ def combine(
     workload_sha256: str | None,
     what: Mapping[str, Value],
     is_named: bool = True,
+    workload_keys: Mapping[str, str] | None = None,
 ) -> Profile:
     """Returns the profile of a *global* step from the results of all ranks.
 
@@ -220,6 +221,7 @@ def combine(
         group: Today's dnn group.
         settings: Settings of the profile.
         workload_sha256: Of the workload.
+        workload_keys: Of the workload, with the hosts that were measured.
         what: Facts about the run, for the record.
         is_named: False: the type of `group` is a guess, and what the host calls itself is better.
 
@@ -227,7 +229,7 @@ def combine(
         UsageError: If there are none, a rank's are missing, or the script ended too early: saying
             what was missing.
     """
-    whole = [_Whole(rank) for rank in _with_what_they_had(_complete(ranks))]
+    whole = [_Whole(rank) for rank in _with_one_step(_with_what_they_had(_complete(ranks)))]
     ranks = [own.rank for own in whole]
     first = ranks[0]
     cpu = _added([_loader_cpu(own) for own in whole])
@@ -291,6 +293,7 @@ def combine(
     host = host_of(first, group=group, settings=settings, is_named=is_named)
     known = Profile(
         workload_sha256=workload_sha256,
+        workload_keys={**workload_keys} if workload_keys else None,
         host=host,
         step=step,
         observed=Observed(
@@ -387,6 +390,33 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     ]
 
 
+def _with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Gives the steps their mean for a median where other programs were at work.
+
+    These come and go: what they took is a mean over the steps, which only a mean can be compared
+    with. Profile and decide then name one measured step.
+    """
+    vcpus = sum({rank.host: rank.vcpus for rank in ranks}.values())
+    if others_of([signs_of(rank) for rank in ranks]) <= MAX_OTHERS * vcpus:
+        return ranks
+
+    def mean(part: Quartiles) -> Quartiles:
+        return msgspec.structs.replace(part, median=part.mean)
+
+    return [
+        msgspec.structs.replace(
+            rank,
+            as_is=msgspec.structs.replace(
+                rank.as_is,
+                step_seconds=mean(rank.as_is.step_seconds),
+                wait_seconds=mean(rank.as_is.wait_seconds),
+            ),
+        )
+        for rank in ranks
+        if rank.as_is is not None
+    ]
+
+
 def _busiest(rank: RankResult) -> Drain | None:
     """Returns the drain with most workers: hyper-threads and caches are shared as in real work."""
     return max(rank.drains, key=lambda own: own.workers, default=None) if rank.drains else None
@@ -461,10 +491,7 @@ def _check(
 ) -> Check:
     """Checks whether the parts explain the step as it was, on the vCPUs that others left."""
     predicted = parts.step_seconds
-    # Others come and go: what they took is a mean over the steps, to be held against a mean.
-    step = whole[0].as_is.step_seconds
-    is_disturbed = parts.others_vcpus > MAX_OTHERS * parts.vcpus
-    measured = step.mean if is_disturbed else step.median
+    measured = whole[0].as_is.step_seconds.median
     error = predicted / measured - 1
     tolerance = settings.max_unexplained
     is_explained = abs(error) <= tolerance

@@ -351,7 +351,7 @@ _LIMITS = {
     "network": "the network is the limit",
     "storage": "the storage is the limit",
     "none": "nothing waits long enough to be worth a change",
-    "unexplained": "the measured parts do not explain the step, so no spending is advised",
+    "unexplained": "the measured parts do not explain the step",
 }
 
 
@@ -425,6 +425,10 @@ def judge(
             ["The training ended, but its steps were not measured.", *_wait(figures)]
         )
         return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
+    if decision and decision.is_noisy:
+        headline = "The machine was busy with other programs: the figures do not count."
+        lead = [*_gain(figures, unit, decision), *_wait(figures), *lead]
+        return Verdict("mixed", f"machine busy{passed}", headline, " ".join(lead))
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
@@ -464,7 +468,8 @@ def _kept(decision: Decision) -> str:
     """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
     is_known = decision.bottleneck != "unexplained"
     reason = _sentence(decision.plan.reason or _LIMITS[decision.bottleneck])
-    return f"{'stoker does not help here' if is_known else 'No advice that costs'}: {reason}"
+    why = "stoker does not help here" if is_known else "Kept as it is for now"
+    return f"{why}: {reason}"
 
 
 def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
