@@ -41,6 +41,12 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
         return replaced_iterator_of(self)
 
+    note_makings(cls)
+    _replace(cls, "_get_iterator", _get_iterator, is_auto=is_auto)
+
+
+def note_makings(cls: type["AnyLoader"]) -> None:
+    """Has every loader of class `cls` note the line that makes it."""
     made = cls.__init__
 
     @functools.wraps(made)
@@ -51,7 +57,6 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
         note_making(self)
 
     cls.__init__ = noted  # type: ignore[method-assign]
-    _replace(cls, "_get_iterator", _get_iterator, is_auto=is_auto)
 
 
 def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:

@@ -43,10 +43,15 @@ def timed(
             Absent: its name is the line of the script that this is called on.
     """
     if name is None:
-        caller = sys._getframe(1)
-        name = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        name = line_of_caller()
     kind = _SizedBatches if isinstance(batches, Sized) else TimedBatches
     return kind(batches, name=name, samples=samples)
+
+
+def line_of_caller() -> str:
+    """Returns file and line that called the function which asks."""
+    caller = sys._getframe(2)
+    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 class TimedBatches(Generic[_T]):

@@ -46,6 +46,7 @@ from stoker.profile.script_phases import (
     say_cut_off,
     say_so_far,
 )
+from stoker.profile.states import with_one_step
 from stoker.profile.step_watch import AS_IS_ENOUGH, USUAL_STEPS, AsIsSteps, missing_of
 from stoker.settings import ProcessSettings
 
@@ -461,6 +462,10 @@ class ProfileSession:
         found = steps.result()
         self._findings.learn(as_is=found, evidence=self._reading.evidence())
         own = self._findings.result
+        if own.world_size == 1:
+            # As the verdict will have it. Of several ranks one alone does not know whose work
+            # that of others is.
+            found = with_one_step([own])[0].as_is or found
         say_as_is(self._log, found, rank=own.rank, ranks=own.world_size)
         with contextlib.suppress(TypeError):
             self._inner = ref(inner)
