@@ -392,3 +392,18 @@ def test_what_changes_by_the_replacement_is_said_once(
     code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
     assert code == 0, said
     assert said.count("random draws of a dataset are seeded per batch") == int(is_said)
+
+
+@pytest.mark.parametrize(
+    ("imported", "num_rows"),
+    # Once by the loader, or once by `timed` where the loader is left to torch.
+    [("", 2), ("from stoker import DataLoader as Fed", 2)],
+)
+def test_a_replaced_loader_in_timed_is_timed_once(
+    tmp_path: Path, imported: str, num_rows: int
+) -> None:
+    script = f"{AUTOMATIC}{imported}\nimport stoker\nlist(stoker.timed(DataLoader([1, 2])))"
+    code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
+    assert code == 0, said
+    rows = (tmp_path / "timeline-rank0.csv").read_text().splitlines()[1:]
+    assert len(rows) == num_rows
