@@ -66,7 +66,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
         env=quiet
         | {
             "STOKER_LAUNCHER_PID": str(os.getpid()),
-            "STOKER_REPLACE_DATALOADER": "1",
+            "STOKER_REPLACE_DATALOADER": "auto",
             "STOKER_TEST_PAUSE_AT": str(PAUSE_AT),
             "PYTHONPATH": str(SITE),
         },
