@@ -1,6 +1,6 @@
 """Libraries as their users have them get the batches that torch gives, made by data hosts.
 
-Each script runs twice: without stoker; and unchanged under `--replace-dataloader`, with no local
+Each script runs twice: without stoker; and unchanged as `stoker train` feeds it, with no local
 workers and two data hosts, of which one is killed in the middle.
 """
 
