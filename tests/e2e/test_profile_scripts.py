@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from stoker.records import Profile, read_json
+from stoker.records import Profile, ProfiledLoader, read_json
 from support.command import stoker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -177,6 +177,20 @@ for one, other in zip(fast, slow):
     (weight * one.mean() * other.mean()).sum().backward()
 """
 
+STREAM = """
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        while info is None or info.num_workers:
+            yield torch.rand(64, 64).sort().values
+if __name__ == "__main__":
+    weight = torch.zeros(1, requires_grad=True)
+    for batch in DataLoader(Stream(), batch_size=4, num_workers=2, multiprocessing_context="HOW"):
+        (weight * batch.mean()).sum().backward()
+"""
+
 SLOW_STEPS = """
 import time, torch
 from torch.utils.data import DataLoader
@@ -185,6 +199,23 @@ for batch in DataLoader(torch.zeros(1000, 4), batch_size=4):
     (weight * batch.mean()).sum().backward()
     time.sleep(1.5)
 """
+
+
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(
+    tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "train.py").write_text(STREAM.replace("HOW", how))
+    found = run_profile(tmp_path, sys.executable, "train.py")
+    assert_measured(found)
+    assert found.record.loader == ProfiledLoader(
+        class_name="torch.utils.data.dataloader.DataLoader",
+        reach="torch",
+        iterable=True,
+        shards=2,
+        divides=True,
+    )
+    assert "over a stream of 2 shards" in " ".join(found.words.split())
 
 
 @pytest.mark.soak

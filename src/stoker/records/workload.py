@@ -277,7 +277,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
     replace_dataloader: ReplaceDataLoader = "auto"
-    shards: PositiveInt | None = None
+    shards: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None
