@@ -223,10 +223,9 @@ def test_a_verdict_on_the_storage_shows_workers_that_wait(rank: RankResult) -> N
             assert has_waited
             assert state.share is not None
             assert state.share > 0
-            shown = re.search(
-                r"a worker (\S+ \S+?),? .*?(?:computes|and) (\S+ \S+?)[; ]", state.text
-            )
+            shown = re.search(r"a worker (\S+ m?s).*?(?:computes|and) (\S+ m?s)", state.text)
             assert shown, state.text
+            assert shown[1] != shown[2], "the worker waits for none of its time"
         if state.id == "cpu":
             assert "busy" in state.text
 
