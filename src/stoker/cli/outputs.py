@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,6 +271,26 @@ class Told:
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def check_writable(out: Path) -> None:
+    """Makes sure that a record can be written to `out`, before it takes minutes to make one.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as err:
+        raise UsageError(
+            f"cannot write {out}: {err.strerror}",
+            where=f"folder {folder}",
+            fix="name another file: --out FILE",
+        ) from None
 
 
 def deliver(

@@ -1,5 +1,6 @@
 """`stoker profile` measures what a step of the unchanged training command waits for."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,9 +18,11 @@ from stoker.cli.options import (
     StepParams,
     Words,
     Yes,
+    told_by_flag,
 )
 from stoker.cli.progress import (
     is_of_platform,
+    program,
     relative,
     say,
     step_line,
@@ -45,11 +48,14 @@ if TYPE_CHECKING:
 def profile_verb(
     words: Words = None,
     *,
+    context: typer.Context,
     budget: Annotated[
         float | None,
         typer.Option(
             "--budget",
             metavar="SECONDS",
+            min=5,
+            max=86_400,
             help="Seconds to measure, from the first batch on (default: as in the workload, or "
             "180).",
         ),
@@ -64,6 +70,14 @@ def profile_verb(
         ),
     ] = None,
     platform: PlatformName = None,
+    copy: Annotated[
+        bool,
+        typer.Option(
+            "--copy",
+            help="Runs the command in a copy of this folder, deleted after it: no file here is "
+            "changed (default: the command writes its files as ever).",
+        ),
+    ] = False,
     training_job: Annotated[
         str | None,
         typer.Option(
@@ -91,8 +105,9 @@ def profile_verb(
 ) -> None:
     """Measures what a training step waits for.
 
-    The command runs unchanged and is stopped after the measurement. The record is profile.json,
-    unless --out names another file.
+    The command runs unchanged and for real, writes its files (--copy: in a copy of this folder),
+    and is stopped after the measurement. The record is profile.json, unless --out names another
+    file.
 
     Examples:
         stoker profile -- python train.py --epochs 10
@@ -100,7 +115,13 @@ def profile_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import deliver, outputs_of, step_inputs, told_of_profile
+    from stoker.cli.outputs import (
+        check_writable,
+        deliver,
+        outputs_of,
+        step_inputs,
+        told_of_profile,
+    )
     from stoker.cli.workloads import named_run_dir, new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
     from stoker.profile import explain
@@ -112,7 +133,7 @@ def profile_verb(
         raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
     outputs, given = outputs_of(files), step_inputs(files)
     if training_job:
-        if words or platform or budget is not None:
+        if words or platform or copy or budget is not None:
             raise UsageError(
                 "--training-job reads a job that has already run: there is nothing to run",
                 where="command line",
@@ -120,19 +141,23 @@ def profile_verb(
             )
         observe(training_job, logs=logs, region=region, outputs=outputs, as_json=as_json)
         return
-    sets = list(overrides or ())
-    if budget is not None:
-        sets.append(f"profile.budget_seconds={budget}")
-    if platform:
-        sets.append(f"platform={platform}")
-    if instance_type:
-        sets.append(f"profile.instance_type={instance_type}")
+    typed_keys = {
+        ("profile.budget_seconds", "--budget"): budget,
+        ("platform", "--platform"): platform,
+        ("profile.instance_type", "--instance-type"): instance_type or None,
+    }
+    flags = dict(names for names, value in typed_keys.items() if value is not None)
+    sets = [
+        *(overrides or ()),
+        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
+    ]
     # Before a file is looked for: a notebook is there, and cannot be run all the same.
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
     params = [*given.params, *(params or ())]
-    workload = resolve(words or given.words, overrides=sets, params=params)
+    with told_by_flag(flags):
+        workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
     if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
         told = told_of_profile(reused)
@@ -140,6 +165,15 @@ def profile_verb(
             reused, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told
         )
         return
+    is_here = workload.platform_info.is_this_machine
+    if copy and not is_here:
+        raise UsageError(
+            f"--copy is of no use on {workload.platform}: the command runs in a container there",
+            where="command line",
+            fix="leave --copy out",
+        )
+    # Before minutes are spent on what could not be kept.
+    check_writable(outputs.out or Path("profile.json"))
     cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
     today = [Group.of_today(cluster.dnn)]
     say_unused_types(workload, today, quiet=as_json)
@@ -152,31 +186,52 @@ def profile_verb(
         quiet=as_json,
     )
     pod = own_pod()
-    is_step = bool(pod and pod.run_id) and not workload.platform_info.is_this_machine
+    is_step = bool(pod and pod.run_id) and not is_here
     # A retry of a pipeline's step follows the job of the first attempt.
     name = f"{workload.run_name(pod.run_id)}-profile" if pod and is_step else None
     run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
+    if copy:
+        # The working directory is another one while it is measured.
+        run_dir = run_dir.absolute()
+    if copy:
+        say("the command runs for real, in a copy of this folder", quiet=as_json)
+    else:
+        how = "; --copy runs it in a copy of this folder" if is_here else ""
+        say(f"the command runs for real and writes its files{how}", quiet=as_json)
     say(
         f"profile of {workload.name}: measures {workload.profile.budget_seconds:.0f} s from the "
         f"first batch on, then stops the command; its output: {relative(run_dir / 'logs')}",
         quiet=as_json,
     )
     try:
-        record = profile_and_keep(
-            workload,
-            cluster=cluster,
-            platform=platform_named(workload.platform, settings=workload),
-            run_dir=run_dir,
-            records={"step": "profile", "workload.json": to_json(workload)} if name else {},
+        with _folder_of(workload, run_dir=run_dir if copy else None):
+            record = profile_and_keep(
+                workload,
+                cluster=cluster,
+                platform=platform_named(workload.platform, settings=workload),
+                run_dir=run_dir,
+                records={"step": "profile", "workload.json": to_json(workload)} if name else {},
+                quiet=as_json,
+            )
+    except KeyboardInterrupt:
+        # The parser ends with 130 and no word.
+        again = shlex.join([program(), *(context.obj or ["profile", *(words or ())])])
+        say(
+            f"stopped before there was a verdict\nkept:  {relative(run_dir / 'logs')}\n"
+            f"again: {again}",
             quiet=as_json,
         )
+        raise
     except UnmeasuredError as err:
         if err.observed:
             # What was observed is worth a guess of `decide`, so it is written although this is an
             # error.
             out = outputs.out or Path("profile.json")
             write_json(out, err.observed)
-            say(f"no step was measured; what was observed is written to {out}", quiet=as_json)
+            say(
+                f"not enough was measured for a verdict; what was observed is written to {out}",
+                quiet=as_json,
+            )
         raise
     deliver(
         record,
@@ -186,6 +241,21 @@ def profile_verb(
         as_json=as_json,
         told=told_of_profile(record),
     )
+
+
+@contextmanager
+def _folder_of(workload: "Workload", *, run_dir: Path | None) -> Iterator[None]:
+    """Lets the block run in a copy of this folder; in the folder itself without a `run_dir`."""
+    from stoker.profile.grown_files import COPY
+    from stoker.profile.scratch_copy import scratch_copy
+
+    if run_dir is None:
+        yield
+        return
+    # A channel of this machine is a folder, which the script reads.
+    data = [Path(each.uri.removeprefix("file://")) for each in workload.channels.values()]
+    with scratch_copy(Path.cwd(), run_dir / COPY, linked=data):
+        yield
 
 
 def profile_and_keep(
@@ -358,6 +428,10 @@ def _waits(values: Mapping[str, str], of: str) -> str:
     return wait_words(float(values["wait_share"]), least=least, rank=rank, of=of)
 
 
+def _guarded(values: Mapping[str, str]) -> str:
+    return f"the script is about to {values['action']}, with a model trained on repeated batches"
+
+
 def _ms(seconds: str) -> str:
     return ms(float(seconds))
 
@@ -374,6 +448,7 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
     "profile_as_is": ("as is", _as_is),
     "profile_accelerator": ("no loader", _accelerator),
     "profile_loader": ("loader", _loader),
+    "profile_guarded": ("ends here", _guarded),
 }
 
 

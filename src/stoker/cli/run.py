@@ -249,7 +249,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.cli.profile import following_profile
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
-    from stoker.decide import decide, local_core_words
+    from stoker.decide import decide, local_core_words, refuse_unfed
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
     from stoker.profile import profile
@@ -293,6 +293,8 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         measured,
         profile_words,
     )
+    # Before anything else is rented: data hosts could do nothing for this training.
+    refuse_unfed(profiled, workload)
     decision = chain.step(
         "decide",
         Decision,
@@ -304,7 +306,6 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             feed=workload.feed,
             fallback=chain.fallback,
             today=date.today(),
-            workload_sha256=workload.digest(),
             processes_per_host=todays_cluster(workload).dnn.processes_per_host,
         ),
         decision_words,
@@ -403,11 +404,10 @@ def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
 def fresh_run_dir(workload: "Workload") -> Path:
     """Makes the folder of a new run, with its workload."""
     from stoker.cli.workloads import new_run_dir
-    from stoker.records import write_json, write_text
+    from stoker.records import write_json
 
     run_dir = new_run_dir(workload.name)
     # By it `--from` finds the latest run of the same workload (`latest_run_dir`).
-    write_text(run_dir / "workload.sha256", workload.digest() + "\n")
     write_json(run_dir / "workload.json", workload)
     return run_dir
 

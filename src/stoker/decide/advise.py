@@ -6,7 +6,7 @@ from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.records import Advice, Bottleneck, PlatformInfo, Prices, Profile, Storage
 from stoker.records.parts import WAITS
-from stoker.text import percentage
+from stoker.text import ms, percentage
 
 # A state that is less of a step than this leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
@@ -166,6 +166,8 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
                 when=before_money(is_billed=found.is_billed),
             )
         )
+    if found.unfed:
+        advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
     tuned = best_of(found, ("tune",))
     is_said = any(fix.id == "num_workers" for fix in said)
     if tuned is not None and tuned.predicted is not None and not is_said:
@@ -181,6 +183,14 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
                 f"instead of {work.num_workers}: {promise}.",
             )
         )
+    more = next((p for p in found.plans if p.action == "tune" and not p.feasible), None)
+    if more is not None and more.predicted is not None:
+        promise = f": {ms(more.predicted.step_seconds)} per step, at no cost"
+        if work.unexplained:
+            promise = "; it costs nothing to try"
+        text = more.reason[:1].upper() + more.reason[1:]
+        advice.insert(0, Advice(id="num-workers", text=f"{text}{promise}."))
+        advice = [own for own in advice if own.id != "num_workers"]
     utilization = work.accelerator_seconds / work.step_seconds
     # Augmentation on accelerators costs their time: only idle ones gain by it.
     has_room = work.reference.accelerators > 0 and utilization < _SLACK
@@ -248,6 +258,13 @@ def warnings_of(
                 f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {known}: "
                 "the profile is used for today's type"
             )
+    if found.work.shards and not found.unfed:
+        shards = found.work.shards
+        source = "feed.shards" if found.work.are_shards_set else "num_workers"
+        warnings.append(
+            f"a stream of {shards} shard{'s' if shards > 1 else ''} is read ({source} of "
+            "all ranks): no plan counts on more workers that are busy"
+        )
     warnings += warnings_of_prices(prices, platform=rules.catalog.info)
     for name in sorted(rules.allowed or ()):
         problem = why_unusable(rules.catalog.get(name), rules)

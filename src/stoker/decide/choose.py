@@ -84,7 +84,7 @@ def choose(
     able = _able(left, today, constraints)
     worth, free = _worth_running(able, keep, constraints)
     if worth:
-        best = _best(worth, objective)
+        best = best_plan(worth, objective)
         text = _praise(best, today, is_late=is_late, is_billed=is_billed)
         if free is not None and not is_free(best, keep):
             text += f"; {_bought(best, free, objective)}"
@@ -176,7 +176,8 @@ def _is_worth(plan: Plan, today: Predicted, objective: str) -> bool:
     return outcome is not None and gain(outcome, today, objective) > error_band(outcome)
 
 
-def _best(plans: Sequence[Plan], objective: str) -> Plan:
+def best_plan(plans: Sequence[Plan], objective: str) -> Plan:
+    """Returns the best of at least one plan; of those that are near to it, the smallest."""
     values = {id(plan): _value(plan, objective) for plan in plans}
     least = min(values.values())
     equal = [plan for plan in plans if values[id(plan)] <= least * (1 + TIE)]
@@ -370,6 +371,7 @@ class Walk:
     Attributes:
         estimate: Today's cluster, as the model sees it.
         free_fixes: What the profile found to cost nothing, in words.
+        unfed: Why data hosts cannot make the batches; empty: they can.
         fix_first: Why nothing that costs is advised yet; empty where it may be.
         is_billed: Whether the prices are ones that somebody is billed.
         taken: How the profile was scaled to today's hosts; None: it was taken there.
@@ -384,6 +386,7 @@ class Walk:
     constraints: Constraints
     free_fixes: tuple[str, ...] = ()
     fix_first: str = ""
+    unfed: str = ""
     is_billed: bool = True
     taken: TakenElsewhere | None = None
 
@@ -486,7 +489,10 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         infeasible = next((p for p in found.plans if p.action == action), None)
         because = infeasible.reason if infeasible else _why_none(found, action)
         reply: _Reply = "no"
-        if action == "tune" and found.free_fixes:
+        if action == "tune" and infeasible and infeasible.predicted:
+            # More shards of a stream: free, and the script's to say.
+            reply, because = "yes", f"{_gain(infeasible)}: {because}"
+        elif action == "tune" and found.free_fixes:
             reply, because = "yes", found.free_fixes[0]
         elif action == "tune" and found.work.num_workers is None:
             reply = "unknown"
@@ -503,6 +509,12 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
             f"{cluster(rival)}, {other} against {this}"
         )
     return Answer(question=question, answer="yes", because=because)
+
+
+def _gain(plan: Plan) -> str:
+    """Says how long a step of the plan takes."""
+    assert plan.predicted is not None
+    return f"{ms(plan.predicted.step_seconds)} per step ({plan.predicted.speedup:.2f}x)"
 
 
 def _why_none(found: Walk, action: Action) -> str:
@@ -536,7 +548,9 @@ def _is_a_data_group_better(found: Walk) -> Answer:
         # The table tells why the one that was asked for cannot be run: no second reason next to it.
         asked = [one for one in groups if one.reason.startswith(ASKED_FOR)]
         infeasible = next(iter([*asked, *groups]), None)
-        if infeasible is not None:
+        if found.unfed:
+            because = found.unfed
+        elif infeasible is not None:
             because = infeasible.reason or "plans cannot be priced"
         elif found.constraints.max_data_hosts == 0:
             because = "max_data_hosts is 0"
@@ -548,7 +562,7 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     worth, free = _worth_running(able, found.keep, found.constraints)
     groups = [one for one in worth if one.action == "heterogeneous"]
     # What pays may be another one than the best: of a narrower band, or with fewer hosts.
-    plan = _best(groups, objective) if groups else plan
+    plan = best_plan(groups, objective) if groups else plan
     assert plan.predicted is not None
     figures = _figures(plan, is_billed=found.is_billed)
     because = f"{figures}; {percentage(plan.remote_share)} of the batches are made there"

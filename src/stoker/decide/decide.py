@@ -12,12 +12,23 @@ from stoker.decide.candidates import (
     Site,
     heterogeneous,
     keep,
+    more_shards_words,
     named,
     scale_out,
     scale_up,
     tune,
+    with_any_shards,
 )
-from stoker.decide.choose import Walk, choose, misses_deadline, objective_value, ranked, walk
+from stoker.decide.choose import (
+    Walk,
+    best_plan,
+    choose,
+    cluster,
+    misses_deadline,
+    objective_value,
+    ranked,
+    walk,
+)
 from stoker.decide.elsewhere import (
     TakeAs,
     advice_of_taken,
@@ -25,6 +36,7 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
+from stoker.decide.fed import unfed_words
 from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
     ASKED_FOR,
@@ -58,7 +70,8 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
-from stoker.text import percentage, usd
+from stoker.records.workload import own_keys
+from stoker.text import ms, percentage, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 _CPU = "Is the CPU the limit?"
@@ -73,7 +86,6 @@ def decide_observed(
     constraints: Constraints,
     is_asked: bool,
     today: date,
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
 ) -> Decision:
     """Keeps today's cluster, and says why nothing else can be said; pure.
@@ -84,7 +96,6 @@ def decide_observed(
         constraints: What a plan may be.
         is_asked: Whether clusters were named that cannot be predicted now.
         today: The date that prices are old against.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
 
     Raises:
@@ -109,7 +120,8 @@ def decide_observed(
     if now.usd_per_hour is None:
         warnings.append(f"{now.type} has no price: give one with --prices FILE")
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=profile.workload_keys,
         bottleneck="unexplained",
         action="keep",
         plan=keep,
@@ -227,6 +239,8 @@ def _percent(value: float | None) -> str:
     return "not known" if value is None else percentage(value)
 
 
+# More shards are worth naming where a step would take less than this of the best plan's.
+_MORE_SHARDS_HELP = 0.9
 # Data types whose plans are listed: the best by the objective, and by the other one. Each makes a
 # plan for each number of hosts (8 by default), so more types would only hide the useful rows.
 _BEST_TYPES = 3
@@ -243,7 +257,6 @@ def decide(
     extra_clusters: Sequence[tuple[Group, ...]] = (),
     fallback: tuple[Group, ...] = (),
     today: date,
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
     calibration: Calibration | None = None,
     take_as: TakeAs | None = None,
@@ -260,7 +273,6 @@ def decide(
         fallback: Cluster to run where other programs make the profile too noisy to choose; empty:
             today's is kept then.
         today: The date that prices are old against.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
         calibration: What earlier runs on such a machine say of the model's constants.
         take_as: The type that the profile is taken for; absent: it was taken on today's hosts.
@@ -285,7 +297,6 @@ def decide(
             constraints=constraints,
             is_asked=bool(extra_clusters),
             today=today,
-            workload_sha256=workload_sha256,
             processes_per_host=processes_per_host,
         )
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
@@ -301,6 +312,7 @@ def decide(
         calibration=calibration or Calibration(),
         storage=constraints.storage or "unknown",
         machine_vcpus=catalog.max_total_vcpus,
+        shards_of_rank=feed.shards,
         data=() if take_as and profile.data else data_hosts_of(profile, catalog),
     )
     taken: TakenElsewhere | None = None
@@ -320,6 +332,7 @@ def decide(
         today=now,
         processes=processes,
         feed=feed,
+        unfed=unfed_words(profile, feed),
     )
     rules = Rules(
         constraints=constraints,
@@ -356,7 +369,13 @@ def decide(
         if nothing_holds and asked
         else []
     )
+    more_shards = next(
+        (plan for plan in others if plan.action == "tune" and not plan.feasible and plan.predicted),
+        None,
+    )
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
+    if not first and more_shards is not None:
+        first = more_shards.reason
     chosen = choose(
         keep_plan,
         others,
@@ -384,13 +403,15 @@ def decide(
             fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
         ),
         fix_first=first,
+        unfed=site.unfed,
         is_billed=catalog.purchase != NOMINAL,
         taken=taken,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
         bottleneck=found.bottleneck,
         action=chosen.action,
         plan=chosen,
@@ -399,6 +420,7 @@ def decide(
         advice=(
             *(advice_of_taken(site, taken) if taken else ()),
             *advice_of(found, profile, is_taken=taken is not None),
+            *([] if nothing_holds else _advice_on_shards(site, rules, plans)),
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
@@ -442,6 +464,8 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
 
 
 def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
+    if site.unfed:
+        return
     objective = rules.constraints.objective
     other = "time" if objective == "cost" else "cost"
     by_type: dict[str, list[Candidate]] = {}
@@ -469,6 +493,41 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     ]
     for name in names:
         yield from by_type[name]
+
+
+def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
+    """Says what data hosts would do for a stream with more shards, where that is more."""
+    work = site.work
+    if not work.shards or site.unfed:
+        return []
+    freed = with_any_shards(site)
+    able = [
+        plan
+        for candidate in _best_heterogeneous(freed, rules)
+        for plan in [_plan(freed, candidate, rules)]
+        if plan.feasible and plan.predicted
+    ]
+    if not able:
+        return []
+    best = best_plan(able, rules.constraints.objective)
+    assert best.predicted is not None
+    seconds = best.predicted.step_seconds
+    known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
+    if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
+        return []
+    how = more_shards_words(site, best.groups)
+    if not work.may_divide:
+        how = "let the stream divide itself by get_worker_info(), which it does not ask today"
+    return [
+        Advice(
+            id="shards",
+            text=f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
+            "profile and decide again.",
+            when="the stream can be divided so far"
+            if work.may_divide
+            else "small work on the dataset",
+        )
+    ]
 
 
 def _data_types(site: Site, rules: Rules) -> list[Instance]:

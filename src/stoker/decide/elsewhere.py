@@ -270,6 +270,8 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
         work,
         reference=target,
         ranks=ranks,
+        # The ranks there have as many shards each as here.
+        shards=-(-work.shards * ranks // work.ranks),
         accelerator_seconds=work.accelerator_seconds / accelerator_speed,
         receive_seconds=work.receive_seconds / speed,
         local_receive_seconds=None if local is None else local / speed,

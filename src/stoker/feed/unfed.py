@@ -28,7 +28,6 @@ _FEED = "stoker.feed.remote_iterators"
 ENOUGH_STEPS = 20
 _WRITE_SECONDS = 1.0
 
-
 AnyLoader = torch.utils.data.DataLoader[object]
 
 

@@ -127,7 +127,7 @@ def record_end(
     try:
         record = write_training(facts, file=output / "training.json")
     except UsageError as err:
-        log.event("record_not_written", reason=err.what)
+        log.event("record_not_written", text=f"{err.what}: the training's figures are lost")
         return
     try:
         usages = read_usage(output)

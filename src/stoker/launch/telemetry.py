@@ -385,7 +385,8 @@ class FeedLog:
         except OSError as err:
             # A full disk ends the picture, not the training.
             self._is_broken = True
-            self._log.event("feed_not_written", file=str(self._path), reason=err.strerror)
+            text = f"cannot write {self._path}: {err.strerror}; the training goes on"
+            self._log.event("feed_not_written", text=text)
 
 
 # Less waiting than this is the feed's own overhead (1 to 3 % over the bound, benchmarks).

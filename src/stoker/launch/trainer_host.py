@@ -5,12 +5,17 @@ The training command itself, and what SIGTERM means for its checkpoint, is in `s
 
 import contextlib
 import dataclasses
+import http.client
 import os
 import queue
 import signal
+import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,7 +46,8 @@ from stoker.launch.supervise import (
 )
 from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import is_job_pod, platform_name
-from stoker.logs import now_utc
+from stoker.logs import Log, now_utc
+from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
 from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
@@ -337,6 +343,7 @@ def _train(
         folder=run.folder,
     )
     environ |= engine.environment
+    environ = with_reachable_mlflow(environ, run.log)
     found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
     if found is None:
         what, fix = why_not_found(command[0], folder=run.folder)
@@ -414,6 +421,33 @@ def _train(
             ending = mpi_host.judged(ending)
     # A profile cuts off what the command would do after its training: that is no failure.
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
+
+
+def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str]:
+    """Returns the command's environment; without stoker's run of MLflow if its server is away.
+
+    Whoever submitted the job reached the server, but this host may not: the script's first
+    `mlflow.log_metric` would wait for minutes and then end the training. Blocks for 10 s at most.
+    """
+    address = environ.get(MLFLOW_URI, "")
+    # Without a run, the script's author has named the server.
+    if MLFLOW_RUN not in environ or not address.startswith("http"):
+        return dict(environ)
+    # Without a name and password, which urllib takes for the host's name.
+    parts = urllib.parse.urlsplit(address)
+    server = parts.netloc.rpartition("@")[2]
+    try:
+        urllib.request.urlopen(parts._replace(netloc=server).geturl(), timeout=10).close()
+    # It refuses a request without a token, or has another certificate: it is there.
+    except (urllib.error.HTTPError, ssl.SSLError):
+        return dict(environ)
+    except (OSError, ValueError, http.client.HTTPException) as err:
+        if isinstance(getattr(err, "reason", None), ssl.SSLError):
+            return dict(environ)
+        text = f"mlflow: {server} cannot be reached from here; the script's calls do not go there"
+        log.event("mlflow_not_reached", text=text)
+        return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
+    return dict(environ)
 
 
 def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:

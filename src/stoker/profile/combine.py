@@ -212,6 +212,7 @@ def combine(
     workload_sha256: str | None,
     what: Mapping[str, Value],
     is_named: bool = True,
+    workload_keys: Mapping[str, str] | None = None,
 ) -> Profile:
     """Returns the profile of a *global* step from the results of all ranks.
 
@@ -220,6 +221,7 @@ def combine(
         group: Today's dnn group.
         settings: Settings of the profile.
         workload_sha256: Of the workload.
+        workload_keys: Of the workload, with the hosts that were measured.
         what: Facts about the run, for the record.
         is_named: False: the type of `group` is a guess, and what the host calls itself is better.
 
@@ -291,6 +293,7 @@ def combine(
     host = host_of(first, group=group, settings=settings, is_named=is_named)
     known = Profile(
         workload_sha256=workload_sha256,
+        workload_keys={**workload_keys} if workload_keys else None,
         host=host,
         step=step,
         observed=Observed(

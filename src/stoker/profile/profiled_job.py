@@ -29,8 +29,9 @@ from stoker.platforms.base import (
     leave_or_stop,
 )
 from stoker.profile.combine import combine
-from stoker.profile.grown_files import with_grown_files, words_of
+from stoker.profile.grown_files import files_of, with_grown_files, words_of
 from stoker.profile.rank_results import RankResult, read_ranks
+from stoker.profile.step_watch import NO_BATCH
 from stoker.records import (
     Cluster,
     Group,
@@ -112,6 +113,10 @@ _OTHER_LOADERS = {
     "sklearn": "scikit-learn",
 }
 _NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
+_COPY = (
+    "stoker profile --copy runs the script in a copy of its folder; or let the script save to "
+    "another folder, or less often"
+)
 _LONGER = "profile a command that trains longer: more epochs, or more data"
 # With other loaders, the step and its wait can be known.
 _TIMED = (
@@ -321,11 +326,18 @@ def _problem(
         if ranks:
             return (f"a notebook ran, and ended too soon: {_too_soon(ranks)}", _AS_SCRIPT)
         return ("a notebook ran, in which no DataLoader of torch was read", _AS_SCRIPT)
-    if ranks:
+    guarded = [rank for rank in ranks if rank.ended_before]
+    if guarded:
+        steps = guarded[0].replayed_steps
         return (
-            f"the script ended too soon: {_too_soon(ranks)}",
-            _LONGER,
+            f"the profile ended too soon: the script was about to {guarded[0].ended_before} in "
+            f"step {steps} on batches that the profile repeats",
+            _COPY,
         )
+    if any(rank.missing == NO_BATCH for rank in ranks):
+        return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
+    if ranks:
+        return (f"the script ended too soon: {_too_soon(ranks)}", _LONGER)
     problems = [process.problem for process in seen if process.problem]
     if problems:
         return (
@@ -377,7 +389,7 @@ def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> lis
             found.append(f"a step took {step_words(step_seconds=step, wait_seconds=wait)}")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
-        grown = words_of(rank.grown_files, cwd=Path.cwd())
+        grown = words_of(files_of([rank]), cwd=Path.cwd())
         if grown:
             found.append(grown)
     return found
@@ -519,6 +531,7 @@ def profile(
         group=group,
         settings=workload.profile,
         workload_sha256=workload.digest(),
+        workload_keys=workload.profile_keys(today=group),
         is_named=workload.cluster is not None,
         what=what,
     )
