@@ -309,7 +309,7 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
         budget_seconds: Seconds from the first batch to the verdict. 180 is enough for the medians
             of steps below some seconds; raise it for slower steps, lower it for a first look.
         max_unexplained: Fraction of the measured step, 0 to 1, by which the sum of the parts may
-            miss it before the profile says *unexplained*, and no spending is advised. 0.15 is about
+            miss it before the profile says *unexplained*, and nothing is recommended. 0.15 is about
             the noise of a shared machine.
         instance_type: What the profiled hosts are called in a catalog, where the cluster does not
             say it; `auto` asks the cloud's metadata service. Absent: what the environment says,
