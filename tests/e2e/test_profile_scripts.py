@@ -227,7 +227,8 @@ def saved(folder: Path, name: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("every", "name"),
-    [("0", "epoch.pt"), pytest.param("13", "last.pt", marks=pytest.mark.soak)],
+    # The replay begins after the script has saved, and has all steps until it saves again.
+    [("0", "epoch.pt"), pytest.param("8", "last.pt", marks=pytest.mark.soak)],
 )
 def test_a_file_that_was_there_is_never_written_with_repeated_batches(
     tmp_path: Path, every: str, name: str
@@ -243,6 +244,18 @@ def test_a_file_that_was_there_is_never_written_with_repeated_batches(
     assert f"the script was about to overwrite ckpt/{name}: the profile ended there" in str(
         found.record.what["notes"]
     )
+
+
+@pytest.mark.soak
+def test_all_ranks_end_before_one_of_them_overwrites_a_file(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    torch.save([0], tmp_path / "ckpt" / "epoch.pt")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    found = run_profile(tmp_path, *torchrun, str(SUPPORT / "saving_script.py"), "0")
+    assert "the script is about to overwrite ckpt/epoch.pt" in " ".join(found.words.split())
+    assert_measured(found, ranks=2)
+    seen = saved(tmp_path, "epoch.pt")
+    assert len(seen) == len(set(seen))
 
 
 def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path: Path) -> None:

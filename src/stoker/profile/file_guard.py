@@ -37,6 +37,19 @@ class GuardedError(StokerError):
     """A worker of the loader was about to write a file while the profile repeats batches."""
 
 
+# The guard of this process, once it listens.
+_listening: "list[FileGuard]" = []
+
+
+def guard_worker() -> None:
+    """Makes it an error from now on that this worker of a loader changes a file that was there.
+
+    For workers that were not forked, which inherit nothing.
+    """
+    for guard in _listening:
+        guard.refuse()
+
+
 class FileGuard:
     """Sees what this process is about to write, from `listen` to the process's end.
 
@@ -44,9 +57,13 @@ class FileGuard:
 
     Args:
         allowed: Folders in which everything may be written: stoker's own.
+
+    Attributes:
+        changes: How often a file that was there before was changed, as it may be before `arm`.
     """
 
     def __init__(self, allowed: Sequence[Path]) -> None:
+        self.changes = 0
         self._allowed = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in allowed)
         self._own: set[str] = set()
         # The part of them that is made while the guard is armed, in their order.
@@ -59,6 +76,7 @@ class FileGuard:
         """Begins to remember which files are new: those may be written at any time."""
         # A hook stays until the process ends; one that does not care costs 0.1 us an event.
         sys.addaudithook(self._hear)
+        _listening[:] = [self]
         _wrap_torch(self._opens)
 
     def arm(self, end: Callable[[str], NoReturn]) -> None:
@@ -71,6 +89,13 @@ class FileGuard:
         self._end = end
         with contextlib.suppress(ImportError):
             _wrap_safetensors(self._opens)
+
+    def refuse(self) -> None:
+        """Raises an error from now on in place of what `arm` would be called back for."""
+        if self._end is None:
+            self._end = _never
+            # Of no process: this one is a worker, as all those that it starts.
+            self._process = 0
 
     def free_this_thread(self) -> None:
         """Lets this thread do what it likes: it is the profile's from now on."""
@@ -121,8 +146,10 @@ class FileGuard:
                 self._made[path] = None
 
     def _takes(self, path: str, verb: str) -> None:
-        if self._end is not None and path and self._was_before(path):
-            self._refuse(f"{verb} {_short(path)}")
+        if path and self._was_before(path):
+            self.changes += 1
+            if self._end is not None:
+                self._refuse(f"{verb} {_short(path)}")
 
     def _was_before(self, path: str) -> bool:
         try:
@@ -148,6 +175,10 @@ class FileGuard:
             )
         if threading.get_ident() != self._free_thread and self._end is not None:
             self._end(what)
+
+
+def _never(action: str) -> NoReturn:
+    raise AssertionError(action)
 
 
 def _path(name: object, folder: object = -1) -> str:
