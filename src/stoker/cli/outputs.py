@@ -480,7 +480,7 @@ def decision_words(record: Decision) -> str:
     """Returns the verdict of a decision in one line."""
     predicted = record.plan.predicted
     promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
-    if record.action == "keep":
+    if record.action == "keep" or record.is_noisy:
         return f"{plan_in_words(record.plan)}: {record.plan.reason or 'no other cluster pays'}"
     return f"{plan_in_words(record.plan)}{promise}"
 

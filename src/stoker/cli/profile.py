@@ -18,6 +18,7 @@ from stoker.cli.options import (
     StepParams,
     Words,
     Yes,
+    told_by_flag,
 )
 from stoker.cli.progress import (
     is_of_platform,
@@ -32,7 +33,7 @@ from stoker.cli.progress import (
 )
 from stoker.errors import UsageError, WorkloadError
 from stoker.logs import parse_line
-from stoker.text import duration, ms, percentage
+from stoker.text import duration, ms, wait_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,8 +54,6 @@ def profile_verb(
         typer.Option(
             "--budget",
             metavar="SECONDS",
-            min=5,
-            max=86_400,
             help="Seconds to measure, from the first batch on (default: as in the workload, or "
             "180).",
         ),
@@ -140,19 +139,23 @@ def profile_verb(
             )
         observe(training_job, logs=logs, region=region, outputs=outputs, as_json=as_json)
         return
-    sets = list(overrides or ())
-    if budget is not None:
-        sets.append(f"profile.budget_seconds={budget}")
-    if platform:
-        sets.append(f"platform={platform}")
-    if instance_type:
-        sets.append(f"profile.instance_type={instance_type}")
+    typed_keys = {
+        ("profile.budget_seconds", "--budget"): budget,
+        ("platform", "--platform"): platform,
+        ("profile.instance_type", "--instance-type"): instance_type or None,
+    }
+    flags = dict(names for names, value in typed_keys.items() if value is not None)
+    sets = [
+        *(overrides or ()),
+        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
+    ]
     # Before a file is looked for: a notebook is there, and cannot be run all the same.
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
     params = [*given.params, *(params or ())]
-    workload = resolve(words or given.words, overrides=sets, params=params)
+    with told_by_flag(flags):
+        workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
     if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
         told = told_of_profile(reused)
@@ -316,7 +319,11 @@ def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
 
 
 class FollowedProfile:
-    """Shows how far the profile is, from the log of its first rank."""
+    """Shows how far the profile is, from the log of its first rank.
+
+    Of waits it shows those of the rank that waits longest, once all ranks have said theirs: the
+    verdict counts that one.
+    """
 
     def __init__(self, *, bar: "Bar | None", quiet: bool, budget: str) -> None:
         self._bar = bar
@@ -326,6 +333,8 @@ class FollowedProfile:
         self._quiet = quiet
         self._budget = budget
         self._said: set[str] = set()
+        # By event and rank: waits that not all ranks have said yet.
+        self._waits: dict[str, dict[int, Mapping[str, str]]] = {}
 
     def line(self, line: "LogLine") -> None:
         """Takes one line of the job's log; the script's own are in the files."""
@@ -333,23 +342,48 @@ class FollowedProfile:
             say(step_line("", line.text, None), quiet=self._quiet)
             return
         event = parse_line(line.text) if line.text.startswith("stoker ") else None
-        # In lockstep all ranks would say the same.
-        if event is None or event.values.get("rank", "0") != "0":
+        if event is None:
             return
-        words = _WORDS.get(event.event)
-        if words:
-            title, text = words
-            # Ranks that do not say who they are log the same event.
-            once = f"{event.event} {event.values.get('workers')}"
-            if once not in self._said:
-                self._said.add(once)
-                say(step_line(title, text(event.values), None), quiet=self._quiet)
+        rank = int(event.values.get("rank", "0"))
+        if "wait_share" in event.values:
+            known = self._waits.setdefault(event.event, {})
+            known[rank] = event.values
+            if len(known) >= int(event.values.get("ranks", "1")):
+                self._say_waits()
+        elif rank == 0:
+            # A rank whose log is not seen is not waited for any longer.
+            self._say_waits()
+            self._say(event.event, event.values)
+        # In lockstep all ranks would say the same.
+        if rank != 0:
+            return
         doing = _DOING.get(event.event)
         if doing and self._bar and self._task is not None:
             if event.event == "profile_begins":
                 # The budget counts from here on.
                 self._bar.reset(self._task)
             self._bar.update(self._task, words=f"of {self._budget}: {doing}")
+
+    def _say_waits(self) -> None:
+        """Says the waits of the slowest ranks; of several events the latest."""
+        # Imported here: verbs that only print a line start faster.
+        from stoker.feed.timeline import waits_longest
+
+        if self._waits:
+            name, known = self._waits.popitem()
+            self._waits.clear()
+            shares = {rank: float(values["wait_share"]) for rank, values in known.items()}
+            rank = waits_longest(shares)
+            self._say(name, {**known[rank], "least": str(min(shares.values()))})
+
+    def _say(self, name: str, values: Mapping[str, str]) -> None:
+        words = _WORDS.get(name)
+        # Ranks that do not say who they are log the same event.
+        once = f"{name} {values.get('workers')}"
+        if words and once not in self._said:
+            self._said.add(once)
+            title, text = words
+            say(step_line(title, text(values), None), quiet=self._quiet)
 
 
 @contextmanager
@@ -370,11 +404,12 @@ def following_profile(workload: "Workload", *, quiet: bool) -> Iterator[Followed
 def _steps_so_far(values: Mapping[str, str]) -> str:
     step = values.get("step_seconds")
     took = f"; a step takes {_ms(step)}" if step else "; no step has ended yet"
-    return f"{_share(values)} of the time is spent waiting for data{took}"
+    return f"{_waits(values, 'of the time is spent waiting for data')}{took}"
 
 
 def _as_is(values: Mapping[str, str]) -> str:
-    return f"a step takes {_ms(values['step_seconds'])}, {_share(values)} of it waiting for data"
+    waits = _waits(values, "of it waiting for data")
+    return f"a step takes {_ms(values['step_seconds'])}, {waits}"
 
 
 def _accelerator(values: Mapping[str, str]) -> str:
@@ -386,12 +421,13 @@ def _loader(values: Mapping[str, str]) -> str:
     return f"{who} alone: {_ms(values['cpu_seconds'])} of CPU per batch"
 
 
+def _waits(values: Mapping[str, str], of: str) -> str:
+    rank, least = int(values.get("rank", "0")), float(values["least"])
+    return wait_words(float(values["wait_share"]), least=least, rank=rank, of=of)
+
+
 def _guarded(values: Mapping[str, str]) -> str:
     return f"the script is about to {values['action']}, with a model trained on repeated batches"
-
-
-def _share(values: Mapping[str, str]) -> str:
-    return percentage(float(values["wait_share"]))
 
 
 def _ms(seconds: str) -> str:

@@ -460,7 +460,8 @@ class ProfileSession:
     def _say_so_far(self, known: StepsSoFar) -> None:
         """Logs what is known so far; called in a thread of its own, as a step may be long."""
         if self.is_here:
-            say_so_far(self._log, known, rank=self._findings.result.rank)
+            own = self._findings.result
+            say_so_far(self._log, known, rank=own.rank, ranks=own.world_size)
 
     def _begin_replay(
         self, loader: Loader, inner: Iterator[object] | None, steps: AsIsSteps
@@ -472,7 +473,8 @@ class ProfileSession:
         self._reading.has_better_words()
         found = steps.result()
         self._findings.learn(as_is=found, evidence=self._reading.evidence())
-        say_as_is(self._log, found, rank=self._findings.result.rank)
+        own = self._findings.result
+        say_as_is(self._log, found, rank=own.rank, ranks=own.world_size)
         with contextlib.suppress(TypeError):
             self._inner = ref(inner)
         # A copy, for scripts drop their loaders, and the next one then becomes the main one.

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.errors import StokerError, TerminatedError, UsageError, WorkloadError
+from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import now_utc, parse_line
@@ -46,7 +47,6 @@ from stoker.records.base import Value
 from stoker.settings import PROFILE_ENDED_FILE
 from stoker.text import percentage, step_words
 
-_TIMELINE = "timeline-rank0.csv"
 NOTE = (
     "only the steps as they are: stoker does not make the batches, so that neither a step with "
     "cached batches nor the cost of loading could be measured, and no plan is advised"
@@ -95,9 +95,7 @@ def too_few(output: Path) -> str:
 
 def keep_timed_timeline(output: Path, folder: Path) -> None:
     """Copies the steps to `folder`/baseline-timeline.csv."""
-    if (output / _TIMELINE).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(output / _TIMELINE, folder / "baseline-timeline.csv")
+    keep_timeline(output, folder, file=timeline.FILE)
 
 
 # Packages with loaders of their own, in the words of their users.
@@ -533,6 +531,7 @@ def profile(
         group=group,
         settings=workload.profile,
         workload_sha256=workload.digest(),
+        workload_keys=workload.profile_keys(today=group),
         is_named=workload.cluster is not None,
         what=what,
     )
@@ -566,10 +565,15 @@ def what_of(command: Sequence[str]) -> dict[str, Value]:
     return what
 
 
-def keep_timeline(output: Path, folder: Path) -> None:
-    """Copies the steps as is from a host's `output` to `folder`/baseline-timeline.csv."""
-    source = output / "baseline-timeline-rank0.csv"
-    if source.is_file():
+def keep_timeline(
+    output: Path, folder: Path, *, file: str = "baseline-timeline-rank{rank}.csv"
+) -> None:
+    """Copies the steps as is from a host's `output` to `folder`/baseline-timeline.csv.
+
+    Of the ranks of that host it is the one that waits longest.
+    """
+    source = timeline.longest_waiting_file(output, file=file)
+    if source:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / "baseline-timeline.csv")
 
