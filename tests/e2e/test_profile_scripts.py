@@ -280,3 +280,27 @@ def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path: Path) -
     assert found.files == {"ckpt"}
     assert "grown_files" not in found.record.what
     assert list(tmp_path.glob("runs/*/copy")) == []
+
+
+ENDS_ITSELF = """
+import atexit, time, torch
+from torch.utils.data import DataLoader
+
+atexit.register(lambda: open("last.txt", "w").write("spoiled"))
+weight, seen, again = torch.zeros(1, requires_grad=True), set(), 0
+for batch in DataLoader(range(1_000_000), 4):
+    again += int(batch[0]) in seen
+    seen.add(int(batch[0]))
+    (weight * batch.float().mean()).sum().backward()
+    time.sleep(0.005)
+    if again == 12:
+        break
+"""
+
+
+@pytest.mark.soak
+def test_not_even_an_exit_handler_overwrites_a_file_with_repeated_batches(tmp_path: Path) -> None:
+    (tmp_path / "last.txt").write_text("good")
+    found = run_profile(tmp_path, sys.executable, "-c", ENDS_ITSELF)
+    assert_measured(found)
+    assert (tmp_path / "last.txt").read_text() == "good"

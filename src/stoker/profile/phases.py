@@ -366,9 +366,10 @@ class ProfileSession:
     def at_exit(self) -> None:
         """Leaves what is known, and says what is missing: the script ends on its own."""
         if self.is_here and self.has_begun:
-            self._end.acquire()
-            self._look_at_files()
-            self.leave_word()
+            # Where another thread ends the process, this one waits for that.
+            with self._end:
+                self._look_at_files()
+                self.leave_word()
 
     def end_before(self, action: str) -> NoReturn:
         """Ends the profile with what is known: the script is about to change a user's file.
