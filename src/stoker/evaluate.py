@@ -305,11 +305,17 @@ def _performance_words(performance: Performance) -> list[str]:
     return [*lines, text, *([f"  {promise}"] if promise else [])]
 
 
+# Two runs of a minute on the same quiet hosts differ by less.
+_SAME_HOSTS = 0.1
+
+
 def speedup_words(performance: Performance) -> str:
     """Says how fast the run was; where it had the profiled hosts, that is nobody's gain."""
     words = f"{performance.speedup:.2f} times as fast"
     if performance.action == "keep":
-        words += " as in the profile on the same hosts: no gain by stoker"
+        is_same = abs(performance.speedup - 1) <= _SAME_HOSTS
+        why = "no gain by stoker" if is_same else "the machine's load or speed changed in between"
+        words += f" as in the profile on the same hosts: {why}"
     return words
 
 

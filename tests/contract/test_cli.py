@@ -21,11 +21,13 @@ REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
 
 VERBS = {
     "run": {
-        *("--from", "--replace-dataloader", "--prices", "--set", "--json", "--yes", "--debug"),
+        *("--from", "--group", "--replace-dataloader", "--prices", "--set"),
+        *("--json", "--yes", "--debug"),
     },
     "profile": {
         "--out",
         "--budget",
+        "--copy",
         "--training-job",
         "--logs",
         "--instance-type",

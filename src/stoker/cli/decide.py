@@ -185,7 +185,7 @@ def decide_verb(
         told_of_decision,
     )
     from stoker.cli.workloads import parse_groups, read_with_params, region_of
-    from stoker.decide import decide, explain
+    from stoker.decide import decide, explain, refuse_unfed
     from stoker.records.workload import own_keys, refuse_foreign
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
@@ -276,6 +276,9 @@ def decide_verb(
         as_json=as_json,
         told=told_of_decision(decision),
     )
+    if named and (params or outputs.executor):
+        # A step of a pipeline, whose next one rents hosts. The record is written all the same.
+        refuse_unfed(record, named)
     if report:
         # Imports the templates of the page: only where a report is wanted.
         from stoker.cli.report import report_of_decision

@@ -274,6 +274,8 @@ class Decision(Record, frozen=True, kw_only=True):
         others_vcpus: vCPUs of the profiled hosts that other programs kept busy meanwhile; the
             bands are wider by that. Absent: not known.
         taken_elsewhere: How the profile was scaled to another instance type; absent: it was not.
+        is_noisy: Whether other programs disturbed the profile too much to choose: the plan is
+            today's cluster, or the one that was asked for, and figures do not count.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
@@ -292,3 +294,4 @@ class Decision(Record, frozen=True, kw_only=True):
     calibration: Calibration | None = None
     others_vcpus: NonNegativeFloat | None = None
     taken_elsewhere: TakenElsewhere | None = None
+    is_noisy: bool = False

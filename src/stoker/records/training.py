@@ -358,6 +358,8 @@ class TrainingFacts:
     decision_id: str | None = None
     model_uri: str | None = None
     mlflow_run_id: str | None = None
+    steps: int | None = None
+    is_unfed: bool = False
 
 
 def training_record(facts: TrainingFacts) -> Training:
@@ -388,6 +390,8 @@ def training_record(facts: TrainingFacts) -> Training:
         hyperparameters=dict(inside.hyperparameters or facts.hyperparameters),
         measured=_measured(inside.measured, facts),
         metrics=dict(inside.metrics),
+        steps=inside.steps,
+        is_unfed=inside.is_unfed,
         model_uri=facts.model_uri,
         mlflow_run_id=facts.mlflow_run_id,
         # The platform may have had to take another name than was asked for.

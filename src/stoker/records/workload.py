@@ -316,7 +316,8 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
             and on EC2 the metadata service.
     """
 
-    budget_seconds: Annotated[float, msgspec.Meta(ge=5)] = 180.0
+    # A day at most: the clock of a thread takes no more than some years.
+    budget_seconds: Annotated[float, msgspec.Meta(ge=5, le=86_400)] = 180.0
     max_unexplained: Fraction = 0.15
     instance_type: Name | None = None
 
