@@ -340,7 +340,7 @@ def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
             2,
             ["a workload and a command", "stoker profile good.yaml, or stoker profile -- python"],
         ),
-        (["profile", "--budget", "-3", "--", "true"], 2, ["where: --budget\n"]),
+        (["profile", "--platform", "lokal", "--", "true"], 2, ["where: --platform\n"]),
         (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),
         (
             ["decide", "--instance-type", "local.c1", "--step-seconds", "1", "--objective", "fast"],
