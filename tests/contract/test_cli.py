@@ -123,7 +123,7 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
-    "init": {"--script", "--from-training-job", "--region", "--debug"},
+    "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",
         "--train-step",
