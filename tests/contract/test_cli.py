@@ -123,7 +123,7 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
-    "init": {"--script", "--from-training-job", "--region", "--debug"},
+    "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",
         "--train-step",
@@ -336,14 +336,16 @@ def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
         (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
         (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
         (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),
+        (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
+        (["run", "empty.yaml"], 2, ["name and command at least", "stoker init --script"]),
         (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
         (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
         (
             ["profile", "good.yaml", "--", "python", "tiny.py"],
             2,
-            ["a workload and a command", "stoker profile good.yaml, or stoker profile -- python"],
+            ["a workload and a command", "stoker profile good.yaml or stoker profile -- python"],
         ),
-        (["profile", "--budget", "-3", "--", "true"], 2, ["where: --budget\n"]),
+        (["profile", "--platform", "lokal", "--", "true"], 2, ["where: --platform\n"]),
         (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),
         (
             ["decide", "--instance-type", "local.c1", "--step-seconds", "1", "--objective", "fast"],
@@ -378,6 +380,7 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
         "number.yaml": "name: x\ncommand: [python, 1]\n",
         "name.yaml": "name: My Digits!\ncommand: [python]\n",
         "tiny.py": "pass\n",
+        "empty.yaml": "",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
