@@ -186,6 +186,7 @@ def parameters_of(training: Training) -> dict[str, str]:
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:
     """Returns what the script reported, steps as they were, and what the evaluation found."""
     found: dict[str, float | None] = {**(training.metrics if training else {})}
+    found["stoker_usd_total"] = training.usd_total if training else None
     measured = training.measured if training else None
     if measured and measured.steps:
         found |= {

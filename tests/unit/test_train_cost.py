@@ -1,7 +1,7 @@
 """A training on a platform that bills nobody."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from stoker.catalog import load_catalog
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
 from stoker.records import Decision, Group, Json, Training, write_json
+from stoker.records.training import TrainingFacts, training_record
 from stoker.train import train
 from support import sample_records
 
@@ -66,3 +67,13 @@ def test_where_nobody_is_billed_a_run_has_no_dollars(tmp_path: Path) -> None:
     record = trained(tmp_path, decision.plan.groups, decision)
     assert record.measured
     assert record.measured.usd_per_1000_steps is None
+
+
+def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices() -> None:
+    record = sample_records.training()
+    facts = TrainingFacts(
+        job=record.job, status="succeeded", groups=record.groups, usd_per_hour=6.0
+    )
+    assert training_record(facts).usd_total is None
+    assert training_record(replace(facts, billed_seconds=1800)).usd_total == 3.0
+    assert training_record(replace(facts, usd_per_hour=None, billed_seconds=9)).usd_total is None

@@ -131,6 +131,8 @@ class JobEnd:
             where the platform saw both.
         events: Only those that the platform saw; the leader's own are in its record.
         mlflow_run_id: Run that the platform has made in its own MLflow.
+        billed_seconds: Seconds for which the platform bills each of the job's hosts; None where it
+            does not say so.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -142,6 +144,7 @@ class JobEnd:
     job_url: str | None = None
     events: tuple[Event, ...] = ()
     mlflow_run_id: str | None = None
+    billed_seconds: float | None = None
 
 
 def leader_record(output_dir: Path | None) -> Training | None:
