@@ -304,7 +304,11 @@ def _train_once(
     )
     seen = (Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
     facts = replace(facts, events=(*tried, *facts.events, *seen), last_words=tuple(last_words))
-    record = write_training(facts, file=file)
+    try:
+        record = write_training(facts, file=file)
+    except UsageError as err:
+        what = f"the training {facts.status}, but its record is lost: {err.what}"
+        raise UsageError(what, fix="free some space, or use another disk") from None
     if isinstance(run, AdoptedRun):
         run.clean_up()
     return record
@@ -369,11 +373,15 @@ def facts_of(
     timeline_file = None
     if end.output_dir:
         folder = end.output_dir / "stoker"
-        # The leader names it: that of its first rank which has one.
-        if leader and leader.measured and leader.measured.timeline_file:
-            timeline_file = _keep(folder / leader.measured.timeline_file, job)
-        _keep_feed(folder / "feed.csv", job)
-        _keep_passive(folder / PASSIVE_PROFILE, job)
+        try:
+            # The leader names it: that of its first rank which has one.
+            if leader and leader.measured and leader.measured.timeline_file:
+                timeline_file = _keep(folder / leader.measured.timeline_file, job)
+            _keep_feed(folder / "feed.csv", job)
+            _keep_passive(folder / PASSIVE_PROFILE, job)
+        # A full disk: the report lacks a picture, and the training has ended as it has.
+        except (OSError, UsageError) as err:
+            events = (*events, Event(when=now_utc(), what=f"a file was not kept: {err}"))
     return TrainingFacts(
         job=ran,
         leader=leader,

@@ -1,12 +1,15 @@
 """A training on a platform that bills nobody."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from stoker.catalog import load_catalog
+from stoker.errors import UsageError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
 from stoker.records import Decision, Group, Json, Training, write_json
 from stoker.records.training import TrainingFacts, training_record
@@ -77,3 +80,25 @@ def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices() ->
     assert training_record(facts).usd_total is None
     assert training_record(replace(facts, billed_seconds=1800)).usd_total == 3.0
     assert training_record(replace(facts, usd_per_hour=None, billed_seconds=9)).usd_total is None
+
+
+def test_a_disk_without_space_for_a_picture_does_not_end_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    decision = sample_records.decision()
+    (tmp_path / "stoker").mkdir()
+    (tmp_path / "stoker" / "feed.csv").touch()
+    monkeypatch.setattr(shutil, "copyfile", full)
+    record = trained(tmp_path, decision.plan.groups, decision)
+    assert record.status == "succeeded"
+    assert "a file was not kept: [Errno 28] No space left" in record.events[-1].what
+
+
+def test_the_end_of_a_training_is_told_where_its_record_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "training.json").mkdir()
+    decision = sample_records.decision()
+    with pytest.raises(UsageError, match="the training succeeded, but its record is lost"):
+        trained(tmp_path, decision.plan.groups, decision)
