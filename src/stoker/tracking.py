@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.errors import install_command
 from stoker.logs import printable
 from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI, hyperparameters
 from stoker.records import Evaluation, TrackingSettings, Training
@@ -241,7 +242,7 @@ def _address(settings: TrackingSettings) -> str:
 def _asked(order: TrackingOrder, *, timeout: float, environ: Mapping[str, str]) -> TrackedRun:
     """Runs an order in a process with MLflow; returns its answer, or why there is none."""
     if not find_spec("mlflow"):
-        return TrackedRun(trouble="mlflow is not installed: pip install 'stoker[mlflow]'")
+        return TrackedRun(trouble=f"mlflow is not installed: {install_command('mlflow')}")
     if order.address.startswith("arn:") and not find_spec("sagemaker_mlflow"):
         return TrackedRun(trouble="its plugin is missing: pip install sagemaker-mlflow")
     try:
