@@ -166,6 +166,7 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(
     for _ in range(2):
         log.event("generator_not_seeded", text="Data.rng keeps its own seed")
     log.event("large_dataset", text="70 MiB")
+    log.event("batches_seeded", text="other numbers than without stoker")
     for quiet in (True, False):
         with following(quiet=quiet, echo=False) as follow:
             for text in ("the script's own", *stream.getvalue().splitlines()):
@@ -173,4 +174,5 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(
     assert capsys.readouterr().err.splitlines() == [
         "warning: dnn/algo-1: Data.rng keeps its own seed",
         "warning: dnn/algo-1: 70 MiB",
+        "note: other numbers than without stoker",
     ]

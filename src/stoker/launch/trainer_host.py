@@ -21,8 +21,10 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, UsageError, WorkloadError
+from stoker.feed.loading import forget_loadings, why_unfed
 from stoker.feed.process import Unfed
+from stoker.feed.timeline import read_timelines
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
@@ -160,6 +162,8 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
+        if outcome.status == "succeeded" and coordinator:
+            outcome, code = _fed(run, coordinator, outcome)
         if lease.failure:
             outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
             code = ABANDONED
@@ -326,6 +330,7 @@ def _train(
     lease: FollowerLease | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
+    forget_loadings(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
     profile_ended.unlink(missing_ok=True)
     environ = trainer.environ(
@@ -471,6 +476,18 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
         failed = RunOutcome(status="failed", exit_code=ending.exit_code, failure=own)
         return failed, ending.exit_code
     return RunOutcome(status="succeeded", exit_code=0), 0
+
+
+def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> tuple[RunOutcome, int]:
+    """Returns how a run ended whose command ended well: it failed if its data hosts fed nobody."""
+    is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
+    why = ""
+    if is_planned and run.settings.profile is None:
+        why = why_unfed(run.output, read_timelines(run.output), coordinator.progress)
+    if not why:
+        return ended, 0
+    failed = dataclasses.replace(ended, status="failed", failure=why, is_unfed=True)
+    return failed, WorkloadError.exit_code
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:

@@ -737,7 +737,17 @@ class LocalPlatform:
     def _num_cores(self, group: Group, job: JobSpec) -> int:
         found = _TYPE.match(group.instance_type)
         if found and int(found.group(1)):
-            return int(found.group(1))
+            number = int(found.group(1))
+            # What is measured on fewer cores would pass for a step on that many; data hosts may
+            # share cores.
+            if group.role == "dnn" and number > len(self._cores):
+                raise UsageError(
+                    f"{group.instance_type} asks for {number} cores; this machine has "
+                    f"{len(self._cores)}",
+                    where=f"group {group.name}",
+                    fix=f"use local.c{len(self._cores)}, or fewer cores",
+                )
+            return number
         is_of_cloud = not group.instance_type.startswith(("local.", "ml.local."))
         if is_of_cloud and sum(each.count for each in job.groups) == 1:
             return len(self._cores)
