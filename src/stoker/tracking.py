@@ -224,6 +224,9 @@ def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]
         "stoker_outcome": outcome.state,
         "stoker_failure": outcome.reason,
     }
+    # MLflow's own name for it, which its pages show.
+    if commit := training.what.get("git"):
+        told["mlflow.source.git.commit"] = str(commit)
     # Empty ones take the place of an earlier attempt's.
     return {name: value or "" for name, value in told.items()}
 

@@ -374,6 +374,7 @@ def facts_of(
     leader = leader_record(end.output_dir)
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
     timeline_file = None
+    _, _, digest = (job.image or "").partition("@")
     if end.output_dir:
         folder = end.output_dir / "stoker"
         try:
@@ -408,6 +409,7 @@ def facts_of(
         usd_per_hour=None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
+        what={**job.what, **({"image_digest": digest} if digest else {})},
         billed_seconds=end.billed_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )

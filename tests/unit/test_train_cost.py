@@ -61,7 +61,14 @@ def trained(folder: Path, groups: tuple[Group, ...], decision: Decision) -> Trai
     measured = msgspec.structs.replace(record.measured, usd_per_1000_steps=None, timeline_file=None)
     record = msgspec.structs.replace(record, measured=measured)
     write_json(folder / "stoker" / "training.json", record)
-    job = JobSpec(name="job", command=("true",), groups=groups, run_dir=folder)
+    job = JobSpec(
+        name="job",
+        command=("true",),
+        groups=groups,
+        run_dir=folder,
+        image="registry/job@sha256:12",
+        what={"git": "ab"},
+    )
     return train(job, platform=_Here(folder), catalog=load_catalog("local"), decision=decision)
 
 
@@ -94,6 +101,7 @@ def test_a_disk_without_space_for_a_picture_does_not_end_a_training(
     monkeypatch.setattr(shutil, "copyfile", full)
     record = trained(tmp_path, decision.plan.groups, decision)
     assert record.status == "succeeded"
+    assert record.what == {"git": "ab", "image_digest": "sha256:12"}
     assert "a file was not kept: [Errno 28] No space left" in record.events[-1].what
 
 

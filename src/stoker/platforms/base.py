@@ -25,6 +25,7 @@ from stoker.records import (
     nearest,
     read_json,
 )
+from stoker.records.base import Value
 from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
@@ -60,6 +61,7 @@ class JobSpec:
         tracking: Where the figures of the run are kept next to its records.
         records: Documents by name, from which another process can plan this job and follow it: a
             pipeline's last step, where the step that submitted it is lost. Empty: nobody does.
+        what: Facts about what is run for its record, such as the commit of its code.
     """
 
     name: str
@@ -77,6 +79,7 @@ class JobSpec:
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     records: Mapping[str, str] = field(default_factory=dict)
+    what: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def run_name(self) -> str:

@@ -22,6 +22,7 @@ from stoker.records.base import (
     PositiveFloat,
     Record,
     Scalar,
+    Value,
     write_json,
 )
 from stoker.records.decision import Action, Group
@@ -142,6 +143,8 @@ class Training(Record, frozen=True, kw_only=True):
         mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
         steps: Steps that were counted, whichever loader made the batches: batches of the main
             loader, else the optimizer's steps; absent: nothing counted them.
+        what: Facts about what was run, such as the commit of its code (`git`, and `git_dirty` where
+            files differed from it) and the digest of its image; which ones may change.
         usd_total: Dollars of the whole run: the time that the platform bills, at the catalog's
             prices. Absent where either is not known: only SageMaker tells what it bills.
         is_unfed: The command ended well, but no batch came through the feed although data hosts
@@ -168,6 +171,7 @@ class Training(Record, frozen=True, kw_only=True):
     failure: str | None = None
     mlflow_run_id: str | None = None
     steps: NonNegativeInt | None = None
+    what: dict[str, Value] = msgspec.field(default_factory=dict)
     usd_total: NonNegativeFloat | None = None
     is_unfed: bool = False
 
@@ -333,6 +337,7 @@ class TrainingFacts:
         groups: Groups as they were asked for, or as the launcher found them.
         events: Only those that the leader's record does not have.
         release_seconds: Time from the end of the training to that of the last data host.
+        what: Facts about what was run.
         usd_per_hour: Price of all hosts, where it is known.
         billed_seconds: Seconds for which the platform bills each host, where it says so.
         timeline_file: Name of the leader's timeline in the record's own folder.
@@ -355,6 +360,7 @@ class TrainingFacts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     release_seconds: float | None = None
+    what: Mapping[str, Value] = field(default_factory=dict)
     usd_per_hour: float | None = None
     billed_seconds: float | None = None
     timeline_file: str | None = None
@@ -402,6 +408,7 @@ def training_record(facts: TrainingFacts) -> Training:
         is_unfed=inside.is_unfed,
         model_uri=facts.model_uri,
         mlflow_run_id=facts.mlflow_run_id,
+        what=dict(facts.what),
         usd_total=usd_total,
         # The platform may have had to take another name than was asked for.
         job=facts.job,
