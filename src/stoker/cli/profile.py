@@ -182,6 +182,7 @@ def profile_verb(
         decision=None,
         assume_yes=yes,
         quiet=as_json,
+        is_profile=True,
     )
     pod = own_pod()
     is_step = bool(pod and pod.run_id) and not is_here

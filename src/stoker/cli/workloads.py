@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.catalog import local_instance, with_pools
+from stoker.cli.progress import say
 from stoker.errors import UsageError
 from stoker.host.machine import usable_vcpus
 from stoker.host.processes import why_not_found
@@ -53,12 +54,19 @@ def read_with_params(
 def with_params(workload: Workload, params: Sequence[str]) -> Workload:
     """Applies a run's parameters to the workload; ignores those that only the target has.
 
+    A name that is nearly one of the workload's is said: the target, which knows its pipeline's own
+    parameters, may be out of reach.
+
     Raises:
         UsageError: If a value is wrong.
     """
     # A pipeline's run may have parameters that only the target reads: they are checked there.
     known = {name for p in parameters_of(workload) for name in (p.name, p.camel_name)}
     own = [text for text in params if text.partition("=")[0].strip() in known]
+    for text in params:
+        name = text.partition("=")[0].strip()
+        if text not in own and (fix := nearest(name, sorted(known))).startswith("did you mean"):
+            say(f"note: the workload has no parameter {name}: {fix}", quiet=False)
     document = to_document(workload)
     assert isinstance(document, Mapping)
     return workload_from(document, overrides=overrides_of(own, workload=workload))
