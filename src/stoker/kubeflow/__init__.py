@@ -27,18 +27,23 @@ from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, ParamSpec, Union
 
-from kfp import dsl
-from kfp.dsl import (
-    HTML,
-    Artifact,
-    ContainerSpec,
-    Input,
-    Markdown,
-    Metrics,
-    Model,
-    Output,
-    PipelineTaskFinalStatus,
-)
+from stoker.errors import MissingExtraError
+
+try:
+    from kfp import dsl
+    from kfp.dsl import (
+        HTML,
+        Artifact,
+        ContainerSpec,
+        Input,
+        Markdown,
+        Metrics,
+        Model,
+        Output,
+        PipelineTaskFinalStatus,
+    )
+except ModuleNotFoundError as err:
+    raise MissingExtraError.of(err, extra="kubeflow") from None
 
 from stoker.kubeflow.steps import (
     RUN_ID,
