@@ -56,6 +56,7 @@ from stoker.kubeflow.steps import (
     follower,
     pipeline,
 )
+from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 P = ParamSpec("P")
 
@@ -403,6 +404,7 @@ def finish(
 
 __all__ = [
     "RUN_ID",
+    "KubeflowRequest",
     "PipelineRun",
     "Task",
     "compiled",
