@@ -6,6 +6,7 @@ light to import: a script without torch has books of the batches that it times.
 
 import atexit
 import functools
+import gc
 import os
 import sys
 import sysconfig
@@ -282,6 +283,8 @@ class Making(NamedTuple):
 
 
 _MAX_FORMER = 100
+# A dataset that a script has dropped is gone by then.
+_GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
 _MAKERS = ("torch", "torchdata", "stoker")
@@ -332,14 +335,21 @@ class FormerLoader:
 
     def is_made_again(self, loader: "DataLoader[object]") -> bool:
         """Returns whether `loader` is this one, made again."""
+        if not self._is_of_its_line(loader):
+            return False
+        known = self._dataset()
+        return known is loader.dataset or (known is None and self._kind == _kind_of(loader.dataset))
+
+    def may_be_made_again(self, loader: "DataLoader[object]") -> bool:
+        """Returns whether `loader` is this one made again, should the former dataset go soon."""
+        return self._is_of_its_line(loader) and self._kind == _kind_of(loader.dataset)
+
+    def _is_of_its_line(self, loader: "DataLoader[object]") -> bool:
         made = making_of(loader)
         if made is None or self._made is None or made.lines != self._made.lines:
             return False
         # Loaders that were both there before one was read are two: for training and validation.
-        if made.seconds < self._opened:
-            return False
-        known = self._dataset()
-        return known is loader.dataset or (known is None and self._kind == _kind_of(loader.dataset))
+        return made.seconds >= self._opened
 
 
 def _kind_of(dataset: object) -> tuple[type, int | None]:
@@ -397,6 +407,8 @@ class TrainerProcess:
     def _number_of(self, loader: "DataLoader[object]") -> int:
         """Returns the loader's number in the timeline: the former one's if it was made again."""
         former = next((each for each in self._former if each.is_made_again(loader)), None)
+        if former is None and any(each.may_be_made_again(loader) for each in self._former):
+            former = self._made_again_soon(loader)
         if former is not None:
             self._former.remove(former)
         number = self.timeline.new_loader() if former is None else former.number
@@ -404,6 +416,17 @@ class TrainerProcess:
         # A script that makes another loader each time is not searched for ever.
         del self._former[:-_MAX_FORMER]
         return number
+
+    def _made_again_soon(self, loader: "DataLoader[object]") -> FormerLoader | None:
+        """Waits a moment for former datasets to go: a thread of the feed may still hold one."""
+        gc.collect()
+        until = time.monotonic() + _GONE_SECONDS
+        while time.monotonic() < until:
+            for each in self._former:
+                if each.is_made_again(loader):
+                    return each
+            time.sleep(_GONE_SECONDS / 20)
+        return None
 
     def books_of_source(self, name: str) -> LoaderBooks:
         """Returns the books of batches that no DataLoader gives, opened at their first iter()."""
