@@ -1,6 +1,6 @@
 """stoker keeps accelerators fed from CPU hosts.
 
-`from stoker import DataLoader` is the only change in a training script; the names below are
+A training script needs none of it: `stoker train` feeds PyTorch's own loaders. The names below are
 imported when they are first used, so that `import stoker` costs nothing.
 """
 
@@ -32,7 +32,10 @@ def __getattr__(name: str) -> object:
     # Each name brings torch with it, or may do so: it is imported when it is first asked for.
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    found: object = getattr(import_module(_HOMES[name]), name)
+    # Kept: it is not asked for again, and shows what the script imports (see feed/replace.py).
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

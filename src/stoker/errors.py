@@ -3,7 +3,7 @@
     StokerError                  1  a bug, or something no other class names
     ├── UsageError               2  a wrong command line, setting or record (also a ValueError)
     │   └── DeclinedError           the person did not want to start it
-    ├── GateError                3  the model is not as good as the workload's gate asks
+    ├── GateError                3  the model missed the workload's gate, or is not this run's
     ├── PlatformError            4  a platform refused or lost a request
     │   └── NoCapacityError         it has no hosts for the job, now or by a quota
     ├── FeedError                5  the feed cannot go on
@@ -14,8 +14,9 @@
     └── WorkloadError            6  the user's command failed; its own exit code is in training.json
 
 The numbers are the exit codes of the command line. After Ctrl-C it is 130, after SIGTERM 143. A
-script ends with 5 by the hook of `feed/trainer/client.py`, `stoker train` by `exit_code_of` in
-`cli/outputs.py`, a data host to which no leader came by `NEVER_CAME` in `launch/engines/hosts.py`.
+script ends with 5 by the hook of `feed/trainer/client.py`, verbs that train or judge by
+`records/outcome.py`, a data host to which no leader came by `NEVER_CAME` in
+`launch/engines/hosts.py`.
 """
 
 EXIT_INTERRUPTED = 130
@@ -79,7 +80,7 @@ class DeclinedError(UsageError):
 
 
 class GateError(StokerError):
-    """The model is not as good as the workload's gate asks."""
+    """The model missed the workload's gate, or the training that it is of did no step."""
 
     exit_code = 3
 

@@ -28,6 +28,7 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.base import mapping
+from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.text import cost_change_words, ms, than_predicted
 
@@ -58,12 +59,11 @@ def evaluate(
     gates = tuple(
         _result(gate, training.metrics.get(gate.metric), champion) for gate in workload.gate
     )
+    outcome = outcome_of(training, gates)
     return Evaluation(
         workload_sha256=digest,
-        passed=training.status == "succeeded"
-        and not _did_no_step(training)
-        and all(gate.passed for gate in gates),
-        reason=_reason(training, gates),
+        passed=outcome.is_good,
+        reason=outcome.reason,
         metrics={n: v for n, v in sorted(training.metrics.items()) if math.isfinite(v)},
         model_uri=training.model_uri,
         gates=gates,
@@ -87,10 +87,11 @@ def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Ev
         )
         for gate in evaluation.gates
     )
+    outcome = outcome_of_gates(gates)
     return msgspec.structs.replace(
         evaluation,
-        passed=evaluation.passed and all(gate.passed for gate in gates),
-        reason=evaluation.reason or _failed_gates(gates),
+        passed=evaluation.passed and outcome.is_good,
+        reason=evaluation.reason or outcome.reason,
         gates=gates,
     )
 
@@ -148,35 +149,6 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
     )
 
 
-def _reason(training: Training, gates: Sequence[GateResult]) -> str:
-    # Before the gates, which fail as well where no metric was reported.
-    if training.status != "succeeded":
-        return f"the training {training.status}: {training.cause}"
-    if _did_no_step(training):
-        return "the training did no step, as one that goes on from where another has ended"
-    return _failed_gates(gates)
-
-
-def _failed_gates(gates: Sequence[GateResult]) -> str:
-    return "; ".join(_gate_words(gate) for gate in gates if not gate.passed)
-
-
-def _did_no_step(training: Training) -> bool:
-    """Returns whether the script had loaders and took no batch; False if nothing was measured."""
-    return training.measured is not None and training.measured.steps == 0
-
-
-def _gate_words(gate: GateResult) -> str:
-    value = "was not reported" if gate.value is None else f"is {gate.value:.6g}"
-    bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
-    bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
-    if _is_inside(gate.value, low=gate.min, high=gate.max):
-        return f"{gate.metric} {value}, and the model in use has not reported it"
-    held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
-    asked = " and ".join(bounds) or "a value"
-    return f"{gate.metric} {value}, asked for {asked}{held}"
-
-
 def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:
     # A record without a digest, made of bare figures or by hand, is taken as it is.
     if found is not None and found != expected:
@@ -197,7 +169,7 @@ def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | Non
     theirs = champion.get(gate.metric) if champion is not None and gate.needs_champion else None
     bound = gate.against(theirs)
     is_unknown = champion is not None and gate.needs_champion and theirs is None
-    return GateResult(
+    result = GateResult(
         metric=gate.metric,
         value=value,
         min=bound.min,
@@ -205,12 +177,9 @@ def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | Non
         min_champion=gate.min_champion,
         max_champion=gate.max_champion,
         champion=theirs,
-        passed=not is_unknown and _is_inside(value, low=bound.min, high=bound.max),
+        passed=False,
     )
-
-
-def _is_inside(value: float | None, *, low: float | None, high: float | None) -> bool:
-    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+    return msgspec.structs.replace(result, passed=result.is_inside and not is_unknown)
 
 
 def _performance(profile: Profile, decision: Decision, training: Training) -> Performance | None:
@@ -295,22 +264,12 @@ def _agree(one: int | None, other: int | None) -> bool:
 
 
 def summary(evaluation: Evaluation) -> str:
-    """Returns the verdict first, then gates and performance; at most 88 columns."""
-    lines = [_verdict(evaluation)]
+    """Returns the verdict first, then gates and performance."""
+    lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
     lines += [line for gate in evaluation.gates for line in _gate(gate)]
     if evaluation.performance is not None:
         lines += _performance_words(evaluation.performance)
     return "\n".join(lines)
-
-
-def _verdict(evaluation: Evaluation) -> str:
-    failed = [gate.metric for gate in evaluation.gates if not gate.passed]
-    if evaluation.passed:
-        held = f"{len(evaluation.gates)} of {len(evaluation.gates)} gates held"
-        return f"passed: {held}" if evaluation.gates else "passed: the training succeeded; no gates"
-    if failed:
-        return f"failed: {len(failed)} of {len(evaluation.gates)} gates"
-    return "failed: the training did not succeed"
 
 
 def _gate(gate: GateResult) -> list[str]:
@@ -323,7 +282,7 @@ def _gate(gate: GateResult) -> list[str]:
         lines.append(f"       {'of the model in use':<36} {gate.champion:>12.6g}")
     elif gate.needs_champion and gate.passed:
         lines.append("       no model is in use yet that it could be held against")
-    elif gate.needs_champion and _is_inside(gate.value, low=gate.min, high=gate.max):
+    elif gate.needs_champion and gate.is_inside:
         lines.append("       the model in use has not reported it")
     return lines
 

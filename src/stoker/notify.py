@@ -21,7 +21,7 @@ _MAX_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WebhookMessage:
     """Says how a run ended.
 
     Attributes:
@@ -43,7 +43,7 @@ class Outcome:
     links: Mapping[str, str] = field(default_factory=dict)
 
 
-def body_of(outcome: Outcome, *, format: Literal["text", "teams"]) -> dict[str, Json]:
+def body_of(outcome: WebhookMessage, *, format: Literal["text", "teams"]) -> dict[str, Json]:
     """Returns what is sent. Pure but for the time."""
     text = "\n".join(_lines(outcome))
     if format == "teams":
@@ -101,7 +101,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Returns that there is no further request."""
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: WebhookMessage) -> list[str]:
     how = f" in {outcome.step}" if outcome.status != "succeeded" and outcome.step else ""
     code = "" if outcome.exit_code in (None, 0) else f" (exit code {outcome.exit_code})"
     error = _error(outcome)
@@ -110,5 +110,5 @@ def _lines(outcome: Outcome) -> list[str]:
     return [f"{head}: {error}" if error else head, *links]
 
 
-def _error(outcome: Outcome) -> str:
+def _error(outcome: WebhookMessage) -> str:
     return printable(" ".join(outcome.error.split()))[:_MAX_ERROR]

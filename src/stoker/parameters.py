@@ -356,6 +356,11 @@ def _usd(workload: Workload) -> str:
     return "" if usd is None else f"{usd:g}"
 
 
+def _replaced(workload: Workload) -> str:
+    replaced = workload.feed.replace_dataloader
+    return replaced if isinstance(replaced, str) else "true" if replaced else "false"
+
+
 def _approval(workload: Workload) -> str:
     return (workload.sagemaker.model if workload.sagemaker else ModelSettings()).approval
 
@@ -408,6 +413,15 @@ _PARAMETERS = (
         text="Instance types that a plan may have, by commas; empty: all of the catalog.",
         default=_allowed,
         overrides=_types,
+    ),
+    Parameter(
+        name="replace_dataloader",
+        kind="string",
+        text="Whether loaders of PyTorch's own class are fed; auto: unless the script imports "
+        "stoker's.",
+        default=_replaced,
+        overrides=lambda value: (f"feed.replace_dataloader={value}",),
+        choices=("auto", "true", "false"),
     ),
     Parameter(
         name="epochs",

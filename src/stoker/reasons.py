@@ -20,6 +20,10 @@ _TRACE = re.compile(r"^[\s|+]*(Exception Group )?Traceback \(most recent call la
 # The lines of an exception group begin with a bar.
 _BAR = re.compile(r"^ *\| ?")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)(:|$)")
+# How torch's and stoker's loaders raise again what a worker met. The worker's traceback follows.
+_CAUGHT = re.compile(r"\bCaught (?P<kind>\w+) in (?P<where>.+)\.\nOriginal ")
+# stoker's words for a sample: `index 37 of data worker 0 on host algo-2`.
+_SAMPLE = re.compile(r"^index (?P<index>.+) of (?P<worker>data worker )")
 # An exception may have any name: `queue.Empty`, `StopIteration`, `jsonschema.Invalid: words`.
 _MAYBE_RAISED = re.compile(r"^[A-Za-z_][\w.]*(: |:$|$)")
 
@@ -64,6 +68,34 @@ def cause_of(failure: str) -> str:
     if _TRACE.match(first):
         first = _what_of_error(lines) or _raised_in(lines) or lines[-1]
     return printable(first.strip().removeprefix("error:").strip()) or "no reason was left"
+
+
+def innermost(raised: str) -> str:
+    """Returns the line of an error that a data worker met, and where: `OSError: a.jpg (sample 7)`.
+
+    Args:
+        raised: What was raised in the trainer, `RuntimeError: Caught ...`, with what follows it.
+
+    Returns:
+        Empty where no worker's error is in it.
+    """
+    found = list(_CAUGHT.finditer(raised))
+    if not found:
+        return ""
+    kind, lines = found[-1]["kind"], raised[found[-1].end() :].splitlines()
+    printed = re.compile(rf"(?:[\w.<>]+\.)?{kind}(?::|$)")
+    # Behind a frame of the traceback: a message may have lines like this, too.
+    at = [
+        number
+        for number, line in enumerate(lines)
+        if printed.match(line) and number and lines[number - 1].startswith(("  ", "Traceback "))
+    ]
+    # A chain of errors ends with the one that was raised.
+    chained = [number for number, line in enumerate(lines) if _TRACE.match(line)]
+    own = [number for number in at if number > (chained[-1] if chained else 0)][:1] or at[-1:]
+    words = _with_next(lines, own[0]) if own else kind
+    where = _SAMPLE.sub(r"sample \g<index>, \g<worker>", found[0]["where"])
+    return printable(f"{words} ({where})")
 
 
 def said_in(lines: Iterable[str]) -> str:
@@ -123,9 +155,16 @@ def _raised_in(lines: Sequence[str]) -> str:
         return ""
     # Of a traceback with its beginning the first: what is behind may be printed by others.
     at = ends[0] if begins else ends[-1]
-    words = after[at].strip()
-    # Messages of several lines: `Error(s) in loading state_dict for Net:` says nothing yet.
-    for line in after[at + 1 :]:
+    return innermost("\n".join(after[at:])) or _with_next(after, at)
+
+
+def _with_next(lines: Sequence[str], at: int) -> str:
+    """Returns a line with those after it, as long as they end with a colon.
+
+    Messages of several lines: `Error(s) in loading state_dict for Net:` says nothing yet.
+    """
+    words = lines[at].strip()
+    for line in lines[at + 1 :]:
         if not words.endswith(":") or not line.strip():
             break
         words += f" {line.strip()}"

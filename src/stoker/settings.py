@@ -36,6 +36,7 @@ from stoker.records import (
 )
 from stoker.records.base import Record
 from stoker.records.engine import EngineHost, check_engine
+from stoker.records.workload import ReplaceDataLoader
 
 # What the examples write for names that only the reader knows, and what goes there.
 PLACEHOLDERS = {
@@ -128,6 +129,12 @@ def _value_of(text: str, kind: object, *, where: str) -> object:
         if text not in ("0", "1"):
             raise UsageError(f"expected 1 (on) or 0 (off), found {text!r}", where=where)
         return text == "1"
+    if kind == ReplaceDataLoader:
+        # The first two are the words of a pipeline's parameter, which may set the variable.
+        known = {"true": True, "false": False, "1": True, "0": False, "auto": "auto"}
+        if text not in known:
+            raise UsageError(f"expected auto, 1 (on) or 0 (off), found {text!r}", where=where)
+        return known[text]
     if kind is int:
         try:
             return int(text)
@@ -168,7 +175,8 @@ def _variables(kind: object) -> Mapping[str, tuple[Variable, object]]:
         hinted, variable = get_args(hint)
         if isinstance(hinted, UnionType):
             # What may be None is not written then.
-            (hinted,) = (each for each in get_args(hinted) if each is not NoneType)
+            known = [each for each in get_args(hinted) if each is not NoneType]
+            hinted = known[0] if len(known) == 1 else hinted
         found[name] = variable, hinted
     return found
 
@@ -217,7 +225,8 @@ class RunEnvironment:
         code_file: Package (.tar.gz) of the training's code: the command runs in it.
         command: The training command, as a JSON list, for an image whose launcher is given just
             `train`.
-        replace_dataloader: 1: torch's own DataLoader is replaced by stoker's, too.
+        replace_dataloader: 1: torch's own DataLoader is replaced by stoker's; auto: unless the
+            script imports stoker's; 0: it is left as it is.
         tensorboard: Folder for what the script writes for TensorBoard; absent: none is kept.
         comes_back: 1: Kubernetes starts data hosts again that end badly.
         pod_groups: Kubernetes: all groups of the run, as JSON.
@@ -257,7 +266,7 @@ class RunEnvironment:
     workload_sha256: Annotated[str | None, Variable("STOKER_WORKLOAD_SHA256")] = None
     code_file: Annotated[Path | None, Variable("STOKER_CODE_FILE")] = None
     command: Annotated[tuple[str, ...] | None, Variable("STOKER_COMMAND")] = None
-    replace_dataloader: Annotated[bool, Variable("STOKER_REPLACE_DATALOADER")] = False
+    replace_dataloader: Annotated[ReplaceDataLoader, Variable("STOKER_REPLACE_DATALOADER")] = False
     tensorboard: Annotated[Path | None, Variable("STOKER_TENSORBOARD")] = None
     comes_back: Annotated[bool, Variable("STOKER_COMES_BACK")] = False
     pod_groups: Annotated[tuple[RunGroup, ...], Variable("STOKER_GROUPS")] = ()
@@ -266,21 +275,19 @@ class RunEnvironment:
     max_fresh_starts: Annotated[int | None, Variable("STOKER_MAX_FRESH_STARTS")] = None
 
     @classmethod
-    def of(
-        cls,
-        workload: Workload,
-        *,
-        profile: ProfileSettings | None = None,
-        replace_dataloader: bool = False,
-    ) -> "RunEnvironment":
+    def of(cls, workload: Workload, *, profile: ProfileSettings | None = None) -> "RunEnvironment":
         """Returns what the workload says of its runs."""
+        replaced = workload.feed.replace_dataloader
+        if profile or (replaced == "auto" and workload.engine_settings.name != "feed"):
+            # A profile measures the script's own loaders; other engines feed in their own way.
+            replaced = False
         return cls(
             feed=workload.feed,
             strategy=workload.strategy_settings,
             engine=workload.engine_settings,
             workload_sha256=workload.digest(),
             profile=profile,
-            replace_dataloader=replace_dataloader,
+            replace_dataloader=replaced,
         )
 
     @classmethod

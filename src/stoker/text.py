@@ -169,10 +169,41 @@ def wait_share(*, step_seconds: float, wait_seconds: float) -> float:
     return min(1.0, wait_seconds / step_seconds) if step_seconds > 0 else 0.0
 
 
-def step_words(*, step_seconds: float, wait_seconds: float) -> str:
+# Ranks whose waits differ by less wait alike.
+_RANKS_DIFFER = 0.05
+
+
+def do_ranks_differ(share: float, least: float | None) -> bool:
+    """Returns whether the shares of the ranks that wait longest and least are worth two figures."""
+    return least is not None and share - least >= _RANKS_DIFFER
+
+
+def wait_words(
+    share: float, *, least: float | None, rank: int, of: str = "of it waiting for data"
+) -> str:
+    """Writes a share of waiting: `64% of it waiting for data`, with the ranks where they differ.
+
+    Args:
+        share: That of the rank that waits longest.
+        least: That of the rank that waits least; None: there is one rank.
+        rank: The one that waits longest.
+        of: What the share is of.
+    """
+    if not do_ranks_differ(share, least):
+        return f"{percentage(share)} {of}"
+    return f"{percentage(least or 0)} to {percentage(share)} {of} (rank {rank} waits longest)"
+
+
+def step_words(
+    *,
+    step_seconds: float,
+    wait_seconds: float,
+    least_wait_share: float | None = None,
+    rank: int = 0,
+) -> str:
     """Writes a step and its wait for a terminal: `61.8 ms, 64% of it waiting for data`."""
     share = wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
-    return f"{ms(step_seconds)}, {percentage(share)} of it waiting for data"
+    return f"{ms(step_seconds)}, {wait_words(share, least=least_wait_share, rank=rank)}"
 
 
 def than_predicted(error: float, *, is_page: bool = False) -> str:

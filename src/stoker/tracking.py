@@ -25,6 +25,7 @@ import msgspec
 from stoker.logs import printable
 from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI, hyperparameters
 from stoker.records import Evaluation, TrackingSettings, Training
+from stoker.records.outcome import outcome_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -134,7 +135,6 @@ def kept(
         environ: Environment of this process: MLflow finds its token there.
         timeout: Seconds; absent: as the settings say.
     """
-    measured = training.measured if training else None
     order = TrackingOrder(
         address=_address(settings),
         experiment=settings.experiment or run,
@@ -143,10 +143,10 @@ def kept(
         is_managed=settings.is_managed,
         status=_STATUS[training.status] if training else "FAILED",
         is_refused=is_refused and training is None,
-        step=measured.steps if measured else 0,
+        step=(training and training.num_steps) or 0,
         parameters=parameters_of(training) if training else {},
         metrics=metrics_of(training, evaluation),
-        tags={**tags, **(_tags_of(training) if training else {_STATUS_TAG: "failed"})},
+        tags={**tags, **(tags_of(training, evaluation) if training else {_STATUS_TAG: "failed"})},
         files=tuple(str(file) for file in files if file.is_file()),
     )
     return _asked(order, timeout=timeout or settings.timeout_seconds, environ=environ)
@@ -209,7 +209,9 @@ def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict
     }
 
 
-def _tags_of(training: Training) -> dict[str, str]:
+def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]:
+    """Returns how a run came out, and where it is."""
+    outcome = outcome_of(training, evaluation.gates if evaluation else ())
     told = {
         _STATUS_TAG: training.status,
         "stoker_job": training.job.name,
@@ -217,7 +219,8 @@ def _tags_of(training: Training) -> dict[str, str]:
         "stoker_platform": training.job.platform,
         "stoker_decision": training.decision_id,
         "stoker_model": training.model_uri,
-        "stoker_failure": training.cause if training.status == "failed" else None,
+        "stoker_outcome": outcome.state,
+        "stoker_failure": outcome.reason,
     }
     # Empty ones take the place of an earlier attempt's.
     return {name: value or "" for name, value in told.items()}

@@ -61,7 +61,6 @@ def prepare(
     groups: Sequence[Group],
     run_dir: Path,
     decision: Decision | None = None,
-    replace_dataloader: bool = False,
 ) -> JobSpec:
     """Returns the job that runs `workload` on `groups`.
 
@@ -79,7 +78,6 @@ def prepare(
         workload,
         groups=groups,
         run_dir=run_dir,
-        replace_dataloader=replace_dataloader,
         next_best=_next_best(decision) if decision else "",
     )
 

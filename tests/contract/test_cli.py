@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
 
 VERBS = {
-    "run": {"--from", "--prices", "--set", "--json", "--yes", "--debug"},
+    "run": {
+        *("--from", "--replace-dataloader", "--prices", "--set", "--json", "--yes", "--debug"),
+    },
     "profile": {
         "--out",
         "--budget",

@@ -13,7 +13,7 @@ import pytest
 from stoker.cli.edge import run as command
 from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
-from stoker.notify import Outcome, body_of, post
+from stoker.notify import WebhookMessage, body_of, post
 from stoker.records import Json, NotifySettings, Workload, to_json, write_json
 from support import kubeflow_pipeline, sample_records
 from support.moto import AwsServer
@@ -217,7 +217,7 @@ def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
 
 
 def test_teams_gets_a_card() -> None:
-    outcome = Outcome(workload="mnist", run="1", step="train", status="failed", error="no")
+    outcome = WebhookMessage(workload="mnist", run="1", step="train", status="failed", error="no")
     (card,) = body_of(outcome, format="teams")["attachments"]  # type: ignore[misc, union-attr]
     assert card["contentType"] == "application/vnd.microsoft.card.adaptive"  # type: ignore[call-overload, index]
     assert "mnist failed in train: no" in json.dumps(card)

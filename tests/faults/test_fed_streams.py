@@ -90,6 +90,18 @@ def test_batches_are_torchs(hosts: Cluster, options: dict[str, object]) -> None:
     assert hosts.train(workers=1, script=SCRIPT, **options).finish() == expected
 
 
+@pytest.mark.parametrize("written", [0, 1])
+def test_the_key_shards_divides_the_stream_as_num_workers_would(
+    host: Cluster, written: int
+) -> None:
+    expected = torchs(num_workers=3)
+    key = {"STOKER_FEED": json.dumps(dict(host.settings) | {"shards": 3})}
+    alone = run_script({"num_workers": written}, script=SCRIPT, env=key)
+    assert alone.finish() == expected
+    fed = host.train(workers=1, script=SCRIPT, env=key, num_workers=written)
+    assert fed.finish() == expected
+
+
 def test_error_of_the_iterator_reaches_the_trainer(host: Cluster) -> None:
     found = host.train(workers=0, script=SCRIPT, kind="no iterator").finish()
     assert [(line["error"], line["trace"]) for line in found[:-1]] == [("OSError", True)] * 2

@@ -26,6 +26,7 @@ from stoker.records import (
     Training,
 )
 from stoker.records.training import training_record
+from stoker.records.workload import ReplaceDataLoader
 from stoker.settings import RunEnvironment
 from stoker.train import facts_of
 
@@ -118,7 +119,7 @@ class LocalJob:
         channels: Mapping[str, str] | None = None,
         channel_groups: Mapping[str, tuple[str, ...]] | None = None,
         feed: FeedSettings = QUICK,
-        replace_dataloader: bool = False,
+        replace_dataloader: ReplaceDataLoader = False,
         engine: EngineSettings | None = None,
         strategy: StrategyName = "auto",
         has_torch: bool = True,

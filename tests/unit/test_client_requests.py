@@ -158,6 +158,27 @@ class StartsOnlyOnce:
         """There is nothing to give back."""
 
 
+class ReadyHost:
+    """Stands for the link to a data host that is ready for the session."""
+
+    def __init__(self, workers: int) -> None:
+        (self.member,) = roster().lost
+        self.member = msgspec.structs.replace(self.member, workers=workers)
+        self.ready = {"s"}
+
+
+def test_data_workers_without_a_shard_are_told_of_once() -> None:
+    alone = Alone(comes_back=False)
+    schedule = ShardScheduler(num_shards=1, prefetch=2, max_bytes=1 << 20)
+    session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
+    alone._asking._links = {"d1": ReadyHost(4)}  # type: ignore[dict-item]
+    for _ in range(3):
+        schedule.settle()
+        alone._asking.ask(session, 0.0)
+    assert alone.log.getvalue().count("few_shards") == 1
+    assert "3 of 4 data workers have nothing to do" in alone.log.getvalue()
+
+
 def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one() -> None:
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=3, max_bytes=1 << 20)

@@ -203,7 +203,7 @@ def test_model_in_use_that_did_not_report_a_gates_metric_fails_it() -> None:
         champion={"loss": 0.1},
     )
     assert not record.passed
-    assert record.reason == "m is 0.95, and the model in use has not reported it"
+    assert record.reason == "gate failed: m is 0.95, and the model in use has not reported it"
     assert "the model in use has not reported it" in summary(record)
 
 
@@ -214,7 +214,9 @@ def test_model_that_passed_is_judged_again_by_its_gates_offsets() -> None:
     assert judged_again(first, champion={"m": 0.96}).passed
     behind = judged_again(first, champion={"m": 0.97})
     assert not behind.passed
-    assert behind.reason == ("m is 0.95, asked for at least 0.96 (the model in use has 0.97)")
+    assert behind.reason == (
+        "gate failed: m is 0.95, asked for at least 0.96 (the model in use has 0.97)"
+    )
     failed = _evaluate(_training(m=0.4, n=0.1), *gates)
     assert not judged_again(failed, champion={"m": 0.1}).passed
 
@@ -252,12 +254,12 @@ def test_training_that_did_not_succeed_has_not_passed(status: Literal["failed", 
     evaluation = _evaluate(_training(status=status, m=1.0), Gate(metric="m", min=0.9))
     assert evaluation.gates[0].passed
     assert not evaluation.passed
-    assert summary(evaluation).startswith("failed: the training did not succeed")
+    assert summary(evaluation).splitlines()[0] == evaluation.reason
 
 
 def test_a_training_that_was_stopped_by_hand_is_refused_in_words() -> None:
     evaluation = _evaluate(_training(status="stopped", m=1.0), Gate(metric="m", min=0.9))
-    assert evaluation.reason == "the training stopped: it was ended before it was done"
+    assert evaluation.reason == "the training was stopped after 100 steps"
 
 
 def test_promise_is_held_against_the_outcome() -> None:
@@ -415,7 +417,8 @@ def test_the_reason_names_each_gate_that_failed_with_value_and_bound() -> None:
         training=training,
     )
     assert judged.reason == (
-        "accuracy is 0.95, asked for at least 0.99; f1 was not reported, asked for at least 0.5"
+        "gate failed: accuracy is 0.95, asked for at least 0.99; "
+        "f1 was not reported, asked for at least 0.5"
     )
 
 

@@ -372,7 +372,7 @@ def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_pa
     now = [0.0]
     stream = StringIO()
     path = tmp_path / "timeline-rank0.csv"
-    progress = ProgressLog(path, Log(run="r", host="h", stream=stream), clock=lambda: now[0])
+    progress = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream), clock=lambda: now[0])
     progress.tick()
     path.write_text(rows(*[(0, 0, 1.0, 2.0, 4)] * 3))
     progress.tick()

@@ -66,6 +66,9 @@ def test_the_defaults_change_nothing() -> None:
         ("epochs=3", "training.steps", None),
         ("epochs=0", "training.steps", 1000),
         ("gate=", "gate", ()),
+        ("replace_dataloader=auto", "feed.replace_dataloader", "auto"),
+        ("ReplaceDataloader=false", "feed.replace_dataloader", False),
+        ("replace_dataloader=true", "feed.replace_dataloader", True),
     ],
 )
 def test_a_parameter_sets_its_key(param: str, path: str, expected: object) -> None:
@@ -125,6 +128,7 @@ def test_every_parameter_explains_itself_in_a_sentence_and_has_a_default() -> No
 def test_what_the_issue_asks_for_can_be_set_on_the_console() -> None:
     assert {p.camel_name for p in parameters_of(WORKLOAD)} == {
         *("InputData", "InstanceType", "InstanceCount", "Objective", "MaxUsdPerHour"),
+        "ReplaceDataloader",
         *("MaxDataHosts", "AllowedTypes", "Epochs", "Gate", "Image", "ModelGroup"),
         *("ReuseProfile", "Approval"),
     }

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+import torch
 
+import stoker
 from stoker.errors import UsageError
+from stoker.profile.batches import facts_of
 from stoker.profile.combine import combine
 from stoker.profile.explain import explain
 from stoker.profile.rank_results import (
@@ -18,7 +21,16 @@ from stoker.profile.rank_results import (
     RankResult,
     Receive,
 )
-from stoker.records import Parts, Place, Profile, ProfileSettings, TodaysGroup, convert, to_document
+from stoker.records import (
+    Parts,
+    Place,
+    Profile,
+    ProfiledLoader,
+    ProfileSettings,
+    TodaysGroup,
+    convert,
+    to_document,
+)
 
 
 def at(value: float, samples: int = 60) -> Quartiles:
@@ -125,6 +137,50 @@ def test_workers_of_one_host_are_counted_where_there_are_two() -> None:
     first = changed(ONE_CORE, world_size=2)
     second = changed(first, rank=1, host="algo-2")
     assert combined(first, second, count=2).step.num_workers == 2
+
+
+TORCHS = "torch.utils.data.dataloader.DataLoader"
+
+
+def test_a_streams_shards_are_those_of_all_ranks() -> None:
+    facts = loader_of(ONE_CORE, class_name=TORCHS, iterable=True, divides=True)
+    first = changed(ONE_CORE, world_size=2, loader=facts)
+    second = changed(first, rank=1, loader=msgspec.structs.replace(facts, num_workers=0))
+    profile = combined(first, second)
+    # A rank without workers makes one shard in its own process.
+    assert profile.loader == ProfiledLoader(
+        class_name=TORCHS, reach="torch", iterable=True, shards=3, divides=True
+    )
+    words = " ".join(explain(profile).split())
+    assert "over a stream of 3 shards, which 3 workers make at most" in words
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"reach": "own", "class_name": "litdata.X"}, "litdata.X makes batches in its own way"),
+        ({}, f"loader: {TORCHS}; data hosts can make its batches, without a change"),
+        ({"iterable": True, "divides": False}, "more workers would only repeat its samples"),
+    ],
+)
+def test_one_line_says_how_far_data_hosts_can_help(given: dict[str, object], words: str) -> None:
+    facts = loader_of(ONE_CORE, **({"class_name": TORCHS} | given))
+    assert words in " ".join(explain(combined(changed(ONE_CORE, loader=facts))).split())
+
+
+def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either() -> None:
+    class StreamingDataLoader(torch.utils.data.DataLoader[int]):
+        __module__ = "litdata.streaming.dataloader"
+
+    class Mine(StreamingDataLoader):
+        pass
+
+    assert facts_of(torch.utils.data.DataLoader([1])).reach == "torch"  # type: ignore[arg-type]
+    assert facts_of(stoker.DataLoader([1])).reach == "stoker"  # type: ignore[arg-type]
+    for kind in (StreamingDataLoader, Mine):
+        found = facts_of(kind([1]))  # type: ignore[arg-type]
+        assert found.reach == "own"
+        assert found.class_name == "litdata.streaming.dataloader.StreamingDataLoader"
 
 
 def test_parts_that_miss_the_whole_are_unexplained() -> None:
@@ -291,7 +347,7 @@ def test_the_words_fit_88_columns_and_name_the_limit() -> None:
     text = explain(combined(ONE_CORE))
     assert max(map(len, text.splitlines())) <= 88
     assert "60% of a step is waiting for data" in text
-    assert "the CPUs of the training hosts" in text.replace("\n  ", " ")
+    assert "the limit is the CPU." in text.replace("\n  ", " ")
 
 
 def test_where_stoker_does_not_help_that_is_said_first() -> None:

@@ -170,6 +170,32 @@ def test_workers_that_wait_and_add_up_are_too_few_and_may_outnumber_the_vcpus() 
     assert "faster CPUs would not help" in fix.text
 
 
+@pytest.mark.parametrize(
+    ("divides", "fix", "words"),
+    [
+        (True, "num_workers", "a stream has as many shards"),
+        (False, "divide-stream", "let the stream divide itself by get_worker_info()"),
+    ],
+)
+def test_more_workers_for_a_stream_are_more_shards(divides: bool, fix: str, words: str) -> None:
+    latent = rank_of(
+        **WAITING,
+        vcpus=4,
+        drains=(
+            drained(4, cpu=0.005, wall=0.190, rate=20.5),
+            drained(1, cpu=0.005, wall=0.190, rate=5.25),
+        ),
+    )
+    assert latent.loader is not None
+    facts = msgspec.structs.replace(latent.loader, iterable=True, divides=divides)
+    found = profile_of(msgspec.structs.replace(latent, loader=facts)).fixes
+    (advised,) = [each for each in found if each.id in ("num_workers", "divide-stream")]
+    assert advised.id == fix
+    assert words in advised.text
+    assert "num_workers=11" in advised.text
+    assert advised.saves_seconds
+
+
 def test_more_workers_than_vcpus_are_advised_where_they_only_wait() -> None:
     latent = rank_of(
         **WAITING,

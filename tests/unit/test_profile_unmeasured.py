@@ -23,7 +23,7 @@ from stoker.profile.profiled_job import (
     unmeasured,
 )
 from stoker.profile.rank_results import LoaderFacts, RankResult
-from stoker.records import Profile, ProfiledHost, StepTerms, TodaysGroup, write_json
+from stoker.records import Profile, ProfiledHost, ProfiledLoader, StepTerms, TodaysGroup, write_json
 
 TORCH = ProcessReport(packages=("torch", "json"))
 USED = CommandUsage(wall_seconds=10.0, cpu_seconds=5.0, vcpus=2, hosts=1)
@@ -142,6 +142,17 @@ def test_a_notebook_given_as_a_script_is_refused(
     assert (refused is not None) == is_refused
     if refused:
         assert "--to script train.ipynb, then: stoker profile -- python train.py" in refused.fix
+
+
+def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile() -> None:
+    loader = "fastai.data.load.DataLoader"
+    report = ProcessReport(packages=("torch", "fastai"), loaders=(loader,))
+    error = reason(seen=(report,))
+    assert f"{loader} makes batches in its own way, so that data hosts cannot help it" in str(error)
+    assert error.observed is not None
+    assert error.observed.loader == ProfiledLoader(class_name=loader, reach="own")
+    # A library that is only imported is not what the script reads.
+    assert reason(rank(), seen=(report,)).observed.loader is None  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("packages", [("tensorflow",), ("torch", "ray")])

@@ -2,12 +2,17 @@
 
 import base64
 import io
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._utils import ExceptionWrapper
 
+from stoker.errors import StokerError
+from stoker.feed.wire.dataset import pack_error, unpack_error
 from stoker.launch import finish
 from stoker.launch.supervise import STDERR_TAIL_BYTES, OutputTail
 from stoker.launch.topology import HostGroup, Topology
@@ -158,6 +163,121 @@ def test_the_reason_is_the_error_wherever_there_is_one(
 ) -> None:
     found = reason(*before, f"error: {error}", *after, "try:   more", code=code)
     assert found.endswith(f": {error}; more")
+
+
+# --- what a data worker met
+
+
+class TwoArguments(Exception):
+    """An error that cannot be made again from a message."""
+
+    def __init__(self, file: str, line: int) -> None:
+        super().__init__(f"{file}, line {line}")
+
+
+def by_torch(err: Exception) -> Exception:
+    try:
+        ExceptionWrapper(
+            (type(err), err, err.__traceback__), where="in DataLoader worker process 0"
+        ).reraise()
+    except Exception as again:
+        return again
+    raise AssertionError
+
+
+def by_the_feed(err: Exception) -> Exception:
+    packed = pack_error(err, host="algo-2", where="index 37 of data worker 0")
+    return raised(unpack_error(packed))
+
+
+def by_the_pool(err: Exception) -> Exception:
+    return raised(unpack_error(pack_error(err, host="algo-2", where="data worker 0")))
+
+
+def raised(err: Exception) -> Exception:
+    try:
+        raise err
+    except Exception as again:
+        return again
+
+
+def raised_while_handling(err: Exception) -> Exception:
+    err.__context__ = OSError("an earlier one")
+    return raised(err)
+
+
+def failure_of(err: Exception) -> str:
+    """Returns the first line of a rank's failure, with what site/sitecustomize.py keeps."""
+    failure = finish.RankFailure(
+        rank=0,
+        host="algo-1",
+        type=type(err).__name__,
+        message=str(err),
+        traceback="".join(traceback.format_exception(err)),
+    )
+    return cause_of(failure.text())
+
+
+@pytest.mark.parametrize(
+    ("err", "line"),
+    [
+        (
+            by_the_feed(raised(RuntimeError("corrupt JPEG: x.jpg"))),
+            "RuntimeError: corrupt JPEG: x.jpg (sample 37, data worker 0 on host algo-2)",
+        ),
+        (
+            by_torch(raised(KeyError("label"))),
+            "KeyError: 'label' (DataLoader worker process 0)",
+        ),
+        (
+            by_the_feed(by_torch(raised(OSError("a.tar")))),
+            "OSError: a.tar (sample 37, data worker 0 on host algo-2)",
+        ),
+        (
+            by_the_feed(raised(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))),
+            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in position 0: invalid start "
+            "byte (sample 37, data worker 0 on host algo-2)",
+        ),
+        (
+            by_the_feed(raised(ValueError())),
+            "ValueError (sample 37, data worker 0 on host algo-2)",
+        ),
+        (
+            by_the_feed(raised(ValueError("bad sizes:\n  3 and 4\nValueError: not this"))),
+            "ValueError: bad sizes: 3 and 4 (sample 37, data worker 0 on host algo-2)",
+        ),
+        (raised(ValueError("the script's own")), "ValueError: the script's own"),
+    ],
+)
+def test_the_error_of_a_data_worker_is_told_with_its_own_text_and_where(
+    err: Exception, line: str
+) -> None:
+    assert failure_of(err) == f"rank 0 on algo-1: {line}"
+    # As the end of a script's output, where no hook could keep it.
+    assert said_in("".join(traceback.format_exception(err)).splitlines()) == line
+
+
+_ERRORS = st.sampled_from(
+    [RuntimeError, ValueError, KeyError, OSError, lambda text: TwoArguments(text, 3), StokerError]
+)
+_WRAPPERS = st.lists(
+    st.sampled_from([by_torch, by_the_feed, by_the_pool, raised, raised_while_handling]),
+    max_size=5,
+)
+
+
+@given(words=_WORDS.filter(str.isalnum), make=_ERRORS, wrappers=_WRAPPERS)
+def test_the_text_of_the_innermost_error_is_in_the_line_however_often_it_was_wrapped(
+    words: str,
+    make: Callable[[str], Exception],
+    wrappers: Sequence[Callable[[Exception], Exception]],
+) -> None:
+    err = raised_while_handling(make(words))
+    for wrap in wrappers:
+        err = wrap(err)
+    line = failure_of(err)
+    assert words in line
+    assert "Caught" not in line
 
 
 # --- a failure's text

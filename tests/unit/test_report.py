@@ -255,7 +255,7 @@ def test_failed_gate_comes_before_the_gain(report: Report) -> None:
     failed = replace(sample_records.evaluation(), passed=False, gates=(gate,))
     page = report(evaluation=failed)
     assert page.headline == (
-        "The model is not as good as asked. accuracy 0.91, at least 0.94 asked."
+        "The model missed its quality gate. accuracy 0.91, at least 0.94 asked."
     )
     assert "1.7 times as fast" in plain(page.text)
     assert page.row("accuracy")[-1] == "✗ failed"
@@ -284,7 +284,7 @@ def test_failed_training_names_its_error_and_keeps_its_traceback(report: Report)
 def test_stopped_training_is_called_stopped(report: Report) -> None:
     training = replace(sample_records.training(), status="stopped", exit_code=143)
     page = report(training=training, evaluation=None)
-    assert page.headline == "The training was stopped before its end (exit code 143)."
+    assert page.headline == "The training was stopped (exit code 143) after 750 steps."
 
 
 @pytest.mark.parametrize(

@@ -386,12 +386,12 @@ def test_the_metric_definitions_read_no_other_line() -> None:
 
 
 def test_the_lines_fields_are_those_of_the_progress_log(tmp_path: Path) -> None:
-    timeline = tmp_path / "timeline.csv"
+    timeline = tmp_path / "timeline-rank0.csv"
     head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
     rows = [head, *["0,0,0,0.0,0.125,0.125,8"] * 3]
     timeline.write_text("\n".join(rows) + "\n", encoding="utf-8")
     stream = io.StringIO()
-    progress = ProgressLog(timeline, Log(run="r", host="h", stream=stream))
+    progress = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream))
     progress.tick()
     progress.close()
     found = [re.search(metric.regex, stream.getvalue()) for metric in PROGRESS_METRICS]

@@ -1,6 +1,7 @@
 """The settings of a run travel in variables: what a platform writes, a launcher reads."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,11 +12,18 @@ from stoker.errors import UsageError
 from stoker.records import (
     EngineSettings,
     FeedSettings,
+    Json,
     ProfileSettings,
     StrategySettings,
 )
 from stoker.records.engine import EngineHost
-from stoker.settings import ProcessSettings, RunEnvironment, RunGroup, from_environment
+from stoker.settings import (
+    ProcessSettings,
+    RunEnvironment,
+    RunGroup,
+    from_environment,
+    workload_from,
+)
 
 FULL = ProcessSettings(
     run_id="mnist-1",
@@ -38,7 +46,7 @@ FULL = ProcessSettings(
     workload_sha256="0" * 64,
     code_file=Path("/code.tar.gz"),
     command=("python", "train.py"),
-    replace_dataloader=True,
+    replace_dataloader="auto",
     tensorboard=Path("/ml/output/tensorboard"),
     comes_back=True,
     pod_groups=(RunGroup(name="dnn", instance_type="g5", count=2, hosts="dnn-{index}.run"),),
@@ -93,7 +101,7 @@ def test_what_the_service_calls_the_job_is_the_run_s_id() -> None:
     ("name", "text", "words"),
     [
         ("STOKER_PORT", "http", "whole number"),
-        ("STOKER_REPLACE_DATALOADER", "true", "1 (on) or 0 (off)"),
+        ("STOKER_REPLACE_DATALOADER", "yes", "auto, 1 (on) or 0 (off)"),
         ("STOKER_COMES_BACK", "no", "1 (on) or 0 (off)"),
         ("STOKER_FEED", "{", "malformed"),
         ("STOKER_FEED", '{"credits": 0}', "credits"),
@@ -131,3 +139,39 @@ def test_no_variable_of_a_run_is_spelled_that_is_not_declared() -> None:
 def test_a_launcher_s_own_words_replace_what_it_was_told() -> None:
     told = replace(FULL, host="algo-9").to_environ("host")
     assert from_environment({**FULL.to_environ(), **told}).host == "algo-9"
+
+
+# The words are those of a pipeline's parameter, which sets the variable of a native train step.
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("auto", "auto"), ("1", True), ("true", True), ("0", False), ("false", False), ("", False)],
+)
+def test_the_replacement_of_loaders_is_read_in_both_spellings(text: str, expected: object) -> None:
+    assert from_environment({"STOKER_REPLACE_DATALOADER": text}).replace_dataloader == expected
+
+
+@pytest.mark.parametrize(
+    ("feed", "engine", "expected"),
+    [
+        ({}, "feed", "auto"),
+        ({"replace_dataloader": True}, "feed", "1"),
+        ({"replace_dataloader": False}, "feed", None),
+        # Another engine feeds in its own way, unless torch's class is asked for by name.
+        ({}, "ray", None),
+        ({"replace_dataloader": True}, "ray", "1"),
+    ],
+)
+def test_a_run_replaces_loaders_as_its_workload_says(
+    feed: Mapping[str, Json], engine: str, expected: str | None
+) -> None:
+    document = {"name": "a", "command": ["python", "a.py"], "feed": feed, "engine": engine}
+    told = RunEnvironment.of(workload_from(document)).to_environ()
+    assert told.get("STOKER_REPLACE_DATALOADER") == expected
+
+
+def test_a_profile_measures_the_loaders_of_the_script() -> None:
+    workload = workload_from(
+        {"name": "a", "command": ["python", "a.py"], "feed": {"replace_dataloader": True}}
+    )
+    told = RunEnvironment.of(workload, profile=ProfileSettings()).to_environ()
+    assert "STOKER_REPLACE_DATALOADER" not in told

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.feed.trainer.shards import MAX_LOSSES_IN_A_ROW, SETTLE_SECONDS, ShardScheduler
+from stoker.feed.trainer.session import LOCAL
+from stoker.feed.trainer.shards import (
+    MAX_LOSSES_IN_A_ROW,
+    SETTLE_SECONDS,
+    ShardScheduler,
+    idle_words,
+)
 
 
 def streams(num_shards: int = 2, **options: object) -> ShardScheduler:
@@ -44,6 +50,58 @@ def test_shards_go_to_peers_in_proportion_to_their_credits() -> None:
     books.settle()
     books.assign(0.0)
     assert sorted(map(str, books.owners())) == ["large"] * 4 + ["small"] * 2
+
+
+def owners_of(books: ShardScheduler, **workers: int) -> list[str]:
+    """Gives out the shards; `local` are this process's workers, with 2 credits each as all."""
+    for peer, count in workers.items():
+        books.grant(LOCAL if peer == "local" else peer, 2 * count)
+    books.settle()
+    books.assign(0.0)
+    return ["local" if owner == LOCAL else str(owner) for owner in books.owners()]
+
+
+def test_a_shard_goes_to_a_data_host_while_one_has_a_free_worker() -> None:
+    # Local workers are granted first: they are there before the first host is.
+    assert owners_of(streams(1), local=1, a=1) == ["a"]
+    assert sorted(owners_of(streams(4), local=8, a=2, b=2)) == ["a", "a", "b", "b"]
+
+
+def test_shards_beyond_the_workers_of_data_hosts_are_made_by_local_workers() -> None:
+    assert sorted(owners_of(streams(3), local=1, a=2)) == ["a", "a", "local"]
+    # All workers have one: each peer gets as many more as it has credits.
+    assert sorted(owners_of(streams(8), local=2, a=2)) == ["a"] * 4 + ["local"] * 4
+
+
+def test_a_host_whose_credits_the_ranks_share_counts_with_this_ranks_share() -> None:
+    # Of two ranks, each has half of the credits of a host with two workers: both go there.
+    assert owners_of(streams(1), local=1, a=1) == ["a"]
+    assert sorted(owners_of(streams(2), local=1, a=1)) == ["a", "local"]
+
+
+@pytest.mark.parametrize(
+    ("shards", "ranks", "workers", "said"),
+    [
+        (1, 1, 4, "the stream has 1 shard (num_workers=1): 3 of 4 data workers have nothing to do"),
+        (1, 2, 3, "the stream has 2 shards (2 ranks with num_workers=1): 1 of 3 data workers has"),
+        (4, 1, 4, ""),
+        (8, 1, 4, ""),
+    ],
+)
+def test_data_workers_without_a_shard_are_told_of(
+    shards: int, ranks: int, workers: int, said: str
+) -> None:
+    text = idle_words(num_shards=shards, ranks=ranks, data_workers=workers, is_set=False)
+    assert text.startswith(said)
+    assert bool(text) == bool(said)
+
+
+def test_the_advice_names_the_number_of_shards_that_gives_each_worker_one() -> None:
+    text = idle_words(num_shards=1, ranks=2, data_workers=7, is_set=False)
+    assert "set num_workers=4 in the script, or feed.shards: 4" in text
+    text = idle_words(num_shards=1, ranks=1, data_workers=7, is_set=True)
+    assert "(feed.shards: 1)" in text
+    assert "num_workers" not in text
 
 
 def test_hosts_on_their_way_are_waited_for_a_moment() -> None:

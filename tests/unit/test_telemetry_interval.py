@@ -303,6 +303,43 @@ def test_the_bottleneck_is_named_with_what_was_seen(
     assert found.advice
 
 
+def stream(*hosts: HostRate, shards: int, workers: int, ready: float = 0.0) -> FeedInterval:
+    value = interval(*hosts, ready=ready)
+    rank = dataclasses.replace(value.ranks[0], shards=shards, shard_workers=workers)
+    return dataclasses.replace(value, ranks=(rank,))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        # One shard, eight workers: the one that makes it computes, or waits for what it reads.
+        (stream(host_rate(workers=1, busy_workers=1.0), shards=1, workers=8), "1 shard, "),
+        (
+            stream(host_rate(workers=1, busy_workers=1.0, busy_cpus=0.1), shards=1, workers=8),
+            "7 more could work",
+        ),
+        # Between two epochs nothing is asked for: no sampler is to blame, as a stream has none.
+        (stream(host_rate(in_flight=0, busy_workers=0.2), shards=4, workers=4), "4 shards, "),
+    ],
+)
+def test_a_stream_with_too_few_shards_is_told_to_have_more(value: FeedInterval, words: str) -> None:
+    found = bottleneck_of(value)
+    assert found.limit == "shards"
+    assert words in found.words
+    assert "num_workers" in found.advice
+    assert "data hosts" not in found.advice
+
+
+def test_a_stream_with_more_shards_than_workers_is_short_of_workers() -> None:
+    value = stream(host_rate(workers=8, busy_workers=8.0, busy_cpus=7.5), shards=8, workers=2)
+    assert bottleneck_of(value).limit == "workers"
+
+
+def test_one_late_shard_is_named() -> None:
+    value = stream(host_rate(busy_workers=1.0), shards=4, workers=4, ready=3.0)
+    assert bottleneck_of(value).limit == "order"
+
+
 @pytest.mark.parametrize(
     ("does_loading_wait", "is_storage_named", "are_hosts_named"),
     [(True, True, False), (False, False, True), (None, True, True)],

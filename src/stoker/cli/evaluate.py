@@ -100,15 +100,16 @@ def evaluate_verb(
     """Checks a training against its quality gates and its prediction.
 
     The record is evaluation.json, unless --out names another file. Exit code 3 means that a gate
-    did not pass.
+    did not pass, or that the training did no step; a failed or stopped training has its own code.
 
     Examples:
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
     """
     from stoker.cli.notify import telling
-    from stoker.cli.outputs import EVALUATE_PARAMETERS, exit_code_of, outputs_of, step_inputs
+    from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
     from stoker.cli.workloads import read_with_params
     from stoker.platforms.aws import Aws
+    from stoker.records.outcome import outcome_of
     from stoker.settings import pipeline_run
 
     given = step_inputs(files)
@@ -157,14 +158,13 @@ def evaluate_verb(
         )
         ending.run = run or trained.job.name
         ending.links |= {"job": trained.job.url} if trained.job.url else {}
-        # A failed training has its own code, whatever its gates say.
-        code = exit_code_of(trained) or (0 if all(gate.passed for gate in record.gates) else 3)
-        if not record.passed:
-            ending.failed(record.reason, exit_code=code or GateError.exit_code)
-        if trained.status == "stopped":
+        outcome = outcome_of(trained, record.gates)
+        if not outcome.is_good:
+            ending.failed(outcome.words, exit_code=outcome.exit_code)
+        if outcome.state == "stopped":
             # Somebody stopped the training; it has not failed.
             ending.status = "stopped"
-    return 0 if always else code
+    return 0 if always else outcome.exit_code
 
 
 def judged(
@@ -305,13 +305,13 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
     """
     from stoker.cli.champions import promote
     from stoker.records import Evaluation, read_json
+    from stoker.records.outcome import outcome_of_gates
 
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
     told = promote(evaluation_file, named=champions) if champions else ""
-    held = f"{len(record.gates)} of {len(record.gates)} gates passed"
-    print(f"passed: {held if record.gates else 'the training succeeded; it has no gates'}")
+    print(outcome_of_gates(record.gates).words)
     if told:
         print(told)
 

@@ -287,6 +287,7 @@ def _follow_training(
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import named_run_dir
     from stoker.records import Decision, Workload, read_json, write_text
+    from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import copied_to
     from stoker.train import prepare
 
@@ -349,8 +350,8 @@ def _follow_training(
             links={},
             as_json=quiet,
         )
-    if record.status != "succeeded":
-        return f"the training has {record.status}, after the step that followed it was lost"
+    if training_exit_code(record):
+        return f"{outcome_of(record).words}; the step that followed it was lost before"
     return (
         "the training is finished though the run has FAILED: Retry takes it up, "
         "and trains no second time"

@@ -77,7 +77,7 @@ def telling(
 
 def _told(notify: "NotifySettings", workload: "Workload", ending: ToldEnding) -> str:
     """Sends it, and returns why it could not be sent; empty: it was."""
-    from stoker.notify import Outcome, body_of, post
+    from stoker.notify import WebhookMessage, body_of, post
     from stoker.settings import pipeline_run, webhook_url
 
     url = webhook_url(notify.variable, os.environ)
@@ -87,7 +87,7 @@ def _told(notify: "NotifySettings", workload: "Workload", ending: ToldEnding) ->
             return trouble
     if not url:
         return f"variable {notify.variable}, the webhook's address, is not set"
-    outcome = Outcome(
+    outcome = WebhookMessage(
         workload=workload.name,
         run=ending.run,
         step=ending.step,

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import typer
 
@@ -182,6 +182,16 @@ Report = Annotated[
         metavar="F",
         help="Also writes an HTML report to this file (default: writes none).",
         callback=writable_file,
+    ),
+]
+ReplaceDataLoader = Annotated[
+    Literal["auto", "true", "false"] | None,
+    typer.Option(
+        "--replace-dataloader",
+        help="Whether loaders of PyTorch's own class are fed without a change of the script; auto: "
+        "unless the script imports stoker's (default: feed.replace_dataloader of the workload, or "
+        "auto).",
+        show_default=False,
     ),
 ]
 Prices = Annotated[

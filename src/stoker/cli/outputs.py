@@ -10,7 +10,6 @@ page of the run, only by writing the file `outputs.outputFile`.
 
 import json
 import math
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.cli.options import OutputFiles
-from stoker.errors import FeedError, UsageError
+from stoker.errors import UsageError
 from stoker.evaluate import prediction_words, speedup_words
 from stoker.parameters import HYPERPARAMETER_INPUT
 from stoker.reasons import shortened
@@ -37,6 +36,7 @@ from stoker.records import (
     write_text,
 )
 from stoker.records.base import RecordT, mapping
+from stoker.records.outcome import outcome_of
 from stoker.text import ms, step_words
 
 # The size that Kubeflow and its database accept.
@@ -442,12 +442,6 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-# In the first line of a rank's failure, or in the last line of its traceback.
-_ERROR_OF_THE_FEED = re.compile(
-    r"^(rank \d+ on \S+: |stoker\.errors\.)(Feed|FeedLost|Shipping|Protocol)Error: ", re.MULTILINE
-)
-
-
 def profile_words(record: Profile) -> str:
     """Returns the verdict of a profile in one line."""
     step = record.timed_step
@@ -479,53 +473,35 @@ def free_advice(profiled: Profile, decision: Decision) -> list[str]:
 
 def training_words(training: Training) -> str:
     """Returns what a run did, and whether its times can be compared with those of other runs."""
+    outcome = outcome_of(training)
     measured = training.measured
-    if training.status != "succeeded":
-        code = "" if training.exit_code is None else f" (exit code {training.exit_code})"
-        if training.status == "stopped" and not training.failure:
-            return f"training stopped{code}{_steps_words(training)}"
-        return f"training {training.status}{code}: {training.cause}"
-    if measured is None or not measured.steps:
-        return "training succeeded; it read no batch from a loader of stoker"
-    took = step_words(step_seconds=measured.step_seconds, wait_seconds=measured.wait_seconds)
+    if not outcome.is_good:
+        return outcome.words.removeprefix("the ")
     metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
     caution = f"; {caution}" if caution else ""
-    return f"{measured.steps} steps of {took}{metrics}{caution}"
-
-
-def _steps_words(training: Training) -> str:
-    """Returns how many steps were done; empty if nothing was measured."""
-    measured = training.measured
-    return f" after {measured.steps} steps" if measured and measured.steps else ""
-
-
-def exit_code_of(training: Training) -> int:
-    """Returns 0, 5 if the feed could not go on, 6 for a failed workload, 143 for a stopped one."""
-    if training.status == "failed" and _is_feeds(training):
-        return FeedError.exit_code
-    return {"succeeded": 0, "failed": 6, "stopped": 143}[training.status]
-
-
-def _is_feeds(training: Training) -> bool:
-    """Returns whether an error of the feed ended the training, and not one of the user's."""
-    # Both: a script may exit with 5 for reasons of its own, or print such words and go on.
-    return training.exit_code == FeedError.exit_code and bool(
-        _ERROR_OF_THE_FEED.search(training.failure or "")
+    if measured is None:
+        done = f", {training.steps} steps" if training.steps else ""
+        return f"training succeeded{done}; no step was timed{metrics}{caution}"
+    took = step_words(
+        step_seconds=measured.step_seconds,
+        wait_seconds=measured.wait_seconds,
+        least_wait_share=measured.least_wait_share,
+        rank=measured.rank,
     )
+    return f"{measured.steps} steps of {took}{metrics}{caution}"
 
 
 def evaluation_words(record: Evaluation) -> str:
     """Returns the verdict of an evaluation in one line."""
     gates = ", ".join(
-        f"{gate.metric} {'not reported' if gate.value is None else f'{gate.value:.4g}'} "
-        f"{'passed' if gate.passed else 'FAILED'}"
+        f"{gate.metric} {'not reported' if gate.value is None else f'{gate.value:.4g}'} passed"
         for gate in record.gates
     )
+    verdict = record.reason or gates or "no gate"
     performance = record.performance
     if performance is None:
-        return gates or "no gate"
+        return verdict
     promise = prediction_words(performance)
-    speed = f"{speedup_words(performance)}{promise and f'; {promise}'}"
-    return f"{gates}; {speed}" if gates else speed
+    return f"{verdict}; {speedup_words(performance)}{promise and f'; {promise}'}"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
 from stoker.logs import LogEvent, parse_line
-from stoker.text import duration, ms, percentage, wait_share
+from stoker.text import duration, ms
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,12 +140,16 @@ _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
     "feed_not_asked",
+    "few_shards",
     "generator_not_seeded",
     "host_makes_nothing",
     "hosts_not_comparable",
     "large_dataset",
     "made_locally",
+    "metrics_not_served",
 )
+# Events whose text is shown as a note: there is nothing to mend.
+_NOTES = ("batches_seeded",)
 
 
 def say(text: str, *, quiet: bool) -> None:
@@ -223,12 +227,12 @@ class Follow:
             return
         for text in self._news.take(event):
             self._show(text)
-        if event.event in _WARNINGS:
-            # Shown once, however many ranks log it.
-            text = event.values.get("text", "")
-            if text not in self._warned:
-                self._warned.add(text)
-                self._show(f"warning: {line.group}/{line.host}: {text}")
+        # Shown once, however many ranks log it.
+        text = event.values.get("text", "")
+        if event.event in (*_WARNINGS, *_NOTES) and text not in self._warned:
+            self._warned.add(text)
+            is_note = event.event in _NOTES
+            self._show(f"note: {text}" if is_note else f"warning: {line.group}/{line.host}: {text}")
 
     def _show(self, text: str) -> None:
         if self._quiet:
@@ -255,9 +259,8 @@ class Follow:
         if total and progress.steps >= _ESTIMATE_STEPS:
             seconds = max(0, total - progress.steps) * progress.step_seconds
             left = f", {duration(seconds)} left"
-        waiting = wait_share(step_seconds=progress.step_seconds, wait_seconds=progress.wait_seconds)
         words = f"{done}, {ms(progress.step_seconds)} each, "
-        words += f"{percentage(waiting)} waiting for data{left}"
+        words += f"{progress.wait_words('waiting for data')}{left}"
         if self._bar and self._task is not None:
             self._bar.update(self._task, completed=progress.steps, total=total, words=words)
         elif not self._quiet and time.monotonic() - self._said_at >= _QUIET_SECONDS:

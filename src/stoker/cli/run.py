@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Overrides, Prices, WorkloadFile, Yes, offered
+from stoker.cli.options import (
+    AsJson,
+    Overrides,
+    Prices,
+    ReplaceDataLoader,
+    WorkloadFile,
+    Yes,
+    offered,
+)
 from stoker.cli.progress import program, relative, say, step_line
 from stoker.errors import EXIT_TERMINATED, DeclinedError, StokerError, UsageError
 from stoker.logs import printable
@@ -45,6 +53,7 @@ def run_verb(
             autocompletion=offered(*STEPS),
         ),
     ] = None,
+    replace_dataloader: ReplaceDataLoader = None,
     prices: Prices = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -63,7 +72,9 @@ def run_verb(
     from stoker.cli.workloads import latest_run_dir, resolve, todays_cluster
     from stoker.records import Group, nearest, to_json
 
-    record = resolve([workload], overrides=overrides or ())
+    sets = [*(overrides or ())]
+    sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
+    record = resolve([workload], overrides=sets)
     _refuse_champions(record)
     today = todays_cluster(record).dnn
     say_unused_types(record, [Group.of_today(today)], quiet=as_json)
@@ -217,7 +228,6 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.cli.outputs import (
         decision_words,
         evaluation_words,
-        exit_code_of,
         free_advice,
         profile_words,
         training_words,
@@ -230,6 +240,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.platforms import platform_named
     from stoker.profile import profile
     from stoker.records import Decision, Evaluation, Group, Profile, Training
+    from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.train import prepare
 
     workload, run_dir = chain.workload, chain.run_dir
@@ -309,13 +320,13 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         chain.has_submitted = True
 
     training = chain.step("train", Training, trained, training_words)
-    if training.status != "succeeded":
+    if code := training_exit_code(training):
         say(
             f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
             quiet=chain.quiet,
         )
         # Nothing to judge: gates and a prediction are held against a training that ended well.
-        return exit_code_of(training), None
+        return code, None
     evaluation = chain.step(
         "evaluate",
         Evaluation,
@@ -324,7 +335,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     )
     if words := local_core_words(decision):
         say(step_line("  local", words, None), quiet=chain.quiet)
-    return (0 if all(gate.passed for gate in evaluation.gates) else 3), evaluation
+    return outcome_of(training, evaluation.gates).exit_code, evaluation
 
 
 def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
@@ -357,10 +368,11 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
 def why_failed(chain: Chain) -> str:
     """Returns why a chain whose steps were all done did not end well, in a line."""
     from stoker.records import Evaluation, Training
+    from stoker.records.outcome import outcome_of
 
     evaluation = found_in(chain.run_dir / "evaluation.json", Evaluation)
     training = found_in(chain.run_dir / "training.json", Training)
-    return evaluation.reason if evaluation else training.cause if training else ""
+    return evaluation.reason if evaluation else outcome_of(training).words if training else ""
 
 
 def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":

@@ -21,6 +21,7 @@ from stoker.cli.options import (
     Overrides,
     PlatformName,
     Prices,
+    ReplaceDataLoader,
     StepParams,
     Words,
     Yes,
@@ -56,13 +57,7 @@ def train_verb(
         ),
     ] = None,
     groups: Groups = None,
-    replace_dataloader: Annotated[
-        bool,
-        typer.Option(
-            "--replace-dataloader",
-            help="Replaces torch's DataLoader with stoker's, for scripts that import it.",
-        ),
-    ] = False,
+    replace_dataloader: ReplaceDataLoader = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only prints the request; sends nothing.")
     ] = False,
@@ -163,7 +158,6 @@ def train_verb(
     from stoker.cli.outputs import (
         TRAIN_PARAMETERS,
         deliver,
-        exit_code_of,
         kept_model,
         outputs_of,
         step_inputs,
@@ -183,11 +177,13 @@ def train_verb(
     from stoker.platforms import platform_named
     from stoker.platforms.local import lock_run_folder, write_secret
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
+    from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
     from stoker.train import prepare
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
+    sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
     # A pipeline asks for it in a step before the training, which then finds it.
     if make_token:
         write_secret(make_token, secrets.token_hex(32))
@@ -226,13 +222,7 @@ def train_verb(
     runs_on = platform_named(workload.platform, settings=workload)
 
     def prepared(run_dir: Path) -> "JobSpec":
-        job = prepare(
-            workload=workload,
-            groups=chosen,
-            run_dir=run_dir,
-            decision=decided,
-            replace_dataloader=replace_dataloader,
-        )
+        job = prepare(workload=workload, groups=chosen, run_dir=run_dir, decision=decided)
         # By them a pipeline's last step follows the job where this one is lost.
         return replace(job, records=records_of_step(workload, decided, profiled) if run_id else {})
 
@@ -318,8 +308,9 @@ def train_verb(
             for name, link in (("job", record.job.url), ("mlflow", page), ("logs", logs))
             if link
         }
-        if record.status != "succeeded":
-            ending.failed(record.cause, exit_code=exit_code_of(record))
+        code = training_exit_code(record)
+        if code:
+            ending.failed(outcome_of(record).words, exit_code=code)
             # A training that somebody stopped has not failed.
             ending.status = record.status
     file = outputs.out or run_dir / "training.json"
@@ -342,7 +333,7 @@ def train_verb(
         return 0
     if shortage:
         raise shortage
-    return exit_code_of(record)
+    return code
 
 
 @contextlib.contextmanager

@@ -204,8 +204,9 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
         lines += [
             Text(
                 f"rank {rank.name}: {rank.batches_per_second:.1f} batches/s, "
-                f"{_share(rank.wait_share)} waiting, {_figure(rank.queue_depth)} ready of a window "
-                f"of {rank.window}"
+                f"{_share(rank.wait_share)} waiting, {_figure(rank.queue_depth)} ready"
+                # 0 between two epochs.
+                + (f" of a window of {rank.window}" if rank.window else "")
             )
             for rank in interval.ranks[:max_ranks]
         ]

@@ -19,6 +19,7 @@ from stoker.records import (
     Predicted,
     TakenElsewhere,
 )
+from stoker.records.parts import limit_words
 from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
 
 # Plans this near to the best count as equal: then fewer machines win.
@@ -276,26 +277,9 @@ _LIMITS: Mapping[Limit, str] = {
 }
 
 
-_BOTTLENECKS: Mapping[Bottleneck, str] = {
-    "cpu": "the CPU",
-    "workers": "too few loader workers",
-    "latency": "what each loader worker waits for (latency)",
-    "accelerator": "the accelerator",
-    "storage": "the storage or network, which all workers share",
-    "network": "the network",
-    "none": "the training itself: loading costs nothing",
-    "unexplained": "not explained",
-}
-
-
 def limit_name(limit: Limit) -> str:
     """Names a limit of a plan for a table: `CPU`, `loader's own time`."""
     return _LIMITS[limit].removeprefix("the ")
-
-
-def limit_words(bottleneck: Bottleneck) -> str:
-    """Says what sets today's pace."""
-    return _BOTTLENECKS[bottleneck]
 
 
 def cluster(plan: Plan) -> str:

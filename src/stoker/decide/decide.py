@@ -25,7 +25,7 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
-from stoker.decide.model import ClusterShape, Hosts, Work
+from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
     Rules,
     allowed_types,
@@ -56,7 +56,7 @@ from stoker.records import (
     TrainingSize,
 )
 from stoker.records.decision import NOMINAL
-from stoker.records.parts import too_busy
+from stoker.records.parts import bottleneck_of, too_busy
 from stoker.text import percentage, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
@@ -530,14 +530,10 @@ def _bottleneck(work: Work, kept: Candidate) -> Bottleneck:
     made = kept.estimate
     if work.unexplained or made is None:
         return "unexplained"
-    if work.loader_cpu_seconds == 0 and work.loader_wall_seconds == 0:
-        return "none"
-    if made.limit == "latency":
-        # With num_workers=0 even a loader that waits is first of all short of workers.
-        return "latency" if work.waits and work.num_workers != 0 else "workers"
-    if made.limit == "receive":
-        return "network"
-    return made.limit
+    if not work.data:
+        # The profile's own answer. What is corrected is the same limit's seconds.
+        return parts_on(work, kept.shape).bottleneck
+    return bottleneck_of(made.limit, waits=work.waits, workers=work.num_workers)
 
 
 def _distinct(plans: Iterable[Plan]) -> list[Plan]:

@@ -8,13 +8,13 @@ from stoker.decide.choose import (
     cluster,
     cost_words,
     error_band,
-    limit_words,
     limits,
     pareto_front,
     pays,
 )
 from stoker.decide.pricing import ASKED_FOR
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
+from stoker.records.parts import limit_words
 from stoker.text import ms, percentage, wrapped
 
 _MOST_ROWS = 12

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free_vcpus
+from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free_vcpus, parts_on
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms, Storage
 from stoker.records.parts import (
@@ -150,12 +150,21 @@ def corrected(work: Work) -> Work:
     modelled = estimate(parts, todays)
     # By five times at most: beyond that the parts are wrong, and `_unexplained` says so.
     ratio = parts.step_seconds / modelled.step_seconds
+    binding = _CORRECTED.get(modelled.limit, ())
+    if not parts.data:
+        # A term above the measured step is too large as well: left as it is, it would become the
+        # limit because another one was corrected.
+        binding += tuple(
+            name
+            for name, seconds in parts_on(parts, todays).terms.items()
+            if seconds > parts.step_seconds and name not in binding
+        )
     return replace(
         parts,
         parts_seconds=modelled.step_seconds,
         correction=min(max(ratio, 0.2), 5.0),
         # Only what binds today: the measured step says nothing of the terms below it.
-        corrected=_CORRECTED.get(modelled.limit, ()),
+        corrected=binding,
     )
 
 

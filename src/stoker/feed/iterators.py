@@ -72,7 +72,10 @@ class Epoch:
         self._next_batch = self.order.position.first
         self._sizes: deque[int] = deque()
         self.steps: Steps = self._process.timeline.epoch(
-            loader=self._books.number, epoch=self.number, batch=self._next_batch
+            loader=self._books.number,
+            # Batches are seeded by the loader's own epoch; the timeline counts on over loaders.
+            epoch=self._books.first_epoch + self.number,
+            batch=self._next_batch,
         )
 
     def numbered(self, base_seed: int, index: object) -> Numbered:

@@ -15,11 +15,15 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
-from stoker.feed.process import TrainerProcess, this_process
+from stoker.feed.process import TrainerProcess, note_making, this_process
 from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
 _FEED = "stoker.feed.remote_iterators"
+_SEEDED = (
+    "random draws of a dataset are seeded per batch: other numbers than without stoker, the same "
+    "with 0 or 50 data hosts (PyTorch's own, without data hosts: --set feed.seeding=torch)"
+)
 
 _T = TypeVar("_T", covariant=True)
 
@@ -49,6 +53,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         @functools.wraps(torch.utils.data.DataLoader.__init__)
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
+            note_making(self)
             # A process with a loader says at its end that it did no step, if it did none.
             with contextlib.suppress(UsageError):
                 this_process()
@@ -137,12 +142,41 @@ def iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
             _say_it_is_local(loader, process, err)
             process.books(loader).is_unshippable = True
         return torch_iterator(loader, process)
-    # The shards of an iterable dataset are the script's to say.
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
-    decided = None if is_iterable else process.settings.workers.get("dnn")
-    return torch_iterator(
-        loader, process, num_workers=None if decided is None else process.share(decided)
-    )
+    return torch_iterator(loader, process, num_workers=_decided_workers(loader, process))
+
+
+def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
+    """Returns how many of torch's workers make the batches; None: as the script says."""
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        # A plan does not change into how many shards a stream is divided. With `feed.shards` the
+        # batches are the same ones as under a data group: torch's workers make a shard each.
+        shards = process.settings.feed.shards
+        return None if shards == max(1, loader.num_workers) else shards
+    decided = process.settings.workers.get("dnn")
+    return None if decided is None else process.share(decided)
+
+
+def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
+    """Returns the same for a loader of torch's class, which the script did not choose to change.
+
+    Says once in a run what changes with it.
+
+    Raises:
+        UsageError: As `iterator_of`; also the other errors.
+    """
+    iterator = iterator_of(loader)
+    if not is_making():
+        _say_how_it_is_seeded(loader, this_process())
+    return iterator
+
+
+def _say_how_it_is_seeded(loader: AnyLoader, process: TrainerProcess) -> None:
+    settings = process.settings
+    is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
+    if is_torchs or process.said_seeding or settings.rank != 0:
+        return
+    process.said_seeding = True
+    Log(run=settings.run_id, host=settings.host).event("batches_seeded", text=_SEEDED)
 
 
 def _has_feed(process: TrainerProcess) -> bool:
@@ -171,7 +205,9 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoader
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
     """Returns whether a loader that cannot travel is made as torch makes it."""
     if settings.feed.unshippable is None:
-        return loader.num_workers == 0
+        # A script that nobody changed trains as it did; its author may know nothing of data hosts.
+        is_unchanged = settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
+        return is_unchanged or loader.num_workers == 0
     return settings.feed.unshippable == "local"
 
 

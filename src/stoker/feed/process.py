@@ -8,12 +8,15 @@ import atexit
 import functools
 import os
 import sys
+import sysconfig
 import threading
+import time
+import types
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import msgspec
 
@@ -239,7 +242,8 @@ class LoaderBooks:
     """Keeps the books of one DataLoader, which are kept from one epoch to the next.
 
     Attributes:
-        number: Counts the loaders of the process in the order of their first iter().
+        number: That of the loader in the timeline; loaders made anew by one line have one number.
+        first_epoch: Epochs in the timeline under that number before this loader.
         epochs: Epochs begun.
         position: How far the epoch begun last is; None: there was none.
         loaded: A state that the next epoch goes on from.
@@ -249,6 +253,7 @@ class LoaderBooks:
     """
 
     number: int
+    first_epoch: int = 0
     epochs: int = 0
     position: Position | None = None
     loaded: LoaderState | None = None
@@ -260,6 +265,82 @@ class LoaderBooks:
         """Begins an epoch; returns its number."""
         self.epochs += 1
         return self.epochs - 1
+
+
+class Making(NamedTuple):
+    """Where and when a loader was made.
+
+    Attributes:
+        lines: File and line of the innermost call outside of torch and stoker, then those of the
+            script's own files that led there. Calls inside of other packages are left out: a
+            trainer of Lightning makes its first loader and the next ones on different ways.
+        seconds: Monotonic.
+    """
+
+    lines: tuple[tuple[str, int], ...]
+    seconds: float
+
+
+# The attribute of a loader that holds its `Making`.
+_MADE = "_stoker_made"
+_MAKERS = ("torch", "torchdata", "stoker")
+_PACKAGES = (
+    "<frozen ",
+    *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")),
+)
+
+
+def note_making(loader: object) -> None:
+    """Notes on a loader where and when it was made; call it from its constructor."""
+    lines: list[tuple[str, int]] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
+        file = frame.f_code.co_filename
+        is_innermost = not lines and module not in _MAKERS
+        if is_innermost or (lines and not file.startswith(_PACKAGES)):
+            lines.append((file, frame.f_lineno))
+        frame = frame.f_back
+    setattr(loader, _MADE, Making(tuple(lines), time.monotonic()))
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The loaders that one line of the script makes one after the other: one in the timeline.
+
+    Attributes:
+        opened: When the latest of them was first read.
+        dataset: Returns the dataset of the latest; None: nothing refers to it any more.
+        kind: Type and length of that dataset.
+    """
+
+    number: int
+    opened: float
+    dataset: Callable[[], object]
+    kind: tuple[type, int | None]
+
+    def goes_on(self, loader: "DataLoader[object]", made: Making) -> bool:
+        """Returns whether `loader` is this one made anew."""
+        # Loaders that were both there before one was read are two: for training and validation.
+        if made.seconds < self.opened:
+            return False
+        known = self.dataset()
+        return known is loader.dataset or (known is None and self.kind == _kind_of(loader.dataset))
+
+
+def _kind_of(dataset: object) -> tuple[type, int | None]:
+    try:
+        return type(dataset), len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return type(dataset), None
+
+
+def _weak(thing: object) -> Callable[[], object]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        # A list, say: its type and length have to do.
+        return lambda: None
 
 
 class Unfed(msgspec.Struct, frozen=True):
@@ -281,17 +362,43 @@ class TrainerProcess:
     timeline: Timeline
     # The launcher was told that no loader of this process takes batches from the feed.
     said_unfed: bool = False
+    # The run was told that batches are seeded in another way than by torch.
+    said_seeding: bool = False
     # By id: a subclass may say of its loaders that they are equal, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
+    _lines: dict[tuple[tuple[str, int], ...], list[_Line]] = field(default_factory=dict)
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
         """Returns the books of `loader`, opened at its first iter()."""
         known = self._books.get(id(loader))
         if known is None:
-            known = self._books[id(loader)] = LoaderBooks(self.timeline.new_loader())
+            number = self._number_of(loader)
+            known = self._books[id(loader)] = LoaderBooks(
+                number, first_epoch=self.timeline.sums(number).epochs
+            )
             weakref.finalize(loader, self._books.pop, id(loader), None).atexit = False
         return known
+
+    def _number_of(self, loader: "DataLoader[object]") -> int:
+        """Returns the loader's number in the timeline: the former one's if it was made anew.
+
+        It was made anew if the same line of the script made it, called from the same lines, after
+        the former one was read, and over the same dataset, or over one of the same type and length
+        where the former one is gone. So a loader for each epoch is one loader, while those for
+        training and validation are two, even where one helper makes both.
+        """
+        made: Making | None = getattr(loader, _MADE, None)
+        if made is None:
+            return self.timeline.new_loader()
+        lines = self._lines.setdefault(made.lines, [])
+        line = next((each for each in lines if each.goes_on(loader, made)), None)
+        number = self.timeline.new_loader() if line is None else line.number
+        if line is not None:
+            lines.remove(line)
+        dataset = loader.dataset
+        lines.append(_Line(number, time.monotonic(), _weak(dataset), _kind_of(dataset)))
+        return number
 
     def books_of_source(self, name: str) -> LoaderBooks:
         """Returns the books of batches that no DataLoader gives, opened at their first iter()."""

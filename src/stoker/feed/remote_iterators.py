@@ -180,7 +180,8 @@ class StreamIterator(FeedIterator):
 
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         super().__init__(loader, process, feed)
-        if isinstance(loader.dataset, IterDataPipe) and loader.num_workers > 0:
+        has_workers = loader.num_workers > 0 or (process.settings.feed.shards or 1) > 1
+        if isinstance(loader.dataset, IterDataPipe) and has_workers:
             # Torch's iterator with workers draws a second one, for the epoch that it "resets" to.
             _share_dist_seed(loader.generator, self._pg)  # type: ignore[no-untyped-call]
 
@@ -213,11 +214,14 @@ class StreamIterator(FeedIterator):
     ) -> FeedSession:
         def shards(max_bytes: int) -> ShardScheduler:
             return ShardScheduler(
-                num_shards=max(1, loader.num_workers),
+                num_shards=settings.shards or max(1, loader.num_workers),
                 prefetch=loader.prefetch_factor or 2,
                 max_bytes=max_bytes,
                 persists=loader.persistent_workers,
+                credits_each=settings.credits,
             )
+
+        settings = process.settings.feed
 
         return feed.session_for(process.books(loader), new_schedule=shards)
 

@@ -1,45 +1,68 @@
 """Puts stoker's iterators under a class of torch's, for scripts that are not changed.
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
-replacing its method catches them all, and keeps constructor, errors, `isinstance` and `len`.
+replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor
+stays, too; it only notes the line that calls it.
 `stoker.site.sitecustomize` asks for it.
+
+With `replace_dataloader: auto` a script that imports stoker's DataLoader keeps torch's iterators
+for all other loaders. Imports come in any order, so that is asked at each use.
 
 This runs where torch's import ends, and that may have been begun by a module of the feed itself (in
 a spawned worker, say). So the feed is imported by the first loader that is used, not here: it would
 find itself half imported. Processes that use no loader do not pay for it either.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from stoker.feed.loader import AnyLoader
 
+_P = ParamSpec("_P")
+_ResultT = TypeVar("_ResultT")
+_Method = Callable[Concatenate["AnyLoader", _P], _ResultT]
 
-def install(cls: type["AnyLoader"]) -> None:
+
+def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """Makes every loader of class `cls` iterate through stoker.
 
     Args:
         cls: `torch.utils.data.DataLoader`, or a subclass with an iterator of its own.
+        is_auto: Not in a script that imports stoker's DataLoader.
     """
 
     def _get_iterator(self: "AnyLoader") -> "_BaseDataLoaderIter":
-        from stoker.feed.loader import iterator_of
+        from stoker.feed.loader import replaced_iterator_of
 
-        return iterator_of(self)
+        return replaced_iterator_of(self)
 
-    cls._get_iterator = _get_iterator  # type: ignore[method-assign]
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
+        from stoker.feed.process import note_making
+
+        made(self, *args, **kwargs)  # type: ignore[arg-type]
+        note_making(self)
+
+    cls.__init__ = noted  # type: ignore[method-assign]
+    ours = _unless_imported(_get_iterator, cls._get_iterator) if is_auto else _get_iterator
+    cls._get_iterator = ours  # type: ignore[method-assign]
 
 
-def install_stateful(cls: type["AnyLoader"]) -> None:
+def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
     """Makes torchdata's StatefulDataLoader iterate as torch's does, through stoker.
 
     Its state is stoker's, not its own: that of its workers is known to no data host.
 
     Args:
         cls: `torchdata.stateful_dataloader.StatefulDataLoader`.
+        is_auto: Not in a script that imports stoker's DataLoader.
     """
 
     def state_dict(self: "AnyLoader") -> dict[str, object]:
@@ -59,7 +82,7 @@ def install_stateful(cls: type["AnyLoader"]) -> None:
 
     import torch.utils.data
 
-    install(cls)
+    install(cls, is_auto=is_auto)
     # torchdata's `__iter__` makes iterators of its own; torch's asks `_get_iterator` for one.
     replaced = {
         "__iter__": torch.utils.data.DataLoader.__iter__,
@@ -67,4 +90,19 @@ def install_stateful(cls: type["AnyLoader"]) -> None:
         "load_state_dict": load_state_dict,
     }
     for name, function in replaced.items():
-        setattr(cls, name, function)
+        setattr(cls, name, _unless_imported(function, getattr(cls, name)) if is_auto else function)
+
+
+def _unless_imported(
+    ours: "_Method[_P, _ResultT]", theirs: "_Method[_P, _ResultT]"
+) -> "_Method[_P, _ResultT]":
+    """Returns a method that is `theirs` in a script that imports stoker's DataLoader."""
+
+    @functools.wraps(theirs)
+    def method(self: "AnyLoader", *args: _P.args, **kwargs: _P.kwargs) -> _ResultT:
+        # The package keeps each name once it is asked for; stoker itself imports the class from
+        # its module.
+        is_imported = "DataLoader" in vars(sys.modules["stoker"])
+        return (theirs if is_imported else ours)(self, *args, **kwargs)
+
+    return method

@@ -12,13 +12,14 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 
 from stoker.feed.resource_usage import Usage
+from stoker.text import wait_share
 
 # In the output folder of the rank's host.
 FILE = "timeline-rank{rank}.csv"
@@ -135,19 +136,79 @@ def main_loader(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
     return [step for step in steps if step.loader == main]
 
 
-def read_timelines(output: Path) -> dict[int, list[MeasuredStep]]:
+def waits_longest(shares: Mapping[int, float]) -> int:
+    """Returns the rank that waits for data for the largest share of its steps; of equals the first.
+
+    Steps and waits are this rank's wherever one figure stands for all ranks (docs/method.md, "A
+    step and its wait"): the others wait for it in all-reduce, which looks like compute.
+    """
+    return min(shares, key=lambda rank: (-shares[rank], rank))
+
+
+def typical_wait_share(steps: Sequence[MeasuredStep]) -> float:
+    """Returns the share of a typical step that waits for data, of at least one step."""
+    step_seconds, wait_seconds = typical_step(steps)
+    return wait_share(step_seconds=step_seconds, wait_seconds=wait_seconds)
+
+
+def read_timelines(output: Path, *, file: str = FILE) -> dict[int, list[MeasuredStep]]:
     """Returns the steps of the main loader of each rank that left a timeline in `output`."""
     ranks = {
-        int(rank): main_loader(read_timeline(path))
-        for path in output.glob(FILE.format(rank="*"))
-        if (rank := path.stem.removeprefix("timeline-rank")).isdigit()
+        rank: main_loader(read_timeline(output / file.format(rank=rank)))
+        for rank in timeline_ranks(output, file=file)
     }
-    return {rank: steps for rank, steps in sorted(ranks.items()) if steps}
+    return {rank: steps for rank, steps in ranks.items() if steps}
+
+
+def timeline_ranks(output: Path, *, file: str = FILE) -> list[int]:
+    """Returns the ranks that left a timeline in `output`."""
+    before, after = file.split("{rank}")
+    names = (path.name for path in output.glob(file.format(rank="*")))
+    ranks = (name.removeprefix(before).removesuffix(after) for name in names)
+    return sorted(int(rank) for rank in ranks if rank.isdigit())
+
+
+def longest_waiting_file(output: Path, *, file: str = FILE) -> Path | None:
+    """Returns the timeline in `output` of the rank that waits longest; None where none is."""
+    ranks = read_timelines(output, file=file)
+    if not ranks:
+        return None
+    rank = waits_longest({rank: typical_wait_share(steps) for rank, steps in ranks.items()})
+    return output / file.format(rank=rank)
 
 
 def has_no_step(output: Path) -> bool:
     """Returns whether ranks with loaders left their timelines in `output`, and none has a step."""
     return any(output.glob(FILE.format(rank="*"))) and not read_timelines(output)
+
+
+@dataclass(slots=True)
+class LoaderSums:
+    """What the steps of one loader add up to; `steady` leaves out the first ones of each epoch.
+
+    Attributes:
+        epochs: The number of the next epoch.
+    """
+
+    epochs: int = 0
+    steps: int = 0
+    samples: int = 0
+    wait_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    steady_steps: int = 0
+    steady_wait_seconds: float = 0.0
+    steady_compute_seconds: float = 0.0
+
+    def add(self, *, wait: float, compute: float, samples: int, is_steady: bool) -> None:
+        """Adds one step."""
+        self.steps += 1
+        self.samples += samples
+        self.wait_seconds += wait
+        self.compute_seconds += compute
+        if is_steady:
+            self.steady_steps += 1
+            self.steady_wait_seconds += wait
+            self.steady_compute_seconds += compute
 
 
 # Loader and epoch as they are written, batch; when it was asked for, came, and the step ended, on
@@ -184,6 +245,7 @@ class Timeline:
         self._zero: float | None = None
         self._flushed = 0.0
         self._loaders = 0
+        self._sums: dict[int, LoaderSums] = {}
         self._lock = threading.Lock()
 
     def new_loader(self) -> int:
@@ -191,8 +253,21 @@ class Timeline:
         self._loaders += 1
         return self._loaders - 1
 
+    def sums(self, loader: int) -> LoaderSums:
+        """Returns what the steps of a loader add up to so far."""
+        return self._sums.setdefault(loader, LoaderSums())
+
+    @property
+    def main(self) -> LoaderSums:
+        """Returns the sums of the main loader, as `main_loader` chooses it."""
+        # A copy: another thread reads this while a loader may be added.
+        known = list(self._sums.values())
+        return max(known, key=lambda sums: sums.steps, default=LoaderSums())
+
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
         """Returns the recorder for one epoch over a loader, from `batch` on."""
+        sums = self.sums(loader)
+        sums.epochs = max(sums.epochs, epoch + 1)
         return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)
 
     def add(self, row: _Row, *, may_write: bool = True) -> None:
@@ -265,6 +340,8 @@ class Steps:
         self._head = f"{loader},{epoch},"
         self._clock = clock
         self._batch = batch
+        self._sums = timeline.sums(loader)
+        self._done = 0
         self._asked = 0.0
         self._open: tuple[float, float, int] | None = None
 
@@ -309,4 +386,11 @@ class Steps:
             (asked, got, samples), self._open = self._open, None
             row = (self._head, self._batch, asked, got, now, samples)
             self._timeline.add(row, may_write=may_write)
+            self._sums.add(
+                wait=got - asked,
+                compute=now - got,
+                samples=samples,
+                is_steady=self._done >= SKIPPED_STEPS,
+            )
             self._batch += 1
+            self._done += 1

@@ -13,6 +13,7 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.feed.own_loaders import own_loaders
 from stoker.feed.process import TrainerProcess, Unfed, this_process
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
@@ -26,15 +27,6 @@ _OWN = (
     "give the library a loader of stoker's or torch's (with --replace-dataloader), or train "
     "without a data group"
 )
-# Module: the class in it that makes batches in a way of its own.
-OWN_LOADERS = {
-    "fastai.data.load": "DataLoader",
-    "ffcv.loader.loader": "Loader",
-    "litdata.streaming.dataloader": "StreamingDataLoader",
-    "nvidia.dali.plugin.pytorch": "DALIGenericIterator",
-    "ray.data.iterator": "DataIterator",
-    "torchdata.nodes.loader": "Loader",
-}
 
 AnyLoader = torch.utils.data.DataLoader[object]
 
@@ -102,11 +94,6 @@ class UnfedWatch:
         path = settings.output / unfed_file(settings.rank)
         path.with_suffix(".new").write_bytes(msgspec.json.encode(word))
         path.with_suffix(".new").replace(path)
-
-
-def own_loaders() -> list[str]:
-    """Returns classes of OWN_LOADERS whose modules this process has, by their full names."""
-    return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
 
 
 def install(dataloader_class: type[AnyLoader]) -> None:

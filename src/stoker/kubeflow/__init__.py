@@ -198,6 +198,7 @@ def decide(
     max_usd_per_hour: str | None = None,
     max_data_hosts: int | None = None,
     allowed_types: str | None = None,
+    replace_dataloader: str | None = None,
     epochs: int | None = None,
     pools_file: str | None = None,
 ) -> ContainerSpec:
@@ -215,6 +216,7 @@ def decide(
         max_usd_per_hour: Dollars an hour that all hosts may cost; empty: no limit.
         max_data_hosts: Most data hosts that a plan may have; 0: no data group.
         allowed_types: Types that a plan may have, by commas; empty: all that are known.
+        replace_dataloader: As for train.
         epochs: Epochs of the training.
         pools_file: Text of the CSV file of node pools.
         decision: decision.json.
@@ -244,6 +246,7 @@ def train(
     instance_type: str | None = None,
     instance_count: int | None = None,
     input_data: str | None = None,
+    replace_dataloader: str | None = None,
     epochs: int | None = None,
     pools_file: str | None = None,
 ) -> ContainerSpec:
@@ -261,6 +264,7 @@ def train(
         instance_type: Instance type, or node pool, that trains today.
         instance_count: Hosts that train today.
         input_data: Address of the training data.
+        replace_dataloader: Whether loaders of PyTorch's own class are fed: auto, true or false.
         epochs: Epochs of the training.
         pools_file: Text of the CSV file of node pools.
         hyperparameters: Values in place of the workload's, by the names of their parameters:

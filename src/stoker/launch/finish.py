@@ -34,7 +34,7 @@ from stoker.launch.passive_profile import (
 from stoker.launch.topology import Topology
 from stoker.logs import Log
 from stoker.platforms.pod_outputs import log_files
-from stoker.reasons import reason_of_failure, shortened, without_events
+from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Measured, Scalar, write_json, write_text
 from stoker.records.training import TrainingFacts, write_training
 from stoker.settings import ProcessSettings
@@ -244,7 +244,11 @@ class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Returns the failure in words: one line, then the traceback."""
-        return f"rank {self.rank} on {self.host}: {self.type}: {self.message}\n{self.traceback}"
+        raised = f"{self.type}: {self.message}"
+        # The words of a worker whose error kept its arguments are a note behind it.
+        _, head, note = self.traceback.rpartition(f"{raised}\nCaught ")
+        told = innermost(raised) or (head and innermost(f"Caught {note}")) or raised
+        return f"rank {self.rank} on {self.host}: {told}\n{self.traceback}"
 
 
 def words_of_end(who: str, *, exit_code: int, stderr: str) -> str:

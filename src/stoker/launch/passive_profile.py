@@ -18,7 +18,14 @@ from stoker.catalog import Catalog
 from stoker.errors import UsageError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import LoaderUsage, RankUsage
-from stoker.feed.timeline import MeasuredStep, block_means, steady, typical_step
+from stoker.feed.timeline import (
+    MeasuredStep,
+    block_means,
+    steady,
+    typical_step,
+    typical_wait_share,
+    waits_longest,
+)
 from stoker.feed.wire.protocol import Progress
 from stoker.logs import now_utc
 from stoker.records import (
@@ -32,6 +39,7 @@ from stoker.records import (
     Training,
 )
 from stoker.records.profile import ProfiledData
+from stoker.text import wait_share
 
 
 def measure(
@@ -40,7 +48,10 @@ def measure(
     *,
     replica_of: Callable[[int], int] = int,
 ) -> Measured | None:
-    """Measures steps by the ranks' timelines; None where there is none.
+    """Measures the steps of the rank that waits longest; None where there is no timeline.
+
+    Where that rank is on another host, its share of waiting is the one that it reported, and the
+    step, which all ranks have in common, is the one that the leader's ranks measured.
 
     Args:
         ranks: The main loader's steps of this host's ranks.
@@ -49,29 +60,48 @@ def measure(
     """
     if not ranks:
         return None
-    first = min(ranks)
-    kept = steady(ranks[first])
+    shares = wait_shares(ranks, progress)
+    slowest = waits_longest(shares)
+    shown = waits_longest({rank: shares[rank] for rank in ranks})
+    kept = steady(ranks[shown])
     rates = {replica_of(rank): _rate(steady(steps)) for rank, steps in ranks.items()}
     for rank, report in progress.items():
         # Timelines of other hosts are on their disks: of their ranks only the last report is here.
         rates.setdefault(replica_of(rank), 0.0)
         if rank not in ranks:
             rates[replica_of(rank)] = max(rates[replica_of(rank)], _reported_rate(report))
-    fields = {
-        "step_seconds": block_means(kept, lambda step: step.seconds),
-        "wait_seconds": block_means(kept, lambda step: step.wait_seconds),
-        "compute_seconds": block_means(kept, lambda step: step.compute_seconds),
-    }
-    step_seconds, wait_seconds = typical_step(ranks[first])
+    fields = {"step_seconds": block_means(kept, lambda step: step.seconds)}
+    step_seconds, wait_seconds = typical_step(ranks[shown])
+    if slowest == shown:
+        fields["wait_seconds"] = block_means(kept, lambda step: step.wait_seconds)
+        fields["compute_seconds"] = block_means(kept, lambda step: step.compute_seconds)
+        compute_seconds = median(fields["compute_seconds"])
+    else:
+        wait_seconds = shares[slowest] * step_seconds
+        compute_seconds = step_seconds - wait_seconds
     return Measured(
         step_seconds=step_seconds,
         wait_seconds=wait_seconds,
-        compute_seconds=median(fields["compute_seconds"]),
+        compute_seconds=compute_seconds,
         samples_per_second=sum(rates.values()),
-        steps=len(ranks[first]),
+        steps=len(ranks[shown]),
         spread={name: spread_of(values) for name, values in fields.items()},
-        timeline_file=timeline.FILE.format(rank=first),
+        rank=slowest,
+        least_wait_share=min(shares.values()) if len(shares) > 1 else None,
+        timeline_file=timeline.FILE.format(rank=shown),
     )
+
+
+def wait_shares(
+    ranks: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
+) -> dict[int, float]:
+    """Returns the share of a step that each rank waits: by its timeline, else by its report."""
+    shares = {rank: typical_wait_share(steps) for rank, steps in ranks.items()}
+    for rank, report in progress.items():
+        seconds = report.steady_wait_seconds + report.steady_compute_seconds
+        if rank not in shares and seconds > 0:
+            shares[rank] = wait_share(step_seconds=seconds, wait_seconds=report.steady_wait_seconds)
+    return shares
 
 
 def _rate(steps: Sequence[MeasuredStep]) -> float:
@@ -126,10 +156,6 @@ def passive_profile(
     usage = [main for each in usages if (main := _main(each)) is not None]
     dnn, *data = record.groups
     world = dnn.count * (dnn.processes_per_host or 1)
-    waits = [
-        median(block_means(steady(steps), lambda step: step.wait_seconds))
-        for steps in timelines.values()
-    ] or [measured.wait_seconds]
     sizes = [own.batch_bytes / own.sized_batches for own in usage if own.sized_batches]
     made = [
         # A global step takes one batch of each rank.
@@ -141,9 +167,7 @@ def passive_profile(
     terms, spread = _loading(usage, made=made, dnn=dnn)
     step = StepTerms(
         step_seconds=measured.step_seconds,
-        # The step waits for the rank that waits longest; the step itself is the first rank's, so
-        # that another one's wait may be a little longer than it.
-        wait_seconds=min(max(waits), measured.step_seconds),
+        wait_seconds=min(measured.wait_seconds, measured.step_seconds),
         global_batch_size=_samples(timelines, world),
         batch_bytes=fmean(sizes) * world if sizes else None,
         read_bytes=_read_bytes(usage, world),

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast
 
 import msgspec
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import UsageError
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
@@ -159,40 +159,38 @@ def metrics_served(
         feed: Port and interface.
         coordinator: None in a run of one host, which has no feed to look into.
         run_id: Names the run.
-        log: Log of the leader.
-
-    Raises:
-        UsageError: If prometheus-client is not installed.
-        PlatformError: If the port cannot be had.
+        log: Log of the leader. If the metrics cannot be served, it has a warning.
     """
     if feed.metrics_port is None:
         yield
         return
-    if coordinator is None:
-        log.event("metrics_not_served", reason="a run of one host has no feed to look into")
-        yield
-        return
-    address = feed.metrics_address or LOOPBACK
-    server, thread = _start(Metrics(coordinator, run_id=run_id), address, feed.metrics_port)
-    log.event("metrics_served", address=address, port=feed.metrics_port)
+    address, started = feed.metrics_address or LOOPBACK, None
+    try:
+        if coordinator is None:
+            raise UsageError("a run of one host has no feed to look into")
+        started = _start(Metrics(coordinator, run_id=run_id), address, feed.metrics_port)
+        log.event("metrics_served", address=address, port=feed.metrics_port)
+    except UsageError as err:
+        text = f"no metrics are served: {err.what}" + (f"; {err.fix}" if err.fix else "")
+        log.event("metrics_not_served", text=text)
     try:
         yield
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(REQUEST_SECONDS)
+        if started:
+            server, thread = started
+            server.shutdown()
+            server.server_close()
+            thread.join(REQUEST_SECONDS)
 
 
 def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threading.Thread]:
-    where = f"feed.metrics_address, feed.metrics_port: {address}:{port}"
     try:
         from prometheus_client import CollectorRegistry, start_http_server
         from prometheus_client.registry import Collector
     except ImportError:
         raise UsageError(
-            "metrics need prometheus-client, which is not installed in the leader's image",
-            where=where,
-            fix="pip install 'stoker[metrics]', or leave feed.metrics_port out",
+            "prometheus-client is not installed in the leader's image",
+            fix="pip install 'stoker[metrics]'",
         ) from None
     # The library's default registry would add figures of this process (memory, garbage collection).
     registry = CollectorRegistry()
@@ -200,10 +198,9 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as err:
-        raise PlatformError(
-            f"the metrics cannot be served: {err.strerror or err}",
-            where=where,
-            fix="stop the program that uses the port, or name another one",
+        raise UsageError(
+            f"{address}:{port}: {err.strerror or err}",
+            fix="use another feed.metrics_port, or stop the program that has this one",
         ) from None
     handler = cast("type", server.RequestHandlerClass)
     # start_http_server takes no time limit; the standard library's handler reads this attribute.

@@ -9,7 +9,7 @@ One record, a `FeedInterval`, is behind all that people see while a run goes on 
 - The report reads the file and `stoker watch` the line, both with `read_csv`; `joined` makes one
   interval of several, and `bottleneck_of` says what limits the run.
 
-What steps took is told apart from it, in `progress` lines that are made of rank 0's timeline
+What steps took is told apart from it, in `progress` lines that are made of the ranks' timelines
 (`feed.timeline`): a run of one host has them, too, and it has no feed.
 """
 
@@ -29,11 +29,11 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from stoker.feed.timeline import MeasuredStep, step_of
+from stoker.feed.timeline import FILE, step_of, timeline_ranks, waits_longest
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import Log, LogEvent
 from stoker.platforms.follow import FileTail
-from stoker.text import ms, percentage, wait_share
+from stoker.text import ms, wait_share, wait_words
 
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
@@ -47,6 +47,8 @@ class RankRate:
     wait_share: _Figure | None = None
     queue_depth: _Figure | None = None
     window: int
+    shards: int = 0
+    shard_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,8 @@ _FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
     "wait_share": "known",  # Of the rank's time, waiting for data, 0..1.
     "queue_depth": "known",  # Batches that lay ready when the rank took one, mean.
     "window": "last",  # How far ahead of the rank batches are made.
+    "shards": "last",  # Of the streams that the rank reads; 0: it reads none.
+    "shard_workers": "last",  # That could make one of them each, as far as the rank has them.
     "workers": "most",  # Of the host, that have made a batch so far.
     "busy_workers": "rate",  # At work at a time, mean.
     "busy_cpus": "rate",  # CPUs that they used, mean.
@@ -263,6 +267,8 @@ def interval_between(
                 else None,
                 queue_depth=ready / taken if taken else None,
                 window=now.feed.window,
+                shards=now.feed.shards,
+                shard_workers=now.feed.shard_workers,
             )
         )
         known = {each.host: each for each in was.hosts}
@@ -398,14 +404,15 @@ class Bottleneck:
     """Tells what limits the run.
 
     Attributes:
-        limit: trainer: data is there in time; workers: too few or too slow data workers; order: one
-            late batch holds up others that are ready; connection: workers idle while all that may
+        limit: trainer: data is there in time; workers: too few or too slow data workers; shards: a
+            stream has too few shards for the workers that are there; order: one late batch holds up
+            others that are ready; connection: workers idle while all that may
             be asked for is asked for; hand-out: less is asked for than could be.
         words: What was seen.
         advice: What to do about it.
     """
 
-    limit: Literal["unknown", "trainer", "workers", "order", "connection", "hand-out"]
+    limit: Literal["unknown", "trainer", "workers", "shards", "order", "connection", "hand-out"]
     words: str
     advice: str
 
@@ -449,6 +456,12 @@ def bottleneck_of(
     busy = sum(host.workers * (host.busy_share or 0.0) for host in hosts)
     share = busy / workers if workers else 0.0
     asked, credits = sum(host.in_flight for host in hosts), sum(host.credits for host in hosts)
+    shards = sum(rank.shards for rank in interval.ranks)
+    if shards and (ready or 0.0) < MIN_READY:
+        spare = sum(rank.shard_workers for rank in interval.ranks) - shards
+        # With fewer workers than shards it is the workers that are short.
+        if spare >= 0 or share < MIN_BUSY_SHARE:
+            return _shards_limit(shards, spare=spare, share=share)
     # In this order: busy workers also keep credits out and batches late, and are the cause then.
     if share >= MIN_BUSY_SHARE:
         seen = f"the data workers, which are at work {share:.0%} of the time"
@@ -495,19 +508,49 @@ def bottleneck_of(
     )
 
 
+def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
+    """Returns the limit of a stream whose shards have a worker each.
+
+    Credits do not steer the workers of shards, so that what was asked for says nothing.
+    """
+    one = "1 shard" if shards == 1 else f"{shards} shards"
+    words = f"the stream's {one}, each made by one worker, at work {share:.0%} of the time"
+    more = "raise num_workers in the script, or feed.shards, if the stream divides itself"
+    if spare > 0:
+        words += f"; {spare} more could work"
+    if share >= MIN_BUSY_SHARE:
+        return Bottleneck("shards", words, f"{more}; or a cheaper transform")
+    return Bottleneck(
+        "shards",
+        words,
+        f"{more}; persistent_workers=True where epochs are short: each starts its workers anew",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepProgress:
-    """Says how far rank 0 is with its main loader, with the means of its latest steps."""
+    """Says how far the training is, with the means of the latest steps of its main loader.
+
+    Attributes:
+        rank: The one that waits longest, whose steps these are.
+        least_wait_share: Share that the rank waits which waits least; None: there is one rank.
+    """
 
     steps: Annotated[int, msgspec.Meta(ge=0)]
     step_seconds: _Figure
     wait_seconds: _Figure
+    rank: Annotated[int, msgspec.Meta(ge=0)] = 0
+    least_wait_share: _Figure | None = None
 
     @property
     def words(self) -> str:
         """Returns the time of a step, and how much of it is wait, in words."""
+        return f"{ms(self.step_seconds)} per step, {self.wait_words('of it waiting for data')}"
+
+    def wait_words(self, of: str) -> str:
+        """Returns how much of a step is wait, in words that end with `of`."""
         share = wait_share(step_seconds=self.step_seconds, wait_seconds=self.wait_seconds)
-        return f"{ms(self.step_seconds)} per step, {percentage(share)} of it waiting for data"
+        return wait_words(share, least=self.least_wait_share, rank=self.rank, of=of)
 
 
 def progress_in(event: LogEvent) -> StepProgress | None:
@@ -526,50 +569,97 @@ REPORT_SECONDS = 2.0
 class ProgressLog:
     """Logs `progress steps=... step_seconds=... wait_seconds=...` of the main loader.
 
+    Of several ranks it is the one that waits longest, `rank=...`, next to `least_wait_share=...`.
+
     Args:
-        timeline: CSV that rank 0 writes; need not be there yet.
+        folder: Where the ranks of this host write their timelines; they need not be there yet.
         log: Log of this host.
+        progress: Last reports of ranks on all hosts, for those without a timeline here.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, timeline: Path, log: Log, *, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: Path,
+        log: Log,
+        *,
+        progress: Callable[[], Mapping[int, Progress]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tail = FileTail(timeline)
+        self._folder = folder
         self._log = log
+        self._progress = progress
         self._clock = clock
-        self._counts: Counter[int] = Counter()
-        self._new: list[MeasuredStep] = []
+        self._tails: dict[int, FileTail] = {}
+        self._counts: dict[int, Counter[int]] = {}
+        self._told: Mapping[int, Progress] = {}
         self._reported_at = -math.inf
 
     def tick(self) -> None:
-        """Reads what is new, and logs a line if there are steps and the last line is old enough."""
-        self._read(is_last=False)
+        """Logs a line if there are new steps and the last line is old enough."""
         if self._clock() - self._reported_at >= REPORT_SECONDS:
-            self._report()
+            self._report(is_last=False)
 
     def close(self) -> None:
         """Logs what is left; may be called twice."""
-        self._read(is_last=True)
-        self._report()
-        self._tail.close()
+        self._report(is_last=True)
+        for tail in self._tails.values():
+            tail.close()
 
-    def _read(self, *, is_last: bool) -> None:
-        found = map(step_of, self._tail.read(is_last=is_last))
-        self._new += [step for step in found if step is not None]
+    def _report(self, *, is_last: bool) -> None:
+        latest = self._here(is_last=is_last)
+        if not latest:
+            return
+        told = self._progress()
+        latest |= self._elsewhere(told)
+        self._told = told
+        self._reported_at = self._clock()
+        shares = {
+            rank: wait_share(step_seconds=step, wait_seconds=wait)
+            for rank, (step, wait) in latest.items()
+        }
+        rank = waits_longest(shares)
+        step_seconds, wait_seconds = latest[rank]
+        ranks = {"rank": rank, "least_wait_share": min(shares.values())} if len(shares) > 1 else {}
+        self._log.event(
+            "progress",
+            steps=max(max(counts.values(), default=0) for counts in self._counts.values()),
+            step_seconds=step_seconds,
+            wait_seconds=wait_seconds,
+            **ranks,
+        )
 
-    def _report(self) -> None:
-        self._counts.update(step.loader for step in self._new)
-        # The script may have other loaders, for validation: the one with most steps is the
-        # training's.
-        main = max(self._counts, key=self._counts.__getitem__, default=0)
-        new = [step for step in self._new if step.loader == main]
-        self._new = []
-        if new:
-            self._reported_at = self._clock()
-            self._log.event(
-                "progress",
-                steps=self._counts[main],
-                step_seconds=fmean(step.seconds for step in new),
-                wait_seconds=fmean(step.wait_seconds for step in new),
-            )
+    def _here(self, *, is_last: bool) -> dict[int, tuple[float, float]]:
+        """Returns mean step and wait of the new steps of each rank of this host that has some."""
+        for rank in timeline_ranks(self._folder):
+            if rank not in self._tails:
+                self._tails[rank] = FileTail(self._folder / FILE.format(rank=rank))
+                self._counts[rank] = Counter()
+        found = {}
+        for rank, tail in self._tails.items():
+            rows = map(step_of, tail.read(is_last=is_last))
+            new = [step for step in rows if step is not None]
+            counts = self._counts[rank]
+            counts.update(step.loader for step in new)
+            # The script may have other loaders, for validation: the one with most steps is the
+            # training's.
+            main = max(counts, key=counts.__getitem__, default=0)
+            own = [step for step in new if step.loader == main]
+            if own:
+                found[rank] = (
+                    fmean(step.seconds for step in own),
+                    fmean(step.wait_seconds for step in own),
+                )
+        return found
+
+    def _elsewhere(self, told: Mapping[int, Progress]) -> dict[int, tuple[float, float]]:
+        """Returns the same of ranks on other hosts, by their reports."""
+        found = {}
+        for rank, now in told.items():
+            then = self._told.get(rank, _NOTHING)
+            count = now.steady_steps - then.steady_steps
+            if rank not in self._tails and count > 0:
+                wait = now.steady_wait_seconds - then.steady_wait_seconds
+                compute = now.steady_compute_seconds - then.steady_compute_seconds
+                found[rank] = (max(0.0, wait + compute) / count, max(0.0, wait) / count)
+        return found

@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.feed import timeline
 from stoker.feed.process import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
@@ -347,7 +346,10 @@ def _train(
     # Coordinator and agents have the port itself, agents the next one for batches: torchrun's store
     # has the one after, so that one setting, feed.port, moves all of them.
     master = (address, run.coordinator_address[1] + 2)
-    progress = ProgressLog(run.output / timeline.FILE.format(rank=0), run.log)
+    progress = None
+    if run.topology.is_leader:
+        told = (lambda: coordinator.progress) if coordinator else dict
+        progress = ProgressLog(run.output, run.log, progress=told)
     feed = _feed_log(run, coordinator) if coordinator else None
     release = None
     in_run = coordinator or membership
@@ -358,7 +360,8 @@ def _train(
         )
 
     def tick() -> None:
-        progress.tick()
+        if progress:
+            progress.tick()
         if feed:
             feed.tick()
         if release:
@@ -369,7 +372,8 @@ def _train(
             run.inbox.put(SignalReceived(signal.SIGTERM))
 
     with contextlib.ExitStack() as closed:
-        closed.callback(progress.close)
+        if progress:
+            closed.callback(progress.close)
         if feed:
             closed.callback(feed.close)
         line: tuple[str, ...] | Ending

@@ -92,7 +92,6 @@ class JobSpec:
         run_dir: Path,
         name: str | None = None,
         profile: ProfileSettings | None = None,
-        replace_dataloader: bool = False,
         next_best: str = "",
     ) -> "JobSpec":
         """Returns the job that runs `workload` on `groups`; called `name`, else as `run_dir` is."""
@@ -103,9 +102,7 @@ class JobSpec:
             run_dir=run_dir,
             channels=workload.channels,
             hyperparameters=workload.hyperparameters,
-            settings=RunEnvironment.of(
-                workload, profile=profile, replace_dataloader=replace_dataloader
-            ),
+            settings=RunEnvironment.of(workload, profile=profile),
             image=workload.image,
             platform_settings=workload,  # which inherits them
             next_best=next_best,

@@ -204,7 +204,7 @@ class Findings:
     ) -> None:
         self.is_stopped = is_stopped
         self._place = place
-        self._folder = folder
+        self.folder = folder
         self._agreement = agreement
         self._notes: list[str] = []
         self._result = RankResult(
@@ -272,7 +272,7 @@ class Findings:
                     write_text(file, result)
 
     def _file(self, rank: int) -> Path:
-        return self._folder / f"profile-rank{rank}.json"
+        return self.folder / f"profile-rank{rank}.json"
 
     def _text(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self._result)).decode()

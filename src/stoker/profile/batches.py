@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.feed.memory import num_bytes
+from stoker.feed.own_loaders import own_loader_of
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.step_watch import AsIsSteps
 
@@ -86,19 +87,29 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
     return float(scaled.max()) <= 255 and bool(torch.all((scaled - scaled.round()).abs() < 1e-3))
 
 
+_STOKERS = "stoker.feed.loader.DataLoader"
 _PACKAGES = ("stoker", "torch", "numpy", "torchvision", "pillow")
 
 
 def facts_of(loader: DataLoader[object]) -> LoaderFacts:
     """Returns how the script set up its loader."""
     kind = type(loader.dataset)
+    own = own_loader_of(type(loader))
+    is_stokers = any(_full_name(each) == _STOKERS for each in type(loader).__mro__)
     return LoaderFacts(
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         persistent_workers=loader.persistent_workers,
-        dataset=f"{kind.__module__}.{kind.__qualname__}",
+        dataset=_full_name(kind),
         torch_threads=torch.get_num_threads(),
+        class_name=own or _full_name(type(loader)),
+        reach="own" if own else "stoker" if is_stokers else "torch",
+        iterable=isinstance(loader.dataset, IterableDataset),
     )
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def length_of(loader: DataLoader[object]) -> int | None:

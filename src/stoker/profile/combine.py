@@ -24,6 +24,7 @@ from stoker.records import (
     Parts,
     Profile,
     ProfiledHost,
+    ProfiledLoader,
     ProfileSettings,
     ProfileState,
     Spread,
@@ -90,6 +91,22 @@ def transforms_of(ranks: Sequence[RankResult]) -> tuple[TransformCost, ...]:
             samples=cost.samples,
         )
         for cost in rows[:_MAX_ROWS]
+    )
+
+
+def loader_of(ranks: Sequence[RankResult]) -> ProfiledLoader | None:
+    """Returns the loader that the ranks read, with its shards where it is a stream's."""
+    facts = [rank.loader for rank in ranks if rank.loader is not None]
+    if not facts or not facts[0].class_name:
+        return None
+    first = facts[0]
+    asked = {own.divides for own in facts}
+    return ProfiledLoader(
+        class_name=first.class_name,
+        reach=first.reach,
+        iterable=first.iterable,
+        shards=sum(max(1, own.num_workers) for own in facts) if first.iterable else None,
+        divides=True if True in asked else False if asked == {False} else None,
     )
 
 
@@ -288,6 +305,7 @@ def combine(
         spread={name: own for name, own in spread.items() if own is not None},
         loader_rates=_loader_rates(ranks),
         transforms=transforms_of(ranks),
+        loader=loader_of(ranks),
         what={**what, **_circumstances(whole, note=note_of_host(first, host))},
     )
     parts = parts_of(known)
@@ -414,16 +432,20 @@ def _spread(part: Quartiles | None) -> Spread | None:
 
 def _loader_rates(ranks: Sequence[RankResult]) -> tuple[LoaderRate, ...]:
     """Returns global batches a second of the loader alone, for worker counts all ranks tried."""
-    rates: dict[int, list[float]] = {}
+    tried: dict[int, list[Drain]] = {}
     for rank in ranks:
         for drain in rank.drains:
             if drain.batches_per_second > 0:
-                rates.setdefault(drain.workers, []).append(drain.batches_per_second)
+                tried.setdefault(drain.workers, []).append(drain)
     return tuple(
-        # The slowest rank sets the rate of all.
-        LoaderRate(workers=workers * ranks[0].ranks_on_host, steps_per_second=min(found))
-        for workers, found in sorted(rates.items())
-        if len(found) == len(ranks)
+        LoaderRate(
+            workers=workers * ranks[0].ranks_on_host,
+            # The slowest rank sets the rate of all.
+            steps_per_second=min(drain.batches_per_second for drain in drains),
+            wait_seconds=sum(drain.idle_seconds for drain in drains),
+        )
+        for workers, drains in sorted(tried.items())
+        if len(drains) == len(ranks)
     )
 
 

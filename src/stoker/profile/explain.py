@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
-from stoker.records import Profile, StepTerms, TransformCost, parts_of
-from stoker.records.parts import speed_words, too_busy
+from stoker.records import Profile, ProfiledLoader, StepTerms, TransformCost, parts_of
+from stoker.records.parts import limit_words, speed_words, too_busy
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
 
 _ROWS = 8
@@ -61,12 +61,6 @@ TERMS = (
 _MIN_WAIT = 0.05
 # Only the strongest are shown; all are in the record.
 _MAX_STATES = 3
-_LIMITS = {
-    "cpu": "the CPUs of the training hosts",
-    "accelerator": "the accelerator",
-    "latency": "too few loader workers",
-    "storage": "the storage or network, which all workers share",
-}
 # Verdicts on steps that a state explains, and the parts do not.
 _OF_STATES = {
     "straggler": "all ranks wait for one that is slow",
@@ -78,10 +72,13 @@ _OF_STATES = {
 def explain(profile: Profile) -> str:
     """Returns the verdict and the table, at most 88 columns wide."""
     if profile.step is None:
-        return explain_observed(profile)
+        said = wrapped(loader_words(profile.loader)) if profile.loader else []
+        return "\n".join([explain_observed(profile), *said])
     lines = wrapped(_verdict(profile))
     for state in profile.states[:_MAX_STATES]:
         lines += wrapped(f"found: {state.text}")
+    if profile.loader:
+        lines += wrapped(loader_words(profile.loader))
     lines += ["", *_table(profile)]
     storage = _storage(profile)
     if storage:
@@ -108,6 +105,30 @@ def explain(profile: Profile) -> str:
             )
             lines += wrapped(f"- {fix.text}{gain}")
     return "\n".join(lines)
+
+
+def loader_words(loader: ProfiledLoader) -> str:
+    """Says in one sentence which loader was read, and how far data hosts can make its batches."""
+    name = loader.class_name
+    if loader.reach == "own":
+        return f"loader: {name} makes batches in its own way, so that data hosts cannot help it"
+    how = "" if loader.reach == "stoker" else ", without a change of the script"
+    if not loader.iterable:
+        return f"loader: {name}; data hosts can make its batches{how}"
+    shards = loader.shards or 1
+    if shards == 1:
+        found = "one shard, which one worker makes, wherever it runs"
+    else:
+        found = f"{shards} shards, which {shards} workers make at most, wherever they run"
+    text = f"loader: {name} over a stream of {found}"
+    if loader.divides:
+        return f"{text}; num_workers is the number of shards of a rank"
+    if loader.divides is False:
+        return (
+            f"{text}; the stream does not ask get_worker_info(), so that more workers would only "
+            "repeat its samples"
+        )
+    return text
 
 
 def _verdict(profile: Profile) -> str:
@@ -153,7 +174,7 @@ def _limit(profile: Profile) -> str | None:
         return None
     if parts.limit == "latency" and parts.workers == 0:
         return "loading in the trainer itself (num_workers=0)"
-    return _LIMITS[parts.limit]
+    return limit_words(parts.bottleneck)
 
 
 def _check(profile: Profile) -> str:

@@ -146,10 +146,22 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
         )
         because += "; workers wait, so faster CPUs would not help"
         because += ", and more workers than vCPUs are fine" * (better.workers > parts.vcpus)
+    workers = math.ceil(better.workers / len(ranks))
+    loader = ranks[0].loader
+    if loader is not None and loader.iterable:
+        if loader.divides is False:
+            return Fix(
+                id="divide-stream",
+                text="let the stream divide itself by get_worker_info() (docs/how-to/"
+                f"iterable-data.md), then set num_workers={workers}: as it is, more workers would "
+                "only repeat its samples",
+                saves_seconds=saves,
+                cost="small",
+            )
+        because += "; a stream has as many shards, and no data host makes a part of one"
     return Fix(
         id="num_workers",
-        text=f"num_workers={math.ceil(better.workers / len(ranks))} instead of "
-        f"{parts.workers // len(ranks)}: {because}",
+        text=f"num_workers={workers} instead of {parts.workers // len(ranks)}: {because}",
         saves_seconds=saves,
     )
 

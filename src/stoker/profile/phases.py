@@ -10,6 +10,7 @@ import msgspec
 import torch.distributed
 from torch.utils.data import DataLoader
 
+from stoker.feed import loader as loader_module
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
@@ -18,6 +19,7 @@ from stoker.profile import batches
 from stoker.profile.agree import Agreement, Board, Findings, RankPlace
 from stoker.profile.batches import Choice, facts_of, versions
 from stoker.profile.costs import measure_costs
+from stoker.profile.divided_streams import is_divided
 from stoker.profile.grown_files import Growth
 from stoker.profile.inventory import take_inventory
 from stoker.profile.loader_phases import (
@@ -104,6 +106,7 @@ def measure_afterwards(
     )
     findings.note(*notes)
     findings.learn(drains=tuple(drains))
+    _note_division(findings, loader)
     facts = findings.result.batch
     if facts is not None:
         sizes = quartiles([num_bytes(batch) for batch in cached])
@@ -120,6 +123,15 @@ def measure_afterwards(
     if not findings.is_stopped() and findings.result.rank == 0:
         findings.learn(inventory=take_inventory(given=instance_type))
         findings.write()
+
+
+def _note_division(findings: Findings, loader: "DataLoader[object]") -> None:
+    """Notes whether a stream asked in one of the workers that ran by now which one it is."""
+    facts = findings.result.loader
+    had_workers = bool(loader.num_workers or findings.result.drains)
+    if facts is not None and facts.iterable and had_workers:
+        divides = is_divided(findings.folder)
+        findings.learn(loader=msgspec.structs.replace(facts, divides=divides))
 
 
 def _look_closer(
@@ -186,7 +198,9 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
         why = f"it is not known whether the dataset can travel: {type(err).__name__}: {err}"
     if not why:
         return []
-    then = "is an error" if loader.num_workers else "gets no help from them"
+    # PyTorch's own loaders are made locally, unless the workload says otherwise (feed/loader.py).
+    is_stokers = isinstance(loader, loader_module.DataLoader)
+    then = "is an error" if is_stokers and loader.num_workers else "gets no help from them"
     return [f"{why}; with data hosts, this loader {then} (see feed.unshippable)"]
 
 

@@ -16,7 +16,9 @@ import torch.utils.data
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.errors import UsageError
+from stoker.feed.own_loaders import own_loaders
 from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
+from stoker.profile.divided_streams import watch_streams
 from stoker.profile.phases import Iterate, Loader, ProfileSession, store
 from stoker.settings import from_environment
 
@@ -54,6 +56,7 @@ def install(dataloader_class: type[Loader]) -> None:
             iterate=original,
         )
 
+    watch_streams(folder)
     sessions = _Sessions(new_session)
     _replace(dataloader_class, sessions)
     _leave_word_of_steps(sessions, folder)
@@ -115,7 +118,8 @@ def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:
             word = {
                 "packages": sorted(
                     packages | {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
-                )
+                ),
+                "loaders": own_loaders(),
             }
             (folder / f"seen-{os.getpid()}.json").write_bytes(msgspec.json.encode(word))
 

@@ -36,6 +36,7 @@ from stoker.records import (
     Observed,
     Profile,
     ProfiledHost,
+    ProfiledLoader,
     TodaysGroup,
     Workload,
     read_json,
@@ -142,10 +143,12 @@ class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         packages: Packages that it had imported.
         problem: Why the profiler could not be put in; empty where it could, or had no reason to.
+        loaders: Loaders that data hosts cannot feed (`feed.own_loaders`), whose modules it had.
     """
 
     packages: tuple[str, ...] = ()
     problem: str = ""
+    loaders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,12 @@ def read_seen(folder: Path) -> list[ProcessReport]:
     return seen
 
 
+def own_loader_in(seen: Sequence[ProcessReport]) -> ProfiledLoader | None:
+    """Returns the loader of a script that read none of torch's; None: none is known by name."""
+    found = next((name for process in seen for name in process.loaders), None)
+    return ProfiledLoader(class_name=found, reach="own") if found else None
+
+
 def notebook_refusal(command: Sequence[str], *, where: str) -> UsageError | None:
     """Returns why a notebook given as a script cannot be run at all; None if none is."""
     names = [word for word in command[1:] if word.endswith(".ipynb")]
@@ -267,12 +276,24 @@ def unmeasured(
         problem, fix = _cut_off(packages, seconds=cut_off_seconds)
     if timed and not ranks:
         problem, fix = timed, _LONGER
+    loader = None if ranks else own_loader_in(seen)
+    if loader:
+        problem += (
+            f"; {loader.class_name} makes batches in its own way, so that data hosts cannot help it"
+        )
     where = "; ".join(notes)
     return UnmeasuredError(
         problem,
         where=f"what was observed: {where}" if where else "",
         fix=fix,
-        observed=_observed(problem, notes, used=used, group=group, what=what),
+        observed=_observed(
+            problem,
+            notes,
+            used=used,
+            group=group,
+            what=what,
+            loader=loader,
+        ),
     )
 
 
@@ -371,6 +392,7 @@ def _observed(
     used: CommandUsage | None,
     group: TodaysGroup,
     what: dict[str, Value],
+    loader: ProfiledLoader | None,
 ) -> Profile | None:
     if used is None:
         return None
@@ -379,6 +401,7 @@ def _observed(
             instance_type=group.instance_type, count=group.count, vcpus=max(1, int(used.vcpus))
         ),
         observed=Observed(cpu_utilization=used.utilization, hosts=used.hosts),
+        loader=loader,
         what={
             **what,
             "source": "process tree",
@@ -475,7 +498,7 @@ def profile(
     is_whole = end.status != "failed" or deadline.has_passed
     if timed and output and (is_whole or was_cut_off(output)):
         keep_timed_timeline(output, run_dir)
-        return timed
+        return msgspec.structs.replace(timed, loader=own_loader_in(read_seen(output)))
     # A stopped job looks like a failed one: who stopped it is asked first.
     if deadline.has_passed and not deadline.saw_nothing and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=budget)

@@ -156,6 +156,16 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     batches_per_second: float
     handover_seconds: Quartiles | None = None
 
+    @property
+    def idle_seconds(self) -> float:
+        """Returns a worker's time for a batch in which it neither computes nor is ready to."""
+        return max(0.0, self.wall_seconds.mean - self.cpu_seconds.mean)
+
+    @property
+    def idle_share(self) -> float:
+        """Returns `idle_seconds` as a share of the worker's time for a batch; 0 to 1."""
+        return self.idle_seconds / self.wall_seconds.mean if self.wall_seconds.mean > 0 else 0.0
+
 
 class Receive(msgspec.Struct, frozen=True, kw_only=True):
     """Says what the feed costs the trainer per batch, measured by sealed ones over loopback.
@@ -240,6 +250,11 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         torch_threads: Threads of torch's operations in the trainer; None: not known.
+        class_name: Full name of the loader's class; of a class made from one of a library that
+            makes batches in its own way, the library's.
+        reach: As in `ProfiledLoader`.
+        iterable: Whether the dataset is an iterable one.
+        divides: Whether the dataset asked `get_worker_info()` in a worker; None: no worker ran.
     """
 
     num_workers: int
@@ -247,6 +262,10 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     persistent_workers: bool
     dataset: str
     torch_threads: int | None = None
+    class_name: str = ""
+    reach: Literal["stoker", "torch", "own"] = "torch"
+    iterable: bool = False
+    divides: bool | None = None
 
 
 class GrownFile(msgspec.Struct, frozen=True, kw_only=True):

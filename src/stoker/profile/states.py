@@ -1,6 +1,8 @@
 """The training's states are named, each with the figures that it rests on. Pure.
 
-Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `records/parts.py`.
+Which limit binds (CPU, accelerator, loader, storage) is `Parts.limit` in `records/parts.py`. A
+state shows the figures that it follows from: the storage is named by time that workers were seen to
+wait, never by rates alone.
 """
 
 from collections.abc import Sequence
@@ -66,9 +68,17 @@ class Signs:
     @property
     def worker_idle_share(self) -> float:
         """Returns the share of a batch's time that is neither computing nor waiting for a CPU."""
-        if self.alone is None or self.alone.wall_seconds.mean <= 0:
-            return 0.0
-        return max(0.0, 1 - self.alone.cpu_seconds.mean / self.alone.wall_seconds.mean)
+        return 0.0 if self.alone is None else self.alone.idle_share
+
+    @property
+    def idlest(self) -> Drain | None:
+        """Returns the drain whose workers wait most; None where the loader was not tried alone."""
+        # What is read ahead may hide all waiting of a lone worker, and none of many workers.
+        return max(
+            (drain for drain in (self.alone, self.many) if drain),
+            key=lambda drain: drain.idle_share,
+            default=None,
+        )
 
     @property
     def is_loading_awaited(self) -> bool:
@@ -111,10 +121,9 @@ class Signs:
 
     @property
     def batch_words(self) -> str:
-        """Says how long a batch takes a worker, and how long of that it computes."""
+        """Says how long a batch takes a worker alone, and how long of that it computes."""
         assert self.alone is not None
-        wall, cpu = self.alone.wall_seconds.mean, self.alone.cpu_seconds.mean
-        return f"a batch takes a worker {ms(wall)}, of which it computes {ms(cpu)}"
+        return _batch_words(self.alone)
 
     def rate(self, workers: int) -> float:
         """Returns batches a second of the loader alone with so many workers; 0: not known."""
@@ -125,6 +134,11 @@ class Signs:
         """Returns the loader alone with so many workers; None where no rate of it is known."""
         found = (d for d in self.rank.drains if d.workers == workers and d.batches_per_second > 0)
         return next(found, None)
+
+
+def _batch_words(drain: Drain) -> str:
+    wall, cpu = drain.wall_seconds.mean, drain.cpu_seconds.mean
+    return f"a batch takes a worker {ms(wall)}, of which it computes {ms(min(cpu, wall))}"
 
 
 def signs_of(rank: RankResult) -> Signs:
@@ -325,6 +339,8 @@ MIN_LOADING = 0.6
 MIN_COLD_RATIO = 1.5
 # vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
 BUSY = 0.75
+# Stalls are told with one decimal.
+_LEAST_STALLED = 0.05
 # The same loading differs by less from one process to another.
 MIN_THREADS_RATIO = 1.5
 
@@ -352,11 +368,11 @@ def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[Pr
     workers: ProfileState | None = None
     # Without a CPU a worker does not compute either: that is no waiting for reads.
     if not stopped and binding != "cpu":
-        storage = _cold_reads(waiting) or _shared_reads(
-            waiting,
-            is_shared=parts is not None and parts.is_shared,
-            is_storage=binding == "storage",
-        )
+        is_shared = parts is not None and parts.is_shared
+        # Any share counts where the parts name the storage, by its rate or by what workers share.
+        storage = _cold_reads(waiting, is_limit=binding == "storage" and not is_shared)
+        if not storage and is_shared:
+            storage = _shared_reads(waiting, is_limit=binding == "storage")
         if not storage and not is_serial:
             workers = _few_workers(waiting, busy=busy, is_limit=binding == "latency")
     if is_serial and binding == "latency":
@@ -405,36 +421,41 @@ def _cpu(signs: Sequence[Signs], *, vcpus: float, busy: float) -> ProfileState |
     )
 
 
-def _shared_reads(own: Signs, *, is_shared: bool, is_storage: bool) -> ProfileState | None:
+def _shared_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     """Finds workers that wait for what they share."""
-    if own.wait_share < MIN_SHARE or not own.alone:
+    drain = own.idlest
+    if own.wait_share < MIN_SHARE or drain is None:
         return None
     is_waiting = own.worker_idle_share >= MIN_WORKER_IDLE
     # If the parts name storage, any wait counts: copying what was read can be most of a worker's
     # time.
-    if not is_storage and not (is_shared and is_waiting and own.is_loading_awaited):
+    if not is_limit and not (is_waiting and own.is_loading_awaited):
         return None
     seen = ""
     received = own.received_per_second * 8e-6
     if received >= 0.1:
         seen += f"; {received:.1f} Mbit/s are received over the network"
-    if own.evidence.storage_stall_seconds:
-        seen += f"; storage was waited for {own.evidence.storage_stall_seconds:.1f} s"
+    stalled = own.evidence.storage_stall_seconds or 0.0
+    if stalled >= _LEAST_STALLED:
+        seen += f"; processes waited {stalled:.1f} s for storage"
+    many = "" if drain.workers == 1 else f"with {drain.workers} workers, "
     return ProfileState(
         id="storage",
-        text=f"bound by storage or network: {own.batch_words}; it waits for reads, and more "
-        f"workers get {'no' if is_waiting else 'little'} more ({own.rates}){seen}",
-        share=own.wait_share * own.worker_idle_share,
+        text=f"bound by storage or network: {many}{_batch_words(drain)}; it waits for reads, and "
+        f"more workers get {'no' if is_waiting else 'little'} more ({own.rates}){seen}",
+        share=own.wait_share * drain.idle_share,
     )
 
 
-def _cold_reads(own: Signs) -> ProfileState | None:
+def _cold_reads(own: Signs, *, is_limit: bool) -> ProfileState | None:
     """Finds steps that wait for storage, although the loader alone found its files in memory."""
     reads = own.rank.reads
     if own.wait_share < MIN_SHARE or reads is None or reads.bytes_per_second is None:
         return None
     cold, warm = reads.cold_seconds.mean, reads.warm_seconds.mean
-    if cold < MIN_COLD_RATIO * warm or cold < MIN_LOADING * own.step_seconds * max(1, own.workers):
+    is_slow = cold >= MIN_COLD_RATIO * warm
+    is_awaited = cold >= MIN_LOADING * own.step_seconds * max(1, own.workers)
+    if cold <= warm or not (is_limit or (is_slow and is_awaited)):
         return None
     return ProfileState(
         id="storage",

@@ -14,14 +14,16 @@ turns on cores and caches: a trainer on one core with its worker used 1.1 to 1.4
 it uses alone. B is what the workers share: the measured throughput by worker count (1 / t(m) with
 the fewest workers m, 1 / t(n) with the most) gives B = (n t(n) - m t(m)) / (n - m), which no worker
 and no host makes shorter unless the hosts have a storage each. B is 0 where more workers loaded
-more, as far as the CPU allows it. Pure.
+more, as far as the CPU allows it, and never more than what each further worker made a batch wait
+longer: a worker that computes all of its time waits for nothing, however few batches it makes on
+vCPUs that other programs use. Pure.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stoker.records.decision import Limit
+from stoker.records.decision import Bottleneck, Limit
 from stoker.records.profile import LoaderRate, Profile, StepTerms
 from stoker.text import vcpus_words
 
@@ -50,6 +52,39 @@ _BEYOND_TELLING = 0.6
 _IN_MEMORY = 1.15
 
 _ORDER: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "storage")
+# Less waiting than this of a worker's time is no evidence, in a profile that says only that.
+_MIN_IDLE = 0.05
+
+_WORDS: Mapping[Bottleneck, str] = {
+    "cpu": "the CPU",
+    "workers": "too few loader workers",
+    "latency": "what each loader worker waits for (latency)",
+    "accelerator": "the accelerator",
+    "storage": "the storage or network, which all workers share",
+    "network": "the network",
+    "none": "the training itself: loading costs nothing",
+    "unexplained": "not explained",
+}
+
+
+def limit_words(bottleneck: Bottleneck) -> str:
+    """Says what sets the pace today: the same words in profile, decide and report."""
+    return _WORDS[bottleneck]
+
+
+def bottleneck_of(limit: Limit, *, waits: bool, workers: int | None) -> Bottleneck:
+    """Names the limit of today's step by what is to be done about it.
+
+    Args:
+        limit: The slowest term of the step.
+        waits: Whether a worker waits for its own reads for most of the time in which it does not
+            compute.
+        workers: Loader workers today; 0: the trainer loads; None: not known.
+    """
+    if limit == "latency":
+        # With num_workers=0 even a loader that waits is first of all short of workers.
+        return "latency" if waits and workers != 0 else "workers"
+    return "network" if limit == "receive" else limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +178,14 @@ class Parts:
         """Returns the term that sets the pace."""
         terms, step = self.terms, self.step_seconds
         return next(name for name in _ORDER if terms[name] >= step * (1 - 1e-9))
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """Returns the limit of today's step: the one answer of profile, decide and report."""
+        if self.loader_cpu_seconds == 0 and self.loader_wall_seconds == 0:
+            return "none"
+        waits = self.parallel_seconds > WAITS * self.loader_cpu_seconds
+        return bottleneck_of(self.limit, waits=waits, workers=self.workers)
 
 
 def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
@@ -252,7 +295,19 @@ def shared_by_rates(
     best = min(1 / rate.steps_per_second for rate in known)
     # A lone worker waits for what it shares within its own time for a batch.
     seconds = min((most * together - least * alone) / (most - least), best, wall / least)
-    return SharedLoading(seconds=max(0.0, seconds), least=least, most=most)
+    return SharedLoading(
+        seconds=max(0.0, min(seconds, _waited(few, many, wall=wall, cpu=cpu, more=most - least))),
+        least=least,
+        most=most,
+    )
+
+
+def _waited(few: LoaderRate, many: LoaderRate, *, wall: float, cpu: float, more: int) -> float:
+    """Returns how much longer a batch waits for each further worker: what is shared is no more."""
+    if few.wait_seconds is None or many.wait_seconds is None:
+        # Nobody looked while many were at work: a lone worker that waits is all the evidence.
+        return math.inf if wall - cpu > _MIN_IDLE * wall else 0.0
+    return (many.wait_seconds - few.wait_seconds) / more
 
 
 def others_vcpus_of(profile: Profile) -> float:

@@ -128,10 +128,13 @@ class LoaderRate(Record, frozen=True, kw_only=True):
         workers: Loader workers of one host, all ranks.
         steps_per_second: Steps per second that the loaders of all hosts could feed: global batches
             per second.
+        wait_seconds: Worker-seconds of a step in which workers neither compute nor are ready to:
+            they wait for storage, a service, or each other. Absent: not measured.
     """
 
     workers: PositiveInt
     steps_per_second: PositiveFloat
+    wait_seconds: NonNegativeFloat | None = None
 
 
 class Observed(Record, frozen=True, kw_only=True):
@@ -266,6 +269,28 @@ class ProfileState(Record, frozen=True, kw_only=True):
     share: Fraction | None = None
 
 
+class ProfiledLoader(Record, frozen=True, kw_only=True):
+    """The loader that made the batches of the profiled steps.
+
+    Attributes:
+        class_name: Full name of its class.
+        reach: Whether data hosts can make its batches. stoker: it is stoker's class; torch: torch's
+            class or a subclass, which stoker feeds, too; own: it makes batches in its own way, so
+            that data hosts cannot.
+        iterable: Whether its dataset is an iterable one: a stream.
+        shards: Shards of the stream, of all ranks: ranks x max(1, num_workers). No more workers can
+            be busy. Absent: it is no stream.
+        divides: Whether the stream asks `get_worker_info()`, and so can divide itself into more
+            shards; absent: not known.
+    """
+
+    class_name: Name
+    reach: Literal["stoker", "torch", "own"]
+    iterable: bool = False
+    shards: PositiveInt | None = None
+    divides: bool | None = None
+
+
 class Profile(Record, frozen=True, kw_only=True):
     """Holds the measured parts of a global step of the workload.
 
@@ -285,6 +310,7 @@ class Profile(Record, frozen=True, kw_only=True):
         loader_rates: Throughput of the loader alone, by number of workers: no plan is promised
             more from workers than these say.
         transforms: What loading a sample is made of, the most expensive part first.
+        loader: The loader that made the batches; absent: none was seen.
         unmeasured: Parts that cannot be measured where no DataLoader of torch makes the batches:
             `accelerator`, `loader`. No spending is advised then.
         what: Facts about the profiled run, such as ranks and versions; which ones may change.
@@ -302,6 +328,7 @@ class Profile(Record, frozen=True, kw_only=True):
     fixes: tuple[Fix, ...] = ()
     loader_rates: tuple[LoaderRate, ...] = ()
     transforms: tuple[TransformCost, ...] = ()
+    loader: ProfiledLoader | None = None
     unmeasured: tuple[Name, ...] = ()
     what: dict[str, Value] = msgspec.field(default_factory=dict)
 

@@ -49,6 +49,8 @@ class Host(Record, frozen=True, kw_only=True):
 class Measured(Record, frozen=True, kw_only=True):
     """Holds the figures of the main loader (most batches), epochs' first steps left out.
 
+    They are those of the rank that waits longest, for which all others wait; samples are of all.
+
     Medians over means of blocks of 20 consecutive steps: a median of single steps would miss the
     wait that ends a burst of batches. A spread's samples are blocks.
 
@@ -61,7 +63,11 @@ class Measured(Record, frozen=True, kw_only=True):
         usd_per_1000_steps: Cost of 1000 steps, in dollars; absent where a price is not known, and
             where nobody is billed.
         spread: Spread of the fields above, by name.
-        timeline_file: CSV of the leader's steps, relative to the record's own folder.
+        rank: The rank that waits longest.
+        least_wait_share: Share of a step that the rank waits which waits least; absent: there is
+            one rank.
+        timeline_file: CSV of that rank's steps, or where it is on another host than the leader, of
+            the leader's that waits longest; relative to the record's own folder.
     """
 
     step_seconds: NonNegativeFloat
@@ -71,6 +77,8 @@ class Measured(Record, frozen=True, kw_only=True):
     steps: NonNegativeInt
     usd_per_1000_steps: NonNegativeFloat | None = None
     spread: dict[str, Spread] = msgspec.field(default_factory=dict)
+    rank: NonNegativeInt = 0
+    least_wait_share: NonNegativeFloat | None = None
     timeline_file: str | None = None
 
     @property
@@ -131,6 +139,10 @@ class Training(Record, frozen=True, kw_only=True):
         events: What happened to the run, in order of time.
         failure: What failed, in the words of the failing part (a traceback, a lost host).
         mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
+        steps: Steps that were counted, whichever loader made the batches: batches of the main
+            loader, else the optimizer's steps; absent: nothing counted them.
+        is_unfed: The command ended well, but no batch came through the feed although data hosts
+            were planned for it: the status is failed for that alone.
     """
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
@@ -151,6 +163,13 @@ class Training(Record, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
     failure: str | None = None
     mlflow_run_id: str | None = None
+    steps: NonNegativeInt | None = None
+    is_unfed: bool = False
+
+    @property
+    def num_steps(self) -> int | None:
+        """Returns the steps that were counted; None: nothing is known of them."""
+        return self.measured.steps if self.steps is None and self.measured else self.steps
 
     @property
     def cause(self) -> str:
@@ -196,6 +215,15 @@ class GateResult(Record, frozen=True, kw_only=True):
     def needs_champion(self) -> bool:
         """Returns whether it holds the metric against another model's."""
         return self.min_champion is not None or self.max_champion is not None
+
+    @property
+    def is_inside(self) -> bool:
+        """Returns whether the value is within the bounds; it may fail for the champion's sake."""
+        return (
+            self.value is not None
+            and (self.min is None or self.value >= self.min)
+            and (self.max is None or self.value <= self.max)
+        )
 
 
 class StepCost(Record, frozen=True, kw_only=True):

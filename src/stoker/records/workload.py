@@ -188,6 +188,9 @@ class Gate(Record, frozen=True, kw_only=True):
         return Gate(metric=self.metric, min=max(low, default=None), max=min(high, default=None))
 
 
+ReplaceDataLoader = Literal["auto"] | bool
+
+
 class FeedSettings(Record, frozen=True, kw_only=True):
     """These settings change how the feed makes and sends batches.
 
@@ -235,7 +238,18 @@ class FeedSettings(Record, frozen=True, kw_only=True):
         unshippable: What becomes of a loader whose dataset or collate function cannot travel.
             error: the training ends with an error; local: the trainer's host makes its batches, as
             torch does, and a line on the terminal names it. Absent: local with `num_workers=0`,
-            where torch pickles nothing either; else error.
+            where torch pickles nothing either, and for PyTorch's own loaders with
+            `replace_dataloader: auto`; else error.
+        replace_dataloader: Whether loaders of PyTorch's own class are fed like stoker's, without a
+            change of the script. auto: they are, unless the script imports stoker's DataLoader,
+            which says which loaders are meant; true: always; false: never, so that only loaders of
+            stoker's class take batches from data hosts. Random draws are seeded per batch then, as
+            `seeding` says.
+        shards: Shards of an iterable dataset, for each rank, in place of `num_workers` in the
+            script: a shard is made by one worker, so that more workers than shards find nothing to
+            do. Only for a dataset that divides itself by `get_worker_info()`: another one gives
+            each sample once per shard. It has no effect on a dataset with `__getitem__`. Absent:
+            `num_workers`, at least 1.
         port: TCP port of coordinator and agents, the same on every host; agents send batches on
             port + 1, and torchrun's store is on port + 2. Change it where another program has one
             of the three.
@@ -259,6 +273,8 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     start_deadline_seconds: PositiveFloat = 1800.0
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
+    replace_dataloader: ReplaceDataLoader = "auto"
+    shards: PositiveInt | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None

@@ -16,7 +16,7 @@ import jinja2
 from markupsafe import Markup
 
 from stoker.decide import local_core_words
-from stoker.decide.choose import limit_name, limit_words
+from stoker.decide.choose import limit_name
 from stoker.feed.timeline import typical_step
 from stoker.profile.explain import TERMS, term
 from stoker.records import (
@@ -29,7 +29,8 @@ from stoker.records import (
     groups_in_words,
     write_text,
 )
-from stoker.records.parts import WAITS
+from stoker.records.outcome import outcome_of
+from stoker.records.parts import WAITS, limit_words
 from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
 from stoker.report.plans import draw_plans, has_front, spots_of
 from stoker.report.step_times import (
@@ -318,6 +319,7 @@ def write_report(
         "taken": decision.taken_elsewhere if decision else None,
         "training": training,
         "evaluation": evaluation,
+        "outcome": outcome_of(training, evaluation.gates) if training and evaluation else None,
         "figures": figures,
         "unit": unit,
         "nominal": nominal,

@@ -4,7 +4,7 @@ Each figure in it comes from the record that knows it best.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from unicodedata import category
@@ -23,6 +23,7 @@ from stoker.records import (
     Training,
     TransformCost,
 )
+from stoker.records.outcome import Outcome, OutcomeState, outcome_of
 from stoker.text import (
     TimeUnit,
     count,
@@ -312,6 +313,13 @@ def _ratio(above: float | None, below: float | None) -> float | None:
     return above / below or None
 
 
+# Outcomes to which later figures say nothing, as the mark of the page has them.
+_BADGES: Mapping[OutcomeState, str] = {
+    "failed": "training failed",
+    "not fed": "not fed",
+    "stopped": "stopped",
+    "did no step": "did no step",
+}
 # A gain within the noise of two runs of a minute is not a gain.
 _NO_GAIN = 1.05
 
@@ -371,27 +379,29 @@ def judge(
     is_planned: bool = False,
 ) -> Verdict:
     """Returns the verdict on a run, whole or not; is_planned: nothing was to be run afterwards."""
+    gates = evaluation.gates if evaluation else ()
+    outcome = outcome_of(training, gates) if training else None
     lead = [
         *_promise(figures, unit),
         *_cost(figures, nominal),
-        *_passed(evaluation),
+        *([f"Gate passed: {'; '.join(map(gate_text, gates))}."] if _has_passed(outcome) else []),
     ]
     if is_planned and decision:
         return _planned(decision, [*_wait(figures), *_promise(figures, unit)])
     # Whatever makes the later figures void is said before them: a broken run, a failed gate, and
     # only then whether it was faster.
-    broken = _broken(profile, decision, training, evaluation, failure)
+    broken = _broken(profile, decision, training, outcome, evaluation, failure)
     if broken:
         badge, headline, text = broken
         return Verdict("bad", badge, headline, " ".join([*_wait(figures), *lead]), text)
-    if evaluation and not evaluation.passed:
-        failed = _gates(gate for gate in evaluation.gates if not gate.passed)
-        headline = " ".join(["The model is not as good as asked.", *failed])
+    if outcome and outcome.state == "gate failed":
+        failed = [f"{gate_text(gate)}." for gate in gates if not gate.passed]
+        headline = " ".join(["The model missed its quality gate.", *failed])
         lead = [*_gain(figures, unit, decision), *_promise(figures, unit), *_cost(figures, nominal)]
-        return Verdict("bad", "gate failed", headline, " ".join(lead))
+        return Verdict("bad", outcome.state, headline, " ".join(lead))
     if training and not profile:
         return _trained_alone(figures, unit, decision, _promise(figures, unit))
-    passed = ", gate passed" if evaluation and evaluation.gates else ""
+    passed = ", gate passed" if _has_passed(outcome) else ""
     if decision and decision.action == "keep":
         headline = " ".join([_kept(decision), *_wait(figures)])
         return Verdict("mixed", f"kept as it is{passed}", headline, " ".join(lead))
@@ -457,17 +467,16 @@ def _broken(
     profile: Profile | None,
     decision: Decision | None,
     training: Training | None,
+    outcome: Outcome | None,
     evaluation: Evaluation | None,
     failure: str | None,
 ) -> tuple[str, str, str] | None:
-    """Returns badge, headline and full text of a run that did not come to its end."""
+    """Returns badge, headline and full text of a run that has nothing to be judged by."""
     # The training's own record first: that later ones are missing follows from it.
-    if training and training.status != "succeeded":
+    if training and outcome and outcome.state in _BADGES:
         text = _plain(failure or training.failure or "")
-        code = "" if training.exit_code is None else f" (exit code {training.exit_code})"
-        if training.status == "stopped":
-            return "stopped", f"The training was stopped before its end{code}.", text
-        return "training failed", f"The training failed{code}{_telling(text)}", text
+        words = outcome.words[:1].upper() + outcome.words[1:]
+        return _BADGES[outcome.state], _headline(words), text
     text = _plain(failure or "")
     records = (
         ("profile", profile),
@@ -479,9 +488,9 @@ def _broken(
     # `stoker train` makes one record alone, and nothing has failed.
     if missing and (failure or profile or not training):
         badge = f"{missing} failed" if failure else f"ended in {missing}"
-        return badge, f"The run ended in {missing}{_telling(text)}", text
+        return badge, _headline(f"The run ended in {missing}{_cause(text)}"), text
     if failure:
-        return "run failed", f"The run failed{_telling(text)}", text
+        return "run failed", _headline(f"The run failed{_cause(text)}"), text
     return None
 
 
@@ -571,23 +580,20 @@ def gate_text(gate: GateResult) -> str:
     return f"{gate.metric} {value}, {' and '.join(asked) or 'nothing'} asked"
 
 
-def _passed(evaluation: Evaluation | None) -> list[str]:
-    if evaluation is None or not evaluation.gates:
-        return []
-    words = "; ".join(gate_text(gate) for gate in evaluation.gates)
-    return [_sentence(f"Gate {'passed' if evaluation.passed else 'failed'}: {words}")]
+def _has_passed(outcome: Outcome | None) -> bool:
+    return outcome is not None and outcome.state == "passed"
 
 
-def _gates(gates: Iterable[GateResult]) -> list[str]:
-    return [_sentence(gate_text(gate)) for gate in gates]
+def _cause(text: str) -> str:
+    return f": {cause_of(text)}" if text else ""
 
 
-def _telling(text: str) -> str:
-    """Returns the line that names the failure."""
-    line = cause_of(text) if text else ""
-    if len(line) > _HEADLINE_LETTERS:
-        line = line[:_HEADLINE_LETTERS].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
-    return f": {_sentence(line)}" if line else "."
+def _headline(text: str) -> str:
+    # A colour code in a script's own words is a few signs to a page.
+    text = _plain(text)
+    if len(text) > _HEADLINE_LETTERS:
+        text = text[:_HEADLINE_LETTERS].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
+    return _sentence(text)
 
 
 def _plain(text: str) -> str:

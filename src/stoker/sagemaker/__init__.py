@@ -387,6 +387,7 @@ def native_train_step(
             "Environment": {
                 **_without(request["Environment"], _OF_ONE_TRAINING),
                 "STOKER_WORKERS": _workers(run),
+                **_replaced(run),
             },
             "OutputDataConfig": {**_mapping(request["OutputDataConfig"]), "S3OutputPath": jobs},
             **_tracking(run, request, jobs=jobs),
@@ -723,6 +724,12 @@ def _workers(run: PipelineRun) -> Text:
         if f"{role}_workers" in known:
             parts += [f'{", " if parts else ""}"{role}": ', run.value(f"{role}_workers")]
     return text("{", *parts, "}")
+
+
+def _replaced(run: PipelineRun) -> Request:
+    if run.workload.engine_settings.name != "feed":
+        return {}
+    return {"STOKER_REPLACE_DATALOADER": text(run.value("replace_dataloader"))}
 
 
 def _without(request: object, keys: Collection[str]) -> Request:

@@ -157,7 +157,7 @@ def _replace_loader() -> None:
         sys.meta_path.insert(0, _Finder({"stoker.feed.timed"}, _install_timed_probe))
         sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_probe))
         _leave_word_of_modules()
-    elif os.environ.get("STOKER_REPLACE_DATALOADER") == "1":
+    elif os.environ.get("STOKER_REPLACE_DATALOADER") in ("1", "true", "auto"):
         sys.meta_path.insert(0, _TorchFinder(_install_loader))
         sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_loader))
 
@@ -210,6 +210,16 @@ def _parts() -> set[str]:
     return {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
 
 
+def _own_loaders() -> list[str]:
+    """Returns classes of other libraries' loaders that this process has."""
+    try:
+        from stoker.feed.own_loaders import own_loaders
+    except ImportError:
+        # A Python without stoker.
+        return []
+    return own_loaders()
+
+
 def _leave_word(problem: str = "") -> None:
     import json
 
@@ -219,19 +229,24 @@ def _leave_word(problem: str = "") -> None:
         if problem or not os.path.exists(path):
             packages = sorted({name.partition(".")[0] for name in sys.modules} | _parts())
             with open(path, "w", encoding="utf-8", errors="replace") as file:
-                json.dump({"packages": packages, "problem": problem}, file)
+                found = {"packages": packages, "problem": problem, "loaders": _own_loaders()}
+                json.dump(found, file)
 
 
 def _install_loader(loader: type) -> None:
     from stoker.feed.replace import install
 
-    install(loader)
+    install(loader, is_auto=_is_auto())
 
 
 def _install_stateful_loader() -> None:
     from stoker.feed.replace import install_stateful
 
-    install_stateful(sys.modules[_STATEFUL_LOADER].StatefulDataLoader)
+    install_stateful(sys.modules[_STATEFUL_LOADER].StatefulDataLoader, is_auto=_is_auto())
+
+
+def _is_auto() -> bool:
+    return os.environ.get("STOKER_REPLACE_DATALOADER") == "auto"
 
 
 def _fail_at_once() -> None:

@@ -29,6 +29,7 @@ from stoker.feed.trainer.control import GOODBYE_SECONDS, ZmqContext, send_uncopi
 from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
+from stoker.feed.trainer.shards import idle_words
 from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
@@ -74,6 +75,7 @@ class Requester:
         self._awaited: tuple[str, ...] = ()
         self._listed: tuple[str, ...] = ()
         self._heard_at: dict[str, float] = {}
+        self._told_shards: set[str] = set()
 
     def tell_news(self, session: FeedSession) -> None:
         """Tells every agent of a new epoch, or of a new spec."""
@@ -135,6 +137,8 @@ class Requester:
             self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
         if not schedule.is_settled and self._are_all_there(session):
             schedule.settle()
+        if schedule.num_shards and schedule.is_settled and session.name not in self._told_shards:
+            self._tell_shards(session)
         lost: list[Result] = []
         for peer, number in schedule.assign(now):
             order = session.order_of(number)
@@ -149,6 +153,20 @@ class Requester:
             for _ in session.local.give_late_jobs_again():
                 self._shared.log.event("local_batch_overdue", epoch=session.epoch)
             session.local.flush()
+
+    def _tell_shards(self, session: FeedSession) -> None:
+        """Warns, once for a loader, of data workers that no shard of its stream is for."""
+        self._told_shards.add(session.name)
+        text = idle_words(
+            num_shards=session.schedule.num_shards,
+            ranks=self._settings.world_size,
+            data_workers=sum(
+                link.member.workers for link in self._links.values() if session.name in link.ready
+            ),
+            is_set=self._feed.shards is not None,
+        )
+        if text and self._settings.rank == 0:
+            self._shared.log.event("few_shards", text=text)
 
     def _are_all_there(self, session: FeedSession) -> bool:
         """Returns whether every data host of the run is ready for the session, or cannot be."""
@@ -499,7 +517,7 @@ class IoThread:
     def _report(self) -> None:
         # A process that only made its loaders, and has children iterate, has nothing to say.
         if self._coordinator.is_up and self._has_begun:
-            timeline = self._shared.timeline
+            main = self._shared.timeline.main
             with self._shared.lock:
                 standings = self._ended
                 self._ended = []
@@ -508,10 +526,13 @@ class IoThread:
             self._coordinator.send(
                 protocol.Progress(
                     rank=self._settings.rank,
-                    steps=timeline.steps,
-                    samples=timeline.samples,
-                    wait_seconds=timeline.wait_seconds,
-                    compute_seconds=timeline.compute_seconds,
+                    steps=main.steps,
+                    samples=main.samples,
+                    wait_seconds=main.wait_seconds,
+                    compute_seconds=main.compute_seconds,
+                    steady_steps=main.steady_steps,
+                    steady_wait_seconds=main.steady_wait_seconds,
+                    steady_compute_seconds=main.steady_compute_seconds,
                     feed=feed,
                 )
             )

@@ -31,6 +31,8 @@ class SessionState:
         credits: How many each may be asked for, now.
         ready: Batches that are ready now.
         window: How far ahead of the trainer batches are made, now.
+        shards: Shards of an iterable dataset; 0: it is none.
+        shard_workers: Workers that could make a shard each.
     """
 
     taken: int
@@ -40,6 +42,8 @@ class SessionState:
     credits: Mapping[str, int]
     ready: int
     window: int
+    shards: int = 0
+    shard_workers: int = 0
 
 
 @dataclass(slots=True)
@@ -75,6 +79,7 @@ class Observer:
         self._taken = 0
         self._ready_at_takes = 0
         self._credits: dict[str, int] = {}
+        self._shards = (0, 0)
 
     def came(
         self,
@@ -127,6 +132,11 @@ class Observer:
                 # The sessions share the workers, and each may ask for all of them.
                 credits[host] = max(credits.get(host, 0), each)
         self._credits = credits
+        if standings:
+            self._shards = (
+                sum(standing.shards for standing in standings),
+                max(standing.shard_workers for standing in standings),
+            )
         for host in credits:
             self._books(host)
         hosts = list(self._hosts.items())[:MAX_HOSTS_TOLD]
@@ -137,6 +147,8 @@ class Observer:
             ready_at_takes=self._ready_at_takes,
             ready=ready,
             window=window,
+            shards=self._shards[0],
+            shard_workers=self._shards[1],
             hosts=tuple(
                 HostWork(
                     host=name,

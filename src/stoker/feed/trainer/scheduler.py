@@ -150,12 +150,14 @@ class Scheduler(ABC):
         workers_live: How long processes that make batches are kept: for the session, for one
             iterator of the script, or for one epoch.
         is_settled: No other peer is waited for before numbers are handed out.
+        num_shards: Shards of an iterable dataset; 0: there are none, any peer makes any batch.
         head: The number that is delivered next.
         supplied: Numbers whose indices the sampler gave in this epoch.
     """
 
     workers_live: Literal["session", "iterator", "epoch"] = "session"
     is_settled = True
+    num_shards = 0
 
     def __init__(self, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -278,6 +280,11 @@ class Scheduler(ABC):
 
     # What follows from it.
 
+    @property
+    def num_workers(self) -> int:
+        """Returns the workers that could make a shard each; 0: there are no shards."""
+        return 0
+
     @abstractmethod
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """Returns the batches to ask for now, and of whom; they count as asked."""
@@ -322,6 +329,8 @@ class Scheduler(ABC):
             credits={name(peer): state.credits for peer, state in self._peers.items()},
             ready=self._num_ready(),
             window=0 if self.is_over() else self.window(now),
+            shards=self.num_shards,
+            shard_workers=self.num_workers,
         )
         self._taken = self._ready_at_takes = 0
         self._moved.clear()

@@ -1,8 +1,8 @@
 """An iterable dataset has shards: each is pinned to one peer, whose process makes all of it.
 
 As in `scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes
-S = max(1, num_workers) logical *shards*; each is one *stream*, made by one process from its first
-batch to its last. Positions count the batches of a shard: batch `position` of shard s has the
+S = max(1, num_workers) logical *shards*, if the key `feed.shards` says no other number; each is one
+*stream*, made by one process from its first batch to its last. Positions count the batches of a shard: batch `position` of shard s has the
 number `position * S + s`; of three shards, shard 1 makes the numbers 1, 4, 7 and so on. Numbers in
 ascending order, those of exhausted shards left out, are the order of torch's own loader with S
 workers. `Shard` keeps the books of one shard, `ShardScheduler` decides who makes it, and when.
@@ -121,6 +121,33 @@ class Shard:
         return self.owner == peer and self.generation == generation and position < self.asked
 
 
+def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) -> str:
+    """Says how many data workers have nothing to do, and what helps; empty: each has a shard.
+
+    Args:
+        num_shards: Shards of each rank.
+        data_workers: Workers of all data hosts.
+        is_set: Whether `feed.shards` says how many shards there are.
+    """
+    total = num_shards * ranks
+    if data_workers <= total:
+        return ""
+    enough = -(-data_workers // ranks)
+    idle = data_workers - total
+    if is_set:
+        source, fix = f"feed.shards: {num_shards}", f"set feed.shards: {enough}"
+    else:
+        source = f"num_workers={num_shards}"
+        fix = f"set num_workers={enough} in the script, or feed.shards: {enough}"
+    if ranks > 1:
+        source = f"{ranks} ranks with {source}"
+    return (
+        f"the stream has {total} shard{'s' if total > 1 else ''} ({source}): {idle} of "
+        f"{data_workers} data workers {'have' if idle > 1 else 'has'} nothing to do; {fix}, if the "
+        "dataset divides itself by get_worker_info()"
+    )
+
+
 # At the first batch, hosts that are still on their way are waited for this long: a shard stays
 # where it begins.
 SETTLE_SECONDS = 2.0
@@ -132,19 +159,28 @@ class ShardScheduler(Scheduler):
     """Pins each shard to one peer, whose process makes its batches, until the process is lost.
 
     Args:
-        num_shards: S, fixed by the script.
+        num_shards: S, fixed by the script or by `feed.shards`.
         prefetch: Batches of a shard that may wait or be under way.
         max_bytes: Bytes of batches of all shards that may wait or be under way; the batch that is
             delivered next is always asked for.
         persists: Processes go on with the next epoch, as torch's persistent workers.
+        credits_each: Credits of one worker of a peer.
     """
 
     is_settled = False
 
     def __init__(
-        self, *, num_shards: int, prefetch: int, max_bytes: int, persists: bool = False
+        self,
+        *,
+        num_shards: int,
+        prefetch: int,
+        max_bytes: int,
+        persists: bool = False,
+        credits_each: int = 2,
     ) -> None:
         super().__init__(max_bytes=max_bytes)
+        self.num_shards = num_shards
+        self._credits_each = credits_each
         # Processes that persist go on where they are; a new iterator's begin, as torch's do.
         self.workers_live: Literal["session", "iterator", "epoch"]
         self.workers_live = "iterator" if persists else "epoch"
@@ -326,8 +362,25 @@ class ShardScheduler(Scheduler):
         """Returns who makes each shard."""
         return [shard.owner for shard in self._shards]
 
+    @property
+    def num_workers(self) -> int:
+        """Returns the workers of all peers, by their credits: no more shards can be made at once.
+
+        Credits of a host are shared by the ranks, so these are this rank's share of its workers.
+        """
+        return sum(
+            self._workers_of(state) for state in self._peers.values() if not state.is_leaving
+        )
+
+    def _workers_of(self, state: PeerState) -> int:
+        return max(1, state.credits // self._credits_each)
+
     def _place(self, now: float) -> None:
-        """Places each shard that has no process on the peer with the fewest for its credits."""
+        """Places each shard that has no process on the peer with the fewest for its credits.
+
+        Hosts with a free worker come before this process's own workers: those take CPU from the
+        training.
+        """
         homeless = [shard for shard in self._shards if shard.is_homeless()]
         able = [peer for peer, state in self._peers.items() if not state.is_leaving]
         if not homeless or not able:
@@ -343,7 +396,12 @@ class ShardScheduler(Scheduler):
             if shard.owner in owned and not shard.is_whole():
                 owned[shard.owner] += 1
         for shard in homeless:
-            peer = min(able, key=lambda p: (owned[p] + 1) / max(1, self._peers[p].credits))
+            free = [
+                peer
+                for peer in able
+                if self._peers[peer].is_remote and owned[peer] < self._workers_of(self._peers[peer])
+            ]
+            peer = min(free or able, key=lambda p: (owned[p] + 1) / max(1, self._peers[p].credits))
             shard.owner = peer
             owned[peer] += 1
 

@@ -249,6 +249,8 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
         ready: Batches that are ready now.
         window: How far ahead of the trainer batches are made, now.
+        shards: Shards of the iterable datasets that are read; 0: none is.
+        shard_workers: Workers that could make a shard each, of all hosts.
     """
 
     seconds: float
@@ -256,17 +258,27 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ready_at_takes: Count = 0
     ready: Count = 0
     window: Count = 0
+    shards: Count = 0
+    shard_workers: Count = 0
     hosts: tuple[HostWork, ...] = ()
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """A rank reports what it did so far, about once a second."""
+    """A rank reports what it did so far with its main loader, about once a second.
+
+    Attributes:
+        steady_steps: Steps but the first ones of each epoch, as in a run's record; likewise the
+            seconds of these.
+    """
 
     rank: Count
     steps: Count
     samples: Count
     wait_seconds: float
     compute_seconds: float
+    steady_steps: Count = 0
+    steady_wait_seconds: float = 0.0
+    steady_compute_seconds: float = 0.0
     feed: FeedWork | None = None
 
 

@@ -1,0 +1,127 @@
+"""One function says whether a run passed: commands, records, reports and pipelines all ask it.
+
+What has not passed has one reason, in one line, and everybody shows that line.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from stoker.errors import EXIT_TERMINATED, FeedError, GateError, WorkloadError
+from stoker.records.training import GateResult, Training
+
+OutcomeState = Literal[
+    "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Says how a run came out.
+
+    Attributes:
+        state: The answer. passed: the training succeeded and its gates held; no gate: it succeeded
+            and there is nothing to hold it against; did no step: it succeeded without a step, so
+            that its metrics are an earlier run's; not fed: data hosts were planned, and no batch
+            came through the feed; failed, stopped: the training itself was.
+        words: The answer in one line; it is the reason where the run did not pass.
+        exit_code: Exit code of a command that judges the run.
+    """
+
+    state: OutcomeState
+    words: str
+    exit_code: int
+
+    @property
+    def is_good(self) -> bool:
+        """Returns whether the model may be used."""
+        return self.state in ("passed", "no gate")
+
+    @property
+    def reason(self) -> str:
+        """Returns why the run did not pass; empty where it did."""
+        return "" if self.is_good else self.words
+
+
+def outcome_of(training: Training, gates: Sequence[GateResult] = ()) -> Outcome:
+    """Judges a run by how its training ended, then by its gates. Pure.
+
+    Args:
+        training: Its record.
+        gates: Results of the workload's gates; none: there are none, or nobody asks for them.
+    """
+    code = training_exit_code(training)
+    if training.status == "stopped":
+        after = f" after {training.num_steps} steps" if training.num_steps else ""
+        why = f": {training.cause}" if training.failure else ""
+        words = f"the training was stopped{_in_brackets(training)}{after}{why}"
+        return Outcome(state="stopped", words=words, exit_code=code)
+    if training.is_unfed:
+        return Outcome(
+            state="not fed", words=f"the training failed: {training.cause}", exit_code=code
+        )
+    if training.status == "failed":
+        words = f"the training failed{_in_brackets(training)}: {training.cause}"
+        return Outcome(state="failed", words=words, exit_code=code)
+    if training.num_steps == 0:
+        return Outcome(
+            state="did no step",
+            words="the training did no step (was its checkpoint already at the last epoch?)",
+            exit_code=GateError.exit_code,
+        )
+    return outcome_of_gates(gates)
+
+
+def outcome_of_gates(gates: Sequence[GateResult]) -> Outcome:
+    """Judges the gates of a training that succeeded. Pure."""
+    failed = [_words_of(gate) for gate in gates if not gate.passed]
+    if failed:
+        words = f"gate failed: {'; '.join(failed)}"
+        return Outcome(state="gate failed", words=words, exit_code=GateError.exit_code)
+    if not gates:
+        return Outcome(state="no gate", words="no gate: the training succeeded", exit_code=0)
+    held = f"passed: {len(gates)} of {len(gates)} gates held"
+    return Outcome(state="passed", words=held, exit_code=0)
+
+
+def training_exit_code(training: Training) -> int:
+    """Returns 0, 5 if the feed could not go on, 6 for a failed workload, 143 for a stopped one.
+
+    It is the exit code of a command that only trains, and judges nothing.
+    """
+    if training.status == "failed" and _is_feeds(training):
+        return FeedError.exit_code
+    return {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}[
+        training.status
+    ]
+
+
+# In the first line of a rank's failure, or in the last line of its traceback.
+_ERROR_OF_THE_FEED = re.compile(
+    r"^(rank \d+ on \S+: |stoker\.errors\.)(Feed|FeedLost|Shipping|Protocol)Error: ", re.MULTILINE
+)
+
+
+def _is_feeds(training: Training) -> bool:
+    """Returns whether an error of the feed ended the training, and not one of the user's."""
+    # Both: a script may exit with 5 for reasons of its own, or print such words and go on.
+    return training.exit_code == FeedError.exit_code and bool(
+        _ERROR_OF_THE_FEED.search(training.failure or "")
+    )
+
+
+def _in_brackets(training: Training) -> str:
+    # A command that ended well did not fail by its code: a host was lost, or the platform says so.
+    return f" (exit code {training.exit_code})" if training.exit_code else ""
+
+
+def _words_of(gate: GateResult) -> str:
+    value = "was not reported" if gate.value is None else f"is {gate.value:.6g}"
+    bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
+    bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
+    if gate.is_inside:
+        return f"{gate.metric} {value}, and the model in use has not reported it"
+    held = f" (the model in use has {gate.champion:.6g})" if gate.champion is not None else ""
+    asked = " and ".join(bounds) or "a value"
+    return f"{gate.metric} {value}, asked for {asked}{held}"

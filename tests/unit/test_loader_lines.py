@@ -1,0 +1,120 @@
+"""Loaders that one line of the script makes anew are one loader of the timeline; others are not."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import stoker
+from stoker.feed import process as feed_process
+from stoker.feed.process import TrainerProcess
+from stoker.feed.timeline import Timeline, main_loader, read_timeline, steady
+from stoker.settings import from_environment
+
+
+@pytest.fixture
+def timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The timeline of this process, which is a rank of a run during the test."""
+    path = tmp_path / "timeline-rank0.csv"
+    settings = replace(from_environment(), output=tmp_path)
+    process = TrainerProcess(settings, Timeline(path))
+    monkeypatch.setattr(feed_process, "_process", lambda pid: process)
+    return path
+
+
+def numbers(size: int) -> Dataset[tuple[torch.Tensor, ...]]:
+    return TensorDataset(torch.arange(size))
+
+
+def made(data: object) -> "stoker.DataLoader[object]":
+    return stoker.DataLoader(data, batch_size=1)  # type: ignore[arg-type]
+
+
+def read(loader: "stoker.DataLoader[object]") -> None:
+    for _ in loader:
+        pass
+
+
+def found(path: Path) -> list[tuple[int, int]]:
+    """Returns loader and number of steps of each of the timeline's loaders."""
+    steps = read_timeline(path)
+    return [(n, sum(s.loader == n for s in steps)) for n in sorted({s.loader for s in steps})]
+
+
+def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline: Path) -> None:
+    data = numbers(20)
+    for _ in range(6):
+        loader = stoker.DataLoader(data, batch_size=1)
+        read(loader)
+    steps = main_loader(read_timeline(timeline))
+    assert len(steps) == 120
+    assert [step.epoch for step in steps] == [epoch for epoch in range(6) for _ in range(20)]
+    assert len(steady(steps)) == 6 * 18
+
+
+def test_a_dataset_made_in_each_epoch_is_no_other_loader(timeline: Path) -> None:
+    for _ in range(3):
+        read(made(numbers(5)))
+    assert found(timeline) == [(0, 15)]
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def test_a_stream_made_in_each_epoch_is_no_other_loader(timeline: Path) -> None:
+    for _ in range(3):
+        read(made(Stream()))
+    assert found(timeline) == [(0, 12)]
+
+
+def test_a_list_has_no_weak_references_and_is_known_by_its_length(timeline: Path) -> None:
+    for size in (4, 4, 5):
+        read(made(list(range(size))))
+    assert found(timeline) == [(0, 8), (1, 5)]
+
+
+def test_training_and_validation_through_one_helper_are_two(timeline: Path) -> None:
+    for _ in range(2):
+        read(made(numbers(4)))
+        read(made(numbers(4)))
+    assert found(timeline) == [(0, 8), (1, 8)]
+
+
+def test_training_and_validation_of_one_line_are_two(timeline: Path) -> None:
+    data = numbers(4)
+    for _ in range(2):
+        loaders = {name: made(data) for name in ("train", "val")}
+        for name in ("train", "val"):
+            read(loaders[name])
+    assert found(timeline) == [(0, 8), (1, 8)]
+
+
+def test_training_and_validation_in_one_loop_over_phases_are_two(timeline: Path) -> None:
+    data = {"train": numbers(4), "val": numbers(4)}
+    for _ in range(3):
+        for phase in ("train", "val"):
+            read(made(data[phase]))
+    assert found(timeline) == [(0, 12), (1, 12)]
+
+
+def test_a_loader_that_is_read_twice_stays_one(timeline: Path) -> None:
+    train, val = made(numbers(3)), made(numbers(3))
+    for _ in range(2):
+        read(train)
+        read(val)
+    assert found(timeline) == [(0, 6), (1, 6)]
+
+
+def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timeline: Path) -> None:
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        loader = stoker.DataLoader(list(range(50)), batch_size=None, shuffle=True)
+        orders.append([int(value) for value in loader])
+        assert loader.state_dict()["epoch"] == 1
+    assert orders[0] == orders[1]
