@@ -43,7 +43,7 @@ help:  ## this list
 setup: $(DEV)  ## .venv with everything that developing needs
 
 run: $(RUN)  ## the example, end to end: profile, decide, train, evaluate, report
-	@$(BIN)/stoker run configs/mnist.yaml --yes
+	@$(BIN)/stoker run configs/mnist.yaml --yes --group dnn=local.c1:1 --group data=local.c1:1:1
 
 test: $(DEV)  ## all tests: unit, contract, faults, end to end; in four processes (most wait), or JOBS
 	@$(BIN)/pytest -q tests -n $(JOBS)

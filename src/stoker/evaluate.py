@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from stoker.errors import UsageError
 from stoker.records import (
     Band,
     Decision,
@@ -30,6 +29,7 @@ from stoker.records import (
 from stoker.records.base import mapping
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
+from stoker.records.workload import RecordKind, own_keys, refuse_foreign
 from stoker.text import cost_change_words, ms, than_predicted
 
 
@@ -52,16 +52,26 @@ def evaluate(
     Raises:
         UsageError: If a record was made for another workload.
     """
-    digest = workload.digest()
-    _refuse_foreign("profile", profile.workload_sha256, digest)
-    _refuse_foreign("decision", decision.workload_sha256, digest)
-    _refuse_foreign("training", training.workload_sha256, digest)
+    # A profile that was taken for other hosts was not measured on the workload's.
+    taken = decision.taken_elsewhere is not None
+    profiled = msgspec.structs.replace(
+        profile, workload_keys=own_keys(profile.workload_keys, is_elsewhere=taken)
+    )
+    records: tuple[tuple[RecordKind, Profile | Decision | Training], ...] = (
+        ("profile", profiled),
+        ("decision", decision),
+        ("training", training),
+    )
+    for kind, record in records:
+        refuse_foreign(
+            kind, keys=record.workload_keys, digest=record.workload_sha256, workload=workload
+        )
     gates = tuple(
         _result(gate, training.metrics.get(gate.metric), champion) for gate in workload.gate
     )
     outcome = outcome_of(training, gates)
     return Evaluation(
-        workload_sha256=digest,
+        workload_sha256=workload.digest(),
         passed=outcome.is_good,
         reason=outcome.reason,
         metrics={n: v for n, v in sorted(training.metrics.items()) if math.isfinite(v)},
@@ -147,19 +157,6 @@ def lost_training(workload: Workload, decision: Decision) -> Training:
             failure="the training ended without a record; its own log has the reason",
         )
     )
-
-
-def _refuse_foreign(kind: str, found: str | None, expected: str) -> None:
-    # A record without a digest, made of bare figures or by hand, is taken as it is.
-    if found is not None and found != expected:
-        raise UsageError(
-            f"the {kind} was made for another workload",
-            where=f"{kind}, key workload_sha256: {found[:12]}, the workload's is {expected[:12]}",
-            fix=f"hand over the {kind} of this workload, or make it again: stoker {_VERBS[kind]}",
-        )
-
-
-_VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
 
 
 def _result(gate: Gate, value: float | None, champion: Mapping[str, float] | None) -> GateResult:
@@ -308,11 +305,17 @@ def _performance_words(performance: Performance) -> list[str]:
     return [*lines, text, *([f"  {promise}"] if promise else [])]
 
 
+# Two runs of a minute on the same quiet hosts differ by less.
+_SAME_HOSTS = 0.1
+
+
 def speedup_words(performance: Performance) -> str:
     """Says how fast the run was; where it had the profiled hosts, that is nobody's gain."""
     words = f"{performance.speedup:.2f} times as fast"
     if performance.action == "keep":
-        words += " as in the profile on the same hosts: no gain by stoker"
+        is_same = abs(performance.speedup - 1) <= _SAME_HOSTS
+        why = "no gain by stoker" if is_same else "the machine's load or speed changed in between"
+        words += f" as in the profile on the same hosts: {why}"
     return words
 
 

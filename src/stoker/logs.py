@@ -5,6 +5,7 @@ and is read back by `parse_line`, so that whoever holds only the log of a job (C
 log) can still follow it.
 """
 
+import re
 import shlex
 import sys
 import threading
@@ -16,6 +17,9 @@ from typing import TextIO
 LogValue = str | int | float | bool | None
 
 _PREFIX = "stoker "
+# The head of each event, wherever it begins: platforms put a time before it, and a progress bar, or
+# another process whose output is the same stream, half a line. `parse_line` needs the whole line.
+EVENT_HEAD = re.compile(r"stoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,17 @@ def parse_line(line: str) -> LogEvent | None:
         return None
     values = dict(word.split("=", 1) for word in words[4:] if "=" in word)
     return LogEvent(words[0], words[1][4:], words[2][5:], words[3], values)
+
+
+def parted(line: str) -> tuple[str, LogEvent | None]:
+    """Returns what a script wrote of a line, as a terminal shows it, and stoker's event behind it.
+
+    A progress bar ends with a carriage return: only the last of its states in the line is kept.
+    """
+    head = EVENT_HEAD.search(line)
+    event = parse_line(line[head.start() :]) if head else None
+    written = (line[: head.start()] if head and event else line).rstrip("\r")
+    return written.rpartition("\r")[2], event
 
 
 def now_utc() -> str:

@@ -7,13 +7,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from stoker.host.processes import ended_words
-from stoker.logs import printable
+from stoker.logs import EVENT_HEAD, printable
 
-# The head of each event, wherever it begins: platforms put a time before it, and hosts whose output
-# is one stream half a line of another process. `logs.parse_line` needs the whole line.
-_EVENT = re.compile(r"\bstoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
 # Of torch's hook, torchrun's tee and mpirun: `[rank0]: `, `[default0]:`, `[1,0]<stderr>:`.
-_RANK = re.compile(r"^\[[a-z]*\d+(,\d+)?\](<std(err|out)>)?: ?")
+RANK_MARK = re.compile(r"^\[[a-z]*\d+(,\d+)?\](<std(err|out)>)?: ?")
 # stoker's own, and a program's of its usage: `train.py: error: unrecognized arguments`.
 _ERROR = re.compile(r"^(?:[\w./-]+: )?error: *(?P<what>\S.*)")
 _TRACE = re.compile(r"^[\s|+]*(Exception Group )?Traceback \(most recent call last\)")
@@ -106,7 +103,7 @@ def said_in(lines: Iterable[str]) -> str:
 
 def without_events(lines: Iterable[str]) -> list[str]:
     """Returns the lines that stoker's log did not write."""
-    return [line for line in lines if not _EVENT.search(line)]
+    return [line for line in lines if not EVENT_HEAD.search(line)]
 
 
 def shortened(failure: str, *, most: int) -> str:
@@ -120,7 +117,7 @@ def shortened(failure: str, *, most: int) -> str:
 
 def _written(lines: Iterable[str]) -> list[str]:
     """Returns a process's own lines, without the mark of its rank."""
-    return [_RANK.sub("", line.rstrip()) for line in without_events(lines)]
+    return [RANK_MARK.sub("", line.rstrip()) for line in without_events(lines)]
 
 
 def _error_in(lines: Sequence[str]) -> str:

@@ -173,13 +173,13 @@ def wait_share(*, step_seconds: float, wait_seconds: float) -> float:
 _RANKS_DIFFER = 0.05
 
 
-def do_ranks_differ(share: float, least: float | None) -> bool:
-    """Returns whether the shares of the ranks that wait longest and least are worth two figures."""
-    return least is not None and share - least >= _RANKS_DIFFER
-
-
 def wait_words(
-    share: float, *, least: float | None, rank: int, of: str = "of it waiting for data"
+    share: float,
+    *,
+    least: float | None,
+    rank: int,
+    of: str = "of it waiting for data",
+    is_page: bool = False,
 ) -> str:
     """Writes a share of waiting: `64% of it waiting for data`, with the ranks where they differ.
 
@@ -189,9 +189,10 @@ def wait_words(
         rank: The one that waits longest.
         of: What the share is of.
     """
-    if not do_ranks_differ(share, least):
-        return f"{percentage(share)} {of}"
-    return f"{percentage(least or 0)} to {percentage(share)} {of} (rank {rank} waits longest)"
+    write = percent if is_page else percentage
+    if least is None or share - least < _RANKS_DIFFER:
+        return f"{write(share)} {of}".rstrip()
+    return f"{write(least)} to {write(share)} {of}".rstrip() + f" (rank {rank} waits longest)"
 
 
 def step_words(

@@ -44,6 +44,7 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.training import TrainingFacts, write_training
+from stoker.records.workload import refuse_foreign, workload_keys
 from stoker.text import ms, usd
 
 RequestT = TypeVar("RequestT")
@@ -67,11 +68,13 @@ def prepare(
     Raises:
         UsageError: If the decision was made for another workload.
     """
-    digest = workload.digest()
-    if decision and decision.workload_sha256 and decision.workload_sha256 != digest:
-        raise UsageError(
-            f"the decision was made for another workload ({decision.workload_sha256[:12]})",
-            where=f"workload {workload.name} ({digest[:12]})",
+    if decision:
+        refuse_foreign(
+            "decision",
+            keys=decision.workload_keys,
+            digest=decision.workload_sha256,
+            workload=workload,
+            where=f"workload {workload.name}",
             fix="decide again: stoker decide PROFILE --workload WORKLOAD",
         )
     return JobSpec.of(
@@ -378,6 +381,11 @@ def facts_of(
         job=ran,
         leader=leader,
         workload_sha256=job.settings.workload_sha256,
+        workload_keys=workload_keys(
+            command=job.command,
+            strategy=job.settings.strategy.name,
+            engine=job.settings.engine.name,
+        ),
         decision_id=sha256_of(decision)[:12] if decision else None,
         groups=job.groups,
         strategy=job.settings.strategy.name,

@@ -21,11 +21,13 @@ REACH = {"--host", "--namespace", "--token-file", "--ca-file"}
 
 VERBS = {
     "run": {
-        *("--from", "--replace-dataloader", "--prices", "--set", "--json", "--yes", "--debug"),
+        *("--from", "--group", "--replace-dataloader", "--prices", "--set"),
+        *("--json", "--yes", "--debug"),
     },
     "profile": {
         "--out",
         "--budget",
+        "--copy",
         "--training-job",
         "--logs",
         "--instance-type",
@@ -121,7 +123,7 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
-    "init": {"--from-training-job", "--region", "--debug"},
+    "init": {"--script", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",
         "--train-step",
@@ -327,7 +329,31 @@ def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
         (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),
         (["decide"], 2, ["no profile to decide on"]),
-        (["decide", "good.yaml"], 2, ["not a JSON document", "good.yaml"]),
+        (["decide", "good.yaml"], 2, ["a workload: a profile is needed", "--workload"]),
+        (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
+        (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
+        (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),
+        (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
+        (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
+        (
+            ["profile", "good.yaml", "--", "python", "tiny.py"],
+            2,
+            ["a workload and a command", "stoker profile good.yaml, or stoker profile -- python"],
+        ),
+        (["profile", "--budget", "-3", "--", "true"], 2, ["where: --budget\n"]),
+        (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),
+        (
+            ["decide", "--instance-type", "local.c1", "--step-seconds", "1", "--objective", "fast"],
+            2,
+            ["where: --objective\n", "cost, time"],
+        ),
+        (
+            ["decide", "--instance-type", "ml.g5.2xlage", "--step-seconds", "1"],
+            2,
+            ["did you mean ml.g5.2xlarge? Or add it with --prices FILE."],
+        ),
+        (["train", "--group", "dnn=local.c99:1", "--", "true"], 2, ["this machine has"]),
+        (["train", "--group", "data=local.c1:1", "--", "true"], 2, ["--group data=local.c1:1:1"]),
         (["schema", "profil"], 2, ["did you mean profile?"]),
         (["report", "nothing-here"], 2, ["no run in nothing-here"]),
         (["watch", "nothing-here"], 2, ["no run nothing-here"]),
@@ -344,6 +370,10 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
         "not-yaml.yaml": "name: x\ncommand: [a\n",
         "no-command.yaml": "name: x\ncommand: [no-such-program]\n",
         "no-script.yaml": "name: x\ncommand: [python, missing.py]\n",
+        "text.yaml": "name: x\ncommand: python train.py --lr\n",
+        "number.yaml": "name: x\ncommand: [python, 1]\n",
+        "name.yaml": "name: My Digits!\ncommand: [python]\n",
+        "tiny.py": "pass\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -16,7 +16,7 @@ from stoker.cli.init import (
 )
 from stoker.errors import UsageError
 from stoker.settings import read_workload
-from support.command import process
+from support.command import process, stoker
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +140,7 @@ def test_a_readme_of_ones_own_stays_and_is_not_in_the_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "README.md").write_text("mine")
-    init_verb(tmp_path, from_training_job=None, region=None)
+    init_verb(tmp_path, script=None, from_training_job=None, region=None)
     assert (tmp_path / "README.md").read_text() == "mine"
     assert "made:" in capsys.readouterr().out
 
@@ -150,3 +150,34 @@ def test_a_region_without_a_job_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--region is only for --from-training-job" in done.stderr
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path: Path) -> None:
+    (tmp_path / "Train It.py").write_text("")
+    (tmp_path / "mine").mkdir()
+    done = stoker("init", "--script", "Train It.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(".gitignore", "Train It.py", "mine", "train-it.yaml")
+    }
+    workload = read_workload(tmp_path / "train-it.yaml")
+    assert workload.command == ("python", "Train It.py")
+    assert "stoker run train-it.yaml" in done.stdout
+    assert "runs/" in (tmp_path / ".gitignore").read_text().splitlines()
+    # From another folder, and never over a file that was edited.
+    assert stoker("init", "mine", "--script", "Train It.py", cwd=tmp_path).returncode == 0
+    assert read_workload(tmp_path / "mine" / "train-it.yaml").command[1] == "../Train It.py"
+    (tmp_path / "train-it.yaml").write_text("name: mine")
+    (tmp_path / ".gitignore").write_text("own")
+    assert "other files" in stoker("init", "--script", "Train It.py", cwd=tmp_path).stderr
+    assert (tmp_path / ".gitignore").read_text() == "own"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [([], "no folder and no script"), (["--script", "none.py"], "no such script: none.py")],
+)
+def test_init_says_what_is_missing(tmp_path: Path, words: list[str], said: str) -> None:
+    done = stoker("init", *words, cwd=tmp_path)
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert said in done.stderr

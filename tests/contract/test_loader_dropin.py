@@ -290,13 +290,14 @@ def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
 def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processes_too(
     tmp_path: Path,
 ) -> None:
-    ended = unaware(
+    code, said = unaware(
         tmp_path,
         LAUNCHED + UNAWARE,
         STOKER_REPLACE_DATALOADER="1",
         TEST_IS_PARENT="1",
     )
-    assert ended == (0, "['stoker.feed.iterators'] True\n")
+    script = [line for line in said.splitlines() if " batches_seeded " not in line]
+    assert (code, script) == (0, ["['stoker.feed.iterators'] True"])
 
 
 # That such a loader is not fed: tests/faults/test_unfed_released.py.
@@ -307,3 +308,87 @@ def test_without_the_replacement_the_script_has_torchs(tmp_path: Path) -> None:
     # In the spawned process, too.
     assert said.startswith("['torch.utils.data.dataloader'] True\n")
     assert "made the same wherever" in said
+
+
+# replace_dataloader: auto, as `stoker train` has it unless somebody says otherwise.
+AUTOMATIC = """
+import torch
+import torch.utils.data
+from stoker.feed.replace import install
+install(torch.utils.data.DataLoader, is_auto=True)
+from torch.utils.data import DataLoader
+
+class Mine(DataLoader):
+    pass
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        # A loader inside a worker is a part of the sample that it makes.
+        return type(iter(DataLoader([1, 2]))).__module__
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([1, 2])
+
+def kinds():
+    return {type(iter(each)).__module__ for each in (DataLoader([1, 2]), Mine([1, 2]))}
+"""
+IN_WORKERS = """
+if __name__ == "__main__":
+    options = dict(num_workers=1, persistent_workers=True, timeout=60, worker_init_fn=print)
+    options |= dict(batch_sampler=torch.utils.data.BatchSampler(range(2), 2, False))
+    loader = DataLoader(Numbers(), collate_fn=list, **options)
+    print(type(iter(loader)).__module__, [list(loader) for _ in range(2)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("imported", "expected"),
+    [
+        ("", "stoker.feed.iterators"),
+        # What has no loader in it says nothing of loaders.
+        ("import stoker; stoker.log_metrics(accuracy=1)", "stoker.feed.iterators"),
+        ("import stoker.feed.loader", "stoker.feed.iterators"),
+        ("from stoker import DataLoader as Fed", "torch.utils.data.dataloader"),
+        ("import stoker; stoker.DataLoader([1])", "torch.utils.data.dataloader"),
+    ],
+)
+def test_auto_leaves_torchs_loaders_to_a_script_that_imports_stokers(
+    tmp_path: Path, imported: str, expected: str
+) -> None:
+    code, said = unaware(tmp_path, f"{AUTOMATIC}{imported}\nprint(kinds())")
+    assert (code, said.splitlines()[-1]) == (0, f"{{'{expected}'}}"), said
+
+
+@pytest.mark.parametrize(
+    ("imported", "expected"),
+    [("", "stoker.feed.iterators"), ("from stoker import DataLoader as Fed", "torch.utils.data")],
+)
+def test_auto_has_no_say_in_loaders_of_a_worker(
+    tmp_path: Path, imported: str, expected: str
+) -> None:
+    code, said = unaware(tmp_path, f"{AUTOMATIC}{imported}\n{IN_WORKERS}")
+    last = said.splitlines()[-1]
+    assert (code, last.split()[0].startswith(expected)) == (0, True), said
+    torchs = ["torch.utils.data.dataloader"] * 2
+    assert last.endswith(f" {[[torchs], [torchs]]}")
+
+
+@pytest.mark.parametrize(
+    ("loader", "env", "is_said"),
+    [
+        ("DataLoader([1, 2])", {}, True),
+        ("DataLoader([1, 2])", {"RANK": "1", "WORLD_SIZE": "2"}, False),
+        ("DataLoader([1, 2])", {"STOKER_FEED": '{"seeding": "torch"}'}, False),
+        # Seeded as by torch in any case.
+        ("DataLoader(Stream())", {}, False),
+    ],
+)
+def test_what_changes_by_the_replacement_is_said_once(
+    tmp_path: Path, loader: str, env: dict[str, str], is_said: bool
+) -> None:
+    code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
+    assert code == 0, said
+    assert said.count("random draws of a dataset are seeded per batch") == int(is_said)

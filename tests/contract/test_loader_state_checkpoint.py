@@ -610,3 +610,10 @@ def test_a_sampler_that_cannot_tell_its_state_stops_no_training() -> None:
             raise RuntimeError("not now")
 
     assert len(list(stoker.DataLoader(Drawing(), sampler=Failing(), batch_size=2))) == 12
+
+
+def test_none_is_refused_as_a_state_and_an_empty_one_is_ignored() -> None:
+    loader = stoker.DataLoader([1, 2, 3])
+    loader.load_state_dict({})
+    with pytest.raises(TypeError, match="takes what state_dict returned, not None"):
+        loader.load_state_dict(None)  # type: ignore[arg-type]

@@ -79,9 +79,12 @@ def test_hosts_that_must_share_cores_are_flagged(kind: str) -> None:
     assert plan.not_comparable == SHARED_CORES
 
 
-def test_a_host_larger_than_the_machine_gets_all_of_it_and_is_flagged() -> None:
-    plan = LocalPlatform(cores=(0, 1), environ={}).plan(job(group("dnn", "local.c8")))
-    assert plan.hosts[0].cores == (0, 1)
+def test_a_trainer_larger_than_the_machine_is_refused_and_a_data_host_shares_its_cores() -> None:
+    platform = LocalPlatform(cores=(0, 1), environ={})
+    with pytest.raises(UsageError, match=r"local\.c8 asks for 8 cores; this machine has 2"):
+        platform.plan(job(group("dnn", "local.c8")))
+    plan = platform.plan(job(group("dnn", "local.c1"), group("data", "local.c8")))
+    assert plan.hosts[1].cores == (0, 1)
     assert plan.not_comparable == SHARED_CORES
 
 

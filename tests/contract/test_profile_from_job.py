@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
@@ -372,7 +374,12 @@ def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path: Path)
 
 def test_a_command_beside_a_job_is_refused() -> None:
     with pytest.raises(UsageError, match="nothing to run"):
-        profile_verb(["mnist.yaml"], training_job=NAME, files=OutputFiles())
+        profile_verb(
+            ["mnist.yaml"],
+            context=mock.create_autospec(typer.Context),
+            training_job=NAME,
+            files=OutputFiles(),
+        )
 
 
 @pytest.mark.parametrize("flag", [["--logs", "x"], ["--region", "eu-west-1"]])

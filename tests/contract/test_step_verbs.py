@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.cli.options import OutputFiles
@@ -282,3 +283,42 @@ def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (folder / "kept" / "model" / "weights").read_text() == "w"
     assert json.loads((folder / "record").read_text())["model_uri"] == "kept/model"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "gates"),
+    [([], 0, 0), (["--set", "gate=[{metric: accuracy, min: 1.5}]"], 3, 1)],
+)
+def test_evaluate_needs_no_workload_file_for_what_ran_as_a_bare_command(
+    folder: Path, options: list[str], code: int, gates: int
+) -> None:
+    write_json(folder / "training.json", sample_records.training())
+    records = [f"--{name}={name}.json" for name in ("profile", "decision", "training")]
+    done = stoker("evaluate", *records, *options, cwd=folder)
+    assert done.returncode == code, done.stderr
+    assert len(read_json(folder / "evaluation.json", Evaluation).gates) == gates
+    # Another command's profile is refused.
+    digest = {"workload_sha256": "b" * 64, "workload_keys": {"command": "python other.py"}}
+    other = {**json.loads((folder / "profile.json").read_text()), **digest}
+    (folder / "profile.json").write_text(json.dumps(other))
+    digest = {"workload_sha256": "a" * 64, "workload_keys": {"command": "python train.py"}}
+    own = {**json.loads((folder / "training.json").read_text()), **digest}
+    (folder / "training.json").write_text(json.dumps(own))
+    done = stoker("evaluate", *records, cwd=folder)
+    assert "command: python other.py -> python train.py" in done.stderr
+
+
+def test_decide_on_a_workstation_says_first_how_to_decide_for_another_machine(folder: Path) -> None:
+    profile = sample_records.profile()
+    host = msgspec.structs.replace(profile.host, instance_type="local.c2", vcpus=2)
+    local = msgspec.structs.replace(profile, host=host, workload_sha256=None, data=())
+    write_json(folder / "profile.json", local)
+    done = stoker("decide", "profile.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    first, *_ = done.stderr.splitlines()
+    title, _, command = first.partition(": ")
+    assert title == "to decide for another machine"
+    # The line can be typed as it stands.
+    done = stoker(*command.split()[1:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "to decide for another machine" not in done.stderr

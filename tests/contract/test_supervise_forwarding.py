@@ -130,6 +130,22 @@ def test_a_very_long_line_is_not_kept() -> None:
         writer.join(DEADLINE_SECONDS)
 
 
+def test_on_a_full_disk_the_command_goes_on() -> None:
+    source, into = os.pipe()
+    full = os.open("/dev/full", os.O_WRONLY)
+    tail = OutputTail()
+    thread = threading.Thread(target=forward, args=(source, full, tail))
+    thread.start()
+    for _ in range(20):
+        os.write(into, b"line\n" * 10_000)
+    os.close(into)
+    thread.join(DEADLINE_SECONDS)
+    os.close(source)
+    os.close(full)
+    assert not thread.is_alive()
+    assert tail.text().endswith("line\n")
+
+
 def test_where_nobody_reads_the_command_goes_on() -> None:
     source, into = os.pipe()
     out, target = os.pipe()

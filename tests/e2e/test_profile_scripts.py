@@ -10,6 +10,7 @@ from unittest import mock
 
 import psutil
 import pytest
+import torch
 
 from stoker.records import Profile, read_json
 from support.command import stoker
@@ -45,9 +46,10 @@ class Profiled:
         return "".join(path.read_text() for path in self.folder.glob("runs/*/logs/*.log"))
 
 
-def run_profile(folder: Path, *command: str) -> Profiled:
+def run_profile(folder: Path, *command: str, copy: bool = False) -> Profiled:
+    options = ("--copy",) if copy else ()
     with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
-        done = stoker("profile", "--budget", BUDGET, "--", *command, cwd=folder)
+        done = stoker("profile", "--budget", BUDGET, *options, "--", *command, cwd=folder)
     found = Profiled(code=done.returncode, words=done.stdout + done.stderr, folder=folder)
     assert processes_in(folder) == [], "processes are left"
     return found
@@ -217,3 +219,51 @@ def test_a_script_that_lacks_a_module_is_told_what_to_install(tmp_path: Path) ->
     assert found.code == 6
     assert "No module named 'a_module_that_nobody_has'" in found.words
     assert "-m pip install -r requirements.txt" in found.words
+
+
+def saved(folder: Path, name: str) -> list[int]:
+    return list(torch.load(folder / "ckpt" / name))
+
+
+@pytest.mark.parametrize(
+    ("every", "name"),
+    [("0", "epoch.pt"), pytest.param("13", "last.pt", marks=pytest.mark.soak)],
+)
+def test_a_file_that_was_there_is_never_written_with_repeated_batches(
+    tmp_path: Path, every: str, name: str
+) -> None:
+    (tmp_path / "ckpt").mkdir()
+    for each in ("epoch.pt", "last.pt"):
+        torch.save([0], tmp_path / "ckpt" / each)
+    found = run_profile(tmp_path, sys.executable, str(SUPPORT / "saving_script.py"), every)
+    seen = saved(tmp_path, name)
+    assert len(seen) == len(set(seen)), "it was trained on repeated batches"
+    assert f"the script is about to overwrite ckpt/{name}" in " ".join(found.words.split())
+    assert_measured(found)
+    assert f"the script was about to overwrite ckpt/{name}: the profile ended there" in str(
+        found.record.what["notes"]
+    )
+
+
+def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    torch.save([0], tmp_path / "ckpt" / "last.pt")
+    command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
+    found = run_profile(tmp_path, *command)
+    assert found.code == 2
+    assert "the script was about to overwrite ckpt/last.pt in step 1 on batches" in found.words
+    assert "stoker profile --copy" in found.words
+    seen = saved(tmp_path, "last.pt")
+    assert len(seen) == len(set(seen))
+
+
+def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    torch.save([0], tmp_path / "ckpt" / "last.pt")
+    command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
+    found = run_profile(tmp_path, *command, copy=True)
+    assert_measured(found)
+    assert saved(tmp_path, "last.pt") == [0]
+    assert found.files == {"ckpt"}
+    assert "grown_files" not in found.record.what
+    assert list(tmp_path.glob("runs/*/copy")) == []

@@ -155,7 +155,7 @@ def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path
     assert profile.unmeasured == UNMEASURED
     assert profile.timed_step.global_batch_size == 8
     logs = [file.read_text() for file in tmp_path.glob("runs/*/logs/*")]
-    ended = [re.findall(r"profile_as_is rank=\d steps=(\d+)", log) for log in logs]
+    ended = [re.findall(r"profile_as_is rank=\d ranks=\d steps=(\d+)", log) for log in logs]
     assert len(ended) == 2
     assert ended[0] == ended[1] != []
     for log in logs:

@@ -359,6 +359,15 @@ def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(
     assert "without help of data hosts" in said[0]
 
 
+def test_what_cannot_travel_of_an_unchanged_script_is_made_as_torch_makes_it(
+    nobody: Cluster,
+) -> None:
+    env = env_of(nobody) | {"STOKER_REPLACE_DATALOADER": "auto"}
+    trainer = nobody.train(env=env, lock=True, num_workers=2, is_torchs=True)
+    assert trainer.finish() == reference(num_workers=2)
+    assert trainer.errors.count("made_locally") == 1
+
+
 def test_decided_workers_replace_the_scripts(nobody: Cluster) -> None:
     trainer = nobody.train(num_workers=0, workers=2)
     assert trainer.finish() == reference()

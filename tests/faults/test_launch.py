@@ -528,3 +528,30 @@ def test_output_is_passed_on_unchanged(tmp_path: Path) -> None:
         assert job.end().status == "succeeded"
         log = (job.spec.run_dir / "logs" / f"dnn-{job.leader}.log").read_bytes()
         assert bytes(range(256)) * 1000 in log
+
+
+FILL = """
+import os, sys
+try:
+    with open(sys.argv[1], "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+except OSError as err:
+    assert err.errno == 28
+print("is full", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which mounts a disk of 64 KiB")
+def test_a_full_disk_of_logs_is_a_warning_and_the_training_goes_on(tmp_path: Path) -> None:
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", logs], check=True)
+    try:
+        job = LocalJob(tmp_path, FILL, arguments=[str(logs / "fill")])
+        with job:
+            said = [line.text for line in job.run.lines() if line.group == "local"]
+            assert job.training().status == "succeeded"
+    finally:
+        subprocess.run(["umount", logs], check=True)
+    assert said == [f"no space is left for {logs}: its logs lack lines; the job goes on"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import stoker
 from stoker.launch.strategies.start import SITE_DIR
 
 pytestmark = pytest.mark.fault
@@ -117,6 +118,18 @@ def test_the_replacement_is_installed_however_torch_is_imported(tmp_path: Path, 
     ended = python(REPLACED.format(how=how), tmp_path, STOKER_REPLACE_DATALOADER="1")
     assert ended.stdout == "replaced True\nfinder left False\n", ended.stderr
     assert ended.stderr == ""
+
+
+def test_auto_replaces_the_loader_unless_stokers_is_imported(tmp_path: Path) -> None:
+    code = (
+        "from torch.utils.data import DataLoader\n"
+        "loader = DataLoader([1, 2])\n"
+        "kinds = lambda: print(type(iter(loader)).__module__)\n"
+        "kinds(); from stoker import DataLoader; kinds()\n"
+    )
+    source = str(Path(stoker.__file__).parents[1])
+    ended = python(code, tmp_path, path=source, STOKER_REPLACE_DATALOADER="auto")
+    assert ended.stdout == "stoker.feed.iterators\ntorch.utils.data.dataloader\n", ended.stderr
 
 
 def test_without_being_asked_for_nothing_is_replaced(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""A script that forgot the changed import trains on under a data group; its data hosts end."""
+"""A training that takes no batch from its data hosts trains on without them, and has failed."""
 
 from pathlib import Path
 
 import pytest
 
 from stoker.records import FeedSettings
+from stoker.records.outcome import outcome_of, training_exit_code
 from support.local_job import LocalJob
 
 pytestmark = pytest.mark.fault
@@ -51,3 +52,48 @@ def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path, dnn
     assert any("data hosts released" in event.what for event in training.events)
     for host in (host.name for host in job.request.hosts if host.group == "dnn"):
         assert "late [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]" in job.log(host)
+
+
+_HEAD = """
+import sys
+# The data host alone does without torch: none of its datasets ever come.
+sys.path[:] = [folder for folder in sys.path if not folder.endswith("without_torch")]
+import stoker, torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+"""
+_STEPS = """
+for (batch,) in loader:
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+_TORCHS = "loader = DataLoader(TensorDataset(torch.rand(12, 4)), batch_size=4)"
+_EMPTY = "loader = stoker.DataLoader(TensorDataset(torch.rand(0, 4)), batch_size=4)"
+
+
+@pytest.mark.parametrize(
+    ("script", "steps", "why"),
+    [
+        (_TORCHS + _STEPS, 3, "torch.utils.data.dataloader.DataLoader is read without stoker"),
+        (_EMPTY + _STEPS, 0, "gave no batch; is its dataset empty?"),
+        # It goes on from a checkpoint of its last epoch.
+        (_EMPTY, 0, ""),
+    ],
+)
+def test_a_run_without_one_fed_batch_has_failed_by_its_cause(
+    tmp_path: Path, script: str, steps: int, why: str
+) -> None:
+    feed = FeedSettings()
+    with LocalJob(tmp_path, _HEAD + script, data=1, feed=feed, has_torch=False) as job:
+        end = job.end()
+        record = job.training()
+        told = job.failure_file() or ""
+    assert (end.status, record.status) == ("failed" if why else "succeeded",) * 2
+    # The command itself ended well.
+    assert (record.exit_code, record.steps, record.is_unfed) == (0, steps, bool(why))
+    assert why in told
+    assert why in record.cause
+    outcome = outcome_of(record)
+    assert outcome.state == ("not fed" if why else "did no step")
+    assert training_exit_code(record) == (6 if why else 0)

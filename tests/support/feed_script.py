@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from stoker import DataLoader
+from stoker.feed.replace import install
 
 DEFAULTS = {
     "samples": 48,
@@ -41,6 +42,7 @@ DEFAULTS = {
     "lock": False,
     "loader": {},
     "objects": False,
+    "is_torchs": False,
 }
 
 
@@ -120,6 +122,9 @@ def main() -> None:
     random.seed(7)
     np.random.seed(7)
     lock = __import__("threading").Lock()
+    kind = torch.utils.data.DataLoader if given["is_torchs"] else DataLoader
+    if given["is_torchs"]:
+        install(kind)
     first = collate_with_object if given["objects"] else collate
     loaders = []
     for number in range(given["loaders"]):
@@ -132,7 +137,7 @@ def main() -> None:
                 dataset, num_replicas=given["world"], rank=given["rank"]
             )
         loaders.append(
-            DataLoader(
+            kind(
                 dataset,
                 batch_size=given["batch_size"],
                 shuffle=sampler is None,

@@ -34,7 +34,8 @@ DEADLINE_SECONDS = 60.0
 # Short, so that a lost launcher is noticed soon.
 QUICK = FeedSettings(lease_seconds=2.0)
 # Of hosts whose training has no datasets: what a data host imports for them, it need not.
-WITHOUT_TORCH = {"PYTHONPATH": str(Path(__file__).parent / "without_torch")}
+_FOLDERS = (str(Path(__file__).parent / "without_torch"), os.environ.get("PYTHONPATH"))
+WITHOUT_TORCH = {"PYTHONPATH": os.pathsep.join(filter(None, _FOLDERS))}
 
 
 def until(condition: Callable[[], bool], *, what: str, seconds: float = DEADLINE_SECONDS) -> None:

@@ -109,17 +109,17 @@ def test_next_limit_is_the_accelerators_own_step() -> None:
     decision = decided(profile(), Constraints(max_data_hosts=1))
     plan = next(p for p in priced(decision) if of(p).second_limit == "accelerator")
     assert of(plan).second_limit_seconds == pytest.approx(0.08)
-    assert limits(of(plan)) == "the CPU, then the accelerator, at 80.0 ms"
+    assert limits(of(plan)) == "CPU; next: accelerator (80.0 ms)"
 
 
 def test_a_record_of_an_earlier_version_has_its_limits_without_the_time() -> None:
     old = replace(of(starved().plan), second_limit_seconds=None, limit="cpu")
-    assert limits(replace(old, second_limit="network")) == "the CPU, then the network"
+    assert limits(replace(old, second_limit="network")) == "CPU; next: network"
 
 
 def test_a_limit_that_is_nowhere_near_is_not_named() -> None:
     outcome = replace(of(starved().plan), limit="accelerator", second_limit_seconds=0.0)
-    assert limits(outcome) == "the accelerator, and no other is near"
+    assert limits(outcome) == "accelerator, and no other is near"
 
 
 # Break-even.
@@ -222,8 +222,8 @@ def test_unexplained_profile_gets_no_advice_to_buy_accelerators() -> None:
 def test_unexplained_profile_has_its_table_for_orientation_only() -> None:
     check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
     text = explain(decided(replace(profile(), check=check)))
-    assert "For orientation only" in text
-    assert "For orientation only" not in explain(starved())
+    assert "Rough guide only" in text
+    assert "Rough guide only" not in explain(starved())
 
 
 def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit() -> None:
@@ -501,7 +501,7 @@ def test_text_shows_both_ends_of_the_front() -> None:
 def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan() -> None:
     decision = starved()
     text = unwrapped(explain(decision))
-    assert f"With the plan it is {limits(of(decision.plan))}" in text
+    assert f"bottleneck: {limits(of(decision.plan))}" in text
     assert f"Break-even: {pays(of(decision.plan))}; accelerators are busy" in text
 
 

@@ -1,9 +1,14 @@
-"""Checks what a full disk does to the log files of a followed job."""
+"""Checks what a full disk does to the log files of a followed job, and how a log is read."""
 
+import shutil
+from collections import namedtuple
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from stoker.platforms.base import LogLine
-from stoker.platforms.follow import LogFiles
+from stoker.platforms.follow import FileTail, LogFiles, full_disk
 
 
 def line(text: str) -> LogLine:
@@ -38,3 +43,28 @@ def test_a_folder_that_cannot_be_made_is_said_too(tmp_path: Path) -> None:
     assert files.write(line("step 1")) == (
         f"cannot write {tmp_path / 'logs' / 'dnn-a.log'}: File exists; the job goes on"
     )
+
+
+def test_only_a_disk_without_any_space_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    assert full_disk(tmp_path) == full_disk(tmp_path / "missing") == ""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 0))
+    assert full_disk(tmp_path) == (
+        f"no space is left for {tmp_path}: its logs lack lines; the job goes on"
+    )
+
+
+def test_a_bar_that_has_no_end_of_line_for_hours_takes_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    with file.open("wb", buffering=0) as log, closing(FileTail(file)) as tail:
+        for step in range(1000):
+            log.write(b"\r%d steps" % step)
+            assert list(tail.read()) == []
+        log.write(b"\r")
+        assert list(tail.read()) == []
+        assert len(tail._rest) < 100
+        log.write(b"all steps\r\ndone\n")
+        first, second = tail.read()
+    assert (first.rpartition("\r")[2], second) == ("all steps", "done")

@@ -1,4 +1,4 @@
-"""Loaders that one line of the script makes anew are one loader of the timeline; others are not."""
+"""Loaders that one line of the script makes again are one loader of the timeline."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,7 +11,14 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import stoker
 from stoker.feed import process as feed_process
 from stoker.feed.process import TrainerProcess
-from stoker.feed.timeline import Timeline, main_loader, read_timeline, steady
+from stoker.feed.timeline import (
+    Timeline,
+    main_loader,
+    read_timeline,
+    read_timelines,
+    steady,
+)
+from stoker.launch.passive_profile import measure
 from stoker.settings import from_environment
 
 
@@ -53,6 +60,9 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline: Pat
     assert len(steps) == 120
     assert [step.epoch for step in steps] == [epoch for epoch in range(6) for _ in range(20)]
     assert len(steady(steps)) == 6 * 18
+    measured = measure(read_timelines(timeline.parent), {})
+    assert measured is not None
+    assert (measured.steps, measured.spread["step_seconds"].samples) == (120, 6)
 
 
 def test_a_dataset_made_in_each_epoch_is_no_other_loader(timeline: Path) -> None:
@@ -114,7 +124,7 @@ def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timelin
     orders = []
     for _ in range(2):
         torch.manual_seed(7)
-        loader = stoker.DataLoader(list(range(50)), batch_size=None, shuffle=True)
-        orders.append([int(value) for value in loader])
+        loader = stoker.DataLoader(numbers(50), batch_size=None, shuffle=True)
+        orders.append([int(value) for (value,) in loader])
         assert loader.state_dict()["epoch"] == 1
     assert orders[0] == orders[1]

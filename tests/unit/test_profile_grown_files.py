@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from stoker.profile.grown_files import folders_of, grown, snapshot, with_grown_files, words_of
+from stoker.profile.grown_files import (
+    files_of,
+    folders_of,
+    grown,
+    snapshot,
+    with_grown_files,
+    words_of,
+)
 from stoker.profile.rank_results import GrownFile, RankResult
 from stoker.records import Profile, ProfiledHost, StepTerms
 
@@ -92,3 +99,16 @@ def test_the_record_lists_them_beside_its_notes(names: tuple[str, ...]) -> None:
     found = with_grown_files(profile, [rank])
     assert found.what.get("grown_files") == (dict.fromkeys(names, 7) or None)
     assert len(found.what["notes"]) == 1 + len(names)
+
+
+def test_what_the_output_of_stoker_itself_goes_to_is_not_the_scripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, model = tmp_path / "notes.txt", tmp_path / "model.pt"
+    for path in (notes, model):
+        write(path, "x")
+    own = notes.stat()
+    monkeypatch.setattr(os, "fstat", lambda _: own)
+    files = tuple(GrownFile(path=str(path), num_bytes=1) for path in (notes, model))
+    rank = RankResult(rank=0, world_size=1, host="h", vcpus=1, ranks_on_host=1, grown_files=files)
+    assert [file.path for file in files_of([rank])] == [str(model)]

@@ -1,12 +1,15 @@
 """The ranks' results become the record: sums, maxima, the self-check, the fixes, the words."""
 
 from dataclasses import replace
+from datetime import date
 
 import msgspec
 import pytest
 import torch
 
 import stoker
+from stoker.catalog import load_catalog
+from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.profile.batches import facts_of
 from stoker.profile.combine import combine
@@ -22,6 +25,7 @@ from stoker.profile.rank_results import (
     Receive,
 )
 from stoker.records import (
+    Constraints,
     Parts,
     Place,
     Profile,
@@ -198,7 +202,26 @@ def test_what_others_took_of_the_cpus_is_accounted_for_and_said() -> None:
     profile = combined(busy)
     assert profile.check is not None
     assert profile.check.explained
-    assert "other programs kept 0.5 of the 1 vCPU busy" in explain(profile).replace("\n  ", " ")
+    said = explain(profile).replace("\n  ", " ")
+    assert said.count("ther programs were using 0.5 of the 1 vCPU, so the measurement") == 1
+    assert "kept 0.5" not in said
+
+
+def test_next_to_other_programs_profile_and_decide_name_one_measured_step() -> None:
+    uneven = Quartiles(mean=0.126, median=0.110, low=0.1, high=0.2, samples=60)
+    busy = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=uneven, others_vcpus=0.3))
+    profile = combined(busy)
+    assert profile.timed_step.step_seconds == 0.126
+    assert "measured were 126 ms" in explain(profile).replace("\n  ", " ")
+    decision = decide(
+        profile,
+        catalog=load_catalog("local", cores=4),
+        constraints=Constraints(),
+        today=date(2026, 11, 23),
+    )
+    assert "110 ms" not in f"{decision.path}{decision.warnings}"
+    quiet = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=uneven))
+    assert combined(quiet).timed_step.step_seconds == 0.110
 
 
 def test_a_quota_of_one_and_a_half_is_divided_by_as_it_is() -> None:

@@ -23,6 +23,7 @@ from stoker.profile.profiled_job import (
     unmeasured,
 )
 from stoker.profile.rank_results import LoaderFacts, RankResult
+from stoker.profile.step_watch import NO_BATCH
 from stoker.records import Profile, ProfiledHost, ProfiledLoader, StepTerms, TodaysGroup, write_json
 
 TORCH = ProcessReport(packages=("torch", "json"))
@@ -70,6 +71,11 @@ def reason(
     [
         (reason(rank()), "ended too soon: after 6 batches"),
         (reason(rank(number=1)), "(rank 1)"),
+        (reason(rank(missing=NO_BATCH)), "the script ended, and its loader gave no batch"),
+        (
+            reason(msgspec.structs.replace(rank(), ended_before="overwrite a.pt")),
+            "the profile ended too soon: the script was about to overwrite a.pt",
+        ),
         (reason(rank(missing="")), "it was cut off"),
         (reason(), "imported torch and never read from a DataLoader of torch"),
         (reason(seen=(ProcessReport(packages=("torch", "tensorflow")),)), "but uses tf.data"),
@@ -84,7 +90,7 @@ def reason(
         (reason(rank(), command=("jupyter", "nbconvert", "a.ipynb")), "a notebook ran, and ended"),
         (reason(command=("papermill", "a.ipynb", "b.ipynb")), "a notebook ran"),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_each_reason_has_its_own_words(error: UnmeasuredError, words: str) -> None:
     assert words in error.what

@@ -67,6 +67,36 @@ def test_what_the_platform_says_is_shown_where_the_script_is_not(
     assert capsys.readouterr().err.strip() == "Starting: preparing hosts"
 
 
+def test_a_bar_is_shown_in_its_last_state_and_events_never_in_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = io.StringIO()
+    log = Log(run="r", host="algo-1", stream=stream)
+    log.event("agent_ready", agent="algo-2", workers=1, credits=2)
+    log.event("metrics_not_served", text="no metrics are served")
+    ready, warned = stream.getvalue().splitlines()
+    with following(quiet=False, echo=True) as follow:
+        for text in (
+            "  0%|          | 0/40 [00:00<?, ?it/s]" + ready,
+            "\r".join(f" {done}%|###| [00:0{done // 10}<?]" for done in (10, 20, 30)),
+            "loss 0.5\r",
+            "\rvalidation 3/4\r              \r",
+            "[default0]:" + ready,
+            "[1,0]<stderr>:" + warned,
+            "",
+            "stoker is a nice tool",
+        ):
+            follow.line(LogLine(group="dnn", host="algo-1", text=text))
+    assert capsys.readouterr().err.splitlines() == [
+        "dnn/algo-1   0%|          | 0/40 [00:00<?, ?it/s]",
+        "dnn/algo-1  30%|###| [00:03<?]",
+        "dnn/algo-1 loss 0.5",
+        "warning: dnn/algo-1: no metrics are served",
+        "dnn/algo-1 ",
+        "dnn/algo-1 stoker is a nice tool",
+    ]
+
+
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
     """Makes a terminal of 60 columns stderr; yields what reads from it until a text has come."""
@@ -136,6 +166,7 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(
     for _ in range(2):
         log.event("generator_not_seeded", text="Data.rng keeps its own seed")
     log.event("large_dataset", text="70 MiB")
+    log.event("batches_seeded", text="other numbers than without stoker")
     for quiet in (True, False):
         with following(quiet=quiet, echo=False) as follow:
             for text in ("the script's own", *stream.getvalue().splitlines()):
@@ -143,4 +174,5 @@ def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(
     assert capsys.readouterr().err.splitlines() == [
         "warning: dnn/algo-1: Data.rng keeps its own seed",
         "warning: dnn/algo-1: 70 MiB",
+        "note: other numbers than without stoker",
     ]

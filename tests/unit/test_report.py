@@ -247,7 +247,13 @@ def test_keep_says_first_that_stoker_does_not_help(report: Report) -> None:
         "stoker does not help here: the accelerator is the limit, not the data."
     )
     unknown = report(decision=replace(kept, bottleneck="unexplained"))
-    assert unknown.headline.startswith("No advice that costs: ")
+    assert unknown.headline.startswith("Kept as it is for now: ")
+
+
+def test_figures_of_a_busy_machine_are_no_gain(report: Report) -> None:
+    page = report(decision=replace(sample_records.decision(), is_noisy=True))
+    assert page.headline == "The machine was busy with other programs: the figures do not count."
+    assert '<span class="hero">' not in page.source
 
 
 def test_failed_gate_comes_before_the_gain(report: Report) -> None:

@@ -9,6 +9,7 @@ from stoker.profile.step_watch import (
     WARM_UP_STEPS,
     AsIsSteps,
     ReplaySteps,
+    missing_of,
 )
 
 
@@ -119,6 +120,51 @@ def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any() -> None
     # A step of a large part of the budget: two are better than none, one is none.
     assert holds(2, 50.0)
     assert not holds(1, 1000.0)
+
+
+@pytest.mark.parametrize("step_seconds", [0.001, 0.08, 0.4, 3.0, 20.0])
+@pytest.mark.parametrize("steps", [0, 15, 70])
+def test_as_many_more_steps_as_are_said_are_needed(step_seconds: float, steps: int) -> None:
+    elapsed = steps * step_seconds
+
+    def holds(more: int) -> bool:
+        return AS_IS_ENOUGH.holds(
+            steps=steps + more, elapsed_seconds=elapsed + more * step_seconds, budget_seconds=60.0
+        )
+
+    more = AS_IS_ENOUGH.more(
+        steps=steps, elapsed_seconds=elapsed, step_seconds=step_seconds, budget_seconds=60.0
+    )
+    assert holds(more)
+    assert more == 0 or not holds(more - 1)
+
+
+def missing(*, batches: int, is_read_out: bool, epoch: int | None = 50) -> str:
+    steps = as_is()
+    steps.epoch_batches = epoch
+    elapsed = take(steps, count=batches, every=0.1)
+    return missing_of(
+        steps,
+        None,
+        elapsed_seconds=elapsed,
+        budget_seconds=60.0,
+        is_read_out=is_read_out,
+    )
+
+
+def test_what_a_script_that_ended_too_soon_lacks_is_one_figure() -> None:
+    # Its last epoch is made longer: 10 steps to warm up, and 20 that count.
+    assert missing(batches=12, is_read_out=True) == (
+        "the script ended after 12 batches of its main loader; an epoch has 50; about 18 more, or "
+        "one more epoch, are needed"
+    )
+    # It counts its steps itself: 120 of 100 ms as is, 3 and 60 with cached batches.
+    assert missing(batches=100, is_read_out=False) == (
+        "the script ended after 100 batches of its main loader; an epoch has 50; about 94 more, or "
+        "two more epochs, are needed"
+    )
+    assert missing(batches=100, is_read_out=False, epoch=None).endswith("about 94 more are needed")
+    assert missing(batches=0, is_read_out=True) == "its loader gave no batch"
 
 
 def test_the_warm_up_of_slow_steps_ends_by_the_clock() -> None:

@@ -267,11 +267,11 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
     ("value", "limit", "words"),
     [
         (interval(host_rate(), wait=None), "unknown", "not known: no step"),
-        (interval(host_rate(), wait=0.02, ready=5.0), "trainer", "5.0 batches lie ready"),
+        (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "5.0 batches lie ready"),
         (interval(host_rate(credits=0)), "workers", "none is there"),
         (
             interval(host_rate(busy_workers=3.9, busy_cpus=3.8)),
-            "workers",
+            "cpu",
             "at work 98% of the time",
         ),
         (interval(host_rate(busy_workers=4.0, busy_cpus=0.4)), "workers", "have a CPU for 10%"),
@@ -290,7 +290,7 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
             "order",
             "slowest is slow",
         ),
-        (interval(host_rate()), "connection", "8 of 8 batches asked for"),
+        (interval(host_rate()), "network", "8 of 8 batches asked for"),
         (interval(host_rate(in_flight=1)), "hand-out", "1 of 8 batches asked for"),
     ],
 )
@@ -332,7 +332,7 @@ def test_a_stream_with_too_few_shards_is_told_to_have_more(value: FeedInterval, 
 
 def test_a_stream_with_more_shards_than_workers_is_short_of_workers() -> None:
     value = stream(host_rate(workers=8, busy_workers=8.0, busy_cpus=7.5), shards=8, workers=2)
-    assert bottleneck_of(value).limit == "workers"
+    assert bottleneck_of(value).limit == "cpu"
 
 
 def test_one_late_shard_is_named() -> None:
@@ -349,7 +349,9 @@ def test_faster_storage_is_no_advice_for_a_loader_that_waits_for_none(
 ) -> None:
     # Workers without a CPU: they read, or other processes have their cores.
     value = interval(host_rate(busy_workers=4.0, busy_cpus=2.2))
-    advice = bottleneck_of(value, does_loading_wait=does_loading_wait).advice
+    found = bottleneck_of(value, does_loading_wait=does_loading_wait)
+    assert found.limit == {True: "latency", False: "cpu", None: "workers"}[does_loading_wait]
+    advice = found.advice
     assert ("storage" in advice) == is_storage_named
     assert ("data hosts" in advice) == are_hosts_named
 

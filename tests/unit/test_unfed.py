@@ -7,22 +7,25 @@ from types import ModuleType
 
 import msgspec
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.feed import unfed
+from stoker.feed.loading import read_loadings
 from stoker.feed.process import TrainerProcess, Unfed
 from stoker.feed.timeline import Timeline
-from stoker.feed.unfed import ENOUGH_STEPS, UnfedWatch, is_released
+from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
 from stoker.launch.trainer_host import Release
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, from_environment, unfed_file
 
 
-def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[UnfedWatch, io.StringIO]:
+def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[OptimizerWatch, io.StringIO]:
     environ = {"STOKER_OUTPUT": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
     said = io.StringIO()
     log = Log(run="test", host="algo-1", stream=said)
     process = TrainerProcess(from_environment(environ), Timeline(None))
-    return UnfedWatch(process.settings, log, lambda: process), said
+    return OptimizerWatch(process.settings, log, lambda: process), said
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +37,7 @@ def without_feed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path: Path) -> None:
     watch, said = watch_of(tmp_path)
     watch.seen = "torch.utils.data.dataloader.DataLoader"
-    assert watch.step()
+    watch.step()
     assert "feed_not_asked" in said.getvalue()
     assert "torch.utils.data.dataloader.DataLoader is read without stoker" in said.getvalue()
     assert "--replace-dataloader" in said.getvalue()
@@ -53,10 +56,10 @@ def test_a_librarys_own_loader_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 def test_steps_before_the_first_batch_are_not_judged(tmp_path: Path) -> None:
     watch, said = watch_of(tmp_path)
     for _ in range(ENOUGH_STEPS - 1):
-        assert watch.step()
+        watch.step()
     assert said.getvalue() == ""
-    assert list(tmp_path.iterdir()) == []
-    assert not watch.step()
+    assert not (tmp_path / unfed_file(0)).exists()
+    watch.step()
     assert "no loader of torch or stoker was read" in said.getvalue()
     assert (tmp_path / unfed_file(0)).exists()
 
@@ -67,9 +70,68 @@ def test_a_training_with_a_loader_of_stokers_is_left_alone(
     monkeypatch.setattr(unfed, "_FEED", "stoker.feed.unfed")
     watch, said = watch_of(tmp_path)
     watch.seen = "torch.utils.data.dataloader.DataLoader"
-    assert not watch.step()
+    for _ in range(ENOUGH_STEPS):
+        watch.step()
     assert said.getvalue() == ""
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / unfed_file(0)).exists()
+
+
+def test_steps_are_counted_without_a_data_group_too(tmp_path: Path) -> None:
+    watch, said = watch_of(tmp_path)
+    watch.is_planned = False
+    for _ in range(ENOUGH_STEPS + 105):
+        watch.step()
+    watch.write()
+    (told,) = read_loadings(tmp_path)
+    assert (told.optimizer_steps, said.getvalue()) == (ENOUGH_STEPS + 105, "")
+    assert not (tmp_path / unfed_file(0)).exists()
+
+
+def test_a_process_that_leaves_by_exit_has_said_its_steps_once_a_second(tmp_path: Path) -> None:
+    watch, _ = watch_of(tmp_path)
+    now = [10.0]
+    watch.clock = lambda: now[0]
+    told = []
+    for seconds in (0.0, 0.5, 0.4, 0.2):
+        now[0] += seconds
+        watch.step()
+        told.append(read_loadings(tmp_path)[0].optimizer_steps)
+    assert told == [1, 1, 1, 4]
+
+
+# Of torch's own, as it imports its compiler.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_step_is_not_broken_and_its_number_is_not_known(tmp_path: Path) -> None:
+    watch, _ = watch_of(tmp_path)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = register_optimizer_step_pre_hook(lambda *_: watch.step())
+    step = torch.compile(optimizer.step, backend="eager")
+    try:
+        for _ in range(3):
+            model(torch.ones(3, 2)).sum().backward()
+            step()
+    finally:
+        handle.remove()
+        torch.compiler.reset()
+    # Whichever way torch takes: all are counted, or none is and that is said.
+    assert watch.loading().optimizer_steps in (None, 3)
+    assert watch.loading().has_optimizer
+
+
+def test_a_loader_of_torchs_is_seen_only_where_its_iterator_is_torchs(tmp_path: Path) -> None:
+    class Own(torch.utils.data.DataLoader[object]):
+        def _get_iterator(self) -> object:  # type: ignore[override]
+            return stokers.pop() if stokers else super()._get_iterator()
+
+    stokers = [type("Fed", (), {"__module__": "stoker.feed.iterators"})()]
+    watch, _ = watch_of(tmp_path)
+    unfed._see_loaders(Own, watch)
+    loader = Own([1, 2])
+    loader._get_iterator()
+    assert watch.seen == ""
+    loader._get_iterator()
+    assert watch.seen.endswith("Own")
 
 
 class Released:

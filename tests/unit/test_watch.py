@@ -70,7 +70,7 @@ def test_a_plain_line_names_hosts_rates_waits_and_the_limit() -> None:
     )
     assert "step 120, 20.0 ms per step, 40% of it waiting for data" in shown
     assert "data-1 12.5/s 12.5 MB/s, gpu-1 (local) 5.0/s" in shown
-    assert shown.endswith("limit: workers")
+    assert shown.endswith("limit: cpu")
 
 
 def test_a_great_many_hosts_are_counted_and_not_listed() -> None:
@@ -158,7 +158,7 @@ def test_once_says_how_it_is_and_ends(run_folder: Path, capsys: pytest.CaptureFi
     document = json.loads(capsys.readouterr().out)
     assert (document["status"], document["steps"]) == ("running", 120)
     assert document["feed"]["hosts"][0]["name"] == "data-1"
-    assert document["bottleneck"]["limit"] == "workers"
+    assert document["bottleneck"]["limit"] == "cpu"
 
 
 def test_a_run_is_found_by_its_id(

@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.cli.workloads import parse_groups
+from stoker.cli.workloads import groups_of, parse_groups, resolve
 from stoker.errors import UsageError
 from stoker.records import groups_in_words
 
@@ -40,3 +40,23 @@ def test_a_data_group_without_workers_is_refused() -> None:
 def test_a_role_may_stand_there_once() -> None:
     with pytest.raises(UsageError, match="twice"):
         parse_groups(["dnn=1", "dnn=1"], default_type="local.c1")
+
+
+def test_the_ranks_of_a_bare_command_need_no_workload_file() -> None:
+    ranks = ["cluster.dnn.processes_per_host=2"]
+    workload = resolve(["python", "-c", "pass"], overrides=ranks)
+    assert workload.cluster is not None
+    for group in ("local.c1:1", "1"):
+        (dnn,) = groups_of(workload, [f"dnn={group}"])
+        assert dnn.processes_per_host == 2
+    typed = resolve(["true"], overrides=[*ranks, "cluster.dnn.instance_type=local.c7"])
+    assert typed.cluster is not None
+    assert typed.cluster.dnn.instance_type == "local.c7"
+    assert resolve(["true"], overrides=["feed.credits=3"]).cluster is None
+
+
+def test_examples_in_errors_are_of_the_platform_in_use() -> None:
+    for default, example in (("local.c2", "dnn=local.c1:1"), ("ml.g5.xlarge", "data=ml.c7i")):
+        with pytest.raises(UsageError, match=r"dnn=\.\.\. is missing") as caught:
+            parse_groups(["data=1:1"], default_type=default)
+        assert example in caught.value.fix

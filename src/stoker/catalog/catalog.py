@@ -134,7 +134,7 @@ class Catalog:
             return made
         raise UsageError(
             f"the catalog of platform {self.platform} has no instance type {name!r}",
-            fix=_suggestion(name, tuple(self._by_type)) + f"; add it with {self.added_by}",
+            fix=f"{_suggestion(name, tuple(self._by_type))} Or add it with {self.added_by}.",
         )
 
     def coremark_of_cpu(self, model: str | None) -> float | None:
@@ -237,7 +237,7 @@ def _suggestion(name: str, known: tuple[str, ...]) -> str:
     hint = nearest(name if name.startswith("ml.") else f"ml.{name}", known)
     if not hint.startswith("did you mean"):
         hint = nearest(name, known)
-    return hint if hint.startswith("did you mean") else "see: stoker catalog"
+    return hint if hint.startswith("did you mean") else "See: stoker catalog."
 
 
 _COLUMNS = (

@@ -25,8 +25,9 @@ from stoker.cli.options import (
     Report,
     StepParams,
     offered,
+    told_by_flag,
 )
-from stoker.cli.progress import working
+from stoker.cli.progress import say, working
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from stoker.records import Calibration, Profile, Workload
 
 _FILES = ("profile.json", "decision.json", "training.json")
+# In the example of --as: a type with one accelerator.
+_TYPE = "ml.g5.2xlarge"
 # Only the newest runs of a folder in the cloud are read: each is three small objects to fetch.
 MOST_CLOUD_RUNS = 100
 # One file that holds a folder of runs: tar czf runs.tgz runs
@@ -182,30 +185,38 @@ def decide_verb(
         told_of_decision,
     )
     from stoker.cli.workloads import parse_groups, read_with_params, region_of
-    from stoker.decide import decide, explain
+    from stoker.decide import decide, explain, refuse_unfed
+    from stoker.records.workload import own_keys, refuse_foreign
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
     workload, params = workload or given.workload, [*given.params, *(params or ())]
-    sets = list(overrides or ())
-    if objective:
-        sets.append(f"constraints.objective={objective}")
-    if max_usd_per_hour is not None:
-        sets.append(f"constraints.max_usd_per_hour={max_usd_per_hour}")
-    if platform:
-        sets.append(f"platform={platform}")
-    named = read_with_params(workload, overrides=sets, params=params) if workload else None
+    typed_keys = {
+        ("constraints.objective", "--objective"): objective,
+        ("constraints.max_usd_per_hour", "--max-usd-per-hour"): max_usd_per_hour,
+        ("platform", "--platform"): platform,
+    }
+    flags = dict(names for names, value in typed_keys.items() if value is not None)
+    sets = [
+        *(overrides or ()),
+        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
+    ]
+    with told_by_flag(flags):
+        named = read_with_params(workload, overrides=sets, params=params) if workload else None
     take_as = _take_as(as_type, cpu_speed, guess, profile=profile)
     record = _profile_of(profile, guess, workload=named, is_taken=take_as is not None)
     if workload and named:
         # An override asks "what if"; the profile belongs to the workload without it.
         profiled = read_with_params(workload, overrides=(), params=params)
-        if record.workload_sha256 not in (None, profiled.digest()):
-            raise UsageError(
-                "the profile was made for another workload",
-                where=f"{profile}, key workload_sha256",
-                fix=f"profile again: stoker profile {workload}",
-            )
-    judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
+        refuse_foreign(
+            "profile",
+            keys=own_keys(record.workload_keys, is_elsewhere=take_as is not None),
+            digest=record.workload_sha256,
+            workload=profiled,
+            where=str(profile),
+            fix=f"profile again: stoker profile {workload}",
+        )
+    with told_by_flag(flags):
+        judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
     catalog = catalog_of(judged, prices)
     if take_as is None and profile is not None:
         typed = [
@@ -246,13 +257,17 @@ def decide_verb(
             else []
         ),
         today=date.today(),
-        # Of the profile: with overrides the workload has another digest, and `evaluate` would
-        # refuse it.
-        workload_sha256=record.workload_sha256,
         processes_per_host=judged.cluster.dnn.processes_per_host if judged.cluster else None,
         calibration=calibration,
         take_as=take_as,
     )
+    hint = (
+        _elsewhere(profile, record)
+        if take_as is None and judged.platform_info.is_this_machine
+        else ""
+    )
+    if hint:
+        say(hint, quiet=as_json or bool(files.executor_input))
     deliver(
         decision,
         outputs=outputs,
@@ -261,11 +276,28 @@ def decide_verb(
         as_json=as_json,
         told=told_of_decision(decision),
     )
+    if named and (params or outputs.executor):
+        # A step of a pipeline, whose next one rents hosts. The record is written all the same.
+        refuse_unfed(record, named)
     if report:
         # Imports the templates of the page: only where a report is wanted.
         from stoker.cli.report import report_of_decision
 
         report_of_decision(report, workload=judged, profile=record, decision=decision)
+
+
+def _elsewhere(file: Path | None, profile: "Profile") -> str:
+    """Returns how to decide for another machine; empty where this profile cannot be taken there."""
+    if file is None or profile.step is None or profile.data:
+        return ""
+    seconds = profile.step.accelerator_step_seconds or profile.step.step_seconds
+    command = ["stoker", "decide", str(file), "--as", _TYPE, "--accelerator-step-seconds"]
+    return (
+        f"to decide for another machine: {shlex.join(command)} {seconds:.3g}\n"
+        f"  {_TYPE} stands for its type (see stoker catalog), {seconds:.3g} for the seconds of a "
+        "step there\n  that never waits for data: put in your own. Without them nothing paid is "
+        "recommended."
+    )
 
 
 def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Workload":

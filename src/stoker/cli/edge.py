@@ -67,7 +67,12 @@ def main() -> NoReturn:
         sys.exit(_launch(arguments[1:]))
     signal.signal(signal.SIGTERM, _terminate)
     guard_standard_streams(arguments)
-    sys.exit(run(arguments))
+    try:
+        code = run(arguments)
+    except KeyboardInterrupt:
+        # While the parser is imported: nothing has begun.
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 def evaluate_verb(
     workload: Annotated[
         str | None,
-        typer.Argument(metavar="WORKLOAD", help="The workload file (.yaml).", show_default=False),
+        typer.Argument(
+            metavar="[WORKLOAD]",
+            help="The workload file (.yaml), for its gates; none is needed for what ran as -- CMD.",
+            show_default=False,
+        ),
     ] = None,
     *,
     profile: Annotated[
@@ -104,11 +108,13 @@ def evaluate_verb(
 
     Examples:
         stoker evaluate w.yaml --profile p.json --decision d.json --training t.json
+        stoker evaluate --profile p.json --decision d.json --training t.json
     """
     from stoker.cli.notify import telling
     from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
-    from stoker.cli.workloads import read_with_params
+    from stoker.cli.workloads import read_with_params, workload_of_records
     from stoker.platforms.aws import Aws
+    from stoker.records import Profile, Training, read_json
     from stoker.records.outcome import outcome_of
     from stoker.settings import pipeline_run
 
@@ -132,14 +138,18 @@ def evaluate_verb(
             f"{lacking} is missing: an evaluation needs all three records of a run",
             fix="name them with --profile, --decision and --training",
         )
-    if workload is None:
-        raise typer.BadParameter("name the workload that was trained", param_hint="WORKLOAD")
     destinations = outputs_of(files, parameters=EVALUATE_PARAMETERS)
     if delete:
         # Before the records are read, which may fail: a token must not outlive its run.
         Aws().delete_object(delete)
     params = [*given.params, *(params or ())]
-    of = read_with_params(workload, overrides=overrides or (), params=params)
+    if workload:
+        of = read_with_params(workload, overrides=overrides or (), params=params)
+    else:
+        # Of `-- CMD`: the records say what was trained, and --set may name gates.
+        of = workload_of_records(
+            read_json(training, Training), read_json(profile, Profile), overrides=overrides or ()
+        )
     run = pipeline_run()
     # On Kubeflow the run's last step tells, and whoever types this sees it.
     with telling(

@@ -1,5 +1,7 @@
 """`stoker init` makes a project folder, and a workload file from a training job that exists."""
 
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -39,14 +41,51 @@ your own names there. Until then stoker refuses them.
 """
 
 
+# What runs write; a model or a data set of a user's is theirs to name.
+_GITIGNORE = """\
+runs/
+/profile.json
+/decision.json
+/training.json
+/training-timeline.csv
+/evaluation.json
+/report.html
+__pycache__/
+"""
+_WORKLOAD = """\
+# stoker schema workload lists all keys.
+name: {name}
+# Arguments go after the script: [python, train.py, --epochs, "3"]
+command: {command}
+# Where it trains today: local.cN is N cores of this machine.
+cluster:
+  dnn: {{instance_type: local.c{cores}, count: 1}}
+# What the model must reach; the script reports it by stoker.log_metrics(accuracy=0.97).
+# gate:
+# - {{metric: accuracy, min: 0.95}}
+"""
+
+
 def init_verb(
     folder: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
-            metavar="DIR", help="Folder of the project; it may exist.", show_default=False
+            metavar="[DIR]",
+            help="Folder of the project; it may exist. With --script it may be left out: this "
+            "folder.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     *,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            "--script",
+            metavar="F",
+            help="Makes a workload file for this training script and a .gitignore, and nothing "
+            "else (default: pipelines, configs and examples).",
+        ),
+    ] = None,
     from_training_job: Annotated[
         str | None,
         typer.Option(
@@ -68,6 +107,7 @@ def init_verb(
     Files that you have edited are never overwritten.
 
     Examples:
+        stoker init --script train.py
         stoker init my-project
         stoker init my-project --from-training-job my-job --region eu-west-1
     """
@@ -75,6 +115,19 @@ def init_verb(
     from stoker.orchestrators.adopt import adopt
     from stoker.platforms.aws import Aws
 
+    if script:
+        if from_training_job:
+            raise UsageError(
+                "--script cannot be used with --from-training-job", fix="leave one of them out"
+            )
+        for line in _of_script(script, folder or Path()):
+            print(line)
+        return
+    if folder is None:
+        raise UsageError(
+            "no folder and no script",
+            fix="stoker init DIR, or for a script of yours: stoker init --script train.py",
+        )
     if region and not from_training_job:
         raise UsageError("--region is only for --from-training-job", fix="name the job, too")
     # First: a job that cannot be read leaves no incomplete folder behind.
@@ -87,11 +140,48 @@ def init_verb(
     # A project that is there already has a page of its own.
     if not (folder / "README.md").exists():
         files[Path("README.md")] = _README
+    if not (folder / ".gitignore").exists():
+        files[Path(".gitignore")] = _GITIGNORE
     if adopted:
         files[Path("configs") / f"{adopted.name}.yaml"] = adopted.text
     write_project(folder, files)
     for line in _next(folder, adopted.name if adopted else None):
         print(line)
+
+
+def _of_script(script: Path, folder: Path) -> list[str]:
+    """Makes a workload for a script, and returns the next commands.
+
+    Raises:
+        UsageError: If there is no such script, or a file of that name is there.
+    """
+    from stoker.cli.workloads import workload_of
+    from stoker.host.machine import usable_vcpus
+
+    if not script.is_file():
+        raise UsageError(
+            f"no such script: {script}", where=f"folder {Path.cwd()}", fix="correct the path"
+        )
+    # Commands are relative to the folder that stoker runs in.
+    command = ["python", os.path.relpath(script, folder)]
+    name = workload_of(command, overrides=()).name
+    file = Path(f"{name}.yaml")
+    text = _WORKLOAD.format(name=name, command=json.dumps(command), cores=usable_vcpus())
+    files: dict[Path, Path | str] = {file: text}
+    if not (folder / ".gitignore").exists():
+        files[Path(".gitignore")] = _GITIGNORE
+    write_project(folder, files)
+    there = [] if folder == Path() else [f"      cd {folder}"]
+    lines = [
+        *there,
+        f"      stoker profile {file}      what a step waits for; it runs the script",
+        f"      stoker run {file}          profile, decide, train, evaluate and a report",
+    ]
+    return [
+        f"made: {', '.join(str(folder / each) for each in files)}",
+        "next:" + lines[0][5:],
+        *lines[1:],
+    ]
 
 
 def project_source() -> Path:

@@ -4,9 +4,10 @@ A verb takes such a dataclass as one parameter; typer sees its fields, each with
 Options that only the steps of a pipeline use are hidden from help (docs/commands.md lists them).
 """
 
+import contextlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
@@ -98,6 +99,22 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
             fix="name another file, or change the rights of that folder",
         )
     return value
+
+
+@contextlib.contextmanager
+def told_by_flag(flags: Mapping[str, str]) -> Iterator[None]:
+    """Names the flag that was typed in errors of a workload's key that it sets.
+
+    Args:
+        flags: Key to flag; only of flags that were typed.
+    """
+    try:
+        yield
+    except UsageError as err:
+        for key, flag in flags.items():
+            if err.where.startswith(f"--set {key}=..."):
+                raise UsageError(err.what, where=flag, fix=err.fix) from None
+        raise
 
 
 def offered(*words: str) -> Callable[[str], list[str]]:

@@ -12,6 +12,7 @@ import json
 import math
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,6 +273,26 @@ class Told:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+def check_writable(out: Path) -> None:
+    """Makes sure that a record can be written to `out`, before it takes minutes to make one.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    folder = out.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as err:
+        raise UsageError(
+            f"cannot write {out}: {err.strerror}",
+            where=f"folder {folder}",
+            fix="name another file: --out FILE",
+        ) from None
+
+
 def deliver(
     record: RecordT,
     *,
@@ -459,7 +480,7 @@ def decision_words(record: Decision) -> str:
     """Returns the verdict of a decision in one line."""
     predicted = record.plan.predicted
     promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
-    if record.action == "keep":
+    if record.action == "keep" or record.is_noisy:
         return f"{plan_in_words(record.plan)}: {record.plan.reason or 'no other cluster pays'}"
     return f"{plan_in_words(record.plan)}{promise}"
 

@@ -1,5 +1,6 @@
 """`stoker profile` measures what a step of the unchanged training command waits for."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,9 +18,11 @@ from stoker.cli.options import (
     StepParams,
     Words,
     Yes,
+    told_by_flag,
 )
 from stoker.cli.progress import (
     is_of_platform,
+    program,
     relative,
     say,
     step_line,
@@ -30,7 +33,7 @@ from stoker.cli.progress import (
 )
 from stoker.errors import UsageError, WorkloadError
 from stoker.logs import parse_line
-from stoker.text import duration, ms, percentage
+from stoker.text import duration, ms, wait_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,11 +48,14 @@ if TYPE_CHECKING:
 def profile_verb(
     words: Words = None,
     *,
+    context: typer.Context,
     budget: Annotated[
         float | None,
         typer.Option(
             "--budget",
             metavar="SECONDS",
+            min=5,
+            max=86_400,
             help="Seconds to measure, from the first batch on (default: as in the workload, or "
             "180).",
         ),
@@ -64,6 +70,14 @@ def profile_verb(
         ),
     ] = None,
     platform: PlatformName = None,
+    copy: Annotated[
+        bool,
+        typer.Option(
+            "--copy",
+            help="Runs the command in a copy of this folder, deleted after it: no file here is "
+            "changed (default: the command writes its files as ever).",
+        ),
+    ] = False,
     training_job: Annotated[
         str | None,
         typer.Option(
@@ -91,8 +105,9 @@ def profile_verb(
 ) -> None:
     """Measures what a training step waits for.
 
-    The command runs unchanged and is stopped after the measurement. The record is profile.json,
-    unless --out names another file.
+    The command runs unchanged and for real, writes its files (--copy: in a copy of this folder),
+    and is stopped after the measurement. The record is profile.json, unless --out names another
+    file.
 
     Examples:
         stoker profile -- python train.py --epochs 10
@@ -100,7 +115,13 @@ def profile_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import deliver, outputs_of, step_inputs, told_of_profile
+    from stoker.cli.outputs import (
+        check_writable,
+        deliver,
+        outputs_of,
+        step_inputs,
+        told_of_profile,
+    )
     from stoker.cli.workloads import named_run_dir, new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
     from stoker.profile import explain
@@ -112,7 +133,7 @@ def profile_verb(
         raise typer.BadParameter("only together with --training-job", param_hint="--logs, --region")
     outputs, given = outputs_of(files), step_inputs(files)
     if training_job:
-        if words or platform or budget is not None:
+        if words or platform or copy or budget is not None:
             raise UsageError(
                 "--training-job reads a job that has already run: there is nothing to run",
                 where="command line",
@@ -120,19 +141,23 @@ def profile_verb(
             )
         observe(training_job, logs=logs, region=region, outputs=outputs, as_json=as_json)
         return
-    sets = list(overrides or ())
-    if budget is not None:
-        sets.append(f"profile.budget_seconds={budget}")
-    if platform:
-        sets.append(f"platform={platform}")
-    if instance_type:
-        sets.append(f"profile.instance_type={instance_type}")
+    typed_keys = {
+        ("profile.budget_seconds", "--budget"): budget,
+        ("platform", "--platform"): platform,
+        ("profile.instance_type", "--instance-type"): instance_type or None,
+    }
+    flags = dict(names for names, value in typed_keys.items() if value is not None)
+    sets = [
+        *(overrides or ()),
+        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
+    ]
     # Before a file is looked for: a notebook is there, and cannot be run all the same.
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
     params = [*given.params, *(params or ())]
-    workload = resolve(words or given.words, overrides=sets, params=params)
+    with told_by_flag(flags):
+        workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
     if reused := reused_profile(workload, params):
         say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
         told = told_of_profile(reused)
@@ -140,6 +165,15 @@ def profile_verb(
             reused, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told
         )
         return
+    is_here = workload.platform_info.is_this_machine
+    if copy and not is_here:
+        raise UsageError(
+            f"--copy is of no use on {workload.platform}: the command runs in a container there",
+            where="command line",
+            fix="leave --copy out",
+        )
+    # Before minutes are spent on what could not be kept.
+    check_writable(outputs.out or Path("profile.json"))
     cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
     today = [Group.of_today(cluster.dnn)]
     say_unused_types(workload, today, quiet=as_json)
@@ -152,31 +186,52 @@ def profile_verb(
         quiet=as_json,
     )
     pod = own_pod()
-    is_step = bool(pod and pod.run_id) and not workload.platform_info.is_this_machine
+    is_step = bool(pod and pod.run_id) and not is_here
     # A retry of a pipeline's step follows the job of the first attempt.
     name = f"{workload.run_name(pod.run_id)}-profile" if pod and is_step else None
     run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
+    if copy:
+        # The working directory is another one while it is measured.
+        run_dir = run_dir.absolute()
+    if copy:
+        say("the command runs for real, in a copy of this folder", quiet=as_json)
+    else:
+        how = "; --copy runs it in a copy of this folder" if is_here else ""
+        say(f"the command runs for real and writes its files{how}", quiet=as_json)
     say(
         f"profile of {workload.name}: measures {workload.profile.budget_seconds:.0f} s from the "
         f"first batch on, then stops the command; its output: {relative(run_dir / 'logs')}",
         quiet=as_json,
     )
     try:
-        record = profile_and_keep(
-            workload,
-            cluster=cluster,
-            platform=platform_named(workload.platform, settings=workload),
-            run_dir=run_dir,
-            records={"step": "profile", "workload.json": to_json(workload)} if name else {},
+        with _folder_of(workload, run_dir=run_dir if copy else None):
+            record = profile_and_keep(
+                workload,
+                cluster=cluster,
+                platform=platform_named(workload.platform, settings=workload),
+                run_dir=run_dir,
+                records={"step": "profile", "workload.json": to_json(workload)} if name else {},
+                quiet=as_json,
+            )
+    except KeyboardInterrupt:
+        # The parser ends with 130 and no word.
+        again = shlex.join([program(), *(context.obj or ["profile", *(words or ())])])
+        say(
+            f"stopped before there was a verdict\nkept:  {relative(run_dir / 'logs')}\n"
+            f"again: {again}",
             quiet=as_json,
         )
+        raise
     except UnmeasuredError as err:
         if err.observed:
             # What was observed is worth a guess of `decide`, so it is written although this is an
             # error.
             out = outputs.out or Path("profile.json")
             write_json(out, err.observed)
-            say(f"no step was measured; what was observed is written to {out}", quiet=as_json)
+            say(
+                f"not enough was measured for a verdict; what was observed is written to {out}",
+                quiet=as_json,
+            )
         raise
     deliver(
         record,
@@ -186,6 +241,21 @@ def profile_verb(
         as_json=as_json,
         told=told_of_profile(record),
     )
+
+
+@contextmanager
+def _folder_of(workload: "Workload", *, run_dir: Path | None) -> Iterator[None]:
+    """Lets the block run in a copy of this folder; in the folder itself without a `run_dir`."""
+    from stoker.profile.grown_files import COPY
+    from stoker.profile.scratch_copy import scratch_copy
+
+    if run_dir is None:
+        yield
+        return
+    # A channel of this machine is a folder, which the script reads.
+    data = [Path(each.uri.removeprefix("file://")) for each in workload.channels.values()]
+    with scratch_copy(Path.cwd(), run_dir / COPY, linked=data):
+        yield
 
 
 def profile_and_keep(
@@ -251,7 +321,11 @@ def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
 
 
 class FollowedProfile:
-    """Shows how far the profile is, from the log of its first rank."""
+    """Shows how far the profile is, from the log of its first rank.
+
+    Of waits it shows those of the rank that waits longest, once all ranks have said theirs: the
+    verdict counts that one.
+    """
 
     def __init__(self, *, bar: "Bar | None", quiet: bool, budget: str) -> None:
         self._bar = bar
@@ -261,6 +335,8 @@ class FollowedProfile:
         self._quiet = quiet
         self._budget = budget
         self._said: set[str] = set()
+        # By event and rank: waits that not all ranks have said yet.
+        self._waits: dict[str, dict[int, Mapping[str, str]]] = {}
 
     def line(self, line: "LogLine") -> None:
         """Takes one line of the job's log; the script's own are in the files."""
@@ -268,23 +344,48 @@ class FollowedProfile:
             say(step_line("", line.text, None), quiet=self._quiet)
             return
         event = parse_line(line.text) if line.text.startswith("stoker ") else None
-        # In lockstep all ranks would say the same.
-        if event is None or event.values.get("rank", "0") != "0":
+        if event is None:
             return
-        words = _WORDS.get(event.event)
-        if words:
-            title, text = words
-            # Ranks that do not say who they are log the same event.
-            once = f"{event.event} {event.values.get('workers')}"
-            if once not in self._said:
-                self._said.add(once)
-                say(step_line(title, text(event.values), None), quiet=self._quiet)
+        rank = int(event.values.get("rank", "0"))
+        if "wait_share" in event.values:
+            known = self._waits.setdefault(event.event, {})
+            known[rank] = event.values
+            if len(known) >= int(event.values.get("ranks", "1")):
+                self._say_waits()
+        elif rank == 0:
+            # A rank whose log is not seen is not waited for any longer.
+            self._say_waits()
+            self._say(event.event, event.values)
+        # In lockstep all ranks would say the same.
+        if rank != 0:
+            return
         doing = _DOING.get(event.event)
         if doing and self._bar and self._task is not None:
             if event.event == "profile_begins":
                 # The budget counts from here on.
                 self._bar.reset(self._task)
             self._bar.update(self._task, words=f"of {self._budget}: {doing}")
+
+    def _say_waits(self) -> None:
+        """Says the waits of the slowest ranks; of several events the latest."""
+        # Imported here: verbs that only print a line start faster.
+        from stoker.feed.timeline import waits_longest
+
+        if self._waits:
+            name, known = self._waits.popitem()
+            self._waits.clear()
+            shares = {rank: float(values["wait_share"]) for rank, values in known.items()}
+            rank = waits_longest(shares)
+            self._say(name, {**known[rank], "least": str(min(shares.values()))})
+
+    def _say(self, name: str, values: Mapping[str, str]) -> None:
+        words = _WORDS.get(name)
+        # Ranks that do not say who they are log the same event.
+        once = f"{name} {values.get('workers')}"
+        if words and once not in self._said:
+            self._said.add(once)
+            title, text = words
+            say(step_line(title, text(values), None), quiet=self._quiet)
 
 
 @contextmanager
@@ -305,11 +406,12 @@ def following_profile(workload: "Workload", *, quiet: bool) -> Iterator[Followed
 def _steps_so_far(values: Mapping[str, str]) -> str:
     step = values.get("step_seconds")
     took = f"; a step takes {_ms(step)}" if step else "; no step has ended yet"
-    return f"{_share(values)} of the time is spent waiting for data{took}"
+    return f"{_waits(values, 'of the time is spent waiting for data')}{took}"
 
 
 def _as_is(values: Mapping[str, str]) -> str:
-    return f"a step takes {_ms(values['step_seconds'])}, {_share(values)} of it waiting for data"
+    waits = _waits(values, "of it waiting for data")
+    return f"a step takes {_ms(values['step_seconds'])}, {waits}"
 
 
 def _accelerator(values: Mapping[str, str]) -> str:
@@ -321,8 +423,13 @@ def _loader(values: Mapping[str, str]) -> str:
     return f"{who} alone: {_ms(values['cpu_seconds'])} of CPU per batch"
 
 
-def _share(values: Mapping[str, str]) -> str:
-    return percentage(float(values["wait_share"]))
+def _waits(values: Mapping[str, str], of: str) -> str:
+    rank, least = int(values.get("rank", "0")), float(values["least"])
+    return wait_words(float(values["wait_share"]), least=least, rank=rank, of=of)
+
+
+def _guarded(values: Mapping[str, str]) -> str:
+    return f"the script is about to {values['action']}, with a model trained on repeated batches"
 
 
 def _ms(seconds: str) -> str:
@@ -341,6 +448,7 @@ _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
     "profile_as_is": ("as is", _as_is),
     "profile_accelerator": ("no loader", _accelerator),
     "profile_loader": ("loader", _loader),
+    "profile_guarded": ("ends here", _guarded),
 }
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
-from stoker.logs import LogEvent, parse_line
+from stoker.logs import LogEvent, parted
+from stoker.reasons import RANK_MARK
 from stoker.text import duration, ms
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
     "feed_not_asked",
+    "feed_not_written",
     "few_shards",
     "generator_not_seeded",
     "host_makes_nothing",
@@ -147,6 +149,8 @@ _WARNINGS = (
     "large_dataset",
     "made_locally",
     "metrics_not_served",
+    "mlflow_not_reached",
+    "record_not_written",
 )
 # Events whose text is shown as a note: there is nothing to mend.
 _NOTES = ("batches_seeded",)
@@ -212,19 +216,18 @@ class Follow:
 
     def line(self, line: "LogLine") -> None:
         """Shows a line of the user's script; of stoker's: warnings, progress, news of hosts."""
-        event = parse_line(line.text)
-        if event is not None and event.event == "progress":
-            self._progress(event)
         if is_of_platform(line) and not self._echo:
             self._show(step_line("", line.text, None))
             return
-        # `parse_line` finds stoker's words anywhere: a line of the script may quote them.
-        if not line.text.startswith("stoker "):
-            if self._echo:
-                self._show(f"{line.group}/{line.host} {line.text}")
-            return
+        written, event = parted(line.text)
+        # A bar that is wiped away leaves blanks; the mark of a rank may stand before an event.
+        has_words = bool(RANK_MARK.sub("", written).strip())
+        if self._echo and (has_words or not (event or "\r" in line.text)):
+            self._show(f"{line.group}/{line.host} {written}")
         if event is None:
             return
+        if event.event == "progress":
+            self._progress(event)
         for text in self._news.take(event):
             self._show(text)
         # Shown once, however many ranks log it.

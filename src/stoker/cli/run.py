@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import (
+    GROUP_METAVAR,
     AsJson,
     Overrides,
     Prices,
@@ -53,6 +54,15 @@ def run_verb(
             autocompletion=offered(*STEPS),
         ),
     ] = None,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            metavar=GROUP_METAVAR,
+            help="Trains on these instance groups where other programs disturb the profile too "
+            "much to choose a plan; may be repeated (default: today's cluster).",
+        ),
+    ] = None,
     replace_dataloader: ReplaceDataLoader = None,
     prices: Prices = None,
     overrides: Overrides = None,
@@ -66,10 +76,11 @@ def run_verb(
     Examples:
         stoker run configs/mnist.yaml
         stoker run configs/mnist.yaml --from train --set training.epochs=3
+        stoker run configs/mnist.yaml --group dnn=local.c1:1 --group data=local.c1:1
     """
     from stoker.cli.billing import say_unused_types
     from stoker.cli.notify import telling
-    from stoker.cli.workloads import latest_run_dir, resolve, todays_cluster
+    from stoker.cli.workloads import groups_of, latest_run_dir, resolve, todays_cluster
     from stoker.records import Group, nearest, to_json
 
     sets = [*(overrides or ())]
@@ -81,6 +92,7 @@ def run_verb(
     if from_step is not None and from_step not in STEPS:
         raise UsageError(f"--from {from_step} is not a step", fix=nearest(from_step, STEPS))
     first = STEPS.index(from_step) if from_step else 0
+    fallback = groups_of(record, groups) if groups else ()
     needs = [f"{_RECORD_OF[step]}.json" for step in STEPS[:first]]
     run_dir = latest_run_dir(record, needs=needs) if first else fresh_run_dir(record)
     chain = Chain(
@@ -88,6 +100,7 @@ def run_verb(
         source=workload,
         run_dir=run_dir,
         first=first,
+        fallback=fallback,
         prices=prices,
         quiet=as_json,
         assume_yes=yes,
@@ -168,6 +181,7 @@ class Chain:
     source: str
     run_dir: Path
     first: int
+    fallback: "tuple[Group, ...]"
     prices: Path | None
     quiet: bool
     assume_yes: bool
@@ -235,7 +249,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.cli.profile import following_profile
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
-    from stoker.decide import decide, local_core_words
+    from stoker.decide import decide, local_core_words, refuse_unfed
     from stoker.evaluate import evaluate
     from stoker.platforms import platform_named
     from stoker.profile import profile
@@ -279,6 +293,8 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         measured,
         profile_words,
     )
+    # Before anything else is rented: data hosts could do nothing for this training.
+    refuse_unfed(profiled, workload)
     decision = chain.step(
         "decide",
         Decision,
@@ -288,8 +304,8 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             constraints=workload.known_constraints,
             training=workload.training,
             feed=workload.feed,
+            fallback=chain.fallback,
             today=date.today(),
-            workload_sha256=workload.digest(),
             processes_per_host=todays_cluster(workload).dnn.processes_per_host,
         ),
         decision_words,
@@ -333,7 +349,10 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         lambda: evaluate(workload=workload, profile=profiled, decision=decision, training=training),
         evaluation_words,
     )
-    if words := local_core_words(decision):
+    if decision.is_noisy:
+        words = "other programs used the cores meanwhile: the figures do not count"
+        say(step_line("  busy", words, None), quiet=chain.quiet)
+    elif words := local_core_words(decision):
         say(step_line("  local", words, None), quiet=chain.quiet)
     return outcome_of(training, evaluation.gates).exit_code, evaluation
 
@@ -385,11 +404,10 @@ def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
 def fresh_run_dir(workload: "Workload") -> Path:
     """Makes the folder of a new run, with its workload."""
     from stoker.cli.workloads import new_run_dir
-    from stoker.records import write_json, write_text
+    from stoker.records import write_json
 
     run_dir = new_run_dir(workload.name)
     # By it `--from` finds the latest run of the same workload (`latest_run_dir`).
-    write_text(run_dir / "workload.sha256", workload.digest() + "\n")
     write_json(run_dir / "workload.json", workload)
     return run_dir
 

@@ -25,6 +25,7 @@ from stoker.cli.options import (
     StepParams,
     Words,
     Yes,
+    told_by_flag,
 )
 from stoker.cli.progress import program, relative, say
 from stoker.errors import NoCapacityError, StokerError, TerminatedError, UsageError
@@ -211,7 +212,8 @@ def train_verb(
         )
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
-    workload = resolve(words, overrides=sets, params=params)
+    with told_by_flag({"platform": "--platform"} if platform else {}):
+        workload = resolve(words, overrides=sets, params=params, verb="train")
     # A retry of a pipeline's step has the same id: it follows the job of the first attempt.
     name = name or (workload.run_name(run_id) if run_id else None)
     if decision and groups:

@@ -88,7 +88,7 @@ class RunView:
 
     Attributes:
         run: Run id; empty until the first line.
-        progress: Progress of rank 0; None until a step is logged.
+        progress: Progress of the rank that waits longest; None until a step is logged.
         interval: Latest report of the feed; None without a feed, as in a run of one host.
         happenings: The latest events, as `HH:MM:SS host what`.
         status: How the run ended; empty while it runs.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -10,22 +11,26 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.catalog import with_pools
+from stoker.catalog import local_instance, with_pools
 from stoker.errors import UsageError
+from stoker.host.machine import usable_vcpus
 from stoker.host.processes import why_not_found
 from stoker.logs import printable
 from stoker.parameters import overrides_of, parameters_of, parse
 from stoker.records import (
     Cluster,
     Group,
+    Json,
     Profile,
     Role,
     TodaysGroup,
+    Training,
     Workload,
     nearest,
     read_json,
     to_document,
 )
+from stoker.records.workload import refuse_foreign
 from stoker.settings import read_workload, workload_from
 
 RUNS = Path("runs")
@@ -60,12 +65,22 @@ def with_params(workload: Workload, params: Sequence[str]) -> Workload:
 
 
 def resolve(
-    words: Sequence[str], *, overrides: Sequence[str], params: Sequence[str] = ()
+    words: Sequence[str],
+    *,
+    overrides: Sequence[str],
+    params: Sequence[str] = (),
+    verb: str = "",
 ) -> Workload:
     """Returns the workload of a file, or one made of a bare command.
 
     On the local platform the program and the script must exist here; elsewhere they are in the
     image or package.
+
+    Args:
+        words: A workload file, or a command.
+        overrides: `key.path=value` each.
+        params: Parameters of a pipeline's run.
+        verb: The verb that runs it, for the corrected command line in errors.
 
     Raises:
         UsageError: If there is neither, or the command cannot be found.
@@ -81,12 +96,64 @@ def resolve(
             # Elsewhere the program is in the image, which cannot be looked into here.
             check_command(workload.command, where=f"{words[0]}, key command")
         return workload
+    if words[0].endswith((".yaml", ".yml")):
+        raise UsageError(
+            "a workload and a command were given",
+            where=f"command line: {shlex.join(words)}",
+            fix=f"leave one out: {_typed(verb, words[0])}, or {_typed(verb, '--', *words[1:])}",
+        )
     if params:
         raise UsageError("--param needs a workload file", fix="use --set key.path=value")
+    if words[0].endswith(".py") and not os.path.dirname(words[0]) and Path(words[0]).is_file():
+        raise UsageError(
+            f"{words[0]} is a script, not a workload or a program",
+            where="command line",
+            fix=_typed(verb, "--", "python", *words),
+        )
     check_command(words, where="command line")
-    script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
-    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:40] or "command"
-    return workload_from({"name": name, "command": list(words)}, overrides=overrides)
+    return workload_of(words, overrides=overrides, keys=_ranks_here(overrides))
+
+
+def _typed(verb: str, *words: str) -> str:
+    return shlex.join(["stoker", verb, *words] if verb else words)
+
+
+def _ranks_here(overrides: Sequence[str]) -> dict[str, Json]:
+    """Returns today's cluster of a bare command whose number of ranks is set, else nothing."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    is_set = any(key.startswith("cluster.dnn.") for key in keys)
+    is_elsewhere = any(each.startswith("platform=") for each in overrides)
+    if not is_set or is_elsewhere or "cluster.dnn.instance_type" in keys:
+        return {}
+    return {"cluster": {"dnn": {"instance_type": f"local.c{usable_vcpus()}"}}}
+
+
+def workload_of(
+    command: Sequence[str], *, overrides: Sequence[str], keys: Mapping[str, Json] | None = None
+) -> Workload:
+    """Returns a workload for a bare command, named after its script.
+
+    Args:
+        command: Program and arguments.
+        overrides: `key.path=value` each.
+        keys: Other keys of the workload that are known.
+    """
+    script = next((word for word in command if word.endswith((".py", ".sh"))), command[0])
+    # Other hosts and the services take only these characters.
+    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower())[:40].strip("-") or "command"
+    document = {"name": name, "command": [*command], **(keys or {})}
+    return workload_from(document, overrides=overrides)
+
+
+def workload_of_records(
+    training: Training, profile: Profile, *, overrides: Sequence[str]
+) -> Workload:
+    """Returns the workload of a command that was trained without a workload file."""
+    known = training.workload_keys or profile.workload_keys or {}
+    command = shlex.split(known.get("command", "")) or ["train"]
+    keys: dict[str, Json] = {name: known[name] for name in ("strategy", "engine") if name in known}
+    keys["platform"] = training.job.platform
+    return workload_of(command, overrides=overrides, keys=keys)
 
 
 def check_command(command: Sequence[str], *, where: str) -> None:
@@ -151,12 +218,14 @@ def reused_profile(workload: Workload, params: Sequence[str]) -> Profile | None:
     if not given:
         return None
     profile = read_json(given, Profile)
-    if profile.workload_sha256 not in (None, workload.digest()):
-        raise UsageError(
-            "the profile was made for another workload",
-            where="--param reuse_profile",
-            fix="leave it out, or name a profile of this one",
-        )
+    refuse_foreign(
+        "profile",
+        keys=profile.workload_keys,
+        digest=profile.workload_sha256,
+        workload=workload,
+        where="--param reuse_profile",
+        fix="leave it out, or name a profile of this one",
+    )
     return profile
 
 
@@ -213,24 +282,47 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
     """Returns the newest run of the same workload that holds the files in `needs`.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is none; it names what differs from the newest run of that name.
     """
-    digest = workload.digest()
-    marks = sorted(RUNS.glob(f"{workload.name}-*/workload.sha256"), key=lambda f: f.stat().st_mtime)
-    for mark in reversed(marks):
-        # A name alone may stand for another command or cluster by now.
-        is_same = mark.read_text().strip() == digest
-        if is_same and all((mark.parent / name).is_file() for name in needs):
-            return mark.parent
-    raise UsageError(
+    begin = f"{workload.name}-"
+    # A workload may have another name by now: one of this name goes first, then the newest.
+    found = sorted(
+        RUNS.glob("*/workload.json"),
+        key=lambda file: (not file.parent.name.startswith(begin), -file.stat().st_mtime),
+    )
+    foreign: UsageError | None = None
+    for file in found:
+        if not all((file.parent / name).is_file() for name in needs):
+            continue
+        try:
+            ran = read_json(file, Workload)
+            refuse_foreign(
+                "profile",
+                keys=ran.profile_keys(),
+                digest=ran.digest(),
+                workload=workload,
+                where=str(file.parent),
+                fix="leave --from out: what was changed needs a new profile",
+            )
+        except UsageError as err:
+            foreign = foreign or err
+        else:
+            return file.parent
+    raise foreign or UsageError(
         f"no earlier run of this workload has {', '.join(needs)}",
-        where=f"folder {RUNS.resolve()}, workload {workload.name} ({digest[:12]})",
-        fix="leave --from out; a changed command or cluster needs a new profile",
+        where=f"folder {RUNS.resolve()}, workload {workload.name}",
+        fix="leave --from out",
     )
 
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
-_FIX = "for example --group dnn=1 --group data=ml.c7i.8xlarge:2:32"
+
+
+def _example(default_type: str | None) -> str:
+    """Returns groups as they are typed, of types that the platform in use has."""
+    if default_type is None or local_instance(default_type):
+        return "for example --group dnn=local.c1:1 --group data=local.c1:1:1"
+    return "for example --group dnn=1 --group data=ml.c7i.8xlarge:2:32"
 
 
 def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Group, ...]:
@@ -249,7 +341,9 @@ def parse_groups(texts: Sequence[str], *, default_type: str | None) -> tuple[Gro
         if roles.count(role) > 1:
             raise UsageError(f"--group {role}=... is given twice", fix="name each role once")
     if "dnn" not in roles:
-        raise UsageError("--group dnn=... is missing: it is the group that trains", fix=_FIX)
+        raise UsageError(
+            "--group dnn=... is missing: it is the group that trains", fix=_example(default_type)
+        )
     return tuple(sorted(groups, key=lambda group: group.role != "dnn"))
 
 
@@ -258,25 +352,28 @@ def groups_of(workload: Workload, texts: Sequence[str]) -> tuple[Group, ...]:
     today = todays_cluster(workload).dnn
     if texts:
         dnn, *data = parse_groups(texts, default_type=today.instance_type)
-        # Another type has other accelerators: as many processes as it has, unless it is said.
-        if dnn.instance_type == today.instance_type:
+        # Another type has other accelerators: as many processes as it has, unless it is said. Of
+        # this machine any number of cores is the same type.
+        types = (dnn.instance_type, today.instance_type)
+        if len(set(types)) == 1 or all(local_instance(name) for name in types):
             dnn = msgspec.structs.replace(dnn, processes_per_host=today.processes_per_host)
         return (dnn, *data)
     return (Group.of_today(today),)
 
 
 def _parse(text: str, *, default_type: str | None) -> Group:
+    example = _example(default_type)
     name, equals, rest = text.partition("=")
     role = next((known for known in _ROLES if known == name), None)
     if not equals or role is None:
-        hint = nearest(name, _ROLES) if equals else _FIX
+        hint = nearest(name, _ROLES) if equals else example
         raise UsageError(f"--group {text} is not ROLE=[TYPE:]HOSTS[:WORKERS]", fix=hint)
     parts = rest.split(":")
     instance_type = default_type if _is_number(parts[0]) else parts.pop(0)
     if not instance_type:
-        raise UsageError(f"--group {text} names no instance type", fix=_FIX)
+        raise UsageError(f"--group {text} names no instance type", fix=example)
     if not 1 <= len(parts) <= 2 or not all(_is_number(part) for part in parts):
-        raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] after =", fix=_FIX)
+        raise UsageError(f"--group {text}: expected [TYPE:]HOSTS[:WORKERS] after =", fix=example)
     hosts, workers = int(parts[0]), int(parts[1]) if len(parts) == 2 else None
     if hosts < 1:
         raise UsageError(

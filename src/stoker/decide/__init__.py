@@ -5,6 +5,7 @@ from stoker.decide.choose import local_core_words, pareto_front
 from stoker.decide.decide import decide
 from stoker.decide.elsewhere import TakeAs
 from stoker.decide.explain import explain
+from stoker.decide.fed import refuse_unfed
 
 __all__ = [
     "EarlierRun",
@@ -14,4 +15,5 @@ __all__ = [
     "explain",
     "local_core_words",
     "pareto_front",
+    "refuse_unfed",
 ]

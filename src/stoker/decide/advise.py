@@ -6,7 +6,7 @@ from stoker.decide.choose import Walk, best_of, cluster
 from stoker.decide.pricing import Rules, why_unusable
 from stoker.records import Advice, Bottleneck, PlatformInfo, Prices, Profile, Storage
 from stoker.records.parts import WAITS
-from stoker.text import percentage
+from stoker.text import ms, percentage
 
 # A state that is less of a step than this leaves enough for a plan to gain.
 _MIN_SHARE = 0.15
@@ -27,8 +27,8 @@ _ADVICE = {
     "cache, a faster volume; fewer and larger files (shards), smaller or compressed samples.",
     "gil": "No data host takes over what the trainer's main process does in Python: move it into "
     "the dataset or collate function first.",
-    "other-programs": "Profile again when the machine is quiet: other programs took a part of the "
-    "vCPUs, and the larger it is, the less sure all figures are.",
+    "other-programs": "Profile again when the machine is quiet: other programs used a part of the "
+    "vCPUs, which makes all figures less sure.",
 }
 # Of data hosts, next to it.
 _DATA_HOSTS: Mapping[Storage, str] = {
@@ -72,10 +72,18 @@ def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> 
     return ""
 
 
+def before_money(*, is_billed: bool) -> str | None:
+    """Says when to follow a piece of advice that saves money; None where nobody is billed."""
+    return "before any money is spent" if is_billed else None
+
+
 def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
     """Yields a line for each state that a plan does not answer; a slow storage comes first."""
-    before = "before any money is spent"
+    before = before_money(is_billed=found.is_billed)
     named = dict.fromkeys(_FORMERLY.get(state.id, state.id) for state in profile.states)
+    if found.is_busy:
+        # The plan's reason says it.
+        named.pop("other-programs", None)
     rival = best_of(found, ("heterogeneous",))
     outcome = rival.predicted if rival else None
     is_near = outcome is not None and outcome.own_storage_speedup is not None
@@ -137,15 +145,15 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
                 when="a plan for it cannot be predicted",
             )
         )
-    elif is_taken:
-        # `elsewhere` says what to measure there.
+    elif is_taken or found.is_busy:
+        # `elsewhere` says what to measure there, and the plan's reason to profile again.
         pass
     elif found.bottleneck == "unexplained":
         advice.append(
             Advice(
                 id="profile-again",
                 text="Profile the training again, longer and on a quiet machine.",
-                when="before any money is spent",
+                when=before_money(is_billed=found.is_billed),
             )
         )
     elif profile.check is None and profile.timed_step.wait_seconds is None:
@@ -155,9 +163,11 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
                 id="profile",
                 text=f"Profile the training: here loading and computing are {guessed}, and the "
                 "bands are wide.",
-                when="before any money is spent",
+                when=before_money(is_billed=found.is_billed),
             )
         )
+    if found.unfed:
+        advice.append(Advice(id="unfed", text=f"{found.unfed}.", when="data hosts are wanted"))
     tuned = best_of(found, ("tune",))
     is_said = any(fix.id == "num_workers" for fix in said)
     if tuned is not None and tuned.predicted is not None and not is_said:
@@ -173,6 +183,14 @@ def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple
                 f"instead of {work.num_workers}: {promise}.",
             )
         )
+    more = next((p for p in found.plans if p.action == "tune" and not p.feasible), None)
+    if more is not None and more.predicted is not None:
+        promise = f": {ms(more.predicted.step_seconds)} per step, at no cost"
+        if work.unexplained:
+            promise = "; it costs nothing to try"
+        text = more.reason[:1].upper() + more.reason[1:]
+        advice.insert(0, Advice(id="num-workers", text=f"{text}{promise}."))
+        advice = [own for own in advice if own.id != "num_workers"]
     utilization = work.accelerator_seconds / work.step_seconds
     # Augmentation on accelerators costs their time: only idle ones gain by it.
     has_room = work.reference.accelerators > 0 and utilization < _SLACK
@@ -227,7 +245,7 @@ def warnings_of(
     warnings = [
         f"the bands are wider: {doubt.text}"
         for doubt in found.work.doubts
-        if doubt.width >= _WORTH_A_LINE
+        if doubt.width >= _WORTH_A_LINE and not found.is_busy
     ]
     # The catalog need not know the type that was profiled where another one is today's.
     listed = None if is_taken else rules.catalog.get(profile.host.instance_type)
@@ -240,6 +258,13 @@ def warnings_of(
                 f"the profiled host has {measured:g} {name}, the catalog's {listed.type} {known}: "
                 "the profile is used for today's type"
             )
+    if found.work.shards and not found.unfed:
+        shards = found.work.shards
+        source = "feed.shards" if found.work.are_shards_set else "num_workers"
+        warnings.append(
+            f"a stream of {shards} shard{'s' if shards > 1 else ''} is read ({source} of "
+            "all ranks): no plan counts on more workers that are busy"
+        )
     warnings += warnings_of_prices(prices, platform=rules.catalog.info)
     for name in sorted(rules.allowed or ()):
         problem = why_unusable(rules.catalog.get(name), rules)

@@ -12,6 +12,7 @@ from stoker.decide.model import (
     Work,
     estimate,
     parts_on,
+    shards_on,
     worker_seconds,
 )
 from stoker.errors import UsageError
@@ -54,6 +55,7 @@ class Site:
     Attributes:
         today: Today's type, with the vCPUs and accelerators that were measured.
         processes: Trainer processes of a dnn host today.
+        unfed: Why data hosts cannot make the batches; empty: they can.
         own_storage: The work if each host had a storage of its own; None: known, or no matter.
     """
 
@@ -63,6 +65,7 @@ class Site:
     today: Instance
     processes: int
     feed: FeedSettings
+    unfed: str = ""
 
     def get(self, instance_type: str) -> Instance:
         """Returns the type of that name; today's as it was measured."""
@@ -82,13 +85,44 @@ def tune(site: Site) -> Iterator[Candidate]:
     workers = site.work.num_workers
     if workers is None or site.work.data:
         return
+    # For a stream, more workers are more shards: the script, or feed.shards, says how many.
+    work = site.work
+    has_shards = work.shards > 0 and work.may_divide and not work.are_shards_set
+    today, site = site, with_any_shards(site) if has_shards else site
     tuned = _planned(
         site, "tune", ClusterShape(dnn=_dnn(site, site.today), processes=site.processes)
     )
     found = tuned.shape.dnn.workers
     step = tuned.estimate.step_seconds if tuned.estimate else math.inf
     if found is not None and found > workers and step < _HELPS * site.work.step_seconds:
-        yield tuned
+        yield (
+            replace(tuned, problem=more_shards_words(today, tuned.groups)) if has_shards else tuned
+        )
+
+
+def with_any_shards(site: Site) -> Site:
+    """Returns the site with a stream that has a shard for each worker."""
+    own = site.own_storage
+    return replace(
+        site,
+        work=replace(site.work, shards=0),
+        own_storage=None if own is None else replace(own, shards=0),
+    )
+
+
+def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
+    """Says what to change so that each worker of these groups has a shard of the stream."""
+    workers = sum(group.count * (group.workers_per_host or 0) for group in groups)
+    processes = sum(
+        group.count * (group.processes_per_host or 1) for group in groups if group.role == "dnn"
+    )
+    ranks = max(1, round(processes * site.work.ranks_per_process))
+    each = math.ceil(workers / ranks)
+    shards = site.work.shards
+    change = f"num_workers={each} in the script, or feed.shards: {each}"
+    if site.work.are_shards_set:
+        change = f"feed.shards: {each}"
+    return f"the stream has {shards} shard{'s' if shards > 1 else ''}: set {change}"
 
 
 def scale_up(site: Site) -> Iterator[Candidate]:
@@ -173,6 +207,8 @@ def named(site: Site, groups: Sequence[Group]) -> Candidate:
             f"the accelerators differ ({_accelerators(site.today)} today, "
             f"{_accelerators(instance)} here): profile the training there"
         )
+    if shape.data and site.unfed:
+        problem = site.unfed
     if workers is None and not problem:
         made = _planned(site, action, shape)
     else:
@@ -226,6 +262,11 @@ def _dnn(site: Site, instance: Instance, *, count: int | None = None) -> Hosts:
 
 def _planned(site: Site, action: Action, shape: ClusterShape) -> Candidate:
     """Returns the candidate with workers on the dnn hosts as stoker would set them."""
+    shards = shards_on(site.work, shape)
+    if shards and shape.dnn.workers is not None:
+        # No more of them would be busy.
+        most = min(shape.dnn.workers, math.ceil(shards / shape.dnn.count))
+        shape = replace(shape, dnn=replace(shape.dnn, workers=most))
     if shape.data and site.feed.local_workers != "auto":
         fixed = replace(shape.dnn, workers=site.feed.local_workers)
         return _candidate(site, action, replace(shape, dnn=fixed))

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from stoker.decide.model import Estimate, Hosts, Work, free_vcpus
+from stoker.decide.pricing import ASKED_FOR
 from stoker.records import (
     Action,
     Answer,
@@ -19,7 +20,7 @@ from stoker.records import (
     Predicted,
     TakenElsewhere,
 )
-from stoker.records.parts import limit_words
+from stoker.records.parts import AGAIN, OTHERS, limit_words
 from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd, vcpus_words
 
 # Plans this near to the best count as equal: then fewer machines win.
@@ -72,21 +73,25 @@ def choose(
             f"today's cluster costs ${cost} per hour, above the budget of ${limit}: no plan can "
             "keep it",
         )
+    if unexplained.startswith(OTHERS):
+        return _because(keep, f"{unexplained}; {AGAIN}")
     if unexplained:
-        return _because(keep, f"{unexplained}: no spending is advised on that")
+        what = "paid hosts" if is_billed else "change"
+        return _because(keep, f"{unexplained}, so stoker recommends no {what}")
     is_late = misses_deadline(today, constraints)
     # Where something else is to be fixed first, only what costs no more is left.
     left = [plan for plan in others if not fix_first or is_free(plan, keep)]
     able = _able(left, today, constraints)
     worth, free = _worth_running(able, keep, constraints)
     if worth:
-        best = _best(worth, objective)
+        best = best_plan(worth, objective)
         text = _praise(best, today, is_late=is_late, is_billed=is_billed)
         if free is not None and not is_free(best, keep):
             text += f"; {_bought(best, free, objective)}"
         return _because(best, text)
     if fix_first:
-        return _because(keep, f"{fix_first}: fix that before money is spent")
+        when = "before money is spent" if is_billed else "first"
+        return _because(keep, f"{fix_first}: fix that {when}")
     late = _why_late(others, constraints) if is_late else ""
     return _because(keep, _why_keep(able, today, objective, is_billed=is_billed) + late)
 
@@ -171,7 +176,8 @@ def _is_worth(plan: Plan, today: Predicted, objective: str) -> bool:
     return outcome is not None and gain(outcome, today, objective) > error_band(outcome)
 
 
-def _best(plans: Sequence[Plan], objective: str) -> Plan:
+def best_plan(plans: Sequence[Plan], objective: str) -> Plan:
+    """Returns the best of at least one plan; of those that are near to it, the smallest."""
     values = {id(plan): _value(plan, objective) for plan in plans}
     least = min(values.values())
     equal = [plan for plan in plans if values[id(plan)] <= least * (1 + TIE)]
@@ -208,7 +214,7 @@ def _praise(plan: Plan, today: Predicted, *, is_late: bool, is_billed: bool) -> 
         text += (
             f"; {outcome.total_hours:.2f} h, today's {today.total_hours:.2f} h miss the deadline"
         )
-    return f"{text}; its limit is {limits(outcome)}{own_storage_words(outcome)}"
+    return f"{text}; bottleneck: {limits(outcome)}{own_storage_words(outcome)}"
 
 
 def _why_keep(able: Sequence[Plan], today: Predicted, objective: str, *, is_billed: bool) -> str:
@@ -268,18 +274,18 @@ def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
 
 
 _LIMITS: Mapping[Limit, str] = {
-    "cpu": "the CPU",
-    "accelerator": "the accelerator",
-    "latency": "the loader's own time",
-    "network": "the network",
+    "cpu": "CPU",
+    "accelerator": "accelerator",
+    "latency": "loader's own time",
+    "network": "network",
     "receive": "receiving",
-    "storage": "the storage",
+    "storage": "storage",
 }
 
 
 def limit_name(limit: Limit) -> str:
     """Names a limit of a plan for a table: `CPU`, `loader's own time`."""
-    return _LIMITS[limit].removeprefix("the ")
+    return _LIMITS[limit]
 
 
 def cluster(plan: Plan) -> str:
@@ -288,15 +294,15 @@ def cluster(plan: Plan) -> str:
 
 
 def limits(outcome: Predicted) -> str:
-    """Names the binding limit and the next one: `the CPU, then the accelerator, at 64 ms`."""
+    """Names the bottleneck and the next one: `CPU; next: accelerator (64 ms)`."""
     next_seconds = outcome.second_limit_seconds
     if next_seconds is None:
-        return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}"
+        return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]}"
     # Nobody needs to know of a second limit of microseconds: without loading, all other terms are
     # about 0.
     if next_seconds < 1e-3 * outcome.step_seconds:
         return f"{_LIMITS[outcome.limit]}, and no other is near"
-    return f"{_LIMITS[outcome.limit]}, then {_LIMITS[outcome.second_limit]}, at {ms(next_seconds)}"
+    return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]} ({ms(next_seconds)})"
 
 
 def own_storage_words(outcome: Predicted) -> str:
@@ -365,6 +371,7 @@ class Walk:
     Attributes:
         estimate: Today's cluster, as the model sees it.
         free_fixes: What the profile found to cost nothing, in words.
+        unfed: Why data hosts cannot make the batches; empty: they can.
         fix_first: Why nothing that costs is advised yet; empty where it may be.
         is_billed: Whether the prices are ones that somebody is billed.
         taken: How the profile was scaled to today's hosts; None: it was taken there.
@@ -379,8 +386,14 @@ class Walk:
     constraints: Constraints
     free_fixes: tuple[str, ...] = ()
     fix_first: str = ""
+    unfed: str = ""
     is_billed: bool = True
     taken: TakenElsewhere | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Returns whether other programs make the profile too noisy to choose a plan."""
+        return self.work.unexplained.startswith(OTHERS)
 
 
 def walk(found: Walk) -> tuple[Answer, ...]:
@@ -418,9 +431,10 @@ def _is_explained(found: Walk) -> Answer:
     if work.unexplained:
         # The reason is words by now. Only parts that were measured and contradict the step say
         # "no"; where something was not measured, the answer is not known.
-        known = not work.unexplained.startswith(("only the time", "not measured", "other programs"))
-        if work.unexplained.startswith("other programs"):
-            because = f"they give {ms(work.parts_seconds)}; {work.unexplained}"
+        known = not work.unexplained.startswith(("only the time", "not measured", OTHERS))
+        if found.is_busy:
+            because = f"they give {ms(work.parts_seconds)}, measured {ms(work.step_seconds)}, next "
+            because += "to other programs"
             return Answer(question=question, answer="unknown", because=because)
         reply: _Reply = "no" if known else "unknown"
         return Answer(question=question, answer=reply, because=work.unexplained)
@@ -475,7 +489,10 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         infeasible = next((p for p in found.plans if p.action == action), None)
         because = infeasible.reason if infeasible else _why_none(found, action)
         reply: _Reply = "no"
-        if action == "tune" and found.free_fixes:
+        if action == "tune" and infeasible and infeasible.predicted:
+            # More shards of a stream: free, and the script's to say.
+            reply, because = "yes", f"{_gain(infeasible)}: {because}"
+        elif action == "tune" and found.free_fixes:
             reply, because = "yes", found.free_fixes[0]
         elif action == "tune" and found.work.num_workers is None:
             reply = "unknown"
@@ -491,6 +508,12 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
             f"{cluster(rival)}, {other} against {this}"
         )
     return Answer(question=question, answer="yes", because=because)
+
+
+def _gain(plan: Plan) -> str:
+    """Says how long a step of the plan takes."""
+    assert plan.predicted is not None
+    return f"{ms(plan.predicted.step_seconds)} per step ({plan.predicted.speedup:.2f}x)"
 
 
 def _why_none(found: Walk, action: Action) -> str:
@@ -518,8 +541,13 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     question = _question_of_a_data_group(found)
     plan = best_of(found, ("heterogeneous",))
     if plan is None or plan.predicted is None or found.keep.predicted is None:
-        infeasible = next((p for p in found.plans if p.action == "heterogeneous"), None)
-        if infeasible is not None:
+        groups = [one for one in found.plans if one.action == "heterogeneous"]
+        # The table tells why the one that was asked for cannot be run: no second reason next to it.
+        asked = [one for one in groups if one.reason.startswith(ASKED_FOR)]
+        infeasible = next(iter([*asked, *groups]), None)
+        if found.unfed:
+            because = found.unfed
+        elif infeasible is not None:
             because = infeasible.reason or "plans cannot be priced"
         elif found.constraints.max_data_hosts == 0:
             because = "max_data_hosts is 0"
@@ -531,7 +559,7 @@ def _is_a_data_group_better(found: Walk) -> Answer:
     worth, free = _worth_running(able, found.keep, found.constraints)
     groups = [one for one in worth if one.action == "heterogeneous"]
     # What pays may be another one than the best: of a narrower band, or with fewer hosts.
-    plan = _best(groups, objective) if groups else plan
+    plan = best_plan(groups, objective) if groups else plan
     assert plan.predicted is not None
     figures = _figures(plan, is_billed=found.is_billed)
     because = f"{figures}; {percentage(plan.remote_share)} of the batches are made there"
@@ -565,6 +593,10 @@ def _change(outcome: Predicted, other: Predicted, found: Walk) -> str:
 
 
 def _is_change_worth_it(found: Walk) -> Answer:
+    question = "Is the best change worth more than its error band?"
+    if found.is_busy:
+        because = "the figures are not reliable enough to compare plans"
+        return Answer(question=question, answer="unknown", because=because)
     changed = found.chosen.action != "keep"
     outcome, keep = found.chosen.predicted, found.keep.predicted
     because = found.chosen.reason
@@ -578,7 +610,7 @@ def _is_change_worth_it(found: Walk) -> Answer:
             f"its error band is {percentage(error_band(outcome))}"
         )
     return Answer(
-        question="Is the best change worth more than its error band?",
+        question=question,
         answer="yes" if changed else "no",
         because=because,
     )
@@ -597,5 +629,5 @@ def _figures(plan: Plan, *, is_billed: bool) -> str:
         cost, end = f"{cost_words(outcome, is_billed=False)} ({change})", ""
     return (
         f"{cluster(plan)}: {ms(outcome.step_seconds)} per step ({outcome.speedup:.2f}x), {cost}, "
-        f"limit {limits(outcome)}{own_storage_words(outcome)}{end and f'; {end}'}"
+        f"bottleneck: {limits(outcome)}{own_storage_words(outcome)}{end and f'; {end}'}"
     )

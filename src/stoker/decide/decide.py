@@ -6,18 +6,29 @@ from datetime import date
 import msgspec
 
 from stoker.catalog import Catalog, Instance
-from stoker.decide.advise import advice_of, fix_first, warnings_of, warnings_of_prices
+from stoker.decide.advise import advice_of, before_money, fix_first, warnings_of, warnings_of_prices
 from stoker.decide.candidates import (
     Candidate,
     Site,
     heterogeneous,
     keep,
+    more_shards_words,
     named,
     scale_out,
     scale_up,
     tune,
+    with_any_shards,
 )
-from stoker.decide.choose import Walk, choose, misses_deadline, objective_value, ranked, walk
+from stoker.decide.choose import (
+    Walk,
+    best_plan,
+    choose,
+    cluster,
+    misses_deadline,
+    objective_value,
+    ranked,
+    walk,
+)
 from stoker.decide.elsewhere import (
     TakeAs,
     advice_of_taken,
@@ -25,8 +36,10 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
+from stoker.decide.fed import unfed_words
 from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
+    ASKED_FOR,
     Rules,
     allowed_types,
     is_usable,
@@ -57,7 +70,8 @@ from stoker.records import (
 )
 from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
-from stoker.text import percentage, usd
+from stoker.records.workload import own_keys
+from stoker.text import ms, percentage, usd
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 _CPU = "Is the CPU the limit?"
@@ -72,7 +86,6 @@ def decide_observed(
     constraints: Constraints,
     is_asked: bool,
     today: date,
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
 ) -> Decision:
     """Keeps today's cluster, and says why nothing else can be said; pure.
@@ -83,7 +96,6 @@ def decide_observed(
         constraints: What a plan may be.
         is_asked: Whether clusters were named that cannot be predicted now.
         today: The date that prices are old against.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
 
     Raises:
@@ -108,13 +120,14 @@ def decide_observed(
     if now.usd_per_hour is None:
         warnings.append(f"{now.type} has no price: give one with --prices FILE")
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=profile.workload_keys,
         bottleneck="unexplained",
         action="keep",
         plan=keep,
         plans=(keep,),
         path=_path(observed),
-        advice=_advice(profile, observed, now, best),
+        advice=_advice(profile, observed, now, best, is_billed=catalog.purchase != NOMINAL),
         warnings=tuple(warnings),
         prices=prices,
         objective=constraints.objective,
@@ -146,13 +159,13 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
 
 
 def _advice(
-    profile: Profile, observed: Observed, now: Instance, best: Instance | None
+    profile: Profile, observed: Observed, now: Instance, best: Instance | None, *, is_billed: bool
 ) -> tuple[Advice, ...]:
     advice = [
         Advice(
             id="profile",
             text=_again(profile),
-            when="before any money is spent",
+            when=before_money(is_billed=is_billed),
         )
     ]
     if observed.suspect == "cpu":
@@ -226,6 +239,8 @@ def _percent(value: float | None) -> str:
     return "not known" if value is None else percentage(value)
 
 
+# More shards are worth naming where a step would take less than this of the best plan's.
+_MORE_SHARDS_HELP = 0.9
 # Data types whose plans are listed: the best by the objective, and by the other one. Each makes a
 # plan for each number of hosts (8 by default), so more types would only hide the useful rows.
 _BEST_TYPES = 3
@@ -240,8 +255,8 @@ def decide(
     training: TrainingSize = TrainingSize(),  # noqa: B008 - frozen
     feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
     extra_clusters: Sequence[tuple[Group, ...]] = (),
+    fallback: tuple[Group, ...] = (),
     today: date,
-    workload_sha256: str | None = None,
     processes_per_host: int | None = None,
     calibration: Calibration | None = None,
     take_as: TakeAs | None = None,
@@ -255,8 +270,9 @@ def decide(
         training: Its length, for a deadline and for totals.
         feed: `local_workers` may fix how many workers a dnn host has under a data group.
         extra_clusters: Clusters to price in addition to those that are searched.
+        fallback: Cluster to run where other programs make the profile too noisy to choose; empty:
+            today's is kept then.
         today: The date that prices are old against.
-        workload_sha256: Of the workload; absent: the profile's.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
         calibration: What earlier runs on such a machine say of the model's constants.
         take_as: The type that the profile is taken for; absent: it was taken on today's hosts.
@@ -281,7 +297,6 @@ def decide(
             constraints=constraints,
             is_asked=bool(extra_clusters),
             today=today,
-            workload_sha256=workload_sha256,
             processes_per_host=processes_per_host,
         )
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
@@ -297,6 +312,7 @@ def decide(
         calibration=calibration or Calibration(),
         storage=constraints.storage or "unknown",
         machine_vcpus=catalog.max_total_vcpus,
+        shards_of_rank=feed.shards,
         data=() if take_as and profile.data else data_hosts_of(profile, catalog),
     )
     taken: TakenElsewhere | None = None
@@ -316,6 +332,7 @@ def decide(
         today=now,
         processes=processes,
         feed=feed,
+        unfed=unfed_words(profile, feed),
     )
     rules = Rules(
         constraints=constraints,
@@ -330,28 +347,35 @@ def decide(
         _taken_plan(site, kept, rules, taken) if taken else _keep_plan(profile, work, kept, rules)
     )
     step_is_known = taken is None or taken.accelerator_step_source != "unknown"
-    nothing_holds = busy or ("" if step_is_known else work.unexplained)
+    nothing_holds = "" if step_is_known else work.unexplained
+    asked = [*extra_clusters, *([fallback] if fallback else [])]
     # What was asked for comes first: its twin among those that are searched is dropped.
     others = [
         _plan(site, candidate, rules)
-        # Next to other programs no prediction holds, of no cluster: a warning says so below. Nor
-        # without the accelerator's step, which all of them need.
-        for groups in (() if nothing_holds else extra_clusters)
+        # Without the accelerator's step, which all of them need, there is no prediction at all.
+        for groups in (() if nothing_holds else asked)
         for candidate in [named(site, groups)]
         if candidate.groups != kept.groups
     ]
     others += [
         _plan(site, candidate, rules)
-        for candidate in (() if nothing_holds else _candidates(site, rules, keep_plan))
+        # Next to other programs no prediction holds: only what was asked for is shown, marked.
+        for candidate in (() if busy or nothing_holds else _candidates(site, rules, keep_plan))
         # Today's cluster with its data hosts was measured: no prediction of it next to that.
         if not (work.data and _hosts_of(candidate) == _hosts_of(kept))
     ]
     unknown = (
         [f"what the named groups would do is not known: {nothing_holds}"]
-        if nothing_holds and extra_clusters
+        if nothing_holds and asked
         else []
     )
+    more_shards = next(
+        (plan for plan in others if plan.action == "tune" and not plan.feasible and plan.predicted),
+        None,
+    )
     first = fix_first(profile, storage=work.storage, bottleneck=bottleneck)
+    if not first and more_shards is not None:
+        first = more_shards.reason
     chosen = choose(
         keep_plan,
         others,
@@ -360,6 +384,10 @@ def decide(
         fix_first=first,
         is_billed=catalog.purchase != NOMINAL,
     )
+    is_noisy = bool(busy)
+    if fallback and chosen.action == "keep" and (busy or work.machine_width):
+        chosen = _fallback(site, named(site, fallback), rules, kept=chosen)
+        is_noisy = is_noisy or chosen.action != "keep"
     rest = [plan for plan in (keep_plan, *others) if not _is_same(plan, chosen)]
     plans = (chosen, *ranked(_distinct(rest), constraints.objective))
     assert kept.estimate is not None
@@ -375,13 +403,15 @@ def decide(
             fix.text for fix in profile.fixes if fix.cost == "none" and fix.saves_seconds
         ),
         fix_first=first,
+        unfed=site.unfed,
         is_billed=catalog.purchase != NOMINAL,
         taken=taken,
     )
     used = [catalog.get(g.instance_type) for plan in (keep_plan, chosen) for g in plan.groups]
     prices = catalog.prices(used, today=today)
     return Decision(
-        workload_sha256=workload_sha256 or profile.workload_sha256,
+        workload_sha256=profile.workload_sha256,
+        workload_keys=own_keys(profile.workload_keys, is_elsewhere=take_as is not None),
         bottleneck=found.bottleneck,
         action=chosen.action,
         plan=chosen,
@@ -390,6 +420,7 @@ def decide(
         advice=(
             *(advice_of_taken(site, taken) if taken else ()),
             *advice_of(found, profile, is_taken=taken is not None),
+            *([] if nothing_holds else _advice_on_shards(site, rules, plans)),
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),
@@ -402,7 +433,16 @@ def decide(
         calibration=calibration,
         others_vcpus=profile.observed.others_vcpus if profile.observed else None,
         taken_elsewhere=taken,
+        is_noisy=is_noisy,
     )
+
+
+def _fallback(site: Site, candidate: Candidate, rules: Rules, *, kept: Plan) -> Plan:
+    """Returns the plan that was asked for in place of today's, if it may be run."""
+    plan = _plan(site, candidate, rules)
+    if not plan.feasible or plan.predicted is None or _is_same(plan, kept):
+        return kept
+    return msgspec.structs.replace(plan, reason=f"{ASKED_FOR}, as {kept.reason}")
 
 
 def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate]:
@@ -424,6 +464,8 @@ def _candidates(site: Site, rules: Rules, keep_plan: Plan) -> Iterator[Candidate
 
 
 def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
+    if site.unfed:
+        return
     objective = rules.constraints.objective
     other = "time" if objective == "cost" else "cost"
     by_type: dict[str, list[Candidate]] = {}
@@ -451,6 +493,41 @@ def _best_heterogeneous(site: Site, rules: Rules) -> Iterator[Candidate]:
     ]
     for name in names:
         yield from by_type[name]
+
+
+def _advice_on_shards(site: Site, rules: Rules, plans: Sequence[Plan]) -> list[Advice]:
+    """Says what data hosts would do for a stream with more shards, where that is more."""
+    work = site.work
+    if not work.shards or site.unfed:
+        return []
+    freed = with_any_shards(site)
+    able = [
+        plan
+        for candidate in _best_heterogeneous(freed, rules)
+        for plan in [_plan(freed, candidate, rules)]
+        if plan.feasible and plan.predicted
+    ]
+    if not able:
+        return []
+    best = best_plan(able, rules.constraints.objective)
+    assert best.predicted is not None
+    seconds = best.predicted.step_seconds
+    known = [each.predicted.step_seconds for each in plans if each.feasible and each.predicted]
+    if seconds > _MORE_SHARDS_HELP * min(known, default=work.step_seconds):
+        return []
+    how = more_shards_words(site, best.groups)
+    if not work.may_divide:
+        how = "let the stream divide itself by get_worker_info(), which it does not ask today"
+    return [
+        Advice(
+            id="shards",
+            text=f"With more shards {cluster(best)} would take {ms(seconds)} per step: {how}. Then "
+            "profile and decide again.",
+            when="the stream can be divided so far"
+            if work.may_divide
+            else "small work on the dataset",
+        )
+    ]
 
 
 def _data_types(site: Site, rules: Rules) -> list[Instance]:

@@ -2,7 +2,7 @@
 
 CPU-seconds there are CPU-seconds here over `cpu_speed`, the speed of a vCPU there over one here.
 What a loader waits takes as long there. The accelerator's step is the user's own number, else the
-profile's on the same accelerators, else not known: then no spending is advised. Each of these adds
+profile's on the same accelerators, else not known: then nothing is recommended. Each of these adds
 a doubt, and none is taken away, so no band is narrower than on the profiled host. The same type at
 a speed of 1 changes nothing but the band.
 """
@@ -195,7 +195,7 @@ def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
             id="profile-there",
             text=f"Profile the training on {there}: three minutes there replace all that is "
             "scaled here.",
-            when="before much money is spent",
+            when="before you rent anything large",
         ),
     )
 
@@ -270,6 +270,8 @@ def _scaled(work: Work, target: Instance, *, speed: float, ranks: int) -> Work:
         work,
         reference=target,
         ranks=ranks,
+        # The ranks there have as many shards each as here.
+        shards=-(-work.shards * ranks // work.ranks),
         accelerator_seconds=work.accelerator_seconds / accelerator_speed,
         receive_seconds=work.receive_seconds / speed,
         local_receive_seconds=None if local is None else local / speed,

@@ -46,13 +46,15 @@ def explain(decision: Decision) -> str:
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
     if plan.action == "keep" and decision.bottleneck == "unexplained":
-        return f"No advice that costs: keep today's cluster for now. {_sentence(plan.reason)}"
+        return f"Keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
         return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
     words = plan_in_words(plan)
     text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
+    if decision.is_noisy:
+        return text
     if outcome is not None:
-        text += f" Sure to ±{percentage(error_band(outcome))}"
+        text += f" Prediction error: ±{percentage(error_band(outcome))}"
         text += ", where the storage is shared" if outcome.own_storage_speedup else ""
         text += ": profile taken elsewhere." if decision.taken_elsewhere else "."
     return text
@@ -82,18 +84,23 @@ def _taken(taken: TakenElsewhere) -> str:
 
 def _limits(decision: Decision) -> list[str]:
     keep = next((p.predicted for p in decision.plans if p.action == "keep" and p.predicted), None)
-    is_known = decision.bottleneck != "unexplained" or keep is not None
-    limit = limit_words(decision.bottleneck) if is_known else "not known"
-    lines = [f"Today the limit is {limit}"]
+    today = "Today"
+    if decision.bottleneck != "unexplained":
+        today += f" the bottleneck is {limit_words(decision.bottleneck)}"
     is_billed = not decision.prices.is_nominal
+    lines = []
     if keep is not None:
-        lines[0] += f": {ms(keep.step_seconds)} per step, {cost_words(keep, is_billed=is_billed)}"
+        lines.append(
+            f"{today}: {ms(keep.step_seconds)} per step, {cost_words(keep, is_billed=is_billed)}"
+        )
+    elif decision.bottleneck != "unexplained":
+        lines.append(today)
     outcome = decision.plan.predicted
     if decision.plan.action != "keep" and outcome is not None:
         lines.append(
-            f"With the plan it is {limits(outcome)}: {ms(outcome.step_seconds)} per step "
+            f"With the plan: {ms(outcome.step_seconds)} per step "
             f"({ms(outcome.step_seconds_low)} to {ms(outcome.step_seconds_high)}), "
-            f"{cost_words(outcome, is_billed=is_billed)}"
+            f"{cost_words(outcome, is_billed=is_billed)}; bottleneck: {limits(outcome)}"
         )
         busy = f"{percentage(outcome.accelerator_utilization)} of a step"
         if is_billed:
@@ -143,16 +150,17 @@ def _table(decision: Decision) -> list[str]:
     ]
     hidden = len(shown) - len(rows)
     forbidden = sum(not p.feasible for p in decision.plans)
-    more = [f"{hidden} more plan{'s' if hidden > 1 else ''}"] if hidden else []
+    more = [f"{count} more" for count in [hidden] if count]
     if forbidden:
-        more.append(f"{forbidden} plan{'s' if forbidden > 1 else ''} that may not be run")
+        # By the workload's constraints, or by what the machine or the platform has.
+        more.append(f"{forbidden} ruled out")
     if more:
-        lines.append(f"({' and '.join(more)}: see the record)")
+        lines.append(f"(plans not shown: {', '.join(more)}; see decision.json)")
     for plan in decision.plans:
         if not plan.feasible and plan.reason.startswith(ASKED_FOR):
             lines += wrapped(f"? {cluster(plan)}: {plan.reason}")
     if decision.bottleneck == "unexplained":
-        lines.append("For orientation only: the profile does not support these figures.")
+        lines.append("Rough guide only: the profile is not reliable enough for these figures.")
     if any(p.predicted and p.predicted.own_storage_speedup for p in rows):
         lines.append("limit?: shorter if each host has a storage of its own: not known.")
     if is_billed:
@@ -240,7 +248,7 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
 def _prices(prices: Prices) -> str:
     when = f"of {prices.date}" if prices.date else "of unknown date"
     if prices.is_nominal:
-        return "* chosen. Nobody is billed here: plans are compared by the cores that they take."
+        return "* chosen. Local cores are free, so plans are compared by the cores they use."
     where = prices.region or "unknown region"
     stale = ", STALE" if prices.stale else ""
     return f"* chosen. Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."

@@ -68,7 +68,7 @@ class Work:
         storage: Whether each host brings a storage rate of its own; unknown: taken as shared.
         doubts: What was not measured.
         is_checked: Whether the profile was checked against its own parts.
-        unexplained: Why no spending may be advised on this profile; empty: it may.
+        unexplained: Why this profile supports no recommendation; empty: it does.
         global_batch_size: Samples of a step today; None: not known.
         efficiency: Factor on what data hosts reach, from earlier runs.
         calibration_spread: Relative error that those runs leave; 0: none, or no such runs.
@@ -76,6 +76,10 @@ class Work:
         parts_seconds: The step that the parts give.
         correction: Measured step over the step the parts gave.
         corrected: The limits that the correction is for: those that bind today.
+        shards: Shards of the stream, of all ranks: so many workers can be busy; 0: any number can.
+        ranks_per_process: Ranks that read the stream, over `ranks`: a script may start its own.
+        may_divide: Whether the stream may be divided into more shards.
+        are_shards_set: Whether `feed.shards` says how many there are, and not the script.
     """
 
     reference: Instance
@@ -109,6 +113,10 @@ class Work:
     efficiency: float = 1.0
     calibration_spread: float = 0.0
     data: "tuple[Hosts, ...]" = ()
+    shards: int = 0
+    ranks_per_process: float = 1.0
+    may_divide: bool = False
+    are_shards_set: bool = False
 
     @property
     def has_own_storage(self) -> bool:
@@ -253,6 +261,31 @@ def estimate(work: Work, shape: ClusterShape) -> Estimate:
     )
 
 
+def shards_on(work: Work, shape: ClusterShape) -> int:
+    """Returns the shards of a stream on the cluster, whose ranks have as many as today's; 0: any.
+
+    A worker makes a shard alone: no more workers can be busy, on whichever hosts they are.
+    """
+    if not work.shards:
+        return 0
+    return max(1, round(work.shards * shape.dnn.count * shape.processes / work.ranks))
+
+
+def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
+    """Returns the workers of the dnn hosts and of the data hosts that find something to do."""
+    dnn, shards = shape.dnn, shards_on(work, shape)
+    local = dnn.count * (dnn.instance.vcpus if dnn.workers is None else dnn.workers)
+    remote = sum(
+        hosts.count * max(1, hosts.instance.vcpus if hosts.workers is None else hosts.workers)
+        for hosts in shape.data
+    )
+    if not shards:
+        return local, remote
+    # As the feed places them: a shard goes to a data host while one has a free worker.
+    remote = min(remote, shards)
+    return min(local, shards - remote), remote
+
+
 def parts_on(work: Work, shape: ClusterShape) -> Parts:
     """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
     dnn, instance = shape.dnn, shape.dnn.instance
@@ -276,7 +309,7 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         + (0.0 if local is None or loads_itself else local * work.ranks),
         turns_cpu_seconds=work.turns_cpu_seconds,
         vcpus=free_vcpus(work, dnn),
-        workers=dnn.count * (instance.vcpus if dnn.workers is None else dnn.workers),
+        workers=busy_workers(work, shape)[0],
         ranks=ranks,
         read_seconds=work.read_seconds * storage,
         shared=replace(work.shared, seconds=work.shared.seconds * storage),
@@ -337,9 +370,13 @@ def _lines(work: Work, shape: ClusterShape, parts: Parts) -> tuple[list[_TermLin
     # The efficiency jumps where x becomes 1 (the data hosts make all batches), so that no line
     # holds both cases: both are tried, and the shorter step counts.
     alone = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY))
-    if shape.dnn.workers == 0:
+    local, remote = busy_workers(work, shape)
+    if local == 0:
         return alone, 1.0
     mixed = _corrected(work, _mixed_lines(work, shape, parts, efficiency=EFFICIENCY_MIXED))
+    if work.shards:
+        # Each shard gives as many batches as another one: where they are made says the share.
+        return mixed, remote / (local + remote)
     share = _best_share(mixed)
     return (mixed, share) if _largest(mixed, share) <= _largest(alone, 1.0) else (alone, 1.0)
 
@@ -358,6 +395,9 @@ def _mixed_lines(
     """Returns the terms from no batch made on the data hosts to all of them."""
     dnn, data = parts.terms, shape.data
     cpu, workers = _remote_rates(work, data, efficiency=efficiency)
+    if work.shards:
+        without_limit = busy_workers(replace(work, shards=0), shape)[1]
+        workers *= busy_workers(work, shape)[1] / without_limit
     ranks = shape.dnn.count * shape.processes
     network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, data)]
     # With all batches made elsewhere: on one core a trainer used 1.0 to 1.1 times the CPU-seconds

@@ -16,6 +16,7 @@ from stoker.decide.model import ClusterShape, Doubt, Hosts, Work, estimate, free
 from stoker.errors import UsageError
 from stoker.records import Calibration, Limit, Profile, StepTerms, Storage
 from stoker.records.parts import (
+    OTHERS,
     others_vcpus_of,
     others_width,
     read_seconds,
@@ -84,18 +85,20 @@ def measure(
     data: tuple[Hosts, ...] = (),
     storage: Storage = "unknown",
     machine_vcpus: float | None = None,
+    shards_of_rank: int | None = None,
 ) -> Work:
     """Returns the work of a step, corrected so that today's cluster gives today's step.
 
     `storage` says whether every host brings a storage rate of its own, `machine_vcpus` what the one
     machine has that all plans run on. `calibration` is what earlier runs say of a data group's
-    constants.
+    constants, `shards_of_rank` into how many shards the feed divides a stream (None: as profiled).
 
     Raises:
         UsageError: If a number of the profile is beyond any machine.
     """
     _refuse_absurd(profile, today)
     raw = _with_inferred(_bare(profile, today=today, processes=processes), profile)
+    raw = _with_shards(raw, profile, shards_of_rank=None)
     work = corrected(
         replace(
             raw,
@@ -125,16 +128,14 @@ def measure(
     vcpus = today.capacity * work.hosts
     others = others_width(profile, vcpus=vcpus)
     if others:
-        text = (
-            f"other programs kept {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} busy while "
-            "it was profiled"
-        )
+        text = f"{OTHERS} {work.others_vcpus:.1f} of the {vcpus_words(vcpus)} while it was profiled"
         doubts += (Doubt(width=others, text=text),)
     speed = speed_width(profile)
     if speed:
         doubts += (Doubt(width=speed, text=speed_words(profile)),)
+    # After the correction: today's step was measured with the script's own shards.
     return replace(
-        work,
+        _with_shards(work, profile, shards_of_rank=shards_of_rank),
         doubts=doubts,
         machine_width=math.hypot(others, speed),
         unexplained=too_busy(profile, vcpus=vcpus, machine_vcpus=machine_vcpus)
@@ -165,6 +166,21 @@ def corrected(work: Work) -> Work:
         correction=min(max(ratio, 0.2), 5.0),
         # Only what binds today: the measured step says nothing of the terms below it.
         corrected=binding,
+    )
+
+
+def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) -> Work:
+    loader = profile.loader
+    if loader is None or loader.shards is None:
+        return work
+    said = profile.what.get("ranks")
+    ranks = said if isinstance(said, int) and said > 0 else work.ranks
+    return replace(
+        work,
+        shards=shards_of_rank * ranks if shards_of_rank else loader.shards,
+        ranks_per_process=ranks / work.ranks,
+        may_divide=loader.divides is not False,
+        are_shards_set=shards_of_rank is not None,
     )
 
 

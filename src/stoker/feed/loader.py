@@ -92,10 +92,14 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             state_dict: What `state_dict` gave; an empty one is no state, and changes nothing.
 
         Raises:
+            TypeError: If it is None, as of a checkpoint that has no such entry.
             UsageError: If the state is of a dataset of another length, of other samplers, batch
                 size, number of ranks or rank: all that differs is named. Later, from `iter` or
                 the first `next`, if the sampler does not give the same samples again.
         """
+        # Types are not checked in a script: without this its epoch would begin at its first batch.
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"load_state_dict takes what state_dict returned, not {state_dict!r}")
         if state_dict:
             loader_state.load(self, this_process(), dict(state_dict))
             # Workers that persist are at another place of another epoch: new ones begin.

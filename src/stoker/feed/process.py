@@ -242,7 +242,7 @@ class LoaderBooks:
     """Keeps the books of one DataLoader, which are kept from one epoch to the next.
 
     Attributes:
-        number: That of the loader in the timeline; loaders made anew by one line have one number.
+        number: That of the loader in the timeline; loaders that one line makes again share it.
         first_epoch: Epochs in the timeline under that number before this loader.
         epochs: Epochs begun.
         position: How far the epoch begun last is; None: there was none.
@@ -320,7 +320,7 @@ class _Line:
     kind: tuple[type, int | None]
 
     def goes_on(self, loader: "DataLoader[object]", made: Making) -> bool:
-        """Returns whether `loader` is this one made anew."""
+        """Returns whether `loader` is this one, made again."""
         # Loaders that were both there before one was read are two: for training and validation.
         if made.seconds < self.opened:
             return False
@@ -381,9 +381,9 @@ class TrainerProcess:
         return known
 
     def _number_of(self, loader: "DataLoader[object]") -> int:
-        """Returns the loader's number in the timeline: the former one's if it was made anew.
+        """Returns the loader's number in the timeline: the former one's if it was made again.
 
-        It was made anew if the same line of the script made it, called from the same lines, after
+        It was made again if the same line of the script made it, called from the same lines, after
         the former one was read, and over the same dataset, or over one of the same type and length
         where the former one is gone. So a loader for each epoch is one loader, while those for
         training and validation are two, even where one helper makes both.
@@ -424,6 +424,11 @@ def this_process() -> TrainerProcess:
         UsageError: If a STOKER_* variable is malformed, at the first call.
     """
     return _process(os.getpid())
+
+
+def known_process() -> TrainerProcess | None:
+    """Returns the one of this process, where something has asked for it before."""
+    return this_process() if _process.cache_info().currsize else None
 
 
 @functools.lru_cache(maxsize=1)

@@ -63,7 +63,7 @@ class Remote(DatasetFactory):
         except (ImportError, AttributeError) as err:
             raise UsageError(
                 f"stoker.remote: {self._factory} cannot be imported: {err}",
-                fix="install the package in the image of the data hosts",
+                fix="put its module on the Python path, here and in the data hosts' image",
             ) from err
         made: object = factory(**self._arguments)
         return made

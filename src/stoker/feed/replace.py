@@ -15,17 +15,17 @@ find itself half imported. Processes that use no loader do not pay for it either
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from stoker.feed.loader import AnyLoader
 
-_P = ParamSpec("_P")
-_ResultT = TypeVar("_ResultT")
-_Method = Callable[Concatenate["AnyLoader", _P], _ResultT]
+
+class _Method(Protocol):
+    def __call__(self, loader: "AnyLoader", /, *args: object, **kwargs: object) -> object: ...
 
 
 def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
@@ -51,8 +51,7 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
         note_making(self)
 
     cls.__init__ = noted  # type: ignore[method-assign]
-    ours = _unless_imported(_get_iterator, cls._get_iterator) if is_auto else _get_iterator
-    cls._get_iterator = ours  # type: ignore[method-assign]
+    _replace(cls, "_get_iterator", _get_iterator, is_auto=is_auto)
 
 
 def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
@@ -90,19 +89,19 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
         "load_state_dict": load_state_dict,
     }
     for name, function in replaced.items():
-        setattr(cls, name, _unless_imported(function, getattr(cls, name)) if is_auto else function)
+        _replace(cls, name, function, is_auto=is_auto)
 
 
-def _unless_imported(
-    ours: "_Method[_P, _ResultT]", theirs: "_Method[_P, _ResultT]"
-) -> "_Method[_P, _ResultT]":
-    """Returns a method that is `theirs` in a script that imports stoker's DataLoader."""
+def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) -> None:
+    """Sets a method; where `is_auto`, a script that imports stoker's DataLoader has its own."""
+    theirs = getattr(cls, name)
 
     @functools.wraps(theirs)
-    def method(self: "AnyLoader", *args: _P.args, **kwargs: _P.kwargs) -> _ResultT:
+    def method(self: "AnyLoader", *args: object, **kwargs: object) -> object:
         # The package keeps each name once it is asked for; stoker itself imports the class from
         # its module.
         is_imported = "DataLoader" in vars(sys.modules["stoker"])
-        return (theirs if is_imported else ours)(self, *args, **kwargs)
+        chosen = cast("_Method", theirs if is_imported else ours)
+        return chosen(self, *args, **kwargs)
 
-    return method
+    setattr(cls, name, method if is_auto else ours)

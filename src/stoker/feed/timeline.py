@@ -244,6 +244,8 @@ class Timeline:
         self._rows: list[_Row] = []
         self._zero: float | None = None
         self._flushed = 0.0
+        # Epochs that began with their first batch: not those that go on from a state.
+        self.begun = 0
         self._loaders = 0
         self._sums: dict[int, LoaderSums] = {}
         self._lock = threading.Lock()
@@ -266,6 +268,7 @@ class Timeline:
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
         """Returns the recorder for one epoch over a loader, from `batch` on."""
+        self.begun += batch == 0
         sums = self.sums(loader)
         sums.epochs = max(sums.epochs, epoch + 1)
         return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)

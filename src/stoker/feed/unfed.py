@@ -1,10 +1,14 @@
-"""A training that takes no batches from its data hosts says so in its log, at its first steps.
+"""Optimizer steps are counted, and a training that takes no batches from its data hosts says so.
 
-Libraries have loaders of their own, and scripts forget the changed import: nothing fails then, and
-data hosts would idle for as long as the training lasts. Optimizer steps tell that batches came.
+Libraries have loaders of their own, and scripts read loaders that the feed does not know: nothing
+fails then, and data hosts would idle for as long as the training lasts. Optimizer steps tell that
+batches came: the log says it at the first ones, and the run's record at its end (`feed.loading`).
 """
 
+import atexit
+import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,114 +17,146 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.feed.loading import Loading
 from stoker.feed.own_loaders import own_loaders
-from stoker.feed.process import TrainerProcess, Unfed, this_process
+from stoker.feed.process import TrainerProcess, Unfed, known_process, this_process
 from stoker.logs import Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 
 _FEED = "stoker.feed.remote_iterators"
 # A script may take some steps on batches of zeros before it reads its first one.
 ENOUGH_STEPS = 20
-
-_REPLACE = "run it with `stoker train --replace-dataloader`, or import DataLoader from stoker"
-_OWN = (
-    "give the library a loader of stoker's or torch's (with --replace-dataloader), or train "
-    "without a data group"
-)
+_WRITE_SECONDS = 1.0
 
 AnyLoader = torch.utils.data.DataLoader[object]
 
 
 @dataclass(slots=True)
-class UnfedWatch:
-    """Counts the optimizer steps of a process that has not asked for a batch of the feed.
+class OptimizerWatch:
+    """Counts the optimizer steps of a process, and says at the first ones that it is not fed.
 
     Args:
         process: Returns it, once it is known to train: others (a worker that was spawned, a script
             next to the training) must not take its place.
+        is_planned: Whether there is a data group that it should be fed from.
+        clock: Monotonic seconds.
 
     Attributes:
         seen: The class of a loader of torch that was read, without stoker's iterators.
+        is_compiled: Whether a compiled program did steps, which nobody can count.
     """
 
     settings: ProcessSettings
     log: Log
     process: Callable[[], TrainerProcess] = this_process
+    is_planned: bool = True
+    clock: Callable[[], float] = time.monotonic
     seen: str = ""
     num_steps: int = 0
+    is_compiled: bool = False
     _has_said: bool = field(default=False)
+    _is_done: bool = field(default=False)
+    _write_at: float = field(default=0.0)
 
-    def step(self) -> bool:
-        """Counts an optimizer step; False: there is no more to watch."""
-        if self.is_fed():
-            return False
+    def step(self) -> None:
+        """Counts an optimizer step."""
+        if torch.compiler.is_compiling():
+            # A program that is compiled may do no more than this here.
+            self.is_compiled = True
+            return
         self.num_steps += 1
-        owns = own_loaders()
-        if (self.seen or owns) and not self._has_said:
-            self._say(owns)
-        if self.num_steps < ENOUGH_STEPS:
-            return True
-        if not self._has_said:
-            self._say(owns)
-        self._leave_word(owns)
-        return False
+        if self.is_planned and not self._is_done:
+            self._look()
+        now = self.clock()
+        if now >= self._write_at:
+            # A process that leaves by os._exit has said so, too.
+            self._write_at = now + _WRITE_SECONDS
+            self.write()
+
+    def write(self) -> None:
+        """Leaves word of what this process did so far."""
+        if self.settings.output is not None:
+            self.loading().write(self.settings.output, pid=os.getpid())
+
+    def loading(self) -> Loading:
+        """Returns what this process did so far."""
+        known = known_process()
+        return Loading(
+            optimizer_steps=self.num_steps or (None if self.is_compiled else 0),
+            has_optimizer=bool(self.num_steps) or _has_optimizer(Optimizer),
+            is_fed=self.is_fed(),
+            epochs=known.timeline.begun if known else 0,
+            seen=self.seen,
+            own=tuple(own_loaders()),
+        )
 
     @staticmethod
     def is_fed() -> bool:
         """Returns whether a loader of stoker was made or read here: only that imports the feed."""
         return _FEED in sys.modules
 
-    def words(self, owns: list[str]) -> str:
-        """Returns what is wrong, and what helps."""
-        if self.seen:
-            what, helps = f"{self.seen} is read without stoker", _REPLACE
-        elif owns:
-            what, helps = f"{' or '.join(owns)} makes batches in its own way", _OWN
-        else:
-            what, helps = "no loader of torch or stoker was read", _OWN
-        return f"the training takes no batches from its data hosts: {what}; {helps}"
+    def _look(self) -> None:
+        if self.is_fed():
+            self._is_done = True
+            return
+        text = f"the training takes no batches from its data hosts: {self.loading().why_unfed}"
+        self._is_done = self.num_steps >= ENOUGH_STEPS
+        if (self.seen or own_loaders() or self._is_done) and not self._has_said:
+            self._has_said = True
+            if self.settings.rank == 0:
+                self.log.event("feed_not_asked", text=text)
+        if self._is_done:
+            self._leave_word(text)
 
-    def _say(self, owns: list[str]) -> None:
-        self._has_said = True
-        if self.settings.rank == 0:
-            self.log.event("feed_not_asked", text=self.words(owns))
-
-    def _leave_word(self, owns: list[str]) -> None:
+    def _leave_word(self, text: str) -> None:
         settings = self.settings
         if settings.output is None:
             return
         self.process().said_unfed = True
-        word = Unfed(rank=settings.rank, text=self.words(owns))
         path = settings.output / unfed_file(settings.rank)
-        path.with_suffix(".new").write_bytes(msgspec.json.encode(word))
+        path.with_suffix(".new").write_bytes(msgspec.json.encode(Unfed(settings.rank, text)))
         path.with_suffix(".new").replace(path)
 
 
+def _has_optimizer(kind: type[Optimizer]) -> bool:
+    """Returns whether an optimizer of that class was made: the first one has its step hooked."""
+    return getattr(kind.step, "hooked", False) or any(map(_has_optimizer, kind.__subclasses__()))
+
+
 def install(dataloader_class: type[AnyLoader]) -> None:
-    """Watches this process, if it trains under a data group of stoker's feed."""
+    """Watches this process, if it may train."""
     if torch.utils.data.get_worker_info() is not None:
         return
     settings = from_environment()
-    if not settings.has_data_group or not settings.coordinator:
-        return
-    watch = UnfedWatch(settings, Log(run=settings.run_id, host=settings.host))
+    watch = OptimizerWatch(
+        settings,
+        Log(run=settings.run_id, host=settings.host),
+        is_planned=settings.has_data_group and bool(settings.coordinator),
+    )
     _see_loaders(dataloader_class, watch)
+    pid = os.getpid()
 
     def before_step(optimizer: Optimizer, arguments: object, keywords: object) -> None:
-        if not watch.step():
-            handle.remove()
+        watch.step()
 
-    handle = register_optimizer_step_pre_hook(before_step)
+    def at_exit() -> None:
+        # A forked child inherits the handler, and is no process of its own.
+        if os.getpid() == pid:
+            watch.write()
+
+    register_optimizer_step_pre_hook(before_step)
+    atexit.register(at_exit)
 
 
-def _see_loaders(dataloader_class: type[AnyLoader], watch: UnfedWatch) -> None:
-    """Watches subclasses of torch's loader that keep its iterators; stoker's has its own."""
+def _see_loaders(dataloader_class: type[AnyLoader], watch: OptimizerWatch) -> None:
+    """Watches loaders that are read with torch's iterators; stoker's class has its own."""
     original: Callable[[AnyLoader], _BaseDataLoaderIter] = dataloader_class._get_iterator
 
     def _get_iterator(self: AnyLoader) -> _BaseDataLoaderIter:
-        kind = type(self)
-        watch.seen = watch.seen or f"{kind.__module__}.{kind.__qualname__}"
-        return original(self)
+        iterator = original(self)
+        if not watch.seen and not type(iterator).__module__.startswith("stoker."):
+            watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"
+        return iterator
 
     dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
 

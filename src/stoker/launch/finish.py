@@ -20,8 +20,9 @@ import msgspec
 
 from stoker.catalog import load_catalog
 from stoker.errors import UsageError
+from stoker.feed.loading import counted_steps
 from stoker.feed.resource_usage import read_usage
-from stoker.feed.timeline import has_no_step, read_timelines
+from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import exports
@@ -35,7 +36,7 @@ from stoker.launch.topology import Topology
 from stoker.logs import Log
 from stoker.platforms.pod_outputs import log_files
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
-from stoker.records import Event, Group, Host, Job, Measured, Scalar, write_json, write_text
+from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
 from stoker.records.training import TrainingFacts, write_training
 from stoker.settings import ProcessSettings
 
@@ -52,11 +53,13 @@ class RunOutcome:
     Attributes:
         exit_code: The training command's own, None where it never ran or another host ended it.
         failure: Failure in the words of the failing part; None unless it failed.
+        is_unfed: Whether it failed only because no batch came through the feed.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
     exit_code: int | None
     failure: str | None = None
+    is_unfed: bool = False
 
 
 def write_failure(base_dir: Path, failure: str) -> None:
@@ -103,11 +106,6 @@ def record_end(
     """Writes the leader's record, and its passive profile; a disk that is full is logged."""
     timelines = read_timelines(output)
     measured = measure(timelines, progress, replica_of=settings.feed.replica)
-    if measured is None and has_no_step(output) and not any(p.steps for p in progress.values()):
-        # Not the same as nothing measured: the script had loaders, and took no batch of them.
-        measured = Measured(
-            step_seconds=0, wait_seconds=0, compute_seconds=0, samples_per_second=0, steps=0
-        )
     facts = TrainingFacts(
         workload_sha256=settings.workload_sha256,
         status=outcome.status,
@@ -119,6 +117,8 @@ def record_end(
         engine=settings.engine.name,
         hyperparameters=_hyperparameters(settings, log),
         measured=measured,
+        steps=counted_steps(output, timelines, progress),
+        is_unfed=outcome.is_unfed,
         metrics=_metrics(settings, output, log),
         job=Job(platform=platform, name=settings.run_id),
         release_seconds=release_seconds,
@@ -127,7 +127,7 @@ def record_end(
     try:
         record = write_training(facts, file=output / "training.json")
     except UsageError as err:
-        log.event("record_not_written", reason=err.what)
+        log.event("record_not_written", text=f"{err.what}: the training's figures are lost")
         return
     try:
         usages = read_usage(output)

@@ -39,13 +39,15 @@ class _Metric(NamedTuple):
 # fmt: off
 _METRICS = (
     _Metric(Progress, "steps", "counter", "stoker_steps",
-            "Steps that the rank finished. rate(stoker_steps_total[1m]) is its steps a second."),
+            "Steps that the rank finished with its main loader, the one with most steps. "
+            "rate(stoker_steps_total[1m]) is its steps a second."),
     _Metric(Progress, "samples", "counter", "stoker_samples",
             "Samples in these steps. The sum of the rates over all ranks is the training's "
             "throughput."),
     _Metric(Progress, "wait_seconds", "counter", "stoker_wait_seconds",
-            "Seconds of these steps that the rank waited for data. rate() is the share of the "
-            "time that is lost: near 0 the feed keeps up, above 0.05 look for what limits it."),
+            "Seconds of these steps that the rank waited for data. max(rate()) over the ranks is "
+            "the share of the time that is lost: the others wait for that rank, and show less. "
+            "Near 0 the feed keeps up, above 0.05 look for what limits it."),
     _Metric(Progress, "compute_seconds", "counter", "stoker_compute_seconds",
             "Seconds of these steps that the rank did not wait for data. rate() near 1: the "
             "trainer is the limit, more data hosts gain nothing."),

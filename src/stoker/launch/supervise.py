@@ -63,8 +63,8 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
     """Copies a stream to its end, by whole lines: others are often written to the same file.
 
     A carriage return ends a line, too, as progress bars have it. What has no end is held back for
-    half a second, or 64 KiB. It never blocks the command: where nobody reads `target` any more,
-    the rest is read and dropped.
+    half a second, or 64 KiB. It never blocks the command: what cannot be written is dropped, as
+    where nobody reads `target` any more, or its disk is full.
 
     Args:
         source: Descriptor to read from; it may be closed meanwhile, which ends the stream.
@@ -73,7 +73,6 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
     poll = select.poll()
     poll.register(source, select.POLLIN)
     held, due = b"", 0.0
-    is_open = True
     while True:
         left = due - time.monotonic()
         # Before any reading: a command that writes on and on without an end of line is shown, too.
@@ -88,7 +87,7 @@ def forward(source: int, target: int, tail: OutputTail | None) -> None:
         if not chunk or len(held) - end > _CHUNK_BYTES:
             end = len(held)
         if end:
-            is_open = is_open and _is_written(target, memoryview(held)[:end])
+            _write(target, memoryview(held)[:end])
             held, due = held[end:], time.monotonic() + _PARTIAL_LINE_SECONDS
         if not chunk and not is_due:
             return
@@ -101,14 +100,11 @@ def _read(source: int) -> bytes:
         return b""
 
 
-def _is_written(target: int, view: memoryview) -> bool:
-    while view:
-        try:
+def _write(target: int, view: memoryview) -> None:
+    # The command must not end, or block, because its output cannot be kept.
+    with contextlib.suppress(OSError):
+        while view:
             view = view[os.write(target, view) :]
-        except OSError:
-            # Whoever read our output is gone; the command must not block on that.
-            return False
-    return True
 
 
 # SageMaker kills 120 s after its SIGTERM: what is left is for the end of the run, with hosts that

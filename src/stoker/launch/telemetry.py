@@ -33,6 +33,7 @@ from stoker.feed.timeline import FILE, step_of, timeline_ranks, waits_longest
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.logs import Log, LogEvent
 from stoker.platforms.follow import FileTail
+from stoker.records import Limit
 from stoker.text import ms, wait_share, wait_words
 
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
@@ -384,7 +385,8 @@ class FeedLog:
         except OSError as err:
             # A full disk ends the picture, not the training.
             self._is_broken = True
-            self._log.event("feed_not_written", file=str(self._path), reason=err.strerror)
+            text = f"cannot write {self._path}: {err.strerror}; the training goes on"
+            self._log.event("feed_not_written", text=text)
 
 
 # Less waiting than this is the feed's own overhead (1 to 3 % over the bound, benchmarks).
@@ -404,15 +406,17 @@ class Bottleneck:
     """Tells what limits the run.
 
     Attributes:
-        limit: trainer: data is there in time; workers: too few or too slow data workers; shards: a
-            stream has too few shards for the workers that are there; order: one late batch holds up
-            others that are ready; connection: workers idle while all that may
-            be asked for is asked for; hand-out: less is asked for than could be.
+        limit: By the names of a decision. accelerator: data is there in time; cpu: the data workers
+            compute all the time; latency: they wait for what they read; workers: they are too few,
+            or what slows them is not known; network: workers idle while all that may be asked for
+            is asked for. Of the feed alone: shards: a stream has too few shards for the workers
+            that are there; order: one late batch holds up others that are ready; hand-out: less is
+            asked for than could be.
         words: What was seen.
         advice: What to do about it.
     """
 
-    limit: Literal["unknown", "trainer", "workers", "shards", "order", "connection", "hand-out"]
+    limit: Limit | Literal["workers", "unknown", "shards", "order", "hand-out"]
     words: str
     advice: str
 
@@ -441,7 +445,7 @@ def bottleneck_of(
     if wait < MIN_WAIT_SHARE:
         queue = "" if ready is None else f": {ready:.1f} batches lie ready"
         return Bottleneck(
-            "trainer",
+            "accelerator",
             f"the trainer, as data is there in time{queue}",
             "a faster trainer, or fewer data hosts",
         )
@@ -472,20 +476,26 @@ def bottleneck_of(
             if host.busy_workers
         )
         if cpus >= MIN_CPU_SHARE * busy:
-            return Bottleneck("workers", seen, "more data hosts, or a cheaper transform")
+            return Bottleneck("cpu", seen, "more data hosts, or a cheaper transform")
         seen += f" and have a CPU for {cpus / busy:.0%} of that"
         if does_loading_wait is None:
-            advice = (
+            return Bottleneck(
+                "workers",
+                seen,
                 "more data hosts, where workers share their cores with other processes; faster "
-                "storage or more workers, where they wait for what they read"
+                "storage or more workers, where they wait for what they read",
             )
-        elif does_loading_wait:
-            seen += ", as they wait for what they read"
-            advice = "faster storage, or more workers, which wait at the same time"
-        else:
-            seen += ", as they share their cores with other processes"
-            advice = "more data hosts, on cores of their own"
-        return Bottleneck("workers", seen, advice)
+        if does_loading_wait:
+            return Bottleneck(
+                "latency",
+                f"{seen}, as they wait for what they read",
+                "faster storage, or more workers, which wait at the same time",
+            )
+        return Bottleneck(
+            "cpu",
+            f"{seen}, as they share their cores with other processes",
+            "more data hosts, on cores of their own",
+        )
     if (ready or 0.0) >= MIN_READY:
         slowest = min(hosts, key=lambda host: host.batches_per_second / max(host.workers, 1))
         return Bottleneck(
@@ -496,7 +506,7 @@ def bottleneck_of(
         )
     if asked >= MIN_CREDIT_SHARE * credits:
         return Bottleneck(
-            "connection",
+            "network",
             f"the way to the trainer: workers are at work {share:.0%} of the time, "
             f"{asked} of {credits} batches asked for",
             "smaller batches on the wire (uint8), a faster network, or feed.credits",
@@ -593,6 +603,8 @@ class ProgressLog:
         self._tails: dict[int, FileTail] = {}
         self._counts: dict[int, Counter[int]] = {}
         self._told: Mapping[int, Progress] = {}
+        # Mean step and wait of each rank's latest steps.
+        self._latest: dict[int, tuple[float, float]] = {}
         self._reported_at = -math.inf
 
     def tick(self) -> None:
@@ -607,19 +619,20 @@ class ProgressLog:
             tail.close()
 
     def _report(self, *, is_last: bool) -> None:
-        latest = self._here(is_last=is_last)
-        if not latest:
+        new = self._here(is_last=is_last)
+        if not new:
             return
         told = self._progress()
-        latest |= self._elsewhere(told)
+        # A rank without a new step still waits as it did: slow steps end a moment apart.
+        self._latest |= new | self._elsewhere(told)
         self._told = told
         self._reported_at = self._clock()
         shares = {
             rank: wait_share(step_seconds=step, wait_seconds=wait)
-            for rank, (step, wait) in latest.items()
+            for rank, (step, wait) in self._latest.items()
         }
         rank = waits_longest(shares)
-        step_seconds, wait_seconds = latest[rank]
+        step_seconds, wait_seconds = self._latest[rank]
         ranks = {"rank": rank, "least_wait_share": min(shares.values())} if len(shares) > 1 else {}
         self._log.event(
             "progress",

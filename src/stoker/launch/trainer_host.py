@@ -5,19 +5,26 @@ The training command itself, and what SIGTERM means for its checkpoint, is in `s
 
 import contextlib
 import dataclasses
+import http.client
 import os
 import queue
 import signal
+import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import PlatformError, UsageError, WorkloadError
+from stoker.feed.loading import forget_loadings, why_unfed
 from stoker.feed.process import Unfed
+from stoker.feed.timeline import read_timelines
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
@@ -39,7 +46,8 @@ from stoker.launch.supervise import (
 )
 from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import is_job_pod, platform_name
-from stoker.logs import now_utc
+from stoker.logs import Log, now_utc
+from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
 from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
@@ -154,6 +162,8 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         if coordinator:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
+        if outcome.status == "succeeded" and coordinator:
+            outcome, code = _fed(run, coordinator, outcome)
         if lease.failure:
             outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
             code = ABANDONED
@@ -320,6 +330,7 @@ def _train(
     lease: FollowerLease | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
+    forget_loadings(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
     profile_ended.unlink(missing_ok=True)
     environ = trainer.environ(
@@ -332,6 +343,7 @@ def _train(
         folder=run.folder,
     )
     environ |= engine.environment
+    environ = with_reachable_mlflow(environ, run.log)
     found = resolve_program((*command, *trainer.arguments), environ, folder=run.folder)
     if found is None:
         what, fix = why_not_found(command[0], folder=run.folder)
@@ -411,6 +423,33 @@ def _train(
     return dataclasses.replace(ending, exit_code=0) if profile_ended.exists() else ending
 
 
+def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str]:
+    """Returns the command's environment; without stoker's run of MLflow if its server is away.
+
+    Whoever submitted the job reached the server, but this host may not: the script's first
+    `mlflow.log_metric` would wait for minutes and then end the training. Blocks for 10 s at most.
+    """
+    address = environ.get(MLFLOW_URI, "")
+    # Without a run, the script's author has named the server.
+    if MLFLOW_RUN not in environ or not address.startswith("http"):
+        return dict(environ)
+    # Without a name and password, which urllib takes for the host's name.
+    parts = urllib.parse.urlsplit(address)
+    server = parts.netloc.rpartition("@")[2]
+    try:
+        urllib.request.urlopen(parts._replace(netloc=server).geturl(), timeout=10).close()
+    # It refuses a request without a token, or has another certificate: it is there.
+    except (urllib.error.HTTPError, ssl.SSLError):
+        return dict(environ)
+    except (OSError, ValueError, http.client.HTTPException) as err:
+        if isinstance(getattr(err, "reason", None), ssl.SSLError):
+            return dict(environ)
+        text = f"mlflow: {server} cannot be reached from here; the script's calls do not go there"
+        log.event("mlflow_not_reached", text=text)
+        return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
+    return dict(environ)
+
+
 def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
     file = run.output / "feed.csv"
     # Of an attempt before this one, in the same folder.
@@ -437,6 +476,18 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
         failed = RunOutcome(status="failed", exit_code=ending.exit_code, failure=own)
         return failed, ending.exit_code
     return RunOutcome(status="succeeded", exit_code=0), 0
+
+
+def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> tuple[RunOutcome, int]:
+    """Returns how a run ended whose command ended well: it failed if its data hosts fed nobody."""
+    is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
+    why = ""
+    if is_planned and run.settings.profile is None:
+        why = why_unfed(run.output, read_timelines(run.output), coordinator.progress)
+    if not why:
+        return ended, 0
+    failed = dataclasses.replace(ended, status="failed", failure=why, is_unfed=True)
+    return failed, WorkloadError.exit_code
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:

@@ -5,6 +5,7 @@ Lines of hosts go to files, one for each host; on this machine the hosts write t
 """
 
 import contextlib
+import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -107,6 +108,14 @@ class FollowedRun(ABC):
         self._files.close()
 
 
+def full_disk(folder: Path) -> str:
+    """Returns a warning where the disk of a folder is full; else nothing."""
+    with contextlib.suppress(OSError):
+        if not shutil.disk_usage(folder).free:
+            return f"no space is left for {folder}: its logs lack lines; the job goes on"
+    return ""
+
+
 class LogFiles:
     """Writes GROUP-HOST.log files; those of an earlier attempt are replaced.
 
@@ -189,6 +198,9 @@ class FileTail:
                 return
         while chunk := self._file.read(_CHUNK_BYTES):
             *lines, self._rest = (self._rest + chunk).split(b"\n")
+            # Of a progress bar, which may have no end of line for hours, the last state counts.
+            states = self._rest.rstrip(b"\r").rfind(b"\r")
+            self._rest = self._rest[max(0, states) :]
             for line in lines:
                 yield line.decode(errors="replace").rstrip("\r")
         if is_last and self._rest:

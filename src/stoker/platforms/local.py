@@ -8,6 +8,7 @@ all of this machine, which is then of that type (a GPU host).
 """
 
 import contextlib
+import errno
 import fcntl
 import io
 import json
@@ -40,7 +41,7 @@ from stoker.platforms.base import (
     leader_record,
     run_environment,
 )
-from stoker.platforms.follow import FileTail
+from stoker.platforms.follow import FileTail, full_disk
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
@@ -202,7 +203,13 @@ def lock_run_folder(folder: Path, *, run: str) -> int:
 
 
 def _cannot_start(err: OSError, request: LocalRequest) -> PlatformError:
-    return PlatformError(f"the local run cannot start: {err}", where=str(request.job.run_dir))
+    return PlatformError(
+        f"the local run cannot start: {err.strerror or err}",
+        where=str(err.filename or request.job.run_dir),
+        fix="free some space there, or start it from a folder on another disk"
+        if err.errno in (errno.ENOSPC, errno.EDQUOT)
+        else "",
+    )
 
 
 @dataclass(slots=True)
@@ -405,10 +412,14 @@ class LocalRun:
         """Yields log lines of all hosts as they come; ends when the job has ended."""
         tails = [(host, FileTail(self._request.log_file(host))) for host in self._request.hosts]
         try:
-            is_last = False
+            is_last = is_full = False
             while not is_last:
                 # Before the reading: what was written until the end is then read, too.
                 is_last = self._has_ended.is_set()
+                # Hosts write their logs themselves, and cannot say there that the disk is full.
+                if not is_full and (words := full_disk(self._request.job.run_dir / "logs")):
+                    is_full = True
+                    yield LogLine(group="local", host="status", text=words)
                 while not self._said.empty():
                     yield self._said.get()
                 for host, tail in tails:
@@ -726,7 +737,17 @@ class LocalPlatform:
     def _num_cores(self, group: Group, job: JobSpec) -> int:
         found = _TYPE.match(group.instance_type)
         if found and int(found.group(1)):
-            return int(found.group(1))
+            number = int(found.group(1))
+            # What is measured on fewer cores would pass for a step on that many; data hosts may
+            # share cores.
+            if group.role == "dnn" and number > len(self._cores):
+                raise UsageError(
+                    f"{group.instance_type} asks for {number} cores; this machine has "
+                    f"{len(self._cores)}",
+                    where=f"group {group.name}",
+                    fix=f"use local.c{len(self._cores)}, or fewer cores",
+                )
+            return number
         is_of_cloud = not group.instance_type.startswith(("local.", "ml.local."))
         if is_of_cloud and sum(each.count for each in job.groups) == 1:
             return len(self._cores)

@@ -134,6 +134,15 @@ class Agreement:
                 time.sleep(_POLL_SECONDS)
         return not missing
 
+    def warn(self, action: str) -> None:
+        """Tells the other ranks to end now, before this one does `action`."""
+        if self._world_size > 1:
+            self._board.post("profile-warning", action)
+
+    def warning(self) -> str | None:
+        """Returns what a rank is about to do, for which all must end; None if none is."""
+        return self._read("profile-warning")
+
     def ranks_on_host(self, host: str) -> int:
         """Returns how many ranks say that they are on `host`; all have been here once."""
         names = [self._read(f"profile-host-{rank}") for rank in range(self._world_size)]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from stoker.errors import UsageError
+from stoker.feed.timeline import waits_longest
 from stoker.profile.fixes import find_fixes
 from stoker.profile.rank_results import (
     AcceleratorOnly,
@@ -211,6 +212,7 @@ def combine(
     workload_sha256: str | None,
     what: Mapping[str, Value],
     is_named: bool = True,
+    workload_keys: Mapping[str, str] | None = None,
 ) -> Profile:
     """Returns the profile of a *global* step from the results of all ranks.
 
@@ -219,6 +221,7 @@ def combine(
         group: Today's dnn group.
         settings: Settings of the profile.
         workload_sha256: Of the workload.
+        workload_keys: Of the workload, with the hosts that were measured.
         what: Facts about the run, for the record.
         is_named: False: the type of `group` is a guess, and what the host calls itself is better.
 
@@ -226,7 +229,7 @@ def combine(
         UsageError: If there are none, a rank's are missing, or the script ended too early: saying
             what was missing.
     """
-    whole = [_Whole(rank) for rank in _with_what_they_had(_complete(ranks))]
+    whole = [_Whole(rank) for rank in _with_one_step(_with_what_they_had(_complete(ranks)))]
     ranks = [own.rank for own in whole]
     first = ranks[0]
     cpu = _added([_loader_cpu(own) for own in whole])
@@ -234,7 +237,10 @@ def combine(
     wall = _added(walls) if len(walls) == len(whole) else None
     handovers = [own for own in map(_handover, whole) if own is not None]
     receives = [own.rank.receive for own in whole if own.rank.receive is not None]
-    waiting = max(whole, key=lambda own: own.as_is.wait_seconds.median)
+    # The rank whose steps wait longest, for which all others wait: as in a run's record.
+    waiting = whole[
+        waits_longest({place: signs_of(own.rank).wait_share for place, own in enumerate(whole)})
+    ]
     slowest = max(whole, key=lambda own: own.accelerator.step_seconds.median)
     trainer = [own.accelerator.trainer_cpu_seconds for own in whole]
     on_host = [own for own in whole if own.rank.host == first.host]
@@ -244,8 +250,7 @@ def combine(
     # sums for CPU. Medians for times, as single steps (a checkpoint) must not move them; means for
     # CPU, as a rare, expensive sample is work, too.
     step = StepTerms(
-        # In lockstep all ranks see the same steps.
-        step_seconds=whole[0].as_is.step_seconds.median,
+        step_seconds=waiting.as_is.step_seconds.median,
         wait_seconds=waiting.as_is.wait_seconds.median,
         accelerator_step_seconds=slowest.accelerator.step_seconds.median,
         loader_cpu_seconds=cpu.mean,
@@ -268,7 +273,7 @@ def combine(
         storage_bytes_per_second=rate.mean if rate else None,
     )
     spread = {
-        "step_seconds": _spread(whole[0].as_is.step_seconds),
+        "step_seconds": _spread(waiting.as_is.step_seconds),
         "wait_seconds": _spread(waiting.as_is.wait_seconds),
         "accelerator_step_seconds": _spread(slowest.accelerator.step_seconds),
         "trainer_cpu_seconds": _spread(_added(trainer)),
@@ -288,6 +293,7 @@ def combine(
     host = host_of(first, group=group, settings=settings, is_named=is_named)
     known = Profile(
         workload_sha256=workload_sha256,
+        workload_keys={**workload_keys} if workload_keys else None,
         host=host,
         step=step,
         observed=Observed(
@@ -384,6 +390,33 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
     ]
 
 
+def _with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Gives the steps their mean for a median where other programs were at work.
+
+    These come and go: what they took is a mean over the steps, which only a mean can be compared
+    with. Profile and decide then name one measured step.
+    """
+    vcpus = sum({rank.host: rank.vcpus for rank in ranks}.values())
+    if others_of([signs_of(rank) for rank in ranks]) <= MAX_OTHERS * vcpus:
+        return ranks
+
+    def mean(part: Quartiles) -> Quartiles:
+        return msgspec.structs.replace(part, median=part.mean)
+
+    return [
+        msgspec.structs.replace(
+            rank,
+            as_is=msgspec.structs.replace(
+                rank.as_is,
+                step_seconds=mean(rank.as_is.step_seconds),
+                wait_seconds=mean(rank.as_is.wait_seconds),
+            ),
+        )
+        for rank in ranks
+        if rank.as_is is not None
+    ]
+
+
 def _busiest(rank: RankResult) -> Drain | None:
     """Returns the drain with most workers: hyper-threads and caches are shared as in real work."""
     return max(rank.drains, key=lambda own: own.workers, default=None) if rank.drains else None
@@ -458,10 +491,7 @@ def _check(
 ) -> Check:
     """Checks whether the parts explain the step as it was, on the vCPUs that others left."""
     predicted = parts.step_seconds
-    # Others come and go: what they took is a mean over the steps, to be held against a mean.
-    step = whole[0].as_is.step_seconds
-    is_disturbed = parts.others_vcpus > MAX_OTHERS * parts.vcpus
-    measured = step.mean if is_disturbed else step.median
+    measured = whole[0].as_is.step_seconds.median
     error = predicted / measured - 1
     tolerance = settings.max_unexplained
     is_explained = abs(error) <= tolerance

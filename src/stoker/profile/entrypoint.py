@@ -38,6 +38,7 @@ from stoker.profile.profiled_job import (
 )
 from stoker.profile.rank_results import read_ranks
 from stoker.records import ProfileSettings, TodaysGroup, Training, read_json, write_json
+from stoker.records.workload import workload_keys
 from stoker.settings import ProcessSettings, from_environment
 
 
@@ -137,6 +138,12 @@ def _conclude(
         group=group,
         settings=wanted,
         workload_sha256=settings.workload_sha256,
+        workload_keys=workload_keys(
+            command=words,
+            strategy=settings.strategy.name,
+            engine=settings.engine.name,
+            today=group if topology.dnn.instance_type else None,
+        ),
         what=what,
     )
     write_json(file, with_grown_files(found, ranks))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
 from stoker.records import Profile, ProfiledLoader, StepTerms, TransformCost, parts_of
-from stoker.records.parts import limit_words, speed_words, too_busy
+from stoker.records.parts import AGAIN, limit_words, speed_words, too_busy
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
 
 _ROWS = 8
@@ -75,8 +75,11 @@ def explain(profile: Profile) -> str:
         said = wrapped(loader_words(profile.loader)) if profile.loader else []
         return "\n".join([explain_observed(profile), *said])
     lines = wrapped(_verdict(profile))
+    busy = _too_busy(profile)
     for state in profile.states[:_MAX_STATES]:
-        lines += wrapped(f"found: {state.text}")
+        # The verdict has said it.
+        if not (busy and state.id == "other-programs"):
+            lines += wrapped(f"found: {state.text}")
     if profile.loader:
         lines += wrapped(loader_words(profile.loader))
     lines += ["", *_table(profile)]
@@ -95,12 +98,11 @@ def explain(profile: Profile) -> str:
         lines += wrapped(f"note: {note}")
     if profile.fixes:
         # Next to other programs a fix stays right, but its figure would be made of noise.
-        is_busy = bool(_too_busy(profile))
         lines += ["", "free, or nearly free:"]
         for fix in profile.fixes:
             gain = (
                 f" (saves {ms(fix.saves_seconds)} per step)"
-                if fix.saves_seconds and not is_busy
+                if fix.saves_seconds and not busy
                 else ""
             )
             lines += wrapped(f"- {fix.text}{gain}")
@@ -143,13 +145,14 @@ def _verdict(profile: Profile) -> str:
         lost = 1 - step.accelerator_step_seconds / step.step_seconds
         if lost > share + _MIN_WAIT:
             said += (
-                f"; without loading, which takes CPU time from the training, a step would take "
-                f"{ms(step.accelerator_step_seconds)} instead of {ms(step.step_seconds)}"
+                f", and loading competes with the training for CPU time. Without loading, a step "
+                f"would take {ms(step.accelerator_step_seconds)} instead of "
+                f"{ms(step.step_seconds)}"
             )
             share = lost
     busy = _too_busy(profile)
     if busy:
-        return f"{said}; {busy}."
+        return f"{said}. {busy[0].upper()}{busy[1:]}; {AGAIN}."
     if profile.check and profile.check.state:
         state = profile.check.state
         return f"{said}: {_OF_STATES.get(state, f'it is in the state {state}')}."
@@ -180,21 +183,19 @@ def _limit(profile: Profile) -> str | None:
 def _check(profile: Profile) -> str:
     assert profile.check is not None
     check = profile.check
-    # The check's own step is made from its error: it is a mean where other programs were there, and
-    # not the median of the table.
     error = percentage(check.error, signed=True)
     text = (
         f"self-check: the parts give {ms(check.predicted_step_seconds)} per step, measured were "
-        f"{ms(check.predicted_step_seconds / (1 + check.error))} ({error})"
+        f"{ms(profile.timed_step.step_seconds)} ({error})"
     )
     if check.explained:
         return text
     if check.state:
         return (
-            f"{text}: the rest is the state {check.state}, which no other host changes, so "
-            "nothing that costs money is advised"
+            f"{text}: the rest is the state {check.state}, which no other host changes, so stoker "
+            "recommends no other hosts"
         )
-    return f"{text}: unexplained, so nothing that costs money is advised"
+    return f"{text}: unexplained, so stoker recommends no other hosts"
 
 
 def _table(profile: Profile) -> list[str]:

@@ -8,7 +8,7 @@ from stoker.profile.rank_results import RankResult
 from stoker.profile.states import MIN_SHARE, Signs, signs_of
 from stoker.records import Fix, Parts, ProfileState, StepTerms
 from stoker.records.parts import WAITS, tuned
-from stoker.text import ms, size
+from stoker.text import ms, size, vcpus_words
 
 # Less than this share of a step is not worth a line.
 _MIN_GAIN = 0.05
@@ -138,7 +138,7 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
     if saves < _MIN_GAIN * step.step_seconds:
         return None
     wall, cpu = parts.loader_wall_seconds, parts.loader_cpu_seconds
-    because = f"there are {parts.vcpus:.3g} vCPUs, and the loader alone is faster with more workers"
+    because = f"on {vcpus_words(parts.vcpus)} the loader alone is faster with that many"
     if wall > WAITS * cpu:
         because = (
             f"a batch takes a worker {ms(wall / len(ranks))}, of which it computes "

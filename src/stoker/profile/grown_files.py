@@ -3,6 +3,7 @@
 The scan is bounded: a working directory may hold a data set of millions of files.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -21,6 +22,8 @@ MAX_FILES = 20_000
 MAX_SECONDS = 1.0
 MAX_NAMED = 5
 _KEPT = 50
+# Below the folder of a run: the user's folder, where the script runs in a copy of it.
+COPY = "copy"
 # The kernel's, and what runs the container keeps in it: Argo's folder is /var/run/argo.
 _OF_SYSTEM = tuple(map(Path, ("/proc", "/sys", "/dev", "/run", "/var/run", "/kfp-launcher")))
 _SKIPPED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache"})
@@ -119,9 +122,32 @@ def words_of(files: Sequence[GrownFile], *, cwd: Path) -> str:
     return "the script ran for real; files that grew meanwhile: " + ", ".join(named) + rest
 
 
+def files_of(ranks: Sequence[RankResult]) -> list[GrownFile]:
+    """Returns the files that the ranks saw grow, without that to which this process writes."""
+    # `stoker profile ... > notes.txt`: the user's file, and not the script's.
+    own = set()
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            own.add(_identity(os.fstat(stream)))
+    found = []
+    for file in (file for rank in ranks for file in rank.grown_files):
+        try:
+            is_own = _identity(os.stat(file.path)) in own
+        except OSError:
+            # Seen on another host, or gone.
+            is_own = False
+        if not is_own:
+            found.append(file)
+    return found
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
     """Adds to the profile the files its ranks saw grow: path to bytes, and a note."""
-    files = [file for rank in ranks for file in rank.grown_files]
+    files = files_of(ranks)
     if not files:
         return profile
     notes = profile.what.get("notes")
@@ -131,6 +157,14 @@ def with_grown_files(profile: Profile, ranks: Sequence[RankResult]) -> Profile:
         "notes": [*(notes if isinstance(notes, list) else ()), words_of(files, cwd=Path.cwd())],
     }
     return msgspec.structs.replace(profile, what=what)
+
+
+def own_folders(settings: ProcessSettings) -> list[Path]:
+    """Returns stoker's own folders: those of the results and, on this machine, of the run."""
+    base = settings.base_dir
+    # A host of the local platform lies in the run's own folder, with its logs.
+    run = base.parent.parent if base.parent.name == "hosts" else None
+    return [folder for folder in (settings.output, run) if folder]
 
 
 class Growth:
@@ -151,12 +185,15 @@ class Growth:
         """Watches what this process may write, found by its folder, its arguments and its job."""
         base = settings.base_dir
         outputs = [base / name for name in ("model", "checkpoints", "output/data")]
-        # A host of the local platform lies in the run's own folder, with its logs.
-        run = base.parent.parent if base.parent.name == "hosts" else None
-        return cls(
-            folders_of(sys.argv[1:], cwd=Path.cwd(), outputs=outputs),
-            skipped=[folder for folder in (settings.output, run) if folder],
-        )
+        own = own_folders(settings)
+        # A copy of the user's folder is deleted in the end: what grows there is of no interest.
+        copies = [(folder / COPY).resolve() for folder in own]
+        folders = [
+            folder
+            for folder in folders_of(sys.argv[1:], cwd=Path.cwd(), outputs=outputs)
+            if not any(folder.is_relative_to(copy) for copy in copies)
+        ]
+        return cls(folders, skipped=own)
 
     def files(self) -> tuple[GrownFile, ...]:
         """Returns the files that have grown; blocks for about MAX_SECONDS at most."""

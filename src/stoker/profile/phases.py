@@ -1,10 +1,14 @@
 """A profile in a trainer process has phases: the steps, cached batches, the loader."""
 
+import contextlib
+import copy
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from weakref import ref
 
 import msgspec
 import torch.distributed
@@ -20,6 +24,7 @@ from stoker.profile.agree import Agreement, Board, Findings, RankPlace
 from stoker.profile.batches import Choice, facts_of, versions
 from stoker.profile.costs import measure_costs
 from stoker.profile.divided_streams import is_divided
+from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import Growth
 from stoker.profile.inventory import take_inventory
 from stoker.profile.loader_phases import (
@@ -207,6 +212,8 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]
 
+# So much later than the first rank, the others end.
+_HEED_SECONDS = 0.2
 # What is known is written this often: it is read if the process is killed.
 _KEEP_SECONDS = 5.0
 
@@ -219,6 +226,7 @@ class ProfileSession:
         board: Board on which ranks leave notes for each other.
         lead_steps: See `Agreement`.
         iterate: Torch's own `DataLoader.__iter__`.
+        guard: Guard of the files of this process.
     """
 
     def __init__(
@@ -229,6 +237,7 @@ class ProfileSession:
         board: Board,
         lead_steps: int,
         iterate: Iterate,
+        guard: FileGuard,
     ) -> None:
         assert settings.profile is not None
         self._settings = settings
@@ -238,6 +247,7 @@ class ProfileSession:
         self._board = board
         self._lead_steps = lead_steps
         self._iterate = iterate
+        self._guard = guard
         self._log = Log(run=settings.run_id, host=settings.host)
         self._process = os.getpid()
         self._is_stopping = False
@@ -246,8 +256,14 @@ class ProfileSession:
         self._reading = Reading(budget_seconds=self._budget, say=self._say_so_far)
         self._growth: Growth | None = None
         self._steps = 0
+        self._is_read_out = False
         self._kept: float | None = None
         self._replay: Replay | None = None
+        self._replayed: Loader | None = None
+        # Weak: a script that drops its loader ends its workers by that.
+        self._inner: Callable[[], Iterator[object] | None] = lambda: None
+        # Taken once, by the thread that ends this process: all others wait for that.
+        self._end = threading.Lock()
         self._place: RankPlace | None = None
         self._settle(place_of(settings))
 
@@ -330,23 +346,34 @@ class ProfileSession:
                 except StopIteration:
                     # The script may end with this epoch: what can be measured still, is.
                     if not self._is_enough_for_an_end(steps):
+                        self._is_read_out = self._findings.result.world_size == 1
                         raise
-            self._replay = self._begin_replay(loader, steps)
+            self._replay = self._begin_replay(loader, inner, steps)
         elif self._has_replayed(self._replay):
-            self._finish(loader, inner, self._replay)
+            self._finish()
         batch = self._replay.batch(self._steps)
         self._steps += 1
         self._replay.gave()
         if self._replay.steps.given == 1:
             # A script that does not bear it is told what it was given.
-            self._write(missing=missing_of(self._reading.steps, self._replay.steps))
+            self._write(missing=self._missing())
         return batch
 
     def at_exit(self) -> None:
         """Leaves what is known, and says what is missing: the script ends on its own."""
         if self.is_here and self.has_begun:
+            self._end.acquire()
             self._look_at_files()
             self.leave_word()
+
+    def end_before(self, action: str) -> NoReturn:
+        """Ends the profile with what is known: the script is about to change a user's file.
+
+        Args:
+            action: What it is about to do.
+        """
+        self._agreement.warn(action)
+        self._finish(before=action)
 
     def leave_word(self) -> None:
         """Writes what is known, and what is missing: the process ends now."""
@@ -354,7 +381,7 @@ class ProfileSession:
         self.end_epoch()
         self._timeline.close()
         replay = self._replay.steps if self._replay else None
-        self._write(missing=missing_of(self._reading.steps, replay))
+        self._write(missing=self._missing())
         if replay is not None:
             rank = self._findings.result.rank
             say_cut_off(self._log, rank=rank, replayed_steps=replay.given)
@@ -397,7 +424,7 @@ class ProfileSession:
         now = time.monotonic()
         if self._kept is None or now - self._kept >= _KEEP_SECONDS:
             self._kept = now
-            self._write(missing=missing_of(steps, None))
+            self._write(missing=self._missing())
         # Last: what was written here must not count as part of the script's step.
         self._reading.goes_on()
         return batch
@@ -420,9 +447,12 @@ class ProfileSession:
     def _say_so_far(self, known: StepsSoFar) -> None:
         """Logs what is known so far; called in a thread of its own, as a step may be long."""
         if self.is_here:
-            say_so_far(self._log, known, rank=self._findings.result.rank)
+            own = self._findings.result
+            say_so_far(self._log, known, rank=own.rank, ranks=own.world_size)
 
-    def _begin_replay(self, loader: Loader, steps: AsIsSteps) -> Replay:
+    def _begin_replay(
+        self, loader: Loader, inner: Iterator[object] | None, steps: AsIsSteps
+    ) -> Replay:
         if self._agreement.is_late("accelerator", at_step=self._steps):
             self._findings.note("the ranks are not in lockstep: phases did not change together")
         self.end_epoch()
@@ -430,8 +460,14 @@ class ProfileSession:
         self._reading.has_better_words()
         found = steps.result()
         self._findings.learn(as_is=found, evidence=self._reading.evidence())
-        say_as_is(self._log, found, rank=self._findings.result.rank)
-        return begin_replay(
+        own = self._findings.result
+        say_as_is(self._log, found, rank=own.rank, ranks=own.world_size)
+        with contextlib.suppress(TypeError):
+            self._inner = ref(inner)
+        # A copy, for scripts drop their loaders, and the next one then becomes the main one.
+        self._replayed = copy.copy(loader)
+        self._replayed._iterator = None
+        replay = begin_replay(
             loader,
             steps,
             self._reading,
@@ -439,6 +475,17 @@ class ProfileSession:
             budget_seconds=self._budget,
             is_stopped=lambda: self._is_stopping,
         )
+        # From here on the model is trained on batches that are not the script's own.
+        self._guard.arm(self.end_before)
+        if self._findings.result.world_size > 1:
+            threading.Thread(target=self._heed, name="stoker-heed", daemon=True).start()
+        return replay
+
+    def _heed(self) -> None:
+        """Ends this rank when another one does: it would wait for that rank in all-reduce."""
+        while not (action := self._agreement.warning()):
+            time.sleep(_HEED_SECONDS)
+        self._finish(before=action)
 
     def _has_replayed(self, replay: Replay) -> bool:
         replay.asked()
@@ -448,18 +495,36 @@ class ProfileSession:
             self._agreement.propose("loader", at_step=self._steps)
         return replay.steps.count > 0 and self._agreement.is_due("loader", at_step=self._steps)
 
-    def _finish(self, loader: Loader, inner: Iterator[object] | None, replay: Replay) -> NoReturn:
-        accelerator = replay.result()
-        self._findings.learn(accelerator=accelerator)
+    def _finish(self, *, before: str = "") -> NoReturn:
+        """Measures the loader alone, and ends the process.
+
+        Args:
+            before: What the script is about to do, where that is the reason.
+        """
+        self._end.acquire()
+        self._guard.free_this_thread()
+        replay, loader = self._replay, self._replayed
+        assert replay is not None
+        assert loader is not None
+        if before:
+            self._findings.learn(ended_before=before)
+            self._findings.note(
+                f"the script was about to {before}: the profile ended there, with what it had "
+                "measured"
+            )
+            self._log.event("profile_guarded", rank=self._findings.result.rank, action=before)
+        if self.has_verdict:
+            accelerator = replay.result()
+            self._findings.learn(accelerator=accelerator)
+            say_accelerator(self._log, accelerator, rank=self._findings.result.rank)
         # Written before the phases without the model, in which a user's dataset may fail.
         self._write(missing="")
-        say_accelerator(self._log, accelerator, rank=self._findings.result.rank)
 
         def measure() -> None:
             measure_afterwards(
                 self._findings,
                 loader,
-                inner=inner,
+                inner=self._inner(),
                 cached=self._reading.cache.batches,
                 budget_seconds=self._budget,
                 iterate=self._iterate,
@@ -469,7 +534,11 @@ class ProfileSession:
 
         close_profile(
             self._findings,
-            measure=measure,
+            # Without a verdict on the steps, nobody looks at the loader's figures; but ranks stay
+            # together.
+            measure=measure
+            if self.has_verdict or self._findings.result.world_size > 1
+            else lambda: None,
             look_at_files=self._look_at_files,
             folder=self._folder,
             launcher_pid=self._settings.launcher_pid,
@@ -477,8 +546,22 @@ class ProfileSession:
         )
 
     def _look_at_files(self) -> None:
+        made = self._guard.made()
+        if made:
+            self._findings.note(
+                f"written while batches were repeated, and of no use: {', '.join(made)}"
+            )
         if self._growth and self._findings.result.rank == 0:
             self._findings.learn(grown_files=self._growth.files())
+
+    def _missing(self) -> str:
+        return missing_of(
+            self._reading.steps,
+            self._replay.steps if self._replay else None,
+            elapsed_seconds=self._reading.elapsed_seconds,
+            budget_seconds=self._budget,
+            is_read_out=self._is_read_out,
+        )
 
     def _write(self, *, missing: str) -> None:
         steps = self._reading.steps

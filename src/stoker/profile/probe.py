@@ -19,6 +19,8 @@ from stoker.errors import UsageError
 from stoker.feed.own_loaders import own_loaders
 from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
 from stoker.profile.divided_streams import watch_streams
+from stoker.profile.file_guard import FileGuard
+from stoker.profile.grown_files import own_folders
 from stoker.profile.phases import Iterate, Loader, ProfileSession, store
 from stoker.settings import from_environment
 
@@ -46,6 +48,8 @@ def install(dataloader_class: type[Loader]) -> None:
             fix="run the script through stoker profile",
         )
     folder = settings.output
+    guard = FileGuard(own_folders(settings))
+    guard.listen()
 
     def new_session() -> ProfileSession:
         return ProfileSession(
@@ -54,6 +58,7 @@ def install(dataloader_class: type[Loader]) -> None:
             board=LateBoard(FileBoard(folder)),
             lead_steps=LEAD_STEPS_CUDA if torch.cuda.is_available() else LEAD_STEPS,
             iterate=original,
+            guard=guard,
         )
 
     watch_streams(folder)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.errors import StokerError, TerminatedError, UsageError, WorkloadError
+from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import now_utc, parse_line
@@ -28,8 +29,9 @@ from stoker.platforms.base import (
     leave_or_stop,
 )
 from stoker.profile.combine import combine
-from stoker.profile.grown_files import with_grown_files, words_of
+from stoker.profile.grown_files import files_of, with_grown_files, words_of
 from stoker.profile.rank_results import RankResult, read_ranks
+from stoker.profile.step_watch import NO_BATCH
 from stoker.records import (
     Cluster,
     Group,
@@ -45,7 +47,6 @@ from stoker.records.base import Value
 from stoker.settings import PROFILE_ENDED_FILE
 from stoker.text import percentage, step_words
 
-_TIMELINE = "timeline-rank0.csv"
 NOTE = (
     "only the steps as they are: stoker does not make the batches, so that neither a step with "
     "cached batches nor the cost of loading could be measured, and no plan is advised"
@@ -94,9 +95,7 @@ def too_few(output: Path) -> str:
 
 def keep_timed_timeline(output: Path, folder: Path) -> None:
     """Copies the steps to `folder`/baseline-timeline.csv."""
-    if (output / _TIMELINE).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(output / _TIMELINE, folder / "baseline-timeline.csv")
+    keep_timeline(output, folder, file=timeline.FILE)
 
 
 # Packages with loaders of their own, in the words of their users.
@@ -114,6 +113,10 @@ _OTHER_LOADERS = {
     "sklearn": "scikit-learn",
 }
 _NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
+_COPY = (
+    "stoker profile --copy runs the script in a copy of its folder; or let the script save to "
+    "another folder, or less often"
+)
 _LONGER = "profile a command that trains longer: more epochs, or more data"
 # With other loaders, the step and its wait can be known.
 _TIMED = (
@@ -323,11 +326,18 @@ def _problem(
         if ranks:
             return (f"a notebook ran, and ended too soon: {_too_soon(ranks)}", _AS_SCRIPT)
         return ("a notebook ran, in which no DataLoader of torch was read", _AS_SCRIPT)
-    if ranks:
+    guarded = [rank for rank in ranks if rank.ended_before]
+    if guarded:
+        steps = guarded[0].replayed_steps
         return (
-            f"the script ended too soon: {_too_soon(ranks)}",
-            _LONGER,
+            f"the profile ended too soon: the script was about to {guarded[0].ended_before} in "
+            f"step {steps} on batches that the profile repeats",
+            _COPY,
         )
+    if any(rank.missing == NO_BATCH for rank in ranks):
+        return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
+    if ranks:
+        return (f"the script ended too soon: {_too_soon(ranks)}", _LONGER)
     problems = [process.problem for process in seen if process.problem]
     if problems:
         return (
@@ -379,7 +389,7 @@ def _observations(ranks: Sequence[RankResult], used: CommandUsage | None) -> lis
             found.append(f"a step took {step_words(step_seconds=step, wait_seconds=wait)}")
         if rank.loader:
             found.append(f"num_workers={rank.loader.num_workers}")
-        grown = words_of(rank.grown_files, cwd=Path.cwd())
+        grown = words_of(files_of([rank]), cwd=Path.cwd())
         if grown:
             found.append(grown)
     return found
@@ -521,6 +531,7 @@ def profile(
         group=group,
         settings=workload.profile,
         workload_sha256=workload.digest(),
+        workload_keys=workload.profile_keys(today=group),
         is_named=workload.cluster is not None,
         what=what,
     )
@@ -554,10 +565,15 @@ def what_of(command: Sequence[str]) -> dict[str, Value]:
     return what
 
 
-def keep_timeline(output: Path, folder: Path) -> None:
-    """Copies the steps as is from a host's `output` to `folder`/baseline-timeline.csv."""
-    source = output / "baseline-timeline-rank0.csv"
-    if source.is_file():
+def keep_timeline(
+    output: Path, folder: Path, *, file: str = "baseline-timeline-rank{rank}.csv"
+) -> None:
+    """Copies the steps as is from a host's `output` to `folder`/baseline-timeline.csv.
+
+    Of the ranks of that host it is the one that waits longest.
+    """
+    source = timeline.longest_waiting_file(output, file=file)
+    if source:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, folder / "baseline-timeline.csv")
 

@@ -291,6 +291,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
         notes: What a reader of the numbers should know.
         replayed_steps: Steps that got cached batches so far.
         has_ended: The profile ended the process, not the script.
+        ended_before: What the script was about to do to a user's file, for which it ended so early.
         grown_files: Seen by rank 0.
     """
 
@@ -319,6 +320,7 @@ class RankResult(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     has_ended: bool = False
+    ended_before: str = ""
     grown_files: tuple[GrownFile, ...] = ()
 
 

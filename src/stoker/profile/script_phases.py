@@ -234,22 +234,24 @@ class Reading:
         self._first_words.cancel()
 
 
-def say_so_far(log: Log, known: StepsSoFar, *, rank: int) -> None:
-    """Logs early how much of the time goes on waiting."""
+def say_so_far(log: Log, known: StepsSoFar, *, rank: int, ranks: int) -> None:
+    """Logs early how much of the time goes on waiting, in one of so many ranks."""
     log.event(
         "profile_so_far",
         rank=rank,
+        ranks=ranks,
         steps=known.steps,
         step_seconds=known.step_seconds,
         wait_share=known.wait_share,
     )
 
 
-def say_as_is(log: Log, found: AsIs, *, rank: int) -> None:
-    """Logs the steps as they are."""
+def say_as_is(log: Log, found: AsIs, *, rank: int, ranks: int) -> None:
+    """Logs the steps as they are, in one of so many ranks."""
     log.event(
         "profile_as_is",
         rank=rank,
+        ranks=ranks,
         steps=found.step_seconds.samples,
         step_seconds=found.step_seconds.median,
         wait_share=wait_share(

@@ -8,6 +8,7 @@ time and no other program. What is measured then holds for those seconds only.
 import contextlib
 import ctypes
 import hashlib
+import math
 import os
 import sys
 import threading
@@ -40,6 +41,7 @@ from stoker.profile.rank_results import (
     block_means,
     quartiles,
 )
+from stoker.text import count
 
 # Steps that are not counted: first kernels, first allocations, cold caches.
 WARM_UP_STEPS = 10
@@ -77,6 +79,25 @@ class Enough:
         if steps >= _MIN_STEPS and share >= self.most:
             return True
         return steps >= _FEWEST_STEPS and share >= self.last
+
+    def more(
+        self, *, steps: int, elapsed_seconds: float, step_seconds: float, budget_seconds: float
+    ) -> int:
+        """Returns how many steps more the phase needs until it `holds`, at this pace."""
+        rules = (
+            (self.steps, self.least),
+            (USUAL_STEPS, self.usual),
+            (_MIN_STEPS, self.most),
+            (_FEWEST_STEPS, self.last),
+        )
+        return min(
+            max(
+                needed - steps,
+                math.ceil((share * budget_seconds - elapsed_seconds) / step_seconds),
+                0,
+            )
+            for needed, share in rules
+        )
 
 
 AS_IS_ENOUGH = Enough(steps=120, least=0.10, usual=0.30, most=0.45, last=0.50)
@@ -169,6 +190,13 @@ class AsIsSteps:
         self._last = None
         self._is_first = True
 
+    def pace(self, elapsed_seconds: float) -> tuple[float, float]:
+        """Returns the seconds of a step and of its wait, roughly where none has counted."""
+        if not self._steps:
+            return max(1e-6, elapsed_seconds / max(1, self.batches)), 0.0
+        step, wait = fmean(self._steps), fmean(self._waits)
+        return max(1e-6, step), min(wait, 0.9 * step)
+
     def result(self) -> AsIs:
         """Returns the numbers of at least one step; the children's are of the epochs that ended."""
         count = len(self._steps)
@@ -248,17 +276,62 @@ class ReplaySteps:
         )
 
 
-def missing_of(as_is: AsIsSteps | None, replay: ReplaySteps | None) -> str:
-    """Says what a script that ended on its own did not leave time for."""
-    if replay is not None:
-        return f"the script ended after {replay.count} steps with cached batches"
+NO_BATCH = "its loader gave no batch"
+
+
+def missing_of(
+    as_is: AsIsSteps | None,
+    replay: ReplaySteps | None,
+    *,
+    elapsed_seconds: float,
+    budget_seconds: float,
+    is_read_out: bool,
+) -> str:
+    """Says what a script that ended on its own did not leave time for, in one figure.
+
+    Args:
+        as_is: Steps as is, if a loader was read.
+        replay: Steps with cached batches, if it came to them.
+        elapsed_seconds: Time of the phase as is, so far.
+        budget_seconds: Budget of the whole profile.
+        is_read_out: Whether the script reads its loader until it ends, alone: then its last epoch
+            is made longer, and few steps do.
+    """
     if as_is is None:
         return "no DataLoader was read to train on"
-    epoch = f"; an epoch has {as_is.epoch_batches}" if as_is.epoch_batches else ""
-    return (
-        f"the script ended after {as_is.batches} batches of its main loader{epoch}; "
-        f"{WARM_UP_STEPS + USUAL_STEPS} are needed"
+    if not as_is.batches:
+        return NO_BATCH
+    if is_read_out:
+        more = WARM_UP_STEPS + USUAL_STEPS - as_is.batches
+    else:
+        # With cached batches, a step is faster by its wait for data, if at all.
+        step, wait = as_is.pace(elapsed_seconds)
+        more = WARM_UP_REPLAYS + REPLAY_ENOUGH.more(
+            steps=replay.count if replay else 0,
+            elapsed_seconds=0.0,
+            step_seconds=step - wait,
+            budget_seconds=budget_seconds,
+        )
+        if replay is None:
+            warming = max(0, WARM_UP_STEPS - as_is.batches) if not as_is.count else 0
+            more += warming + AS_IS_ENOUGH.more(
+                steps=as_is.count,
+                elapsed_seconds=elapsed_seconds,
+                step_seconds=step,
+                budget_seconds=budget_seconds,
+            )
+    more = max(1, more)
+    if not as_is.epoch_batches:
+        needed = f"about {more} more are needed"
+    else:
+        epochs = count(math.ceil(more / as_is.epoch_batches), "more epoch")
+        needed = f"an epoch has {as_is.epoch_batches}; about {more} more, or {epochs}, are needed"
+    had = (
+        f"{replay.count} steps with cached batches"
+        if replay
+        else (f"{as_is.batches} batches of its main loader")
     )
+    return f"the script ended after {had}; {needed}"
 
 
 # The machine's lateness is known to this much.

@@ -124,6 +124,7 @@ class _Session:
         self._log.event(
             "profile_as_is",
             rank=settings.rank,
+            ranks=settings.world_size,
             steps=round(steps),
             step_seconds=(waited + computed) / max(1, steps),
             wait_share=wait_share(step_seconds=waited + computed, wait_seconds=waited),

@@ -47,6 +47,11 @@ _PLAIN_WORDS = {
     "float": "a number",
     "bool": "true or false",
 }
+# What YAML gives a meaning inside of a list.
+_MARKS = re.compile(
+    r"[][{},:#&*!|>'\"%@`]|^(?:[-+]?[.\d]|(?:-|true|false|null|yes|no|on|off)$)", re.IGNORECASE
+)
+_SCHEMA = re.compile(r"^stoker\.(\w+)/v\d+$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
 
 
@@ -147,6 +152,14 @@ def read_json(path: Path | str, kind: type[RecordT]) -> RecordT:
         # Of two equal keys the parser alone would keep the last one without a word.
         document = json.loads(text, object_pairs_hook=_unique_keys)
     except ValueError as err:
+        if not is_inline and Path(path).suffix in (".yaml", ".yml"):
+            wanted = kind.__name__.lower()
+            raise UsageError(
+                f"not a JSON document, but a workload: a {wanted} is needed here",
+                where=str(path),
+                fix=f"name the {wanted}.json that stoker wrote; options such as --workload take "
+                f"{path}",
+            ) from None
         raise UsageError(
             f"not a JSON document: {err}", where=str(path), fix="write it with stoker, or fix it"
         ) from None
@@ -290,8 +303,16 @@ def _check_schema(document: Json, kind: type[Record], place: Place) -> None:
         raise UsageError(
             f"expected a record of schema {expected}, found {found!r}",
             where=place.at("schema"),
-            fix="hand over the right file, or write it again with this version",
+            fix=_other_record(found, kind),
         )
+
+
+def _other_record(schema: Json, kind: type[Record]) -> str:
+    match = _SCHEMA.match(schema) if isinstance(schema, str) else None
+    wanted = kind.__name__.lower()
+    if match and match.group(1) != wanted:
+        return f"this is a {match.group(1)}: name a {wanted} here"
+    return "write it again with this version of stoker"
 
 
 def _explain(message: str, document: Json, kind: type[Record], place: Place) -> UsageError:
@@ -319,9 +340,34 @@ def _explain(message: str, document: Json, kind: type[Record], place: Place) -> 
             where=place.at(path),
             fix=nearest(wrong, choices),
         )
+    types = set(_types_named(what))
     what = _TYPES.sub(_plain_words, _GOT.sub("", what[0].lower() + what[1:]))
+    if "matching regex" in what and path == "name":
+        what = "expected lower-case letters, digits and hyphens, at most 40"
     shown = "" if found is _MISSING else f", found {_shown(found)}"
-    return UsageError(f"{what}{shown}", where=place.at(path), fix=_see(kind))
+    fix = _corrected(path, found, types) or _see(kind)
+    return UsageError(f"{what}{shown}", where=place.at(path), fix=fix)
+
+
+def _types_named(what: str) -> list[str]:
+    """Returns the types that msgspec's message says were expected."""
+    named = _TYPES.search(what)
+    return named.group(1).split(" | ") if named else []
+
+
+def _corrected(path: str, found: object, types: set[str]) -> str:
+    """Returns the corrected line, where it is clear what was meant; else an empty text."""
+    key = path.rpartition(".")[2].partition("[")[0]
+    if isinstance(found, str) and "array" in types:
+        # A command line that was written as one text.
+        words = [json.dumps(word) if _MARKS.search(word) else word for word in found.split()]
+        return f"{key}: [{', '.join(words)}]"
+    if isinstance(found, bool | int | float) and "str" in types:
+        return f'in quotes: "{json.dumps(found)}"'
+    if isinstance(found, str) and path == "name":
+        name = re.sub(r"[^a-z0-9]+", "-", found.lower())[:40].strip("-")
+        return f"name: {name}" if name else ""
+    return ""
 
 
 def _plain_words(match: re.Match[str]) -> str:

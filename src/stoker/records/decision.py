@@ -254,8 +254,8 @@ class Decision(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of this file's form.
-        workload_sha256: Digest of the workload; records of another workload are refused. Absent:
-            the profile was made without a workload.
+        workload_sha256: As in the profile.
+        workload_keys: As in the profile; of one taken for other hosts without its own hosts.
         bottleneck: What sets today's pace. cpu: CPU time of loading and training; workers: too few
             loader workers; latency: each worker waits for its data, and more of them would wait at
             the same time; storage: workers share what they wait for; network: receiving batches, or
@@ -274,10 +274,13 @@ class Decision(Record, frozen=True, kw_only=True):
         others_vcpus: vCPUs of the profiled hosts that other programs kept busy meanwhile; the
             bands are wider by that. Absent: not known.
         taken_elsewhere: How the profile was scaled to another instance type; absent: it was not.
+        is_noisy: Whether other programs disturbed the profile too much to choose: the plan is
+            today's cluster, or the one that was asked for, and figures do not count.
     """
 
     schema: Literal["stoker.decision/v1"] = "stoker.decision/v1"
     workload_sha256: str | None = None
+    workload_keys: dict[str, str] | None = None
     bottleneck: Bottleneck
     action: Action
     plan: Plan
@@ -291,3 +294,4 @@ class Decision(Record, frozen=True, kw_only=True):
     calibration: Calibration | None = None
     others_vcpus: NonNegativeFloat | None = None
     taken_elsewhere: TakenElsewhere | None = None
+    is_noisy: bool = False

@@ -51,6 +51,10 @@ _BEYOND_TELLING = 0.6
 # A storage that would take so much longer than the step is not what the step reads from.
 _IN_MEMORY = 1.15
 
+# How the reason begins where other programs make a profile too noisy.
+OTHERS = "other programs were using"
+AGAIN = "profile again on a quiet machine"
+
 _ORDER: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "storage")
 # Less waiting than this of a worker's time is no evidence, in a profile that says only that.
 _MIN_IDLE = 0.05
@@ -351,7 +355,7 @@ def speed_words(profile: Profile) -> str:
 
 
 def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = None) -> str:
-    """Says why other programs' load forbids to judge another cluster; empty where it does not.
+    """Returns why other programs make the profile too noisy; empty where they do not.
 
     Args:
         vcpus: vCPUs of all hosts.
@@ -359,15 +363,15 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
     """
     if others_width(profile, vcpus=vcpus) > _BEYOND_TELLING:
         return (
-            f"other programs kept {others_vcpus_of(profile):.1f} of the {vcpus_words(vcpus)} busy, "
-            "so it cannot be told what the training does without them"
+            f"{OTHERS} {others_vcpus_of(profile):.1f} of the {vcpus_words(vcpus)}, so the "
+            "measurement is not reliable"
         )
     elsewhere = (profile.observed.elsewhere_vcpus if profile.observed else None) or 0.0
     rest = (machine_vcpus or 0.0) - vcpus
     if rest > 0 and _width(elsewhere, vcpus=rest) > _BEYOND_TELLING:
         return (
-            f"other programs kept {elsewhere:.1f} of this machine's other {vcpus_words(rest)} "
-            "busy, so it cannot be told what hosts on them would do"
+            f"{OTHERS} {elsewhere:.1f} of this machine's other {vcpus_words(rest)}, so the "
+            "measurement is not reliable"
         )
     return ""
 

@@ -296,7 +296,9 @@ class Profile(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of this file's form.
-        workload_sha256: Digest of the workload; absent: a command was profiled without one.
+        workload_sha256: Digest of command, strategy and engine.
+        workload_keys: Keys that change what is measured, with their values: `cluster.dnn.` are the
+            hosts that were measured. A workload with other values is refused. Absent: not known.
         host: The hosts that were measured.
         data: Data hosts that made batches for this step; none where the dnn hosts loaded alone.
             The step is that of the whole cluster, `loader_cpu_seconds` those of the dnn hosts' CPU.
@@ -318,6 +320,7 @@ class Profile(Record, frozen=True, kw_only=True):
 
     schema: Literal["stoker.profile/v1"] = "stoker.profile/v1"
     workload_sha256: str | None = None
+    workload_keys: dict[str, str] | None = None
     host: ProfiledHost
     data: tuple[ProfiledData, ...] = ()
     step: StepTerms | None = None

@@ -120,7 +120,8 @@ class Training(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of this file's form.
-        workload_sha256: Digest of the workload; absent: it ran without one.
+        workload_sha256: Digest of command, strategy and engine; absent: it ran without a workload.
+        workload_keys: The same keys with their values; absent: not known.
         status: How the run ended. succeeded: the training ended with exit code 0; failed: it did
             not, or a host was lost; stopped: somebody ended it before it was done.
         exit_code: The training command's own; absent: it is not known.
@@ -147,6 +148,7 @@ class Training(Record, frozen=True, kw_only=True):
 
     schema: Literal["stoker.training/v1"] = "stoker.training/v1"
     workload_sha256: str | None = None
+    workload_keys: dict[str, str] | None = None
     status: Literal["succeeded", "failed", "stopped"]
     exit_code: int | None = None
     decision_id: str | None = None
@@ -292,7 +294,7 @@ class Evaluation(Record, frozen=True, kw_only=True):
 
     Attributes:
         schema: Version of this file's form.
-        workload_sha256: Digest of the workload; absent: it ran without one.
+        workload_sha256: Digest of command, strategy and engine; absent: it ran without a workload.
         passed: Whether the training succeeded, did a step, and passed all gates.
         reason: Why it did not pass, in a sentence; empty where it did.
         gates: Each gate, with the value that it was compared with.
@@ -352,9 +354,12 @@ class TrainingFacts:
     usd_per_hour: float | None = None
     timeline_file: str | None = None
     workload_sha256: str | None = None
+    workload_keys: dict[str, str] | None = None
     decision_id: str | None = None
     model_uri: str | None = None
     mlflow_run_id: str | None = None
+    steps: int | None = None
+    is_unfed: bool = False
 
 
 def training_record(facts: TrainingFacts) -> Training:
@@ -371,6 +376,7 @@ def training_record(facts: TrainingFacts) -> Training:
     return Training(
         # As they were asked for: the hosts know no more of them.
         workload_sha256=facts.workload_sha256,
+        workload_keys=facts.workload_keys,
         groups=facts.groups,
         decision_id=facts.decision_id,
         # The platform saw more than the leader could write, for one the leader's own death.
@@ -384,6 +390,8 @@ def training_record(facts: TrainingFacts) -> Training:
         hyperparameters=dict(inside.hyperparameters or facts.hyperparameters),
         measured=_measured(inside.measured, facts),
         metrics=dict(inside.metrics),
+        steps=inside.steps,
+        is_unfed=inside.is_unfed,
         model_uri=facts.model_uri,
         mlflow_run_id=facts.mlflow_run_id,
         # The platform may have had to take another name than was asked for.

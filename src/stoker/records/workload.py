@@ -1,11 +1,13 @@
 """A workload is the user's training command with its inputs, gate and today's cluster."""
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Literal
 
 import msgspec
 
+from stoker.errors import UsageError
 from stoker.records.base import (
     Fraction,
     ImageName,
@@ -23,6 +25,7 @@ from stoker.records.platforms import (
     PlatformInfo,
     PlatformName,
     PlatformSettings,
+    bare_type,
 )
 
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
@@ -313,7 +316,8 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
             and on EC2 the metadata service.
     """
 
-    budget_seconds: Annotated[float, msgspec.Meta(ge=5)] = 180.0
+    # A day at most: the clock of a thread takes no more than some years.
+    budget_seconds: Annotated[float, msgspec.Meta(ge=5, le=86_400)] = 180.0
     max_unexplained: Fraction = 0.15
     instance_type: Name | None = None
 
@@ -387,13 +391,100 @@ class NotifySettings(Record, frozen=True, kw_only=True):
 
 
 class _Identity(Record, frozen=True, kw_only=True):
-    """Holds the facts that make a workload the same one."""
+    """The facts that make a training the same one."""
 
-    name: str
     command: tuple[str, ...]
-    cluster: Cluster | None
     strategy: StrategyName
     engine: EngineName
+
+
+def workload_keys(
+    *,
+    command: Sequence[str],
+    strategy: StrategyName,
+    engine: EngineName,
+    today: TodaysGroup | None = None,
+) -> dict[str, str]:
+    """Returns the keys of a workload that a measurement depends on, with their values as text.
+
+    Args:
+        command: Program and arguments.
+        strategy: How trainer processes are started.
+        engine: What makes data on the data group.
+        today: The hosts that train today; None: the workload does not name them.
+    """
+    keys = {"command": shlex.join(command), "strategy": strategy, "engine": engine}
+    if today:
+        name = bare_type(today.instance_type)
+        # Without accelerators there is one process anyway.
+        alone = 1 if name.startswith("local.") else "auto"
+        keys |= {
+            "cluster.dnn.instance_type": name,
+            "cluster.dnn.count": f"{today.count}",
+            "cluster.dnn.processes_per_host": f"{today.processes_per_host or alone}",
+        }
+    return keys
+
+
+# How a record is made again.
+_VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
+
+
+def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str, str] | None:
+    """Returns the keys of a profile that bind what is made of it.
+
+    Args:
+        keys: Its `workload_keys`.
+        is_elsewhere: Whether it was taken for hosts of another type: its own bind nothing then.
+    """
+    if keys is None or not is_elsewhere:
+        return {**keys} if keys else None
+    return {key: value for key, value in keys.items() if not key.startswith("cluster.")}
+
+
+RecordKind = Literal["profile", "decision", "training"]
+
+
+def refuse_foreign(
+    kind: RecordKind,
+    *,
+    keys: Mapping[str, str] | None,
+    digest: str | None,
+    workload: "Workload",
+    where: str = "",
+    fix: str = "",
+) -> None:
+    """Refuses a record that was made for another workload.
+
+    Only keys that both of them have are compared: a bare command names no cluster. A record with
+    neither digest nor keys, made of bare figures or by hand, is taken as it is.
+
+    Args:
+        kind: What the record is.
+        keys: Its `workload_keys`.
+        digest: Its `workload_sha256`.
+        workload: The workload that it is used for.
+        where: The file or option that names the record.
+        fix: What to do; empty: to make the record again.
+
+    Raises:
+        UsageError: If it was; it names each key that differs, with both values.
+    """
+    # Of one digest: hosts write a command with its arguments, which is the same one all the same.
+    is_same = digest in (None, workload.digest())
+    keys = keys or {}
+    differing = [
+        f"{key}: {keys[key]} -> {value}"
+        for key, value in workload.profile_keys().items()
+        if keys.get(key, value) != value and (key.startswith("cluster.") or not is_same)
+    ]
+    if differing or not is_same:
+        raise UsageError(
+            f"the {kind} was made for another workload: "
+            + ("; ".join(differing) or "its command, strategy or engine differs"),
+            where=where or kind,
+            fix=fix or f"use the {kind} of this workload, or make it: stoker {_VERBS[kind]}",
+        )
 
 
 # Of a pipeline's run id, in the names of the run's jobs.
@@ -505,19 +596,30 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Returns the digest that records carry as `workload_sha256`: 64 hexadecimal digits.
 
-        It covers what is trained and where it trains today. It leaves out how long and on which
-        day's data, constraints, gate and settings: a profile holds for another budget or number of
-        epochs, too.
+        It covers what is trained: command, strategy and engine. Name, gate, constraints, settings,
+        length and the day's data leave it as it is. Today's cluster is compared key by key, where
+        a record was measured on it (`profile_keys`).
         """
         # Not a whole workload: a key that a later stoker knows must not make a profile another's.
         identity = _Identity(
-            name=self.name,
             command=self.command,
-            cluster=self.cluster,
             strategy=self.strategy_settings.name,
             engine=self.engine_settings.name,
         )
         return sha256_of(identity)
+
+    def profile_keys(self, *, today: TodaysGroup | None = None) -> dict[str, str]:
+        """Returns the keys that a measurement depends on, with their values as text.
+
+        Args:
+            today: The hosts that were measured; None: those of `cluster`, if it names any.
+        """
+        return workload_keys(
+            command=self.command,
+            strategy=self.strategy_settings.name,
+            engine=self.engine_settings.name,
+            today=today or (self.cluster.dnn if self.cluster else None),
+        )
 
 
 __all__ = [
@@ -529,9 +631,13 @@ __all__ = [
     "NotifySettings",
     "PlatformName",
     "ProfileSettings",
+    "RecordKind",
     "Storage",
     "TodaysGroup",
     "TrackingSettings",
     "TrainingSize",
     "Workload",
+    "own_keys",
+    "refuse_foreign",
+    "workload_keys",
 ]

@@ -34,6 +34,7 @@ from stoker.text import (
     than_predicted,
     usd,
     wait_share,
+    wait_words,
 )
 
 # Parts with less than this share are left to the record.
@@ -103,6 +104,8 @@ class Figures:
     predicted_speedup: float | None = None
     measured: float | None = None
     measured_wait: float | None = None
+    measured_least_wait_share: float | None = None
+    measured_rank: int = 0
     measured_spread: Spread | None = None
     measured_steps: int | None = None
     prediction_error: float | None = None
@@ -130,6 +133,16 @@ class Figures:
     def measured_wait_share(self) -> float | None:
         """Returns the share of a measured step that is waiting for data."""
         return _share(self.measured, self.measured_wait)
+
+    def measured_wait_words(self, of: str) -> str:
+        """Returns how much of a measured step is waiting, in words that end with `of`."""
+        return wait_words(
+            self.measured_wait_share or 0.0,
+            least=self.measured_least_wait_share,
+            rank=self.measured_rank,
+            of=of,
+            is_page=True,
+        )
 
     @property
     def prediction(self) -> str:
@@ -217,6 +230,8 @@ def collect(
         predicted_speedup=promise.speedup if promise else _ratio(baseline, predicted),
         measured=measured,
         measured_wait=outcome.wait_seconds if outcome else None,
+        measured_least_wait_share=outcome.least_wait_share if outcome else None,
+        measured_rank=outcome.rank if outcome else 0,
         measured_spread=outcome.spread.get("step_seconds") if outcome else None,
         measured_steps=outcome.steps if outcome else None,
         prediction_error=error,
@@ -336,7 +351,7 @@ _LIMITS = {
     "network": "the network is the limit",
     "storage": "the storage is the limit",
     "none": "nothing waits long enough to be worth a change",
-    "unexplained": "the measured parts do not explain the step, so no spending is advised",
+    "unexplained": "the measured parts do not explain the step",
 }
 
 
@@ -410,6 +425,10 @@ def judge(
             ["The training ended, but its steps were not measured.", *_wait(figures)]
         )
         return Verdict("mixed", f"not measured{passed}", headline, " ".join(lead))
+    if decision and decision.is_noisy:
+        headline = "The machine was busy with other programs: the figures do not count."
+        lead = [*_gain(figures, unit, decision), *_wait(figures), *lead]
+        return Verdict("mixed", f"machine busy{passed}", headline, " ".join(lead))
     if figures.speedup < _NO_GAIN:
         headline = " ".join(["stoker did not help.", *_gain(figures, unit, decision)])
         return Verdict("mixed", f"no gain{passed}", headline, " ".join([*_wait(figures), *lead]))
@@ -438,8 +457,8 @@ def _trained_alone(
         return Verdict("mixed", "trained", "The training ended; no step was measured.", lead)
     headline = " ".join(_gain(figures, unit, decision))
     if not headline:
-        wait = percent(figures.measured_wait_share)
-        headline = f"A step takes {unit.brief(figures.measured)}, {wait} of it waiting for data."
+        wait = figures.measured_wait_words("of it waiting for data")
+        headline = f"A step takes {unit.brief(figures.measured)}, {wait}."
     is_slow = figures.speedup is not None and figures.speedup < _NO_GAIN
     tone: Tone = "mixed" if is_slow or figures.is_inside_band is False else "good"
     return Verdict(tone, "trained", headline, lead)
@@ -449,7 +468,8 @@ def _kept(decision: Decision) -> str:
     """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
     is_known = decision.bottleneck != "unexplained"
     reason = _sentence(decision.plan.reason or _LIMITS[decision.bottleneck])
-    return f"{'stoker does not help here' if is_known else 'No advice that costs'}: {reason}"
+    why = "stoker does not help here" if is_known else "Kept as it is for now"
+    return f"{why}: {reason}"
 
 
 def _planned(decision: Decision, lead: Sequence[str]) -> Verdict:
@@ -501,7 +521,7 @@ def _wait(figures: Figures) -> list[str]:
     words = f"The trainer waited {percent(share)} of every step for data"
     if figures.loads_itself:
         words += ", which it loads itself"
-    return [f"{words}; now {percent(now)}." if now is not None else f"{words}."]
+    return [f"{words}; now {figures.measured_wait_words('')}." if now is not None else f"{words}."]
 
 
 def _gain(figures: Figures, unit: TimeUnit, decision: Decision | None) -> list[str]:

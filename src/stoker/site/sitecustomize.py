@@ -162,8 +162,8 @@ def _replace_loader() -> None:
         sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_loader))
 
 
-def _watch_feed() -> None:
-    if os.environ.get("STOKER_HAS_DATA_GROUP") == "1" and not os.environ.get("STOKER_PROFILE"):
+def _watch_steps() -> None:
+    if os.environ.get("STOKER_OUTPUT") and not os.environ.get("STOKER_PROFILE"):
         sys.meta_path.insert(0, _TorchFinder(_install_watch))
 
 
@@ -320,6 +320,6 @@ if _is_rank():
     _guarded(_fail_at_once)
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: who trains may be started by a script that is started by a script.
-    _guarded(_watch_feed)
+    _guarded(_watch_steps)
     _guarded(_replace_loader)
     _guarded(_choose_backend)

@@ -2,10 +2,11 @@
 
 As in `scheduler`, this is pure bookkeeping, and the clock is passed in. The script fixes
 S = max(1, num_workers) logical *shards*, if the key `feed.shards` says no other number; each is one
-*stream*, made by one process from its first batch to its last. Positions count the batches of a shard: batch `position` of shard s has the
-number `position * S + s`; of three shards, shard 1 makes the numbers 1, 4, 7 and so on. Numbers in
-ascending order, those of exhausted shards left out, are the order of torch's own loader with S
-workers. `Shard` keeps the books of one shard, `ShardScheduler` decides who makes it, and when.
+*stream*, made by one process from its first batch to its last. Positions count the batches of a
+shard: batch `position` of shard s has the number `position * S + s`; of three shards, shard 1 makes
+the numbers 1, 4, 7 and so on. Numbers in ascending order, those of exhausted shards left out, are
+the order of torch's own loader with S workers. `Shard` keeps the books of one shard,
+`ShardScheduler` decides who makes it, and when.
 
 A stream cannot be asked for its n-th batch elsewhere without making all before it again. So a slow
 or stopped process is waited for (as torch's own loader does): only where it is

@@ -22,6 +22,7 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
 from stoker.records import Decision, Group, Json, ProfileSettings, Workload, nearest
+from stoker.records.workload import refuse_foreign
 
 TrainStep = Literal["launched", "native", "handover"]
 
@@ -215,9 +216,12 @@ def _check(workload: Workload, *, train_step: str, decision: Decision | None) ->
         image="ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG",
         instance_type="ml.g5.xlarge",
     )
-    if decision and decision.workload_sha256 not in (None, workload.digest()):
-        raise UsageError(
-            "the decision was made for another workload",
+    if decision:
+        refuse_foreign(
+            "decision",
+            keys=decision.workload_keys,
+            digest=decision.workload_sha256,
+            workload=workload,
             where="--decision",
             fix="decide again: stoker decide PROFILE --workload WORKLOAD",
         )

@@ -1,0 +1,238 @@
+"""While a profile repeats batches, the script must not write a file that was there before.
+
+Its model is then trained on a few batches again and again: a checkpoint of it is of no use, and
+must not take the place of a good one. An audit hook of Python sees files before they are opened.
+It does not see what a library in C opens on its own: torch.save and safetensors are wrapped, others
+(HDF5, OpenCV) are not known here, nor is what goes to a file that is open already.
+"""
+
+import contextlib
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import torch
+import torch.serialization
+
+from stoker.errors import StokerError
+
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
+# What is kept there can be made again.
+_CACHES = frozenset({"__pycache__", ".cache", ".triton", ".nv"})
+_MAX_NAMED = 5
+_OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
+# They look, or compile what torch made: none writes what a user keeps.
+_HARMLESS_PROGRAMS = frozenset(
+    {"nvidia-smi", "rocm-smi", "lscpu", "uname", "ldconfig"}
+    | {"cc", "c++", "gcc", "g++", "clang", "clang++", "ptxas"}
+)
+_PROGRAM_EVENTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"})
+
+
+class GuardedError(StokerError):
+    """A worker of the loader was about to write a file while the profile repeats batches."""
+
+
+class FileGuard:
+    """Sees what this process is about to write, from `listen` to the process's end.
+
+    Processes that it forks inherit the guard: there, a write that is refused is an error.
+
+    Args:
+        allowed: Folders in which everything may be written: stoker's own.
+    """
+
+    def __init__(self, allowed: Sequence[Path]) -> None:
+        self._allowed = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in allowed)
+        self._own: set[str] = set()
+        # The part of them that is made while the guard is armed, in their order.
+        self._made: dict[str, None] = {}
+        self._end: Callable[[str], NoReturn] | None = None
+        self._process = 0
+        self._free_thread = 0
+
+    def listen(self) -> None:
+        """Begins to remember which files are new: those may be written at any time."""
+        # A hook stays until the process ends; one that does not care costs 0.1 us an event.
+        sys.addaudithook(self._hear)
+        _wrap_torch(self._opens)
+
+    def arm(self, end: Callable[[str], NoReturn]) -> None:
+        """Calls `end` from now on before something of the user's is changed.
+
+        Args:
+            end: Told what the script is about to do, in whichever thread does it.
+        """
+        self._process = os.getpid()
+        self._end = end
+        with contextlib.suppress(ImportError):
+            _wrap_safetensors(self._opens)
+
+    def free_this_thread(self) -> None:
+        """Lets this thread do what it likes: it is the profile's from now on."""
+        self._free_thread = threading.get_ident()
+
+    def made(self) -> list[str]:
+        """Returns what the script has made since `arm`, and is there now: a few names at most."""
+        found = [_short(path) for path in list(self._made) if os.path.isfile(path)]
+        return found[:_MAX_NAMED]
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open":
+            flags = arguments[2]
+            if isinstance(flags, int) and flags & _WRITES:
+                self._opens(arguments[0])
+        elif event == "os.rename":
+            self._renames(*arguments)
+        elif event == "os.remove":
+            self._takes(_path(arguments[0], arguments[1]), "remove")
+        elif event == "os.truncate":
+            self._takes(_path(arguments[0]), "cut")
+        elif event in ("os.mkdir", "os.link", "os.symlink"):
+            # With the folder of a descriptor: the last argument of all three, or the one before.
+            self._makes(_path(arguments[0 if event == "os.mkdir" else 1], arguments[-1]))
+        elif event in _PROGRAM_EVENTS and self._end is not None:
+            words = _words(event, arguments)
+            if not _is_harmless(words):
+                self._refuse(f"start the program {os.path.basename(words[0])}")
+
+    def _opens(self, name: object) -> None:
+        path = _path(name)
+        # What the link leads to is what would be written.
+        real = os.path.realpath(path) if path else ""
+        self._takes(real, "overwrite")
+        self._makes(real)
+
+    def _renames(self, source: object, target: object, folder: object, other: object) -> None:
+        self._takes(_path(source, folder), "rename")
+        new = _path(target, other)
+        self._takes(new, "overwrite")
+        self._makes(new)
+
+    def _makes(self, path: str) -> None:
+        if path and not os.path.lexists(path):
+            self._own.add(path)
+            is_ours = threading.get_ident() == self._free_thread or path.startswith(self._allowed)
+            if self._end is not None and not is_ours:
+                self._made[path] = None
+
+    def _takes(self, path: str, verb: str) -> None:
+        if self._end is not None and path and self._was_before(path):
+            self._refuse(f"{verb} {_short(path)}")
+
+    def _was_before(self, path: str) -> bool:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):
+            return False
+        # An empty file, as those that are locks, holds nothing that could be lost. A pipe or a
+        # terminal neither.
+        if not (stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_size)):
+            return False
+        return not (
+            path.startswith(self._allowed)
+            or path.startswith(_OF_SYSTEM)
+            or any(part in _CACHES or part.startswith("torchinductor_") for part in _parts(path))
+            or any(above in self._own for above in _above(path))
+        )
+
+    def _refuse(self, what: str) -> None:
+        if os.getpid() != self._process:
+            raise GuardedError(
+                f"the script is about to {what} while the profile repeats batches",
+                fix="stoker profile --copy runs the script in a copy of its folder",
+            )
+        if threading.get_ident() != self._free_thread and self._end is not None:
+            self._end(what)
+
+
+def _path(name: object, folder: object = -1) -> str:
+    """Returns the whole path of a name, its links up to the last part resolved; empty if none."""
+    if not isinstance(name, str | bytes | os.PathLike):
+        # A descriptor: that file is open.
+        return ""
+    text = os.fsdecode(name)
+    if isinstance(folder, int) and folder >= 0 and not os.path.isabs(text):
+        text = os.path.join(f"/proc/self/fd/{folder}", text)
+    parent, last = os.path.split(os.path.abspath(text) if "/proc/" not in text else text)
+    return os.path.join(os.path.realpath(parent), last)
+
+
+def _parts(path: str) -> list[str]:
+    return path.split(os.sep)
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yields the path and the folders that it is in."""
+    while len(path) > 1:
+        yield path
+        path = os.path.dirname(path)
+
+
+def _short(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _words(event: str, arguments: tuple[object, ...]) -> list[str]:
+    """Returns the words of a program that is about to be started; at least one."""
+    given = arguments[0] if event == "os.system" else arguments[1] or arguments[0]
+    if isinstance(given, str | bytes | os.PathLike):
+        return os.fsdecode(given).split() or [""]
+    return [os.fsdecode(word) for word in given] or [""]  # type: ignore[attr-defined]
+
+
+def _is_harmless(words: Sequence[str]) -> bool:
+    # Torch's compiler has processes of its own.
+    return os.path.basename(words[0]) in _HARMLESS_PROGRAMS or any(
+        "torch/_inductor" in word or "torch._inductor" in word for word in words
+    )
+
+
+def _wrap_torch(before: Callable[[object], None]) -> None:
+    """Has `before` told the path of each file that torch.save and torch.jit.save write in C++."""
+    writer = torch.serialization._open_zipfile_writer_file
+    begin = writer.__init__
+
+    def begin_after(self: object, name: str) -> None:
+        before(name)
+        begin(self, name)  # type: ignore[arg-type]
+
+    writer.__init__ = begin_after  # type: ignore[method-assign]
+    for name in ("RecursiveScriptModule", "ScriptFunction"):
+        scripted: type = getattr(torch.jit, name)
+        setattr(scripted, "save", _after(getattr(scripted, "save"), before, at=1))  # noqa: B009, B010
+
+
+class _Write(Protocol):
+    """A function or method of a library writes a file."""
+
+    def __call__(self, *given: object, **named: object) -> object: ...
+
+
+def _after(write: _Write, before: Callable[[object], None], *, at: int) -> _Write:
+    """Returns `write`, with `before` told its argument number `at` first: a path."""
+
+    def write_after(*given: object, **named: object) -> object:
+        # Here torch and safetensors call it `f` and `filename`.
+        before(given[at] if len(given) > at else named.get("f", named.get("filename")))
+        return write(*given, **named)
+
+    return write_after
+
+
+def _wrap_safetensors(before: Callable[[object], None]) -> None:
+    """Has `before` told the path of each file that safetensors writes in Rust."""
+    import safetensors
+
+    # By name: it takes what it takes, and this only passes it on.
+    write: _Write = getattr(safetensors, "serialize_file")  # noqa: B009
+    write_after = _after(write, before, at=1)
+    # Its parts for torch and numpy have names of their own for it.
+    for module in [m for name, m in sys.modules.items() if name.startswith("safetensors")]:
+        if getattr(module, "serialize_file", None) is write:
+            setattr(module, "serialize_file", write_after)  # noqa: B010

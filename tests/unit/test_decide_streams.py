@@ -1,0 +1,221 @@
+"""No plan counts on more workers than a stream has shards, nor on a loader that is not fed."""
+
+from datetime import date
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.catalog import load_catalog
+from stoker.decide import explain, refuse_unfed
+from stoker.decide.decide import decide
+from stoker.decide.elsewhere import TakeAs
+from stoker.decide.model import ClusterShape, Hosts, Work, busy_workers, estimate
+from stoker.errors import UsageError
+from stoker.records import (
+    Constraints,
+    Decision,
+    FeedSettings,
+    Group,
+    Profile,
+    ProfiledLoader,
+    Workload,
+)
+from support import builders
+
+AWS = load_catalog("sagemaker")
+TODAY = date(2026, 11, 1)
+STREAM = ProfiledLoader(
+    class_name="torch.utils.data.dataloader.DataLoader",
+    reach="torch",
+    iterable=True,
+    shards=2,
+    divides=True,
+)
+
+
+def profile_of(
+    loader: ProfiledLoader | None = STREAM, *, instance_type: str = "ml.g5.8xlarge", **terms: float
+) -> Profile:
+    given: dict[str, float] = {
+        "step_seconds": 0.4,
+        "accelerator_step_seconds": 0.02,
+        "loader_cpu_seconds": 0.8,
+        "loader_wall_seconds": 0.8,
+        "trainer_cpu_seconds": 0.02,
+        "receive_cpu_seconds": 0.001,
+        "num_workers": 2,
+        "global_batch_size": 64,
+    }
+    made = builders.profile(instance_type, is_explained=True, **(given | terms))
+    return msgspec.structs.replace(made, loader=loader, what={"ranks": 1})
+
+
+def decided(
+    profile: Profile,
+    *groups: Group,
+    feed: FeedSettings = FeedSettings(),  # noqa: B008
+    take_as: TakeAs | None = None,
+) -> Decision:
+    return decide(
+        profile,
+        catalog=AWS,
+        constraints=Constraints(objective="time"),
+        feed=feed,
+        extra_clusters=[groups] if groups else [],
+        today=TODAY,
+        take_as=take_as,
+    )
+
+
+def promised(decision: Decision, *, action: str) -> list[float]:
+    return [
+        plan.predicted.step_seconds
+        for plan in decision.plans
+        if plan.action == action and plan.predicted and plan.feasible
+    ]
+
+
+MANY = (
+    Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
+    Group(
+        name="data",
+        role="data",
+        instance_type="ml.c7i.8xlarge",
+        count=2,
+        workers_per_host=32,
+    ),
+)
+
+
+def test_data_hosts_are_promised_no_more_than_the_shards_make() -> None:
+    stream = promised(decided(profile_of(), *MANY), action="heterogeneous")
+    items = promised(decided(profile_of(None), *MANY), action="heterogeneous")
+    # 0.8 worker-seconds by two workers: 0.4 s, on a CPU that is a little faster there.
+    assert min(stream) > 0.25
+    assert min(items) < 0.1
+
+
+def test_on_another_type_a_stream_has_as_many_shards_for_each_rank() -> None:
+    elsewhere = TakeAs(instance_type="ml.g5.2xlarge", accelerator_step_seconds=0.002)
+    profile = profile_of(instance_type="local.c2", step_seconds=0.42)
+    groups = (msgspec.structs.replace(MANY[0], instance_type="ml.g5.2xlarge"), MANY[1])
+    decision = decided(profile, *groups, take_as=elsewhere)
+    for seconds in promised(decision, action="heterogeneous"):
+        assert seconds > 0.8 / 2 / 3, "two workers, on a CPU that is at most three times as fast"
+
+
+def test_the_free_fix_comes_with_its_figure_before_any_money() -> None:
+    decision = decided(profile_of())
+    assert decision.action == "keep"
+    (tuned,) = [plan for plan in decision.plans if plan.action == "tune"]
+    assert not tuned.feasible
+    assert "set num_workers=" in tuned.reason
+    assert tuned.predicted is not None
+    assert tuned.predicted.step_seconds < 0.1
+    (advice,) = [own for own in decision.advice if own.id == "num-workers"]
+    assert "or feed.shards:" in advice.text
+    assert "per step, at no cost" in advice.text
+    answer = next(own for own in decision.path if own.question == "Is there a free fix?")
+    assert answer.answer == "yes"
+    assert "fix that before money is spent" in decision.plan.reason
+    assert "a stream of 2 shards is read" in " ".join(explain(decision).split())
+
+
+def test_with_the_key_shards_plans_count_on_as_many_workers() -> None:
+    decision = decided(profile_of(), *MANY, feed=FeedSettings(shards=64))
+    assert min(promised(decision, action="heterogeneous")) < 0.05
+    assert not any("set num_workers" in plan.reason for plan in decision.plans)
+
+
+def test_a_stream_that_does_not_divide_itself_is_given_no_more_workers() -> None:
+    loader = msgspec.structs.replace(STREAM, divides=False)
+    decision = decided(profile_of(loader))
+    assert not [plan for plan in decision.plans if plan.action == "tune"]
+    (advice,) = [own for own in decision.advice if own.id == "shards"]
+    assert "divide itself by get_worker_info()" in advice.text
+
+
+def test_with_shards_enough_a_stream_is_as_any_loader() -> None:
+    loader = msgspec.structs.replace(STREAM, shards=640)
+    with_shards = decided(profile_of(loader, num_workers=32, step_seconds=0.03))
+    without = decided(profile_of(None, num_workers=32, step_seconds=0.03))
+    assert with_shards.plan.groups == without.plan.groups
+
+
+OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoader", reach="own")
+
+
+@pytest.mark.parametrize(
+    ("loader", "feed"),
+    [
+        (OWN, FeedSettings()),
+        (
+            ProfiledLoader(class_name=STREAM.class_name, reach="torch"),
+            FeedSettings(replace_dataloader=False),
+        ),
+    ],
+)
+def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(
+    loader: ProfiledLoader, feed: FeedSettings
+) -> None:
+    decision = decided(profile_of(loader, num_workers=32, step_seconds=0.03), *MANY, feed=feed)
+    assert not promised(decision, action="heterogeneous")
+    answer = next(own for own in decision.path if "data group" in own.question)
+    assert answer.answer == "no"
+    assert loader.class_name in answer.because
+    (asked,) = [plan for plan in decision.plans if plan.action == "heterogeneous"]
+    assert "data hosts" in asked.reason
+
+
+def workload(**keys: object) -> Workload:
+    return Workload(name="own", command=("python", "train.py"), platform="local", **keys)  # type: ignore[arg-type]
+
+
+def test_a_chain_stops_before_a_training_that_the_feed_cannot_reach() -> None:
+    profile = profile_of(OWN)
+    with pytest.raises(UsageError, match="makes batches in its own way") as caught:
+        refuse_unfed(profile, workload())
+    assert "feed.replace_dataloader: false" in caught.value.fix
+    refuse_unfed(profile, workload(feed=FeedSettings(replace_dataloader=False)))
+    refuse_unfed(profile, workload(engine="ray"))
+    refuse_unfed(profile_of(STREAM), workload())
+    refuse_unfed(profile_of(None), workload())
+
+
+COUNTS = st.integers(1, 64)
+
+
+@given(
+    shards=st.integers(1, 40),
+    local=st.integers(0, 64),
+    hosts=st.integers(0, 6),
+    workers=COUNTS,
+    wall=st.floats(0.01, 10.0),
+)
+def test_no_cluster_makes_a_batch_sooner_than_the_shards_workers_do(
+    shards: int, local: int, hosts: int, workers: int, wall: float
+) -> None:
+    instance = AWS.get("ml.c5.9xlarge")
+    work = Work(
+        reference=instance,
+        hosts=1,
+        ranks=1,
+        num_workers=shards,
+        step_seconds=wall,
+        accelerator_seconds=0.0,
+        receive_seconds=0.0,
+        loader_cpu_seconds=wall,
+        loader_wall_seconds=wall,
+        trainer_cpu_seconds=0.0,
+        reserved_vcpus=0.0,
+        receive_cpu_seconds=0.0,
+        batch_bytes=0.0,
+        shards=shards,
+    )
+    data = (Hosts(instance=instance, count=hosts, workers=workers),) if hosts else ()
+    shape = ClusterShape(dnn=Hosts(instance=instance, count=1, workers=local), data=data)
+    assert sum(busy_workers(work, shape)) <= shards
+    least = wall / shards
+    assert estimate(work, shape).step_seconds >= least * (1 - 1e-9)
