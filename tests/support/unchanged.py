@@ -12,7 +12,7 @@ import numpy
 from stoker.launch.telemetry import read_csv
 
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
-EPOCHS = 2
+EPOCHS = 4
 BATCH_SIZE = 16
 STEPS = 24 * EPOCHS
 

@@ -56,7 +56,7 @@ def main():
         )
         trainer.fit(
             Model(),
-            DataLoader(Points(384, 0.006), batch_size=16, shuffle=True, num_workers=1),
+            DataLoader(Points(384, 0.003), batch_size=16, shuffle=True, num_workers=1),
             DataLoader(Points(32, 0.0), batch_size=16),
         )
 

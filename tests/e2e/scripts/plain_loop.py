@@ -24,7 +24,7 @@ def main():
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Points(384, 0.006), batch_size=16, shuffle=True, num_workers=1)
+    loader = DataLoader(Points(384, 0.003), batch_size=16, shuffle=True, num_workers=1)
     val_loader = DataLoader(Points(32, 0.0), batch_size=16)
     for epoch in range(int(sys.argv[1])):
         for x, y in loader:
