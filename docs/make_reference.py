@@ -921,7 +921,8 @@ def _places(modules: Sequence[str]) -> str:
 RUN_FILES = MappingProxyType(
     {
         "workload.json": "The workload as it was run, `--set` and `--param` included. The records "
-        "name its digest, which is in `workload.sha256`.",
+        "hold its digest; `--from` compares a workload with it, [key by key]"
+        "(../commands.md#what-makes-a-profile-void).",
         "profile.json": "The [profile](records.md#profilejson): what a step waits for.",
         "decision.json": "The [decision](records.md#decisionjson): plans, and the chosen one.",
         "training.json": "The [training](records.md#trainingjson): what ran, and its figures.",

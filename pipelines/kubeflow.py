@@ -15,6 +15,7 @@ types and defaults, are parameters of the pipeline, too (docs/kubeflow.md has an
 from kfp import dsl
 
 from stoker.kubeflow import (
+    KubeflowRequest,
     PipelineRun,
     control_step,
     decide,
@@ -27,7 +28,6 @@ from stoker.kubeflow import (
     profile,
     train,
 )
-from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 
 def build(request: KubeflowRequest) -> str:

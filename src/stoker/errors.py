@@ -2,7 +2,8 @@
 
     StokerError                  1  a bug, or something no other class names
     ├── UsageError               2  a wrong command line, setting or record (also a ValueError)
-    │   └── DeclinedError           the person did not want to start it
+    │   ├── DeclinedError           the person did not want to start it
+    │   └── MissingExtraError       a library of an extra is not installed (also an ImportError)
     ├── GateError                3  the model missed the workload's gate, or is not this run's
     ├── PlatformError            4  a platform refused or lost a request
     │   └── NoCapacityError         it has no hosts for the job, now or by a quota
@@ -18,6 +19,11 @@ script ends with 5 by the hook of `feed/trainer/client.py`, verbs that train or 
 `records/outcome.py`, a data host to which no leader came by `NEVER_CAME` in
 `launch/engines/hosts.py`.
 """
+
+import json
+import shlex
+from contextlib import suppress
+from urllib.parse import unquote
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -79,6 +85,19 @@ class DeclinedError(UsageError):
     """The person answered no to the question whether to start: nothing has failed."""
 
 
+# An ImportError, too: programs that do without a library catch that.
+class MissingExtraError(UsageError, ImportError):
+    """A library that an extra brings along is not installed."""
+
+    @classmethod
+    def of(cls, err: ImportError, *, extra: str) -> "MissingExtraError":
+        """Returns the error for an import that failed."""
+        library = (err.name or "").partition(".")[0] or str(err)
+        found = cls(f"{library} is not installed", fix=install_command(extra))
+        found.name = err.name
+        return found
+
+
 class GateError(StokerError):
     """The model missed the workload's gate, or the training that it is of did no step."""
 
@@ -129,3 +148,23 @@ class WorkloadError(StokerError):
     """The user's command failed."""
 
     exit_code = 6
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs an extra into this environment.
+
+    stoker is not on PyPI: its name alone would install what somebody else has put there.
+    """
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    with suppress(PackageNotFoundError, ValueError):
+        origin = json.loads(distribution("stoker").read_text("direct_url.json") or "{}")
+        url = str(origin.get("url", ""))
+        if "vcs_info" in origin:
+            url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+            return f"pip install 'stoker[{extra}] @ {url}'"
+        if "dir_info" in origin:
+            edited = "-e " if origin["dir_info"].get("editable") else ""
+            folder = unquote(url.removeprefix("file://"))
+            return f"pip install {edited}{shlex.quote(f'{folder}[{extra}]')}"
+    return f"pip install '.[{extra}]' in a checkout of stoker"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.errors import install_command
 from stoker.logs import printable
 from stoker.platforms.base import MLFLOW_FILES, MLFLOW_RUN, MLFLOW_URI, hyperparameters
 from stoker.records import Evaluation, TrackingSettings, Training
@@ -186,6 +187,7 @@ def parameters_of(training: Training) -> dict[str, str]:
 def metrics_of(training: Training | None, evaluation: Evaluation | None) -> dict[str, float]:
     """Returns what the script reported, steps as they were, and what the evaluation found."""
     found: dict[str, float | None] = {**(training.metrics if training else {})}
+    found["stoker_usd_total"] = training.usd_total if training else None
     measured = training.measured if training else None
     if measured and measured.steps:
         found |= {
@@ -222,6 +224,9 @@ def tags_of(training: Training, evaluation: Evaluation | None) -> dict[str, str]
         "stoker_outcome": outcome.state,
         "stoker_failure": outcome.reason,
     }
+    # MLflow's own name for it, which its pages show.
+    if commit := training.what.get("git"):
+        told["mlflow.source.git.commit"] = str(commit)
     # Empty ones take the place of an earlier attempt's.
     return {name: value or "" for name, value in told.items()}
 
@@ -240,7 +245,7 @@ def _address(settings: TrackingSettings) -> str:
 def _asked(order: TrackingOrder, *, timeout: float, environ: Mapping[str, str]) -> TrackedRun:
     """Runs an order in a process with MLflow; returns its answer, or why there is none."""
     if not find_spec("mlflow"):
-        return TrackedRun(trouble="mlflow is not installed: pip install 'stoker[mlflow]'")
+        return TrackedRun(trouble=f"mlflow is not installed: {install_command('mlflow')}")
     if order.address.startswith("arn:") and not find_spec("sagemaker_mlflow"):
         return TrackedRun(trouble="its plugin is missing: pip install sagemaker-mlflow")
     try:

@@ -307,7 +307,11 @@ def _train_once(
     )
     seen = (Event(when=now_utc(), what=f"utilisation: {words}") for words in load)
     facts = replace(facts, events=(*tried, *facts.events, *seen), last_words=tuple(last_words))
-    record = write_training(facts, file=file)
+    try:
+        record = write_training(facts, file=file)
+    except UsageError as err:
+        what = f"the training {facts.status}, but its record is lost: {err.what}"
+        raise UsageError(what, fix="free some space, or use another disk") from None
     if isinstance(run, AdoptedRun):
         run.clean_up()
     return record
@@ -370,13 +374,18 @@ def facts_of(
     leader = leader_record(end.output_dir)
     events = end.events if leader else (*end.events, Event(when=now_utc(), what=lost))
     timeline_file = None
+    _, _, digest = (job.image or "").partition("@")
     if end.output_dir:
         folder = end.output_dir / "stoker"
-        # The leader names it: that of its first rank which has one.
-        if leader and leader.measured and leader.measured.timeline_file:
-            timeline_file = _keep(folder / leader.measured.timeline_file, job)
-        _keep_feed(folder / "feed.csv", job)
-        _keep_passive(folder / PASSIVE_PROFILE, job)
+        try:
+            # The leader names it: that of its first rank which has one.
+            if leader and leader.measured and leader.measured.timeline_file:
+                timeline_file = _keep(folder / leader.measured.timeline_file, job)
+            _keep_feed(folder / "feed.csv", job)
+            _keep_passive(folder / PASSIVE_PROFILE, job)
+        # A full disk: the report lacks a picture, and the training has ended as it has.
+        except (OSError, UsageError) as err:
+            events = (*events, Event(when=now_utc(), what=f"a file was not kept: {err}"))
     return TrainingFacts(
         job=ran,
         leader=leader,
@@ -400,6 +409,8 @@ def facts_of(
         usd_per_hour=None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
+        what={**job.what, **({"image_digest": digest} if digest else {})},
+        billed_seconds=end.billed_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )
 

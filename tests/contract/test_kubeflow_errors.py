@@ -215,7 +215,7 @@ def test_the_cluster_of_the_kube_config_is_asked_through_its_proxy(
 
 def test_without_kfp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kfp", None)
-    with pytest.raises(UsageError, match=r"pip install 'stoker\[kubeflow\]'"):
+    with pytest.raises(UsageError, match=r"pip install .*\[kubeflow\]'"):
         Kubeflow(KubeflowConnection(host="http://x")).call("healthz", "get_healthz")
 
 

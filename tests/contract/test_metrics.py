@@ -162,7 +162,7 @@ def test_a_training_goes_on_without_metrics_where_the_port_is_taken() -> None:
 
 def test_a_training_goes_on_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert "stoker[metrics]" in not_served(free_port(), Seen())
+    assert "[metrics]" in not_served(free_port(), Seen())
 
 
 def test_a_run_of_one_host_goes_on_without_metrics() -> None:

@@ -518,6 +518,23 @@ def test_the_stack_is_what_cloudformation_takes(template: str) -> None:
     assert lint("Resources: {R: {Type: AWS::IAM::Role, Properties: {Rolename: r}}}", rules)
 
 
+def test_what_the_stack_makes_has_the_workload_s_tags() -> None:
+    from cfnlint.api import lint
+
+    workload = example(*EVERYTHING, 'sagemaker.tags={"cost-centre": "7", "owner": "ada"}')
+    template = stack(workload)
+    tags = [{"Key": "cost-centre", "Value": "7"}, {"Key": "owner", "Value": "ada"}]
+    made = yaml.safe_load(template)["Resources"].values()
+    untagged = {each["Type"] for each in made if each["Properties"].get("Tags") != tags}
+    # These two have none.
+    assert untagged <= {
+        "AWS::IAM::ManagedPolicy",
+        "AWS::SNS::TopicPolicy",
+        "AWS::Scheduler::Schedule",
+    }
+    assert [str(match) for match in lint(template, regions=[REGION])] == []
+
+
 def test_a_callers_policy_that_is_too_long_for_one_is_made_in_parts() -> None:
     prefix = f"sagemaker.output_uri=s3://{'b' * 60}/{'p' * 200}"
     found = yaml.safe_load(stack(example(prefix, *EVERYTHING)))["Resources"]

@@ -18,6 +18,7 @@ from stoker.records import (
     TrainingSize,
     Workload,
 )
+from stoker.records.base import Place, convert
 from support import builders, sample_records
 
 CATALOG = load_catalog("sagemaker")
@@ -138,3 +139,69 @@ def test_a_type_that_is_not_started_on_this_machine_is_named_once(
         assert said.startswith(f"note: {instance_type} is not started: the platform is local")
         assert words in said
         assert said.count("\n") == 1
+
+
+def limited(usd: float | None, *, platform: str = "sagemaker", **settings: object) -> Workload:
+    document = {
+        "name": "job",
+        "command": ["true"],
+        "platform": platform,
+        "constraints": {} if usd is None else {"max_usd_per_run": usd},
+        **settings,
+    }
+    return convert(document, Workload, Place("test"))
+
+
+GROUPS = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=2)]
+TWO_HOURS = {
+    "role": "arn:aws:iam::111122223333:role/stoker",
+    "output_uri": "s3://bucket/runs",
+    "max_run_seconds": 7200,
+}
+
+
+def test_the_bill_names_the_most_that_a_run_can_cost() -> None:
+    price = CATALOG.usd_per_hour(GROUPS)
+    assert price is not None
+    workload = limited(None, sagemaker=TWO_HOURS)
+    line = bill(workload, GROUPS, catalog=CATALOG, decision=None)[0]
+    assert line.endswith(f"at most ${2 * price:.2f} for this run (max_run_seconds 2 h 00 min)")
+
+
+def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is() -> None:
+    price = CATALOG.usd_per_hour(GROUPS)
+    assert price is not None
+
+    def start(usd: float, *, is_profile: bool = False) -> None:
+        workload = limited(usd, sagemaker=TWO_HOURS)
+        confirm(
+            workload,
+            GROUPS,
+            catalog=CATALOG,
+            decision=None,
+            assume_yes=True,
+            quiet=True,
+            is_profile=is_profile,
+        )
+
+    start(2 * price)
+    start(price, is_profile=True)
+    with pytest.raises(UsageError, match="the run can cost") as caught:
+        start(2 * price - 0.01)
+    assert "sagemaker.max_run_seconds" in caught.value.fix
+
+
+def test_a_limit_that_nothing_can_be_held_against_stops_the_run() -> None:
+    unknown = [Group(name="dnn", role="dnn", instance_type="ml.foo", count=1)]
+    cases = ((limited(1.0, platform="kubernetes"), GROUPS), (limited(1.0), unknown))
+    for workload, groups in cases:
+        with pytest.raises(UsageError, match="not known") as caught:
+            confirm(workload, groups, catalog=CATALOG, decision=None, assume_yes=True, quiet=True)
+        assert "max_usd_per_run" in caught.value.where
+
+
+def test_decide_counts_with_the_dollars_per_hour_that_a_run_leaves() -> None:
+    known = limited(10.0, sagemaker=TWO_HOURS).known_constraints
+    assert known.max_usd_per_hour == 5.0
+    assert limited(None, sagemaker=TWO_HOURS).known_constraints.max_usd_per_hour is None
+    assert limited(10.0, platform="local").known_constraints.max_usd_per_hour is None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import UsageError
+from stoker.errors import UsageError, install_command
 from stoker.orchestrators.base import project_pipeline
 
 PIPELINE = "from pipelines.steps import said\n\ndef build():\n    return said\n"
@@ -119,7 +119,7 @@ def test_a_missing_or_older_sdk_is_a_matter_of_installing_it(tmp_path: Path, lin
     folder = project(tmp_path, pipeline=f"{line}\n")
     with pytest.raises(UsageError, match="kfp is not installed") as caught:
         built(folder)
-    assert caught.value.fix == "pip install 'stoker[kubeflow]'"
+    assert caught.value.fix == install_command("kubeflow")
 
 
 def test_a_module_of_components_that_are_gone_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.errors import PlatformError
+from stoker.errors import PlatformError, install_command
 from stoker.platforms.local import lock_run_folder
 from stoker.records import (
     Evaluation,
@@ -78,7 +78,7 @@ def test_without_mlflow_or_its_plugin_the_line_says_what_to_install(
     assert told == TrackedRun(trouble="its plugin is missing: pip install sagemaker-mlflow")
     monkeypatch.setattr("stoker.tracking.find_spec", lambda name: None)
     told = kept(SERVER, run="r", tags={}, training=None, environ={})
-    assert told.trouble == "mlflow is not installed: pip install 'stoker[mlflow]'"
+    assert told.trouble == f"mlflow is not installed: {install_command('mlflow')}"
 
 
 TRACKED = to_json(Workload(name="mnist", command=("true",), tracking=SERVER))

@@ -211,6 +211,7 @@ def test_a_pipelines_step_without_hosts_is_not_tried_again_by_the_pipeline(
     )
     platform = Empty({}, name="local")
     monkeypatch.setattr("stoker.platforms.platform_named", lambda *_, **__: platform)
+    monkeypatch.setattr("stoker.cli.kept_training.git_state", lambda _: {})
     words = ["train", "workload.yaml", "--name", "mnist-1", "--yes"]
     done = CliRunner().invoke(app_for("train"), [*words, "--out", "out.json", *flags])
     found = done.exception.exit_code if isinstance(done.exception, NoCapacityError) else None

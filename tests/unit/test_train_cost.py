@@ -1,14 +1,18 @@
 """A training on a platform that bills nobody."""
 
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from stoker.catalog import load_catalog
+from stoker.errors import UsageError
 from stoker.platforms.base import JobEnd, JobSpec, LogLine
 from stoker.records import Decision, Group, Json, Training, write_json
+from stoker.records.training import TrainingFacts, training_record
 from stoker.train import train
 from support import sample_records
 
@@ -57,7 +61,14 @@ def trained(folder: Path, groups: tuple[Group, ...], decision: Decision) -> Trai
     measured = msgspec.structs.replace(record.measured, usd_per_1000_steps=None, timeline_file=None)
     record = msgspec.structs.replace(record, measured=measured)
     write_json(folder / "stoker" / "training.json", record)
-    job = JobSpec(name="job", command=("true",), groups=groups, run_dir=folder)
+    job = JobSpec(
+        name="job",
+        command=("true",),
+        groups=groups,
+        run_dir=folder,
+        image="registry/job@sha256:12",
+        what={"git": "ab"},
+    )
     return train(job, platform=_Here(folder), catalog=load_catalog("local"), decision=decision)
 
 
@@ -66,3 +77,36 @@ def test_where_nobody_is_billed_a_run_has_no_dollars(tmp_path: Path) -> None:
     record = trained(tmp_path, decision.plan.groups, decision)
     assert record.measured
     assert record.measured.usd_per_1000_steps is None
+
+
+def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices() -> None:
+    record = sample_records.training()
+    facts = TrainingFacts(
+        job=record.job, status="succeeded", groups=record.groups, usd_per_hour=6.0
+    )
+    assert training_record(facts).usd_total is None
+    assert training_record(replace(facts, billed_seconds=1800)).usd_total == 3.0
+    assert training_record(replace(facts, usd_per_hour=None, billed_seconds=9)).usd_total is None
+
+
+def test_a_disk_without_space_for_a_picture_does_not_end_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    decision = sample_records.decision()
+    (tmp_path / "stoker").mkdir()
+    (tmp_path / "stoker" / "feed.csv").touch()
+    monkeypatch.setattr(shutil, "copyfile", full)
+    record = trained(tmp_path, decision.plan.groups, decision)
+    assert record.status == "succeeded"
+    assert record.what == {"git": "ab", "image_digest": "sha256:12"}
+    assert "a file was not kept: [Errno 28] No space left" in record.events[-1].what
+
+
+def test_the_end_of_a_training_is_told_where_its_record_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "training.json").mkdir()
+    decision = sample_records.decision()
+    with pytest.raises(UsageError, match="the training succeeded, but its record is lost"):
+        trained(tmp_path, decision.plan.groups, decision)

@@ -6,10 +6,10 @@ from stoker.catalog import Catalog, catalog_of
 from stoker.cli.progress import ask, say
 from stoker.decide.choose import own_storage_words
 from stoker.decide.pricing import START_UP_SECONDS, break_even_words
-from stoker.errors import DeclinedError
+from stoker.errors import DeclinedError, UsageError
 from stoker.records import Decision, Group, Predicted, Workload, bare_type, groups_in_words
 from stoker.settings import named_instance_type
-from stoker.text import ms, usd
+from stoker.text import apart, duration, ms, usd
 
 
 def confirm(
@@ -20,14 +20,18 @@ def confirm(
     decision: Decision | None,
     assume_yes: bool,
     quiet: bool,
+    is_profile: bool = False,
 ) -> None:
     """Prints what the job will cost and asks; does not ask where there is no terminal.
 
     Raises:
+        UsageError: If a training could cost more than the workload allows.
         DeclinedError: If the person says no.
     """
     if workload.platform_info.is_this_machine:
         return
+    if not is_profile:
+        _check_run(workload, catalog.usd_per_hour(groups))
     for line in bill(workload, groups, catalog=catalog, decision=decision):
         say(line, quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
@@ -66,14 +70,52 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
         catalog = catalog_of(workload)
         lines = bill(workload, [today], catalog=catalog, decision=None)
         say(f"profile on {lines[0]}", quiet=quiet)
-    most = workload.constraints.max_usd_per_hour
+    most = workload.known_constraints.max_usd_per_hour
     limit = (
-        f"at most {usd(most)} per hour"
+        f"at most {usd(most)} per hour{_at_most(workload, most)}"
         if most
-        else "without a limit: set constraints.max_usd_per_hour"
+        else "without a limit: set constraints.max_usd_per_hour or max_usd_per_run"
     )
     say(f"then the training, on the cluster that the run decides on; {limit}", quiet=quiet)
     _ask(assume_yes=assume_yes or quiet)
+
+
+def _at_most(workload: Workload, usd_per_hour: float) -> str:
+    """Returns what a run can cost at most, where the platform ends it after some time."""
+    seconds = workload.max_run_seconds
+    if seconds is None:
+        return ""
+    most = usd(usd_per_hour * seconds / 3600)
+    return f", at most {most} for this run (max_run_seconds {duration(seconds)})"
+
+
+def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
+    """Checks what the run can cost against constraints.max_usd_per_run."""
+    limit, seconds = workload.constraints.max_usd_per_run, workload.max_run_seconds
+    if limit is None:
+        return
+    where = f"constraints.max_usd_per_run: {limit:g}"
+    if seconds is None:
+        raise UsageError(
+            "it is not known how long the run may last",
+            where=where,
+            fix=f"set {workload.platform}.max_run_seconds",
+        )
+    if usd_per_hour is None:
+        raise UsageError(
+            "the price of its hosts is not known", where=where, fix="name prices by --prices FILE"
+        )
+    most = usd_per_hour * seconds / 3600
+    # A decision's plan may cost exactly the limit.
+    if most > limit * (1 + 1e-9):
+        cost, allowed = apart(most, limit)
+        raise UsageError(
+            f"the run can cost ${cost}, above ${allowed}: {usd(usd_per_hour)} per hour for "
+            f"{duration(seconds)}",
+            where=where,
+            fix=f"lower {workload.platform}.max_run_seconds, take fewer or smaller hosts, or raise "
+            "the limit",
+        )
 
 
 def _ask(*, assume_yes: bool) -> None:
@@ -93,7 +135,11 @@ def bill(
     price = catalog.usd_per_hour(groups)
     lines = [
         f"{workload.platform}: {groups_in_words(groups)}"
-        + (", the price is not known" if price is None else f", {usd(price)} per hour in total")
+        + (
+            ", the price is not known"
+            if price is None
+            else f", {usd(price)} per hour in total" + _at_most(workload, price)
+        )
     ]
     # A decision may be at hand although other groups were named: its prediction is not theirs.
     is_chosen = decision is not None and decision.plan.groups == tuple(groups)

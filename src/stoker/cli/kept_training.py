@@ -1,10 +1,12 @@
 """A training is shown while it runs, and its record is kept; verbs and last steps share this."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli.progress import following, relative, say
+from stoker.host.git import git_state
 
 if TYPE_CHECKING:
     from stoker.catalog import Catalog
@@ -82,6 +84,7 @@ def train_and_keep(
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
         return found
+    job = replace(job, what=git_state(Path.cwd()))
     job = start_tracking(job, platform=platform.name, quiet=quiet)
     with following(quiet=quiet, echo=echo, total_steps=total_steps) as follow:
         record = train(

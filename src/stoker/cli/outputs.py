@@ -38,7 +38,7 @@ from stoker.records import (
 )
 from stoker.records.base import RecordT, mapping
 from stoker.records.outcome import outcome_of
-from stoker.text import ms, step_words
+from stoker.text import ms, step_words, usd
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
@@ -502,6 +502,8 @@ def training_words(training: Training) -> str:
     # The platform says why: hosts share cores, or cores count as hosts of a cloud.
     caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
     caution = f"; {caution}" if caution else ""
+    if training.usd_total is not None:
+        metrics += f", {usd(training.usd_total)} for the run"
     if measured is None:
         done = f", {training.steps} steps" if training.steps else ""
         return f"training succeeded{done}; no step was timed{metrics}{caution}"

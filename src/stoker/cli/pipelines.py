@@ -358,9 +358,11 @@ def start_verb(
     # Both have versions; all other options of runs are Kubeflow's.
     version = kubeflow.version if target == "sagemaker" else None
     options = (replace(kubeflow, version=None) if version else kubeflow).options(run_name=run_name)
+    # Before the service is reached: a wrong value needs no credentials to be seen.
+    told = with_params(of, params or ())
     service = reach.target(target, workload=of, options=options)
     where = reach.words(service.name, file=workload, overrides=overrides or ())
-    confirm_run(with_params(of, params or ()), assume_yes=yes, quiet=as_json)
+    confirm_run(told, assume_yes=yes, quiet=as_json)
     started = None
     try:
         with working(f"starting {of.name}", quiet=as_json):
@@ -499,6 +501,7 @@ def schedule_verb(
         stoker schedule sagemaker configs/mnist-sagemaker.yaml --list
     """
     from stoker.cli.compile import again_words
+    from stoker.cli.workloads import with_params
 
     named = [
         flag
@@ -524,6 +527,11 @@ def schedule_verb(
             fix="leave them out",
         )
     of = workload_of(workload, overrides=overrides or ())
+    timing = None
+    if not is_listing and delete is None:
+        # Before the service is reached: a wrong value needs no credentials to be seen.
+        timing = _timing(target, cron=cron, every=every or "", time_zone=time_zone)
+        with_params(of, params or ())
     service = reach.target(target, workload=of, options=options)
     if is_listing:
         with working("reading the schedules", quiet=as_json):
@@ -535,11 +543,10 @@ def schedule_verb(
         if not found:
             say(f"pipeline {of.name} has no schedule", quiet=as_json)
         return
-    if delete is not None:
-        deleted = service.unschedule(of, name=delete)
+    if timing is None:
+        deleted = service.unschedule(of, name=delete or "")
         print(json.dumps({"deleted": deleted}) if as_json else f"deleted: {deleted}")
         return
-    timing = _timing(service.name, cron=cron, every=every or "", time_zone=time_zone)
     kept = [*(params or ()), *(["cache_days=0"] if kubeflow.no_cache else [])]
     _ask_for_parameters(service, of, kept, name=name, assume_yes=yes)
     with working(f"scheduling {of.name}", quiet=as_json):

@@ -54,8 +54,6 @@ def profile_verb(
         typer.Option(
             "--budget",
             metavar="SECONDS",
-            min=5,
-            max=86_400,
             help="Seconds to measure, from the first batch on (default: as in the workload, or "
             "180).",
         ),
@@ -184,6 +182,7 @@ def profile_verb(
         decision=None,
         assume_yes=yes,
         quiet=as_json,
+        is_profile=True,
     )
     pod = own_pod()
     is_step = bool(pod and pod.run_id) and not is_here

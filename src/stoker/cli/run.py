@@ -262,7 +262,9 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     # Once for all steps: what was promised and what is billed have the same prices.
     catalog = catalog_of(workload, chain.prices)
 
-    def ask(groups: "Sequence[Group]", decision: "Decision | None" = None) -> None:
+    def ask(
+        groups: "Sequence[Group]", decision: "Decision | None" = None, *, is_profile: bool = False
+    ) -> None:
         confirm(
             workload,
             groups,
@@ -270,11 +272,12 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             decision=decision,
             assume_yes=chain.assume_yes,
             quiet=chain.quiet,
+            is_profile=is_profile,
         )
 
     def measured() -> "Profile":
         cluster = todays_cluster(workload)
-        ask([Group.of_today(cluster.dnn)])
+        ask([Group.of_today(cluster.dnn)], is_profile=True)
         with following_profile(workload, quiet=chain.quiet) as followed:
             return profile(
                 workload,

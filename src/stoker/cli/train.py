@@ -328,8 +328,11 @@ def train_verb(
         told=told_of_training(record),
         model_uri=record.model_uri or "",
     )
-    report = report_of_run(run_dir, workload=workload, command=again)
-    say(f"logs: {run_dir / 'logs'}\nreport: {report.resolve().as_uri()}", quiet=as_json)
+    try:
+        page = report_of_run(run_dir, workload=workload, command=again).resolve().as_uri()
+    except StokerError as err:
+        page = f"not written: {err.what}"
+    say(f"logs: {run_dir / 'logs'}\nreport: {page}", quiet=as_json)
     # A pipeline's next step judges a failed training; this one must not end the pipeline.
     if always:
         return 0

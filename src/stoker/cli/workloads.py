@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.catalog import local_instance, with_pools
+from stoker.cli.progress import say
 from stoker.errors import UsageError
 from stoker.host.machine import usable_vcpus
 from stoker.host.processes import why_not_found
@@ -53,12 +54,19 @@ def read_with_params(
 def with_params(workload: Workload, params: Sequence[str]) -> Workload:
     """Applies a run's parameters to the workload; ignores those that only the target has.
 
+    A name that is nearly one of the workload's is said: the target, which knows its pipeline's own
+    parameters, may be out of reach.
+
     Raises:
         UsageError: If a value is wrong.
     """
     # A pipeline's run may have parameters that only the target reads: they are checked there.
     known = {name for p in parameters_of(workload) for name in (p.name, p.camel_name)}
     own = [text for text in params if text.partition("=")[0].strip() in known]
+    for text in params:
+        name = text.partition("=")[0].strip()
+        if text not in own and (fix := nearest(name, sorted(known))).startswith("did you mean"):
+            say(f"note: the workload has no parameter {name}: {fix}", quiet=False)
     document = to_document(workload)
     assert isinstance(document, Mapping)
     return workload_from(document, overrides=overrides_of(own, workload=workload))
@@ -100,7 +108,8 @@ def resolve(
         raise UsageError(
             "a workload and a command were given",
             where=f"command line: {shlex.join(words)}",
-            fix=f"leave one out: {_typed(verb, words[0])}, or {_typed(verb, '--', *words[1:])}",
+            fix="leave one out: "
+            + " or ".join((_typed(verb, words[0]), _typed(verb, "--", *words[1:]))),
         )
     if params:
         raise UsageError("--param needs a workload file", fix="use --set key.path=value")
@@ -108,14 +117,17 @@ def resolve(
         raise UsageError(
             f"{words[0]} is a script, not a workload or a program",
             where="command line",
-            fix=_typed(verb, "--", "python", *words),
+            # `run` takes workloads only.
+            fix=_typed(verb, "--", "python", *words)
+            if verb
+            else f"stoker init --script {shlex.quote(words[0])}     makes a workload of it",
         )
     check_command(words, where="command line")
     return workload_of(words, overrides=overrides, keys=_ranks_here(overrides))
 
 
 def _typed(verb: str, *words: str) -> str:
-    return shlex.join(["stoker", verb, *words] if verb else words)
+    return shlex.join(["stoker", verb, *words])
 
 
 def _ranks_here(overrides: Sequence[str]) -> dict[str, Json]:

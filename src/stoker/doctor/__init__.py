@@ -18,7 +18,7 @@ import psutil
 import zmq
 
 import stoker
-from stoker.errors import StokerError, UsageError
+from stoker.errors import StokerError, UsageError, install_command
 from stoker.feed.trainer.control import Connection, ZmqContext
 from stoker.feed.wire.crypto import Keys, read_token
 from stoker.host import machine
@@ -135,7 +135,7 @@ def torch_check(*, trains: bool) -> Finding:
             name="torch",
             state="fail" if trains or not missing else "warn",
             text="not installed" if missing else f"cannot be imported: {err}",
-            fix="pip install 'stoker[torch]', or the launcher image, where this host has to train",
+            fix=f"{install_command('torch')}, or use the launcher image, if this host has to train",
         )
     cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     text = f"{torch.__version__}, {cuda}"

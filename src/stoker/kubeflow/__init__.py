@@ -27,18 +27,23 @@ from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, ParamSpec, Union
 
-from kfp import dsl
-from kfp.dsl import (
-    HTML,
-    Artifact,
-    ContainerSpec,
-    Input,
-    Markdown,
-    Metrics,
-    Model,
-    Output,
-    PipelineTaskFinalStatus,
-)
+from stoker.errors import MissingExtraError
+
+try:
+    from kfp import dsl
+    from kfp.dsl import (
+        HTML,
+        Artifact,
+        ContainerSpec,
+        Input,
+        Markdown,
+        Metrics,
+        Model,
+        Output,
+        PipelineTaskFinalStatus,
+    )
+except ModuleNotFoundError as err:
+    raise MissingExtraError.of(err, extra="kubeflow") from None
 
 from stoker.kubeflow.steps import (
     RUN_ID,
@@ -51,6 +56,7 @@ from stoker.kubeflow.steps import (
     follower,
     pipeline,
 )
+from stoker.orchestrators.kubeflow.compile import KubeflowRequest
 
 P = ParamSpec("P")
 
@@ -398,6 +404,7 @@ def finish(
 
 __all__ = [
     "RUN_ID",
+    "KubeflowRequest",
     "PipelineRun",
     "Task",
     "compiled",

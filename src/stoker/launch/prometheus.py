@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast
 
 import msgspec
 
-from stoker.errors import UsageError
+from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.coordinator import Coordinator
 from stoker.logs import Log
@@ -192,7 +192,7 @@ def _start(metrics: Metrics, address: str, port: int) -> tuple[BaseServer, threa
     except ImportError:
         raise UsageError(
             "prometheus-client is not installed in the leader's image",
-            fix="pip install 'stoker[metrics]'",
+            fix=install_command("metrics"),
         ) from None
     # The library's default registry would add figures of this process (memory, garbage collection).
     registry = CollectorRegistry()

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from stoker.errors import UsageError
+from stoker.errors import MissingExtraError, UsageError, install_command
 from stoker.parameters import Kind, Parameter
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import Json, SageMakerSettings, Workload, to_document, to_json
@@ -641,10 +641,12 @@ def _imported(name: str, *, file: Path) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as err:
         missing = (err.name or "").partition(".")[0]
+        if isinstance(err, MissingExtraError):
+            raise
         if missing in _EXTRAS:
             raise UsageError(
                 f"the library {missing} is not installed, or too old: {err}",
-                fix=f"pip install 'stoker[{_EXTRAS[missing]}]'",
+                fix=install_command(_EXTRAS[missing]),
             ) from err
         if missing == "components":
             target = file.stem.partition("_")[0]

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import IO, cast
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import MissingExtraError, PlatformError, UsageError
 from stoker.records import Json
 from stoker.settings import cloud_region
 
@@ -383,8 +383,8 @@ def _new_client(service: str, region: str | None) -> object:
     try:
         import boto3
         from botocore.config import Config
-    except ImportError:
-        raise UsageError("boto3 is not installed", fix="pip install 'stoker[aws]'") from None
+    except ImportError as err:
+        raise MissingExtraError.of(err, extra="aws") from None
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,

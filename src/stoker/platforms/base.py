@@ -25,6 +25,7 @@ from stoker.records import (
     nearest,
     read_json,
 )
+from stoker.records.base import Value
 from stoker.settings import RunEnvironment
 
 _ROLES: tuple[Role, ...] = ("dnn", "data")
@@ -60,6 +61,7 @@ class JobSpec:
         tracking: Where the figures of the run are kept next to its records.
         records: Documents by name, from which another process can plan this job and follow it: a
             pipeline's last step, where the step that submitted it is lost. Empty: nobody does.
+        what: Facts about what is run for its record, such as the commit of its code.
     """
 
     name: str
@@ -77,6 +79,7 @@ class JobSpec:
     run: str | None = None
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     records: Mapping[str, str] = field(default_factory=dict)
+    what: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def run_name(self) -> str:
@@ -131,6 +134,8 @@ class JobEnd:
             where the platform saw both.
         events: Only those that the platform saw; the leader's own are in its record.
         mlflow_run_id: Run that the platform has made in its own MLflow.
+        billed_seconds: Seconds for which the platform bills each of the job's hosts; None where it
+            does not say so.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -142,6 +147,7 @@ class JobEnd:
     job_url: str | None = None
     events: tuple[Event, ...] = ()
     mlflow_run_id: str | None = None
+    billed_seconds: float | None = None
 
 
 def leader_record(output_dir: Path | None) -> Training | None:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ import msgspec
 from stoker.errors import StokerError, TerminatedError, UsageError, WorkloadError
 from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
+from stoker.host.git import git_state
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import now_utc, parse_line
 from stoker.platforms.base import (
@@ -427,7 +427,6 @@ RequestT = TypeVar("RequestT")
 # For the start (imports, data sets, models, from the job's first line to the first batch) and for
 # the end.
 START_ALLOWANCE_SECONDS = 120.0
-_GIT_SECONDS = 5.0
 _FIX = "make the command run without stoker first"
 _MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")
 _FIX_OF_REPLAY = (
@@ -558,11 +557,7 @@ def no_verdict(ranks: Sequence[RankResult], *, budget_seconds: float) -> Workloa
 
 def what_of(command: Sequence[str]) -> dict[str, Value]:
     """Returns what was profiled, and when, for the record."""
-    what: dict[str, Value] = {"command": [*command], "when": now_utc()}
-    commit = _git_commit()
-    if commit:
-        what["git"] = commit
-    return what
+    return {"command": [*command], "when": now_utc(), **git_state(Path.cwd())}
 
 
 def keep_timeline(
@@ -728,17 +723,3 @@ def _failures(end: JobEnd) -> Iterator[_Failure]:
     for file in sorted(folder.glob("failure-rank*.json")) if folder else []:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             yield msgspec.json.decode(file.read_bytes(), type=_Failure)
-
-
-def _git_commit() -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", os.getcwd(), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -22,6 +22,7 @@ from stoker.records.base import (
     PositiveFloat,
     Record,
     Scalar,
+    Value,
     write_json,
 )
 from stoker.records.decision import Action, Group
@@ -142,6 +143,10 @@ class Training(Record, frozen=True, kw_only=True):
         mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
         steps: Steps that were counted, whichever loader made the batches: batches of the main
             loader, else the optimizer's steps; absent: nothing counted them.
+        what: Facts about what was run, such as the commit of its code (`git`, and `git_dirty` where
+            files differed from it) and the digest of its image; which ones may change.
+        usd_total: Dollars of the whole run: the time that the platform bills, at the catalog's
+            prices. Absent where either is not known: only SageMaker tells what it bills.
         is_unfed: The command ended well, but no batch came through the feed although data hosts
             were planned for it: the status is failed for that alone.
     """
@@ -166,6 +171,8 @@ class Training(Record, frozen=True, kw_only=True):
     failure: str | None = None
     mlflow_run_id: str | None = None
     steps: NonNegativeInt | None = None
+    what: dict[str, Value] = msgspec.field(default_factory=dict)
+    usd_total: NonNegativeFloat | None = None
     is_unfed: bool = False
 
     @property
@@ -330,7 +337,9 @@ class TrainingFacts:
         groups: Groups as they were asked for, or as the launcher found them.
         events: Only those that the leader's record does not have.
         release_seconds: Time from the end of the training to that of the last data host.
+        what: Facts about what was run.
         usd_per_hour: Price of all hosts, where it is known.
+        billed_seconds: Seconds for which the platform bills each host, where it says so.
         timeline_file: Name of the leader's timeline in the record's own folder.
         mlflow_run_id: Run of MLflow, where there is one.
     """
@@ -351,7 +360,9 @@ class TrainingFacts:
     metrics: Mapping[str, float] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     release_seconds: float | None = None
+    what: Mapping[str, Value] = field(default_factory=dict)
     usd_per_hour: float | None = None
+    billed_seconds: float | None = None
     timeline_file: str | None = None
     workload_sha256: str | None = None
     workload_keys: dict[str, str] | None = None
@@ -373,6 +384,9 @@ def training_record(facts: TrainingFacts) -> Training:
         exit_code = facts.exit_code if leader.exit_code is None else leader.exit_code
         # The platform sees hosts end; they tell the leader that they leave, which is earlier.
         release = leader.data_group_release_seconds if release is None else release
+    usd_total = None
+    if facts.usd_per_hour is not None and facts.billed_seconds is not None:
+        usd_total = facts.usd_per_hour * facts.billed_seconds / 3600
     return Training(
         # As they were asked for: the hosts know no more of them.
         workload_sha256=facts.workload_sha256,
@@ -394,6 +408,8 @@ def training_record(facts: TrainingFacts) -> Training:
         is_unfed=inside.is_unfed,
         model_uri=facts.model_uri,
         mlflow_run_id=facts.mlflow_run_id,
+        what=dict(facts.what),
+        usd_total=usd_total,
         # The platform may have had to take another name than was asked for.
         job=facts.job,
         data_group_release_seconds=release,

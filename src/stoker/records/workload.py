@@ -102,6 +102,10 @@ class Constraints(Record, frozen=True, kw_only=True):
             cost, so that a faster step that costs more is chosen only if you ask for it.
         max_usd_per_hour: Upper limit on the price of the whole cluster, in dollars per hour.
             Absent: no limit.
+        max_usd_per_run: Upper limit on what one training can cost, in dollars: the price of its
+            hosts for `max_run_seconds` of the platform. A training that could cost more is refused
+            before it starts; a decision counts with the dollars per hour that this leaves. Absent:
+            no limit.
         deadline_hours: Upper limit on the whole training, in hours; the number of its steps has to
             be known (`training`). Absent: no limit.
         max_data_hosts: Largest number of data hosts that a plan may have; 0: no data group. 8
@@ -118,6 +122,7 @@ class Constraints(Record, frozen=True, kw_only=True):
 
     objective: Literal["cost", "time"] = "cost"
     max_usd_per_hour: PositiveFloat | None = None
+    max_usd_per_run: PositiveFloat | None = None
     deadline_hours: PositiveFloat | None = None
     max_data_hosts: NonNegativeInt = 8
     allowed_instance_types: tuple[Name, ...] | None = None
@@ -277,7 +282,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
     replace_dataloader: ReplaceDataLoader = "auto"
-    shards: PositiveInt | None = None
+    shards: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None
@@ -309,7 +314,7 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
         budget_seconds: Seconds from the first batch to the verdict. 180 is enough for the medians
             of steps below some seconds; raise it for slower steps, lower it for a first look.
         max_unexplained: Fraction of the measured step, 0 to 1, by which the sum of the parts may
-            miss it before the profile says *unexplained*, and no spending is advised. 0.15 is about
+            miss it before the profile says *unexplained*, and nothing is recommended. 0.15 is about
             the noise of a shared machine.
         instance_type: What the profiled hosts are called in a catalog, where the cluster does not
             say it; `auto` asks the cloud's metadata service. Absent: what the environment says,
@@ -569,10 +574,28 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         return EngineSettings(name=self.engine)
 
     @property
+    def max_run_seconds(self) -> int | None:
+        """Returns the seconds after which the platform ends a training, where it does."""
+        settings = {"sagemaker": self.sagemaker, "kubernetes": self.kubernetes}.get(self.platform)
+        return settings.max_run_seconds if settings else None
+
+    @property
     def known_constraints(self) -> Constraints:
-        """Returns the constraints; where no key names the storage, platform and channels do."""
+        """Returns the constraints; where no key names the storage, platform and channels do.
+
+        What a run may cost is dollars per hour there.
+        """
+        known = msgspec.structs.replace(self.constraints, storage=self._storage())
+        if known.max_usd_per_run is None or self.max_run_seconds is None:
+            return known
+        most = known.max_usd_per_run / (self.max_run_seconds / 3600)
+        return msgspec.structs.replace(
+            known, max_usd_per_hour=min(most, known.max_usd_per_hour or most)
+        )
+
+    def _storage(self) -> Storage:
         if self.constraints.storage is not None:
-            return self.constraints
+            return self.constraints.storage
         kinds: set[Storage] = {
             _STORAGE_OF_CHANNEL.get(channel.uri.partition("://")[0], "unknown")
             for channel in self.channels.values()
@@ -582,8 +605,7 @@ class Workload(PlatformSettings, frozen=True, kw_only=True):
         # Of both kinds it cannot be told which of them the training waits for; nor where no channel
         # is known to be the data: its script may read them from a disk of all hosts.
         is_data = kinds != {"per_host"} or bool({"train", "training"} & self.channels.keys())
-        storage: Storage = kinds.pop() if len(kinds) == 1 and is_data else "unknown"
-        return msgspec.structs.replace(self.constraints, storage=storage)
+        return kinds.pop() if len(kinds) == 1 and is_data else "unknown"
 
     def run_name(self, run_id: str) -> str:
         """Names the job of a pipeline's run: the same on a retry, and no other run's.

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal, Protocol
 
-from stoker.errors import UsageError
+from stoker.errors import MissingExtraError, UsageError
 from stoker.orchestrators.sagemaker.compile import (
     MAX_ARGUMENT,
     PipelineRequest,
@@ -67,6 +67,10 @@ def offline() -> Iterator[None]:
             # The SDK imports modules of its own that it calls deprecated.
             warnings.simplefilter("ignore")
             yield
+    except ModuleNotFoundError as err:
+        if (err.name or "").partition(".")[0] not in ("sagemaker", "boto3", "botocore"):
+            raise
+        raise MissingExtraError.of(err, extra="sagemaker") from None
     finally:
         if is_collecting:
             gc.enable()

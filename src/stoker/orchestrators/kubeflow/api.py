@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import MissingExtraError, PlatformError, UsageError
 from stoker.records import Json, KubeflowSettings, Workload
 from stoker.settings import KubeflowEnvironment
 
@@ -498,9 +498,7 @@ class Kubeflow:
                 kfp = importlib.import_module("kfp")
                 import urllib3
         except ModuleNotFoundError as err:
-            raise UsageError(
-                f"the library {err.name} is not installed", fix="pip install 'stoker[kubeflow]'"
-            ) from None
+            raise MissingExtraError.of(err, extra="kubeflow") from None
         connection = self.connection
         # A lost connection is tried once more; a refusal is told at once.
         retries = urllib3.Retry(total=5, connect=1, read=1, redirect=4, status=0, other=0)

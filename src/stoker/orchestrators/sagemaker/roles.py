@@ -245,10 +245,22 @@ def stack(workload: Workload, *, train_step: str = "launched") -> str:
         resources["ScheduleAlarm"] = _schedule_alarm(workload)
     template["Parameters"] = dict(parameters)
     template["Conditions"] = dict(conditions)
+    tags: list[Json] = [
+        {"Key": key, "Value": value} for key, value in sorted(settings.tags.items())
+    ]
+    for name, made in resources.items():
+        resource = mapping(made)
+        if tags and resource["Type"] in _TAGGED:
+            properties = {**mapping(resource["Properties"]), "Tags": tags}
+            resources[name] = {**resource, "Properties": properties}
     template["Resources"] = resources
     template["Outputs"] = outputs
     written: str = yaml.dump(template, Dumper=TemplateDumper, sort_keys=False, width=100)
     return written
+
+
+# A schedule has no tags: its group has, which is the service's own.
+_TAGGED = ("AWS::CloudWatch::Alarm", "AWS::Events::Rule", "AWS::IAM::Role", "AWS::SNS::Topic")
 
 
 def _parameter(words: str, default: str = "") -> Json:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-from stoker.errors import PlatformError, UsageError
+from stoker.errors import MissingExtraError, PlatformError
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 
@@ -304,10 +304,8 @@ def connect(context: str | None, *, strict_tls: bool = False) -> tuple[object, s
     try:
         from kubernetes import client, config  # type: ignore[import-untyped]
         from urllib3.util import ssl_
-    except ImportError:
-        raise UsageError(
-            "the kubernetes client is not installed", fix="pip install 'stoker[kubernetes]'"
-        ) from None
+    except ImportError as err:
+        raise MissingExtraError.of(err, extra="kubernetes") from None
     settings = client.Configuration()
     # Our own retries know which calls may be sent twice.
     settings.retries = False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoker.errors import UsageError
+from stoker.errors import MissingExtraError, UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
 from stoker.records import (
     Channel,
@@ -357,11 +357,8 @@ def _model() -> object:
     try:
         from botocore.loaders import Loader
         from botocore.model import ServiceModel
-    except ImportError:
-        raise UsageError(
-            "botocore, which brings SageMaker's model, is not installed",
-            fix="pip install 'stoker[aws]'",
-        ) from None
+    except ImportError as err:
+        raise MissingExtraError.of(err, extra="aws") from None
     # Without a client: that would need a region, and look for credentials in the network.
     model: object = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
     return model

@@ -304,6 +304,7 @@ class SageMakerRun(FollowedRun):
             job_url=state.url,
             events=self.events,
             mlflow_run_id=state.mlflow_run_id,
+            billed_seconds=state.billed_seconds,
         )
 
     def _await_end(self) -> None:

@@ -94,6 +94,7 @@ class TrainingJobState:
     began_at: str | None
     ended_at: str | None
     mlflow_run_id: str | None = None
+    billed_seconds: int | None = None
 
     @property
     def is_final(self) -> bool:
@@ -154,6 +155,7 @@ def job_state(answer: Mapping[str, Json]) -> TrainingJobState:
         began_at=_text(answer.get("TrainingStartTime")) or None,
         ended_at=_text(answer.get("TrainingEndTime")) or None,
         mlflow_run_id=_text(mapping(answer.get("MlflowDetails")).get("MlflowRunId")) or None,
+        billed_seconds=_count(answer.get("BillableTimeInSeconds")) or None,
     )
 
 

@@ -1,0 +1,53 @@
+"""The command that installs an extra never asks PyPI for stoker, which it does not have."""
+
+import importlib.metadata
+import json
+import pickle
+
+import pytest
+
+from stoker.errors import MissingExtraError, UsageError, install_command
+
+
+class Installed:
+    def __init__(self, origin: object) -> None:
+        self._origin = origin
+
+    def read_text(self, _: str) -> str | None:
+        return None if self._origin is None else json.dumps(self._origin)
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (
+            {"url": "file:///src/my%20stoker", "dir_info": {"editable": True}},
+            "pip install -e '/src/my stoker[aws]'",
+        ),
+        ({"url": "file:///src/stoker", "dir_info": {}}, "pip install '/src/stoker[aws]'"),
+        (
+            {"url": "https://g/s.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            "pip install 'stoker[aws] @ git+https://g/s.git@abc'",
+        ),
+        # A wheel that is gone meanwhile, and a package of the system.
+        (
+            {"url": "file:///tmp/stoker.whl", "archive_info": {}},
+            "pip install '.[aws]' in a checkout of stoker",
+        ),
+        (None, "pip install '.[aws]' in a checkout of stoker"),
+    ],
+)
+def test_the_command_installs_from_where_stoker_came(
+    origin: object, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Installed(origin))
+    assert install_command("aws") == command
+
+
+def test_a_missing_extra_is_an_import_error_that_travels_between_processes() -> None:
+    err = MissingExtraError.of(ImportError(name="kfp"), extra="kubeflow")
+    again = pickle.loads(pickle.dumps(err))
+    assert isinstance(again, ImportError)
+    assert isinstance(again, UsageError)
+    assert again.what == "kfp is not installed"
+    assert "[kubeflow]" in again.fix

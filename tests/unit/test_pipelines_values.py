@@ -1,0 +1,61 @@
+"""Values and times that a person types are checked before the service is reached."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stoker.cli.app import app_for
+from stoker.errors import UsageError
+
+WORDS = {
+    "kubeflow": "name: mnist\ncommand: [python]\nplatform: kubernetes\nimage: r/i:1\n",
+    "sagemaker": "name: mnist\ncommand: [python]\nplatform: sagemaker\nimage: r/i:1\n"
+    "sagemaker: {role: 'arn:aws:iam::111122223333:role/a', output_uri: s3://b/runs}\n",
+}
+
+
+class ReachedError(Exception):
+    """The service was asked."""
+
+
+@pytest.fixture(autouse=True)
+def _out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def reached(*_: object, **__: object) -> None:
+        raise ReachedError
+
+    monkeypatch.setattr("stoker.orchestrators.orchestrator_named", reached)
+    monkeypatch.chdir(tmp_path)
+
+
+def raised(verb: str, target: str, *more: str) -> tuple[BaseException | None, str]:
+    Path("w.yaml").write_text(WORDS[target])
+    done = CliRunner().invoke(app_for(verb), [verb, target, "w.yaml", *more])
+    return done.exception, done.stderr
+
+
+@pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
+@pytest.mark.parametrize(
+    ("verb", "more", "words"),
+    [
+        ("start", ("--param", "objective=speed"), "speed"),
+        ("schedule", ("--cron", "0 3 * * 1", "--param", "objective=speed"), "speed"),
+        ("schedule", ("--cron", "61 3 * * 1"), "61 3"),
+    ],
+)
+def test_a_wrong_value_is_refused_without_the_service(
+    target: str, verb: str, more: tuple[str, ...], words: str
+) -> None:
+    err, _ = raised(verb, target, *more)
+    assert isinstance(err, UsageError)
+    assert words in str(err)
+
+
+@pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
+def test_a_misspelt_parameter_is_said_before_the_service_is_asked(target: str) -> None:
+    err, said = raised("start", target, "--param", "objectiv=cost")
+    assert isinstance(err, ReachedError)
+    assert "note: the workload has no parameter objectiv: did you mean objective?" in said
+    err, said = raised("start", target, "--param", "colour_of_my_own_step=3")
+    assert isinstance(err, ReachedError)
+    assert "note" not in said
