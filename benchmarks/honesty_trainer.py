@@ -4,17 +4,21 @@ A plain PyTorch script. Costs are of a batch: `--burn` passes of a blur (CPU), `
 and `--read` files of a folder, dropped from the page cache, in the loader; `--step-burn` passes,
 `--step-slept` seconds and `--step-python` turns of a Python loop in the trainer's main thread;
 `--step-model` forward and backward passes of a network on the CPU, with as many threads as torch
-takes. `--group` is a control group with a CPU quota, which trainer and workers join, as in a pod
+takes. `--stream` makes the samples a stream, which its workers divide between them, and `--own`
+reads them by torchdata's nodes, a loader that the feed cannot reach. Started by torchrun, ranks wait
+for each other in each step, and the samples of `--slow-rank` cost twice as much. `--group` is a control group with a CPU quota, which trainer and workers join, as in a pod
 with a limit: on all cores of the machine, with torch's threads for all of them.
 """
 
 import argparse
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from torch.utils.data import Dataset
+import torch.distributed
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from prediction_trainer import blurred
 from stoker import DataLoader
@@ -42,6 +46,27 @@ class Samples(Dataset):
         if self.files:
             value += read_cold(self.files[index % len(self.files)])
         return torch.full((9216,), int(value) % 256, dtype=torch.uint8)
+
+
+class Stream(IterableDataset):
+    """Gives the same samples in turn; of several workers each gives its part."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        return (self.samples[index] for index in range(first, len(self.samples), step))
+
+
+def own_loader(samples: Samples) -> Iterable[torch.Tensor]:
+    """Returns a loader of torchdata's nodes, which makes batches in the trainer itself."""
+    from torchdata import nodes
+
+    indexes = nodes.IterableWrapper(range(len(samples)))
+    batches = nodes.Batcher(nodes.Mapper(indexes, samples.__getitem__), batch_size=BATCH)
+    return nodes.Loader(nodes.Mapper(batches, torch.stack))
 
 
 def read_cold(name: str) -> int:
@@ -95,20 +120,36 @@ def main() -> None:
     parser.add_argument("--step-model", type=int, default=0, help="passes of the network, a step")
     parser.add_argument("--group", type=Path, help="control group, as a pod with a limit has one")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--stream", action="store_true", help="samples are a stream")
+    parser.add_argument("--own", action="store_true", help="a loader that is not torch's")
+    parser.add_argument("--slow-rank", type=int, help="whose samples cost twice as much")
     options = parser.parse_args()
     if options.group:
         join(options.group)
     torch.set_num_threads(len(os.sched_getaffinity(0)) if options.step_model else 1)
+    rank = int(os.environ.get("RANK", "0"))
+    if "RANK" in os.environ:
+        torch.distributed.init_process_group("gloo")
     network = Network()
+    times = 2 if rank == options.slow_rank else 1
     files = sorted(map(str, options.read.iterdir())) if options.read else []
-    samples = Samples(passes=options.burn, slept=options.slept, files=files)
-    loader = DataLoader(samples, batch_size=BATCH, num_workers=options.workers)
+    samples = Samples(passes=times * options.burn, slept=times * options.slept, files=files)
+    loader = DataLoader(
+        Stream(samples) if options.stream else samples,
+        batch_size=BATCH,
+        num_workers=options.workers,
+    )
+    if options.own:
+        loader = own_loader(samples)
     for step, _ in enumerate(loader, start=1):
         blurred(options.step_burn, seed=step)
         python_loop(options.step_python)
         network.train(options.step_model)
         if options.step_slept:
             time.sleep(options.step_slept)
+        network.optimizer.step()
+        if "RANK" in os.environ:
+            torch.distributed.all_reduce(torch.ones(1))
         if step >= options.steps:
             break
 

@@ -921,7 +921,8 @@ def _places(modules: Sequence[str]) -> str:
 RUN_FILES = MappingProxyType(
     {
         "workload.json": "The workload as it was run, `--set` and `--param` included. The records "
-        "name its digest, which is in `workload.sha256`.",
+        "hold its digest; `--from` compares a workload with it, [key by key]"
+        "(../commands.md#what-makes-a-profile-void).",
         "profile.json": "The [profile](records.md#profilejson): what a step waits for.",
         "decision.json": "The [decision](records.md#decisionjson): plans, and the chosen one.",
         "training.json": "The [training](records.md#trainingjson): what ran, and its figures.",
@@ -1023,11 +1024,11 @@ _ENGINE_PEERS = MappingProxyType(
 _CODES = {
     1: "A bug of stoker; `--debug` shows where.",
     2: "Wrong usage, settings or records.",
-    3: "The model is not as good as the gate asks.",
+    3: "The model missed its gate, or the training did no step.",
     4: "The platform refused, or lost a host, or has none; nobody followed the run any more.",
     5: "The feed was lost: no data worker is left, or none came in time. Or a dataset cannot "
     "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
-    6: "Your training failed.",
+    6: "Your training failed, or took no batch from its data hosts.",
 }
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from stoker.feed.process import TrainerProcess, this_process
-from stoker.feed.timed import TimedEpoch
+from stoker.feed.process import LoaderBooks, TrainerProcess, this_process
+from stoker.feed.timed import TimedEpoch, line_of_caller
 
 
 def timed(batches: object) -> tuple[object, object]:
@@ -62,7 +62,8 @@ def timed(batches: object) -> tuple[object, object]:
         waited, rows = sums.numpy()
         return float(waited), float(rows)
 
-    steps = _FitSteps(process, read, loader=process.timeline.new_loader())
+    # A `fit` for each epoch, called on one line of the script, is one training.
+    steps = _FitSteps(process, read, books=process.books_of_source(line_of_caller()))
     callback = tf.keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: steps.epoch_begins(),
         on_train_batch_end=lambda batch, logs: steps.batch_ended(batch),
@@ -81,17 +82,17 @@ class _FitSteps:
 
     process: TrainerProcess
     read: Callable[[], tuple[float, float]]
-    loader: int
+    books: LoaderBooks
     clock: Callable[[], float] = time.monotonic
-    epochs: int = 0
     _epoch: TimedEpoch | None = None
     _ended: float = 0.0
     _known: tuple[float, float] = (0.0, 0.0)
     _batches: int = 0
 
     def epoch_begins(self) -> None:
-        self._epoch = TimedEpoch(self.process, loader=self.loader, epoch=self.epochs)
-        self.epochs += 1
+        self._epoch = TimedEpoch(
+            self.process, loader=self.books.number, epoch=self.books.next_epoch()
+        )
         self._epoch.ask()
         self._known, self._batches = self.read(), 0
         self._ended = self.clock()

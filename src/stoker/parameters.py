@@ -75,7 +75,7 @@ class Parameter:
             # Consoles of pipelines hand on what was typed, blanks included; a hyperparameter's may
             # be meant.
             text = text.strip()
-        if self.kind == "boolean":
+        if "true" in self.choices:
             text = truth_value(text)
         if self.choices and text not in self.choices:
             raise UsageError(

@@ -481,7 +481,9 @@ def read_workload(path: Path | str, *, overrides: Sequence[str] = ()) -> Workloa
         _lines_of(node, "", lines, str(path))
     if not isinstance(document, Mapping):
         raise UsageError(
-            "a workload is a mapping of keys", where=str(path), fix="see configs/mnist.yaml"
+            "a workload is a mapping of keys, with name and command at least",
+            where=str(path),
+            fix="stoker init --script train.py     makes one",
         )
     return workload_from(document, overrides=overrides, source=str(path), lines=lines)
 

@@ -123,7 +123,7 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
-    "init": {"--script", "--from-training-job", "--region", "--debug"},
+    "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",
         "--train-step",
@@ -328,19 +328,24 @@ def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
         (["train", "--group", "dnn=0", "--", "true"], 2, ["at least one host"]),
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
         (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),
+        (["profile", "--out", "/proc/p.json", "--", "true"], 2, ["cannot write", "--out FILE"]),
+        (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
+        (["profile", "--copy", "cloud.yaml"], 2, ["--copy is of no use on sagemaker"]),
         (["decide"], 2, ["no profile to decide on"]),
         (["decide", "good.yaml"], 2, ["a workload: a profile is needed", "--workload"]),
         (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
         (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
         (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),
+        (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
+        (["run", "empty.yaml"], 2, ["name and command at least", "stoker init --script"]),
         (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
         (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
         (
             ["profile", "good.yaml", "--", "python", "tiny.py"],
             2,
-            ["a workload and a command", "stoker profile good.yaml, or stoker profile -- python"],
+            ["a workload and a command", "stoker profile good.yaml or stoker profile -- python"],
         ),
-        (["profile", "--budget", "-3", "--", "true"], 2, ["where: --budget\n"]),
+        (["profile", "--platform", "lokal", "--", "true"], 2, ["where: --platform\n"]),
         (["profile", "--set", "profile.budget_seconds=1", "--", "true"], 2, ["where: --set pr"]),
         (
             ["decide", "--instance-type", "local.c1", "--step-seconds", "1", "--objective", "fast"],
@@ -370,10 +375,12 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
         "not-yaml.yaml": "name: x\ncommand: [a\n",
         "no-command.yaml": "name: x\ncommand: [no-such-program]\n",
         "no-script.yaml": "name: x\ncommand: [python, missing.py]\n",
+        "cloud.yaml": good + "platform: sagemaker\n",
         "text.yaml": "name: x\ncommand: python train.py --lr\n",
         "number.yaml": "name: x\ncommand: [python, 1]\n",
         "name.yaml": "name: My Digits!\ncommand: [python]\n",
         "tiny.py": "pass\n",
+        "empty.yaml": "",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -385,6 +392,24 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_a_profile_says_first_that_the_script_writes_its_files_and_what_is_kept_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.cli.profile.profile_and_keep", interrupt)
+    done = stoker("profile", "--", "true", cwd=tmp_path)
+    assert done.returncode == 130
+    first, *_, stopped, kept, again = done.stderr.splitlines()
+    assert first == (
+        "the command runs for real and writes its files; --copy runs it in a copy of this folder"
+    )
+    assert stopped == "stopped before there was a verdict"
+    assert kept.startswith("kept:  runs/true-profile-")
+    assert again == "again: stoker profile -- true"
 
 
 @pytest.mark.parametrize(

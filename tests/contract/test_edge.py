@@ -228,3 +228,19 @@ def test_shared_cores_are_said_on_the_terminal(tmp_path: Path) -> None:
     )
     warning = "warning: dnn/algo-2: hosts share cores: its times cannot be compared with others"
     assert done.stderr.count(warning) == 1, done.stderr
+
+
+def test_ctrl_c_while_the_parser_is_imported_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(edge, "run", interrupted)
+    monkeypatch.setattr(edge, "guard_standard_streams", lambda _: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["stoker", "doctor"])
+    with pytest.raises(SystemExit) as ended:
+        edge.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")

@@ -140,7 +140,7 @@ def test_a_readme_of_ones_own_stays_and_is_not_in_the_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "README.md").write_text("mine")
-    init_verb(tmp_path, script=None, from_training_job=None, region=None)
+    init_verb(tmp_path, script=None, platform="local", from_training_job=None, region=None)
     assert (tmp_path / "README.md").read_text() == "mine"
     assert "made:" in capsys.readouterr().out
 
@@ -181,3 +181,30 @@ def test_init_says_what_is_missing(tmp_path: Path, words: list[str], said: str) 
     done = stoker("init", *words, cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "target"), [("sagemaker", "sagemaker"), ("kubernetes", "kubeflow")]
+)
+def test_a_script_s_workload_compiles_as_a_pipeline_once_its_names_are_written(
+    tmp_path: Path, platform: str, target: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    done = stoker("init", "--script", "train.py", "--platform", platform, cwd=tmp_path)
+    (line,) = [line for line in done.stdout.splitlines() if "stoker compile" in line]
+    _, *words = line.partition("      the")[0].split()
+    assert words[:3] == ["compile", target, "train.yaml"]
+    file = tmp_path / "train.yaml"
+    assert "a placeholder is left" in stoker(*words, cwd=tmp_path).stderr
+    names = {"ACCOUNT": "123456789012", "REGION": "eu-west-1", "BUCKET": "mine", "REGISTRY": "r.io"}
+    text = file.read_text()
+    for word, name in names.items():
+        text = text.replace(word, name)
+    file.write_text(text)
+    done = stoker(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_platform_is_for_a_script(tmp_path: Path) -> None:
+    done = stoker("init", "mine", "--platform", "sagemaker", cwd=tmp_path)
+    assert "--platform is only for --script" in done.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from stoker.catalog import load_catalog
 from stoker.errors import NoCapacityError, PlatformError, TerminatedError, UsageError
+from stoker.feed.timeline import COLUMNS
 from stoker.launch.finish import leave_in_pod
 from stoker.launch.topology import HostGroup, Topology
 from stoker.logs import Log
@@ -503,6 +504,9 @@ def test_a_run_is_followed_to_its_end_with_its_records(
     assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == f"{FIRST} serves\n"
 
 
+STEPS_AS_IS = f"{COLUMNS}\n0,0,0,0.0,0.1,0.2,8\n"
+
+
 def test_a_profile_s_results_come_back_in_the_leader_s_log(
     api: KubernetesApi,
     platform: KubernetesPlatform,
@@ -523,7 +527,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     output = tmp_path / "leader"
     output.mkdir()
     (output / "profile-rank0.json").write_bytes(msgspec.json.encode(result))
-    (output / "baseline-timeline-rank0.csv").write_text("loader\n0\n")
+    (output / "baseline-timeline-rank0.csv").write_text(STEPS_AS_IS)
     combined: list[RankResult] = []
 
     def combine(ranks: list[RankResult], **_: object) -> Profile:
@@ -554,7 +558,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     thread.join(30)
     assert found == [sample_profile()]
     assert combined == [result]
-    assert (run_dir / "baseline-timeline.csv").read_text() == "loader\n0\n"
+    assert (run_dir / "baseline-timeline.csv").read_text() == STEPS_AS_IS
 
 
 def test_no_thread_and_no_connection_is_left(

@@ -392,3 +392,60 @@ def test_what_changes_by_the_replacement_is_said_once(
     code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
     assert code == 0, said
     assert said.count("random draws of a dataset are seeded per batch") == int(is_said)
+
+
+@pytest.mark.parametrize(
+    ("imported", "num_rows"),
+    # Once by the loader, or once by `timed` where the loader is left to torch.
+    [("", 2), ("from stoker import DataLoader as Fed", 2)],
+)
+def test_a_replaced_loader_in_timed_is_timed_once(
+    tmp_path: Path, imported: str, num_rows: int
+) -> None:
+    script = f"{AUTOMATIC}{imported}\nimport stoker\nlist(stoker.timed(DataLoader([1, 2])))"
+    code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
+    assert code == 0, said
+    rows = (tmp_path / "timeline-rank0.csv").read_text().splitlines()[1:]
+    assert len(rows) == num_rows
+
+
+WORKERS_OF = """
+loader = DataLoader(Sample(), num_workers=WORKERS)
+with torch.set_grad_enabled(TRAINS):
+    print(getattr(iter(loader), "_num_workers", 0))
+"""
+SAMPLE = """
+import threading
+class Sample(torch.utils.data.Dataset):
+    held = None
+    def __init__(self):
+        self.held = HELD
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return index
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "held", "trains", "expected"),
+    [
+        # A plan's two workers take the place of one, and of none where the loop trains.
+        (1, "None", True, 2),
+        (0, "None", True, 2),
+        # Loops that validate, and what forked workers may not read: CUDA tensors, or a lock.
+        (0, "None", False, 0),
+        (1, "None", False, 2),
+        (0, "threading.Lock()", True, 0),
+        (1, "threading.Lock()", True, 2),
+    ],
+)
+def test_a_plans_workers_join_an_unchanged_loader_where_that_is_safe(
+    tmp_path: Path, num_workers: int, held: str, trains: bool, expected: int
+) -> None:
+    loop = WORKERS_OF.replace("WORKERS", str(num_workers)).replace("TRAINS", str(trains))
+    script = AUTOMATIC + SAMPLE.replace("HELD", held) + loop
+    code, said = unaware(
+        tmp_path, script, STOKER_WORKERS='{"dnn": 2}', STOKER_REPLACE_DATALOADER="auto"
+    )
+    assert (code, said.splitlines()[-1]) == (0, str(expected)), said

@@ -66,7 +66,19 @@ os.waitpid(pid, 0)
 os._exit(0)
 """
 OVERWRITTEN = "torch.save({}, 'ckpt/last.pt')"
-CASES = [*(("", after) for after, _ in REFUSED), *ALLOWED, ("", FORKED), (OVERWRITTEN,) * 2]
+WORKER = """
+from stoker.profile.file_guard import guard_worker
+guard_worker()
+open("new", "w").write("x")
+open("ckpt/last.pt", "w")
+"""
+CASES = [
+    *(("", after) for after, _ in REFUSED),
+    *ALLOWED,
+    ("", FORKED),
+    (WORKER, ""),
+    (OVERWRITTEN, OVERWRITTEN),
+]
 GOOD = "three weeks on 8 GPUs"
 # Each case is a process of its own, as an audit hook stays; forked, for torch takes seconds.
 SCRIPT = """
@@ -144,12 +156,12 @@ def test_a_file_that_was_overwritten_as_is_stays_the_users(
     assert words_of(played[OVERWRITTEN, OVERWRITTEN]) == "about to overwrite ckpt/last.pt"
 
 
-def test_in_a_process_that_was_forked_it_is_an_error(
-    played: Mapping[tuple[str, str], Path],
+@pytest.mark.parametrize("case", [("", FORKED), (WORKER, "")], ids=["forked", "spawned"])
+def test_in_a_worker_of_the_loader_it_is_an_error(
+    played: Mapping[tuple[str, str], Path], case: tuple[str, str]
 ) -> None:
-    folder = played["", FORKED]
-    assert words_of(folder) == (
-        "GuardedError: the script is about to overwrite ckpt/last.pt while the profile repeats "
-        "batches"
-    )
+    folder = played[case]
+    words = words_of(folder)
+    assert words.startswith("GuardedError")
+    assert "the script is about to overwrite ckpt/last.pt while the profile repeats" in words
     assert (folder / "ckpt/last.pt").read_text() == GOOD

@@ -9,7 +9,16 @@ import pytest
 
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import step_inputs
-from stoker.records import Decision, Evaluation, Json, Profile, read_json, to_json, write_json
+from stoker.records import (
+    Decision,
+    Evaluation,
+    Json,
+    Profile,
+    ProfiledLoader,
+    read_json,
+    to_json,
+    write_json,
+)
 from support import kubeflow_pipeline, sample_records
 from support.command import process, stoker
 
@@ -93,6 +102,46 @@ def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folde
     summary = (folder / "out" / "summary.md").read_text()
     assert summary.startswith("# Decision\n")
     assert "How it was decided" in summary
+
+
+def _of_an_own_loader(folder: Path) -> None:
+    loader = ProfiledLoader(class_name="litdata.StreamingDataLoader", reach="own")
+    own = msgspec.structs.replace(sample_records.profile(), loader=loader)
+    write_json(folder / "profile.json", own)
+
+
+def test_a_loader_that_the_feed_cannot_reach_ends_the_step_that_decides(folder: Path) -> None:
+    _of_an_own_loader(folder)
+    told_it = executor_input(folder, "action", workload=WORKLOAD)
+    words = ("decide", "profile.json", "--out=decision.json")
+    done = stoker(*words, "--executor-input", told_it, cwd=folder)
+    assert done.returncode == 2
+    assert "litdata.StreamingDataLoader makes batches in its own way" in done.stderr
+    off = executor_input(folder, "action", workload=WORKLOAD, replace_dataloader="false")
+    assert stoker(*words, "--executor-input", off, cwd=folder).returncode == 0
+    # A person who asks is told, and has the record.
+    done = stoker(*words, "--workload", WORKLOAD, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "litdata.StreamingDataLoader makes batches in its own way" in done.stdout
+
+
+def test_a_loader_that_the_feed_cannot_reach_ends_stoker_run_before_it_decides(
+    folder: Path,
+) -> None:
+    _of_an_own_loader(folder)
+    run = folder / "runs" / "mnist-20261123-120000"
+    run.mkdir(parents=True)
+    write_json(run / "workload.json", sample_records.workload())
+    (folder / "profile.json").rename(run / "profile.json")
+    script = folder / sample_records.workload().command[1]
+    script.parent.mkdir(parents=True)
+    script.write_text("")
+    (folder / "w.yaml").write_text(WORKLOAD)
+    done = process("run", "w.yaml", "--from=decide", "--yes", cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert "litdata.StreamingDataLoader makes batches in its own way" in done.stderr
+    assert not (run / "decision.json").exists()
+    assert not (run / "training.json").exists()
 
 
 def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(folder: Path) -> None:

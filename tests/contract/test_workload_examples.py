@@ -1,5 +1,7 @@
 """A test runs each of configs/*.yaml for real, or it is said why not; each is a request."""
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +10,7 @@ from typer.testing import CliRunner
 
 from stoker.cli.app import app_for
 from stoker.errors import UsageError
-from stoker.records import write_json
+from stoker.records import Json, write_json
 from stoker.settings import read_workload
 from support import sample_records
 from support.command import process, stoker
@@ -116,3 +118,43 @@ def test_the_dry_run_that_smddps_workload_names_shows_the_strategy(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert '\\"name\\": \\"smddp\\"' in done.stdout
     assert '"ml.c7i.4xlarge"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "auto"),
+        (["--replace-dataloader", "auto"], "auto"),
+        (["--replace-dataloader", "true"], "1"),
+        (["--replace-dataloader", "false"], None),
+        (["--set", "feed.replace_dataloader=true", "--replace-dataloader", "false"], None),
+    ],
+)
+@pytest.mark.parametrize("name", ["mnist-kubeflow.yaml", "mnist-sagemaker.yaml"])
+def test_the_option_says_which_loaders_the_job_replaces(
+    name: str,
+    flags: list[str],
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(project(tmp_path))
+    words = ["train", f"configs/{name}", "--dry-run", "--json", *flags]
+    shown = CliRunner().invoke(app_for("train"), words)
+    assert shown.exit_code == 0, shown.output
+    assert set(found_in(json.loads(shown.stdout), "STOKER_REPLACE_DATALOADER")) == (
+        {expected} if expected else set()
+    )
+
+
+def found_in(value: Json, variable: str) -> Iterator[Json]:
+    """Yields the values of an environment variable, in the forms of both services."""
+    match value:
+        case {"name": name, "value": found} if name == variable:
+            yield found
+        case Mapping():
+            for key, below in value.items():
+                yield from [below] if key == variable else found_in(below, variable)
+        case list():
+            for below in value:
+                yield from found_in(below, variable)

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import pytest
@@ -38,6 +39,7 @@ from support.docker import ROOT, Engine
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubelet import Kubelet, claims_in
 from support.kubernetes_api import NAMESPACE
+from support.unchanged import BATCH_SIZE, EPOCHS, PLAIN, STEPS, STREAM, Script
 
 pytestmark = [
     pytest.mark.docker,
@@ -107,6 +109,8 @@ class Run:
         workload: Workload,
         *,
         state: str = "SUCCEEDED",
+        # The profile needs 30 batches, the training no more than three epochs.
+        parameters: Mapping[str, Json] = MappingProxyType({"epochs": 3}),
     ) -> None:
         assert workload.kubernetes
         # A pod may do what the rendered Role allows, and nothing more.
@@ -116,8 +120,7 @@ class Run:
             Pipeline(definition),
             execute=kubelet.run_step,
             store=self.store,
-            # The profile needs 30 batches, the training no more than three epochs.
-            parameters={"epochs": 3},
+            parameters=dict(parameters),
             namespace=NAMESPACE,
             workflow="mini-x7k2p",
         )
@@ -170,6 +173,34 @@ def test_the_pipeline_with_claims_runs_to_its_gate(kubelet: Kubelet, tmp_path: P
 def test_the_pipeline_without_a_claim_runs_to_its_gate(kubelet: Kubelet, tmp_path: Path) -> None:
     definition = compile_kubeflow(WITHOUT_CLAIM, folder=ROOT).definition
     Run(definition, kubelet, tmp_path, WITHOUT_CLAIM).check(has_claim=False)
+
+
+@pytest.mark.parametrize("script", [PLAIN, STREAM], ids=lambda script: script.name)
+def test_an_unchanged_script_is_fed_to_its_gate(
+    kubelet: Kubelet, tmp_path: Path, script: Script
+) -> None:
+    # The claim has the script, next to what it reads.
+    script.write(tmp_path / "drawn" / "mnist")
+    document = {
+        **DOCUMENT,
+        "command": ["python3", f"{DIGITS}/{script.name}.py", str(EPOCHS)],
+        "hyperparameters": {},
+        "training": {"epochs": EPOCHS, "samples_per_epoch": 384, "global_batch_size": BATCH_SIZE},
+        "gate": [],
+        "channels": {"training": {"uri": "pvc://datasets/mnist"}},
+    }
+    workload = workload_from(document)
+    definition = compile_kubeflow(workload, folder=ROOT).definition
+    run = Run(definition, kubelet, tmp_path, workload, parameters={})
+    profile = run.record("profile", "profile", Profile)
+    training = run.record("train", "record", Training)
+    evaluation = run.record("evaluate", "evaluation", Evaluation)
+    assert profile.loader is not None
+    assert (profile.loader.reach, profile.loader.shards) == ("torch", script.shards)
+    assert training.status == "succeeded"
+    assert training.steps == STEPS
+    assert evaluation.passed
+    assert evaluation.reason == ""
 
 
 def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet: Kubelet, tmp_path: Path) -> None:

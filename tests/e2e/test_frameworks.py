@@ -75,7 +75,7 @@ def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path: Path) -> 
 def test_accelerates_own_loader_is_fed_by_data_hosts_where_it_is_replaced(
     tmp_path: Path, world: int
 ) -> None:
-    with LocalJob(tmp_path, ACCELERATED, data=1, processes=world, replace_dataloader=True) as job:
+    with LocalJob(tmp_path, ACCELERATED, data=1, processes=world, replace_dataloader="auto") as job:
         end = job.end()
         assert end.status == "succeeded", end.failure or job.log(job.leader)
         data_hosts = {host.name for host in job.request.hosts if host.group == "data"}

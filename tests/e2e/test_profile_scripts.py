@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from stoker.records import Profile, read_json
+from stoker.records import Profile, ProfiledLoader, read_json
 from support.command import stoker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -177,6 +177,20 @@ for one, other in zip(fast, slow):
     (weight * one.mean() * other.mean()).sum().backward()
 """
 
+STREAM = """
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        while info is None or info.num_workers:
+            yield torch.rand(64, 64).sort().values
+if __name__ == "__main__":
+    weight = torch.zeros(1, requires_grad=True)
+    for batch in DataLoader(Stream(), batch_size=4, num_workers=2, multiprocessing_context="HOW"):
+        (weight * batch.mean()).sum().backward()
+"""
+
 SLOW_STEPS = """
 import time, torch
 from torch.utils.data import DataLoader
@@ -185,6 +199,23 @@ for batch in DataLoader(torch.zeros(1000, 4), batch_size=4):
     (weight * batch.mean()).sum().backward()
     time.sleep(1.5)
 """
+
+
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(
+    tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "train.py").write_text(STREAM.replace("HOW", how))
+    found = run_profile(tmp_path, sys.executable, "train.py")
+    assert_measured(found)
+    assert found.record.loader == ProfiledLoader(
+        class_name="torch.utils.data.dataloader.DataLoader",
+        reach="torch",
+        iterable=True,
+        shards=2,
+        divides=True,
+    )
+    assert "over a stream of 2 shards" in " ".join(found.words.split())
 
 
 @pytest.mark.soak
@@ -227,7 +258,8 @@ def saved(folder: Path, name: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("every", "name"),
-    [("0", "epoch.pt"), pytest.param("13", "last.pt", marks=pytest.mark.soak)],
+    # The replay begins after the script has saved, and has all steps until it saves again.
+    [("0", "epoch.pt"), pytest.param("8", "last.pt", marks=pytest.mark.soak)],
 )
 def test_a_file_that_was_there_is_never_written_with_repeated_batches(
     tmp_path: Path, every: str, name: str
@@ -243,6 +275,18 @@ def test_a_file_that_was_there_is_never_written_with_repeated_batches(
     assert f"the script was about to overwrite ckpt/{name}: the profile ended there" in str(
         found.record.what["notes"]
     )
+
+
+@pytest.mark.soak
+def test_all_ranks_end_before_one_of_them_overwrites_a_file(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").mkdir()
+    torch.save([0], tmp_path / "ckpt" / "epoch.pt")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    found = run_profile(tmp_path, *torchrun, str(SUPPORT / "saving_script.py"), "0")
+    assert "the script is about to overwrite ckpt/epoch.pt" in " ".join(found.words.split())
+    assert_measured(found, ranks=2)
+    seen = saved(tmp_path, "epoch.pt")
+    assert len(seen) == len(set(seen))
 
 
 def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path: Path) -> None:
@@ -267,3 +311,27 @@ def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path: Path) -
     assert found.files == {"ckpt"}
     assert "grown_files" not in found.record.what
     assert list(tmp_path.glob("runs/*/copy")) == []
+
+
+ENDS_ITSELF = """
+import atexit, time, torch
+from torch.utils.data import DataLoader
+
+atexit.register(lambda: open("last.txt", "w").write("spoiled"))
+weight, seen, again = torch.zeros(1, requires_grad=True), set(), 0
+for batch in DataLoader(range(1_000_000), 4):
+    again += int(batch[0]) in seen
+    seen.add(int(batch[0]))
+    (weight * batch.float().mean()).sum().backward()
+    time.sleep(0.005)
+    if again == 12:
+        break
+"""
+
+
+@pytest.mark.soak
+def test_not_even_an_exit_handler_overwrites_a_file_with_repeated_batches(tmp_path: Path) -> None:
+    (tmp_path / "last.txt").write_text("good")
+    found = run_profile(tmp_path, sys.executable, "-c", ENDS_ITSELF)
+    assert_measured(found)
+    assert (tmp_path / "last.txt").read_text() == "good"

@@ -18,7 +18,7 @@ LOOP = """
 import sys, time
 if "torch" in sys.argv:
     import torch
-    sys.modules["fastai"] = sys
+    sys.modules["fastai"] = sys.modules["fastai.data.load"] = sys
     weights = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.SGD([weights], lr=0.1)
     step = optimizer.step
@@ -71,5 +71,7 @@ def test_the_loader_that_a_loop_uses_instead_is_named(
 
     monkeypatch.setattr(LocalRun, "lines", read_late)
     error = profiled_loop(tmp_path, "torch", budget=5)
-    assert error.what.endswith("stopped; it uses fastai's DataLoader")
+    assert "stopped; it uses fastai's DataLoader; fastai.data.load.DataLoader makes" in error.what
     assert error.observed is not None
+    assert error.observed.loader is not None
+    assert error.observed.loader.reach == "own"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.records import Decision, Evaluation, Json, Training, bare_type
+from stoker.records import Decision, Evaluation, Json, Profile, Training, bare_type
 from support.moto import AwsServer
 from support.sagemaker_execution import DefinitionError, Execution, account
 from support.sagemaker_project import (
@@ -18,6 +18,7 @@ from support.sagemaker_project import (
     Project,
     statuses,
 )
+from support.unchanged import EPOCHS, PLAIN, STEPS, STREAM, Script
 
 pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
 
@@ -50,6 +51,29 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project: Project)
         "a condition on the boolean of a JSON file",
         "a step after another's outcome Any",
     }
+
+
+@pytest.mark.parametrize("script", [PLAIN, STREAM], ids=lambda script: script.name)
+def test_an_unchanged_script_is_fed_and_passes(project: Project, script: Script) -> None:
+    script.write(project.folder / "code", name="train.py")
+    project.upload(
+        script=(project.folder / "code" / "train.py").read_text(),
+        command=["python", "train.py", str(EPOCHS)],
+        hyperparameters={},
+        training={"epochs": EPOCHS, "samples_per_epoch": 384, "global_batch_size": 16},
+        gate=[],
+    )
+    run = project.execution().run()
+    assert run.status == "Succeeded", project.told(run)
+    profile = project.record(run, "profile/profile.json", Profile)
+    training = project.record(run, "training/training.json", Training)
+    evaluation = project.record(run, "evaluation/evaluation.json", Evaluation)
+    assert profile.loader is not None
+    assert (profile.loader.reach, profile.loader.shards) == ("torch", script.shards)
+    assert training.steps == STEPS
+    assert training.measured
+    assert evaluation.passed
+    assert evaluation.reason == ""
 
 
 def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(

@@ -120,7 +120,14 @@ def test_the_replacement_is_installed_however_torch_is_imported(tmp_path: Path, 
     assert ended.stderr == ""
 
 
-def test_auto_replaces_the_loader_unless_stokers_is_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("value", "second"),
+    # As a parameter of a pipeline spells it: a step that asks for all loaders.
+    [("auto", "torch.utils.data.dataloader"), ("true", "stoker.feed.iterators")],
+)
+def test_auto_replaces_the_loader_unless_stokers_is_imported(
+    tmp_path: Path, value: str, second: str
+) -> None:
     code = (
         "from torch.utils.data import DataLoader\n"
         "loader = DataLoader([1, 2])\n"
@@ -128,8 +135,8 @@ def test_auto_replaces_the_loader_unless_stokers_is_imported(tmp_path: Path) -> 
         "kinds(); from stoker import DataLoader; kinds()\n"
     )
     source = str(Path(stoker.__file__).parents[1])
-    ended = python(code, tmp_path, path=source, STOKER_REPLACE_DATALOADER="auto")
-    assert ended.stdout == "stoker.feed.iterators\ntorch.utils.data.dataloader\n", ended.stderr
+    ended = python(code, tmp_path, path=source, STOKER_REPLACE_DATALOADER=value)
+    assert ended.stdout == f"stoker.feed.iterators\n{second}\n", ended.stderr
 
 
 def test_without_being_asked_for_nothing_is_replaced(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Libraries as their users have them get the batches that torch gives, made by data hosts.
 
-Each script runs twice: without stoker; and unchanged under `--replace-dataloader`, with no local
+Each script runs twice: without stoker; and unchanged as `stoker train` feeds it, with no local
 workers and two data hosts, of which one is killed in the middle.
 """
 
@@ -66,7 +66,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
         env=quiet
         | {
             "STOKER_LAUNCHER_PID": str(os.getpid()),
-            "STOKER_REPLACE_DATALOADER": "1",
+            "STOKER_REPLACE_DATALOADER": "auto",
             "STOKER_TEST_PAUSE_AT": str(PAUSE_AT),
             "PYTHONPATH": str(SITE),
         },

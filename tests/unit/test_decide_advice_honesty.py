@@ -282,7 +282,7 @@ def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them() -> None:
     decision = decide_on_two(busy)
     assert (decision.action, decision.bottleneck) == ("keep", "unexplained")
     reason = (
-        "other programs were using 1.0 of this machine's other 1 vCPU, so the measurement is not "
+        "other programs were using 1.0 of this machine's other vCPU, so the measurement is not "
         "reliable; profile again on a quiet machine"
     )
     assert decision.plan.reason == reason

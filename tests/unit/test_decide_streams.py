@@ -129,6 +129,12 @@ def test_with_the_key_shards_plans_count_on_as_many_workers() -> None:
     assert not any("set num_workers" in plan.reason for plan in decision.plans)
 
 
+def test_where_it_is_not_known_whether_a_stream_divides_itself_the_fix_says_so() -> None:
+    loader = msgspec.structs.replace(STREAM, divides=None)
+    (tuned,) = [plan for plan in decided(profile_of(loader)).plans if plan.action == "tune"]
+    assert tuned.reason.endswith("if it divides itself by get_worker_info()")
+
+
 def test_a_stream_that_does_not_divide_itself_is_given_no_more_workers() -> None:
     loader = msgspec.structs.replace(STREAM, divides=False)
     decision = decided(profile_of(loader))

@@ -128,3 +128,13 @@ def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timelin
         orders.append([int(value) for (value,) in loader])
         assert loader.state_dict()["epoch"] == 1
     assert orders[0] == orders[1]
+
+
+def test_a_dataset_that_goes_only_with_the_next_collection_is_made_again(timeline: Path) -> None:
+    for _ in range(3):
+        data = numbers(4)
+        # A cycle: it is not gone when the script drops it.
+        data.itself = data  # type: ignore[attr-defined]
+        read(made(data))
+        del data
+    assert found(timeline) == [(0, 12)]

@@ -68,7 +68,7 @@ def test_the_defaults_change_nothing() -> None:
         ("gate=", "gate", ()),
         ("replace_dataloader=auto", "feed.replace_dataloader", "auto"),
         ("ReplaceDataloader=false", "feed.replace_dataloader", False),
-        ("replace_dataloader=true", "feed.replace_dataloader", True),
+        ("replace_dataloader=True", "feed.replace_dataloader", True),
     ],
 )
 def test_a_parameter_sets_its_key(param: str, path: str, expected: object) -> None:

@@ -3,6 +3,7 @@
 import re
 from datetime import date
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,6 +31,7 @@ from stoker.records import (
     parts_of,
 )
 from stoker.records.parts import bottleneck_of, limit_words
+from stoker.text import ms
 
 
 def at(value: float) -> Quartiles:
@@ -165,6 +167,42 @@ def test_the_limit_stays_the_profiles_where_the_measured_step_is_shorter_than_it
     assert keep.predicted.limit == "storage"
 
 
+def test_ranks_that_the_command_starts_are_ranks_to_decide_as_well() -> None:
+    # `-- torchrun --nproc_per_node=2 train.py`: no workload says how many ranks there are.
+    two = [
+        msgspec.structs.replace(
+            rank_of(
+                step=0.055,
+                wait=0.040,
+                accelerator=0.015,
+                trainer=0.015,
+                loader=0.040,
+                drains=(drained(1, cpu=0.040, idle=0.0, rate=25.0),),
+                workers=0,
+                vcpus=2,
+            ),
+            rank=rank,
+            world_size=2,
+            ranks_on_host=2,
+        )
+        for rank in range(2)
+    ]
+    profile = combine(
+        two,
+        group=TodaysGroup(instance_type="local.c2"),
+        settings=ProfileSettings(),
+        workload_sha256=None,
+        what={},
+    )
+    assert profile.check is not None
+    given = f"they give {ms(profile.check.predicted_step_seconds)}, measured 55.0 ms"
+    decision = decided(profile)
+    assert given in decision.path[0].because
+    parts = parts_of(profile)
+    assert parts is not None
+    assert decision.bottleneck == parts.bottleneck
+
+
 SECONDS = st.floats(0.001, 1.0)
 
 
@@ -223,10 +261,9 @@ def test_a_verdict_on_the_storage_shows_workers_that_wait(rank: RankResult) -> N
             assert has_waited
             assert state.share is not None
             assert state.share > 0
-            shown = re.search(
-                r"a worker (\S+ \S+?),? .*?(?:computes|and) (\S+ \S+?)[; ]", state.text
-            )
+            shown = re.search(r"a worker (\S+ m?s).*?(?:computes|and) (\S+ m?s)", state.text)
             assert shown, state.text
+            assert shown[1] != shown[2], "the worker waits for none of its time"
         if state.id == "cpu":
             assert "busy" in state.text
 

@@ -16,7 +16,17 @@ from stoker.feed.resource_usage import LoaderUsage, RankUsage, Usage, read_usage
 from stoker.feed.timeline import MeasuredStep, Timeline
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
 from stoker.launch.passive_profile import MIN_STEPS, measure, passive_profile
-from stoker.records import Constraints, Group, Job, Place, Profile, Training, convert, to_document
+from stoker.records import (
+    Constraints,
+    Group,
+    Job,
+    Place,
+    Profile,
+    ProfiledLoader,
+    Training,
+    convert,
+    to_document,
+)
 
 BATCH_BYTES = 4096
 
@@ -136,6 +146,24 @@ def elsewhere() -> Profile:
     found = passive(usage=usage)
     assert found is not None
     return found
+
+
+def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path: Path) -> None:
+    usage = used(children=0.08, workers=4)
+    reading = Usage(tmp_path / "usage.json", rank=0)
+    reading.reads(0, torch.utils.data.DataLoader, shards=4)
+    reading.write()
+    (written,) = [msgspec.json.decode((tmp_path / "usage.json").read_bytes(), type=RankUsage)]
+    main, facts = usage.loaders[0], written.loaders[0]
+    main.class_name, main.reach, main.shards = facts.class_name, facts.reach, facts.shards
+    found = passive(usage=usage, processes=2)
+    assert found is not None
+    assert found.loader == ProfiledLoader(
+        class_name="torch.utils.data.dataloader.DataLoader",
+        reach="torch",
+        iterable=True,
+        shards=8,
+    )
 
 
 def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed() -> None:

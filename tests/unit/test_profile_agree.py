@@ -45,6 +45,13 @@ def test_a_rank_that_ran_ahead_knows_that_it_is_late(tmp_path: Path) -> None:
     assert second.is_late("loader", at_step=40)
 
 
+def test_what_one_rank_is_about_to_do_is_known_to_all(tmp_path: Path) -> None:
+    first, second = ranks(tmp_path, 2)
+    assert first.warning() is None
+    second.warn("overwrite last.pt")
+    assert first.warning() == second.warning() == "overwrite last.pt"
+
+
 def test_ranks_meet(tmp_path: Path) -> None:
     first, second = ranks(tmp_path, 2)
     assert not first.meet("end", deadline_seconds=0.05, is_stopped=lambda: False)

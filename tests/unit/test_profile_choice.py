@@ -3,6 +3,7 @@
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import stoker
 from stoker.profile.batches import MAX_BATCHES_WITHOUT_GRADIENTS, Choice
 from stoker.profile.step_watch import WARM_UP_STEPS, AsIsSteps
 
@@ -56,6 +57,26 @@ def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended() -> None:
     fresh = make()
     assert choice.is_main(fresh, delivered=-1, steps=after(4))
     assert not choice.has_changed
+
+
+def made_again(data: object, *, number: int) -> list[stoker.DataLoader[object]]:
+    return [stoker.DataLoader(data, batch_size=2) for _ in range(number)]  # type: ignore[arg-type]
+
+
+def test_a_loader_made_again_goes_on_though_something_holds_the_former_one() -> None:
+    choice, data, held = Choice(), TensorDataset(torch.arange(8)), []
+    for _ in range(3):
+        (loader,) = made_again(data, number=1)
+        assert choice.is_main(loader, delivered=-1, steps=after(WARM_UP_STEPS + 5))
+        assert not choice.has_changed
+        held.append(loader)
+
+
+def test_a_loader_that_was_there_before_the_main_one_was_read_is_another() -> None:
+    choice = Choice()
+    train, check = made_again(TensorDataset(torch.arange(8)), number=2)
+    assert choice.is_main(train, delivered=0, steps=None)
+    assert not choice.is_main(check, delivered=-1, steps=after(WARM_UP_STEPS + 5))
 
 
 def test_another_kind_of_loader_begins_anew() -> None:

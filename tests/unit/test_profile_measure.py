@@ -175,6 +175,7 @@ def test_one_line_says_how_far_data_hosts_can_help(given: dict[str, object], wor
 def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either() -> None:
     class StreamingDataLoader(torch.utils.data.DataLoader[int]):
         __module__ = "litdata.streaming.dataloader"
+        __qualname__ = "StreamingDataLoader"
 
     class Mine(StreamingDataLoader):
         pass

@@ -18,6 +18,7 @@ from stoker.records import (
     Constraints,
     Decision,
     Group,
+    Json,
     Plan,
     Prices,
     Profile,
@@ -32,7 +33,7 @@ from stoker.records import (
     to_json,
     write_json,
 )
-from stoker.settings import read_workload
+from stoker.settings import read_workload, workload_from
 from support.property_tests import examples
 
 _property = settings(
@@ -325,6 +326,31 @@ def test_missing_required_field_is_named(tmp_path: Path, name: str) -> None:
     for field in required:
         less = {key: value for key, value in document.items() if key != field.name}
         assert field.name in _refusal(tmp_path, name, less).what
+
+
+def test_a_record_of_another_kind_is_named(tmp_path: Path) -> None:
+    error = _refusal(tmp_path, "decision", _documents()["profile"])
+    assert error.fix == "this is a profile: name a decision here"
+
+
+@pytest.mark.parametrize(
+    ("key", "found", "fix"),
+    [
+        ("command", "python train.py", "command: [python, train.py]"),
+        ("command", "sh -c 1 a:b true", 'command: [sh, -c, "1", "a:b", "true"]'),
+        ("command", ["python", 1.5], 'in quotes: "1.5"'),
+        ("command", ["python", True], 'in quotes: "true"'),
+        ("name", "Größe 1", "name: gr-e-1"),
+        ("name", "!", "stoker schema workload     shows what is expected"),
+        ("image", 7, 'in quotes: "7"'),
+        ("feed", "fast", "stoker schema workload     shows what is expected"),
+    ],
+)
+def test_an_error_shows_the_line_as_it_would_be_right(key: str, found: Json, fix: str) -> None:
+    document = {"name": "a", "command": ["x"], key: found}
+    with pytest.raises(UsageError) as caught:
+        workload_from(document)
+    assert caught.value.fix == fix
 
 
 def test_text_that_is_not_json_is_refused_with_its_file(tmp_path: Path) -> None:

@@ -254,6 +254,16 @@ def test_figures_of_a_busy_machine_are_no_gain(report: Report) -> None:
     page = report(decision=replace(sample_records.decision(), is_noisy=True))
     assert page.headline == "The machine was busy with other programs: the figures do not count."
     assert '<span class="hero">' not in page.source
+    decision = sample_records.decision()
+    reason = "other programs were using 0.9 of the 2 vCPUs"
+    (keep,) = [each for each in decision.plans if each.action == "keep"]
+    keep = replace(keep, reason=reason)
+    kept = replace(
+        decision, action="keep", plan=keep, plans=(keep,), bottleneck="unexplained", is_noisy=True
+    )
+    page = report(decision=kept)
+    assert page.headline.startswith("Other programs kept the machine busy, so today's cluster")
+    assert page.text.count(reason) == 1
 
 
 def test_failed_gate_comes_before_the_gain(report: Report) -> None:

@@ -52,6 +52,14 @@ def test_shards_go_to_peers_in_proportion_to_their_credits() -> None:
     assert sorted(map(str, books.owners())) == ["large"] * 4 + ["small"] * 2
 
 
+def test_the_window_is_what_the_shards_may_have_open() -> None:
+    books = settled(3)
+    assert books.window(0.0) == 6
+    books.assign(0.0)
+    answer(books, "a", 0)
+    assert books.window(0.0) == 6
+
+
 def owners_of(books: ShardScheduler, **workers: int) -> list[str]:
     """Gives out the shards; `local` are this process's workers, with 2 credits each as all."""
     for peer, count in workers.items():

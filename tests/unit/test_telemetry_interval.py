@@ -313,13 +313,13 @@ def stream(*hosts: HostRate, shards: int, workers: int, ready: float = 0.0) -> F
     ("value", "words"),
     [
         # One shard, eight workers: the one that makes it computes, or waits for what it reads.
-        (stream(host_rate(workers=1, busy_workers=1.0), shards=1, workers=8), "1 shard, "),
+        (stream(host_rate(workers=1, busy_workers=1.0), shards=1, workers=8), "only shard: "),
         (
             stream(host_rate(workers=1, busy_workers=1.0, busy_cpus=0.1), shards=1, workers=8),
             "7 more could work",
         ),
         # Between two epochs nothing is asked for: no sampler is to blame, as a stream has none.
-        (stream(host_rate(in_flight=0, busy_workers=0.2), shards=4, workers=4), "4 shards, "),
+        (stream(host_rate(in_flight=0, busy_workers=0.2), shards=4, workers=4), "4 shards: "),
     ],
 )
 def test_a_stream_with_too_few_shards_is_told_to_have_more(value: FeedInterval, words: str) -> None:

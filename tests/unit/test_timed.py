@@ -242,8 +242,20 @@ class _Clock:
 def fit(folder: Path) -> tuple[_FitSteps, _Clock, list[float]]:
     """Makes the steps of Keras' fit; a test can add to what the dataset says."""
     said, clock = [0.0, 0.0], _Clock()
-    steps = _FitSteps(this_process(), lambda: (said[0], said[1]), loader=0, clock=clock)
+    process = this_process()
+    books = process.books_of_source("fit")
+    steps = _FitSteps(process, lambda: (said[0], said[1]), books=books, clock=clock)
     return steps, clock, said
+
+
+def test_a_fit_for_each_epoch_is_one_training(run: Path) -> None:
+    for _ in range(3):
+        steps, clock, _ = fit(run)
+        steps.epoch_begins()
+        clock.now += 0.5
+        steps.batch_ended(0)
+        steps.epoch_ended()
+    assert [(row.loader, row.epoch) for row in written(run)] == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_a_step_of_keras_is_from_one_end_of_a_batch_to_the_next(run: Path) -> None:

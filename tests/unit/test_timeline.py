@@ -123,3 +123,27 @@ def test_broken_metrics_file_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("STOKER_METRICS", str(tmp_path / "metrics.json"))
     with pytest.raises(UsageError, match="not JSON"):
         log_metrics(accuracy=0.5)
+
+
+def test_sums_are_those_of_the_loader_with_most_steps_and_know_its_steady_pace() -> None:
+    clock = Clock()
+    timeline = Timeline(None, clock=clock)
+
+    def epoch(loader: int, number: int, waits: list[float]) -> None:
+        steps = timeline.epoch(loader=loader, epoch=number)
+        for wait in waits:
+            steps.ask()
+            clock.now += wait
+            steps.got(8)
+            clock.now += 1.0
+        steps.end()
+
+    # The workers of each epoch start in its first two steps.
+    for number in range(2):
+        epoch(0, number, [50.0, 40.0, 0.5, 0.5])
+        epoch(1, number, [9.0, 9.0, 9.0])
+    main = timeline.main
+    assert (main.steps, main.samples, main.epochs) == (8, 64, 2)
+    assert (main.wait_seconds, main.compute_seconds) == (182.0, 8.0)
+    assert main.steady_steps == 4
+    assert (main.steady_wait_seconds, main.steady_compute_seconds) == (2.0, 4.0)

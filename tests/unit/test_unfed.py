@@ -132,6 +132,8 @@ def test_a_loader_of_torchs_is_seen_only_where_its_iterator_is_torchs(tmp_path: 
     assert watch.seen == ""
     loader._get_iterator()
     assert watch.seen.endswith("Own")
+    # Or `stoker.timed` would take it for one that stoker times.
+    assert Own._get_iterator.__module__ == __name__
 
 
 class Released:

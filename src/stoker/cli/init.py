@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
+from stoker.cli.options import PLATFORM_WORDS, offered
 from stoker.cli.progress import working
 from stoker.errors import UsageError
+from stoker.platforms import PLATFORMS
 
 FOLDERS = ("pipelines", "configs", "containers", "examples")
 
@@ -57,13 +59,58 @@ _WORKLOAD = """\
 name: {name}
 # Arguments go after the script: [python, train.py, --epochs, "3"]
 command: {command}
-# Where it trains today: local.cN is N cores of this machine.
-cluster:
-  dnn: {{instance_type: local.c{cores}, count: 1}}
 # What the model must reach; the script reports it by stoker.log_metrics(accuracy=0.97).
 # gate:
 # - {{metric: accuracy, min: 0.95}}
 """
+# What each platform needs in addition; words in capital letters are the user's to replace.
+_PLATFORMS = {
+    "local": """\
+# Where it trains today: local.cN is N cores of this machine.
+cluster:
+  dnn: {{instance_type: local.c{cores}, count: 1}}
+""",
+    "sagemaker": """\
+platform: sagemaker
+image: ACCOUNT.dkr.ecr.REGION.amazonaws.com/stoker:TAG
+# Where it trains today.
+cluster:
+  dnn: {{instance_type: ml.g5.xlarge, count: 1}}
+# The script finds it in the folder that $SM_CHANNEL_TRAINING names.
+channels:
+  training: {{uri: s3://BUCKET/{name}}}
+sagemaker:
+  # stoker render iam writes a policy for each of these roles.
+  role: arn:aws:iam::ACCOUNT:role/stoker-training
+  pipeline_role: arn:aws:iam::ACCOUNT:role/stoker-pipeline
+  schedule_role: arn:aws:iam::ACCOUNT:role/stoker-scheduler
+  output_uri: s3://BUCKET/stoker
+  # This folder is packed and handed to all hosts.
+  source: .
+  max_run_seconds: 7200
+  control:
+    role: arn:aws:iam::ACCOUNT:role/stoker-step
+""",
+    "kubernetes": """\
+platform: kubernetes
+# With the script in the folder that its containers start in.
+image: REGISTRY/stoker:TAG
+# Where it trains today: an instance type, or a node pool.
+cluster:
+  dnn: {{instance_type: g5.xlarge, count: 1}}
+# The script finds it in the folder that $SM_CHANNEL_TRAINING names.
+channels:
+  training: {{uri: pvc://datasets/{name}}}
+kubernetes:
+  namespace: kubeflow
+  # What a pod gets on a node of that type.
+  pools:
+    g5.xlarge: {{cpu: 3, memory: 12Gi, gpus: 1}}
+  # Model, checkpoints and output of each run.
+  output: pvc://runs/stoker
+  max_run_seconds: 7200
+""",
+}
 
 
 def init_verb(
@@ -86,6 +133,16 @@ def init_verb(
             "else (default: pipelines, configs and examples).",
         ),
     ] = None,
+    platform: Annotated[
+        str,
+        typer.Option(
+            "--platform",
+            metavar="P",
+            help=f"With --script: where it is to run, {PLATFORM_WORDS} (default: local).",
+            show_default=False,
+            autocompletion=offered(*PLATFORMS),
+        ),
+    ] = "local",
     from_training_job: Annotated[
         str | None,
         typer.Option(
@@ -114,15 +171,22 @@ def init_verb(
     from stoker.catalog import load_catalog
     from stoker.orchestrators.adopt import adopt
     from stoker.platforms.aws import Aws
+    from stoker.records import nearest
 
     if script:
         if from_training_job:
             raise UsageError(
                 "--script cannot be used with --from-training-job", fix="leave one of them out"
             )
-        for line in _of_script(script, folder or Path()):
+        if platform not in _PLATFORMS:
+            raise UsageError(
+                f"--platform {platform} is not known", fix=nearest(platform, list(_PLATFORMS))
+            )
+        for line in _of_script(script, folder or Path(), platform=platform):
             print(line)
         return
+    if platform != "local":
+        raise UsageError("--platform is only for --script", fix="name the script, too")
     if folder is None:
         raise UsageError(
             "no folder and no script",
@@ -149,7 +213,7 @@ def init_verb(
         print(line)
 
 
-def _of_script(script: Path, folder: Path) -> list[str]:
+def _of_script(script: Path, folder: Path, *, platform: str) -> list[str]:
     """Makes a workload for a script, and returns the next commands.
 
     Raises:
@@ -166,22 +230,30 @@ def _of_script(script: Path, folder: Path) -> list[str]:
     command = ["python", os.path.relpath(script, folder)]
     name = workload_of(command, overrides=()).name
     file = Path(f"{name}.yaml")
-    text = _WORKLOAD.format(name=name, command=json.dumps(command), cores=usable_vcpus())
+    text = (_WORKLOAD + _PLATFORMS[platform]).format(
+        name=name, command=json.dumps(command), cores=usable_vcpus()
+    )
     files: dict[Path, Path | str] = {file: text}
     if not (folder / ".gitignore").exists():
         files[Path(".gitignore")] = _GITIGNORE
     write_project(folder, files)
-    there = [] if folder == Path() else [f"      cd {folder}"]
-    lines = [
-        *there,
-        f"      stoker profile {file}      what a step waits for; it runs the script",
-        f"      stoker run {file}          profile, decide, train, evaluate and a report",
-    ]
-    return [
-        f"made: {', '.join(str(folder / each) for each in files)}",
-        "next:" + lines[0][5:],
-        *lines[1:],
-    ]
+    if platform == "local":
+        commands = [
+            f"stoker profile {file}      what a step waits for; it runs the script",
+            f"stoker run {file}          profile, decide, train, evaluate and a report",
+        ]
+    else:
+        is_json = platform == "sagemaker"
+        target, out = ("sagemaker", "p.json") if is_json else ("kubeflow", "p.yaml")
+        commands = [
+            f"write your own names into {file} where it has words in capital letters",
+            f"stoker compile {target} {file} --out {out}      the pipeline",
+        ]
+    if folder != Path():
+        commands.insert(0, f"cd {folder}")
+    first, *others = commands
+    made = ", ".join(str(folder / name) for name in files)
+    return [f"made: {made}", f"next: {first}", *(f"      {line}" for line in others)]
 
 
 def project_source() -> Path:

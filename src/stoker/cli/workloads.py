@@ -108,7 +108,8 @@ def resolve(
         raise UsageError(
             "a workload and a command were given",
             where=f"command line: {shlex.join(words)}",
-            fix=f"leave one out: {_typed(verb, words[0])}, or {_typed(verb, '--', *words[1:])}",
+            fix="leave one out: "
+            + " or ".join((_typed(verb, words[0]), _typed(verb, "--", *words[1:]))),
         )
     if params:
         raise UsageError("--param needs a workload file", fix="use --set key.path=value")
@@ -116,14 +117,17 @@ def resolve(
         raise UsageError(
             f"{words[0]} is a script, not a workload or a program",
             where="command line",
-            fix=_typed(verb, "--", "python", *words),
+            # `run` takes workloads only.
+            fix=_typed(verb, "--", "python", *words)
+            if verb
+            else f"stoker init --script {shlex.quote(words[0])}     makes a workload of it",
         )
     check_command(words, where="command line")
     return workload_of(words, overrides=overrides, keys=_ranks_here(overrides))
 
 
 def _typed(verb: str, *words: str) -> str:
-    return shlex.join(["stoker", verb, *words] if verb else words)
+    return shlex.join(["stoker", verb, *words])
 
 
 def _ranks_here(overrides: Sequence[str]) -> dict[str, Json]:

@@ -122,6 +122,8 @@ def more_shards_words(site: Site, groups: Sequence[Group]) -> str:
     change = f"num_workers={each} in the script, or feed.shards: {each}"
     if site.work.are_shards_set:
         change = f"feed.shards: {each}"
+    if site.work.divides is None:
+        change += ", if it divides itself by get_worker_info()"
     return f"the stream has {shards} shard{'s' if shards > 1 else ''}: set {change}"
 
 

@@ -503,8 +503,9 @@ def _is_there(found: Walk, action: Action, question: str) -> Answer:
         price, here = rival.predicted.usd_per_1000_steps, plan.predicted.usd_per_1000_steps
         other = cost_words(rival.predicted, is_billed=found.is_billed)
         this = cost_words(plan.predicted, is_billed=found.is_billed)
+        less = "cheaper than that" if found.is_billed else "fewer CPU-seconds"
         because += (
-            f"; a data group is {'cheaper' if price < here else 'not cheaper'} than that: "
+            f"; a data group is {less if price < here else f'not {less}'}: "
             f"{cluster(rival)}, {other} against {this}"
         )
     return Answer(question=question, answer="yes", because=because)
@@ -534,6 +535,8 @@ def _question_of_a_data_group(found: Walk) -> str:
         return "Would a data group make the deadline?"
     if found.constraints.objective == "time":
         return "Would a data group be faster?"
+    if not found.is_billed:
+        return "Would a data group take fewer CPU-seconds?"
     return "Would a data group be cheaper?"
 
 

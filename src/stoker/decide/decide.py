@@ -86,6 +86,7 @@ def decide_observed(
     constraints: Constraints,
     is_asked: bool,
     today: date,
+    feed: FeedSettings = FeedSettings(),  # noqa: B008 - frozen
     processes_per_host: int | None = None,
 ) -> Decision:
     """Keeps today's cluster, and says why nothing else can be said; pure.
@@ -96,6 +97,7 @@ def decide_observed(
         constraints: What a plan may be.
         is_asked: Whether clusters were named that cannot be predicted now.
         today: The date that prices are old against.
+        feed: `replace_dataloader` says whether loaders of torch's class are fed.
         processes_per_host: Trainer processes of a dnn host; absent: one an accelerator.
 
     Raises:
@@ -112,7 +114,9 @@ def decide_observed(
         processes_per_host=processes_per_host or max(1, now.accelerators),
     )
     keep = Plan(action="keep", groups=(dnn,), reason=_NOTHING)
-    best = _best_data_type(catalog, constraints) if observed.suspect == "cpu" else None
+    unfed = unfed_words(profile, feed)
+    is_cpu = observed.suspect == "cpu" and not unfed
+    best = _best_data_type(catalog, constraints) if is_cpu else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
     warnings = list(warnings_of_prices(prices, platform=catalog.info))
     if is_asked:
@@ -127,7 +131,9 @@ def decide_observed(
         plan=keep,
         plans=(keep,),
         path=_path(observed),
-        advice=_advice(profile, observed, now, best, is_billed=catalog.purchase != NOMINAL),
+        advice=_advice(
+            profile, observed, now, best, unfed=unfed, is_billed=catalog.purchase != NOMINAL
+        ),
         warnings=tuple(warnings),
         prices=prices,
         objective=constraints.objective,
@@ -159,7 +165,13 @@ def _path(observed: Observed) -> tuple[Answer, ...]:
 
 
 def _advice(
-    profile: Profile, observed: Observed, now: Instance, best: Instance | None, *, is_billed: bool
+    profile: Profile,
+    observed: Observed,
+    now: Instance,
+    best: Instance | None,
+    *,
+    unfed: str,
+    is_billed: bool,
 ) -> tuple[Advice, ...]:
     advice = [
         Advice(
@@ -168,7 +180,9 @@ def _advice(
             when=before_money(is_billed=is_billed),
         )
     ]
-    if observed.suspect == "cpu":
+    if unfed:
+        advice.append(Advice(id="unfed", text=f"{unfed}.", when="data hosts are wanted"))
+    elif observed.suspect == "cpu":
         advice.append(
             Advice(
                 id="cpu-bound",
@@ -297,6 +311,7 @@ def decide(
             constraints=constraints,
             is_asked=bool(extra_clusters),
             today=today,
+            feed=feed,
             processes_per_host=processes_per_host,
         )
     listed = profiled_type(profile, catalog) if take_as else catalog.get(profile.host.instance_type)
@@ -420,7 +435,7 @@ def decide(
         advice=(
             *(advice_of_taken(site, taken) if taken else ()),
             *advice_of(found, profile, is_taken=taken is not None),
-            *([] if nothing_holds else _advice_on_shards(site, rules, plans)),
+            *([] if busy or nothing_holds else _advice_on_shards(site, rules, plans)),
         ),
         warnings=(
             *warnings_of(found, profile, rules, prices, is_taken=taken is not None),

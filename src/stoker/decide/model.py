@@ -77,8 +77,8 @@ class Work:
         correction: Measured step over the step the parts gave.
         corrected: The limits that the correction is for: those that bind today.
         shards: Shards of the stream, of all ranks: so many workers can be busy; 0: any number can.
-        ranks_per_process: Ranks that read the stream, over `ranks`: a script may start its own.
-        may_divide: Whether the stream may be divided into more shards.
+        ranks_per_process: Ranks that were profiled, over `ranks`: a script may start its own.
+        divides: Whether the stream divides itself among its workers; None: not known.
         are_shards_set: Whether `feed.shards` says how many there are, and not the script.
     """
 
@@ -115,8 +115,13 @@ class Work:
     data: "tuple[Hosts, ...]" = ()
     shards: int = 0
     ranks_per_process: float = 1.0
-    may_divide: bool = False
+    divides: bool | None = None
     are_shards_set: bool = False
+
+    @property
+    def may_divide(self) -> bool:
+        """Returns whether the stream may be divided into more shards."""
+        return self.divides is not False
 
     @property
     def has_own_storage(self) -> bool:
@@ -271,6 +276,10 @@ def shards_on(work: Work, shape: ClusterShape) -> int:
     return max(1, round(work.shards * shape.dnn.count * shape.processes / work.ranks))
 
 
+def _ranks_on(work: Work, shape: ClusterShape) -> int:
+    return max(1, round(shape.dnn.count * shape.processes * work.ranks_per_process))
+
+
 def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
     """Returns the workers of the dnn hosts and of the data hosts that find something to do."""
     dnn, shards = shape.dnn, shards_on(work, shape)
@@ -289,7 +298,6 @@ def busy_workers(work: Work, shape: ClusterShape) -> tuple[int, int]:
 def parts_on(work: Work, shape: ClusterShape) -> Parts:
     """Returns the parts of a step that the dnn hosts of `shape` make without data hosts."""
     dnn, instance = shape.dnn, shape.dnn.instance
-    ranks = dnn.count * shape.processes
     loads_itself = dnn.workers == 0 and not shape.data
     local = work.local_receive_seconds
     receive = work.receive_seconds if local is None else local
@@ -306,11 +314,11 @@ def parts_on(work: Work, shape: ClusterShape) -> Parts:
         + work.shared.least * work.shared.seconds * storage,
         trainer_cpu_seconds=work.trainer_cpu_seconds
         # The trainer's CPU was measured with cached batches: taking them from workers comes on top.
-        + (0.0 if local is None or loads_itself else local * work.ranks),
+        + (0.0 if local is None or loads_itself else local * work.ranks * work.ranks_per_process),
         turns_cpu_seconds=work.turns_cpu_seconds,
         vcpus=free_vcpus(work, dnn),
         workers=busy_workers(work, shape)[0],
-        ranks=ranks,
+        ranks=_ranks_on(work, shape),
         read_seconds=work.read_seconds * storage,
         shared=replace(work.shared, seconds=work.shared.seconds * storage),
     )
@@ -398,7 +406,6 @@ def _mixed_lines(
     if work.shards:
         without_limit = busy_workers(replace(work, shards=0), shape)[1]
         workers *= busy_workers(work, shape)[1] / without_limit
-    ranks = shape.dnn.count * shape.processes
     network = [_network_seconds(work, (shape.dnn,)), _network_seconds(work, data)]
     # With all batches made elsewhere: on one core a trainer used 1.0 to 1.1 times the CPU-seconds
     # that it uses with cached batches, and 1.1 to 1.4 times next to a worker; half fits both ends.
@@ -410,7 +417,7 @@ def _mixed_lines(
         _TermLine("cpu", dnn["cpu"], training + work.receive_cpu_seconds / parts.vcpus),
         _TermLine("cpu", 0.0, work.loader_cpu_seconds / cpu),
         # One thread of a rank receives: more vCPUs do not help it.
-        _TermLine("receive", 0.0, work.receive_cpu_seconds / ranks),
+        _TermLine("receive", 0.0, work.receive_cpu_seconds / _ranks_on(work, shape)),
         *(_TermLine("network", 0.0, seconds) for seconds in network),
     ]
     # Storage that all hosts share takes the same time for each reader; work of a host is divided.

@@ -173,13 +173,11 @@ def _with_shards(work: Work, profile: Profile, *, shards_of_rank: int | None) ->
     loader = profile.loader
     if loader is None or loader.shards is None:
         return work
-    said = profile.what.get("ranks")
-    ranks = said if isinstance(said, int) and said > 0 else work.ranks
+    ranks = round(work.ranks * work.ranks_per_process)
     return replace(
         work,
         shards=shards_of_rank * ranks if shards_of_rank else loader.shards,
-        ranks_per_process=ranks / work.ranks,
-        may_divide=loader.divides is not False,
+        divides=loader.divides,
         are_shards_set=shards_of_rank is not None,
     )
 
@@ -193,7 +191,9 @@ def with_own_storage(work: Work) -> Work | None:
 
 def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     step, hosts = profile.timed_step, profile.host.count
-    ranks = hosts * processes
+    # A script may start ranks of its own, as torchrun does.
+    said = profile.what.get("ranks")
+    ranks = said if isinstance(said, int) and said > 0 else hosts * processes
     batch_bytes = step.batch_bytes or 0.0
     others = others_vcpus_of(profile)
     doubts: list[Doubt] = []
@@ -218,7 +218,8 @@ def _bare(profile: Profile, *, today: Instance, processes: int) -> Work:
     return Work(
         reference=today,
         hosts=hosts,
-        ranks=ranks,
+        ranks=hosts * processes,
+        ranks_per_process=ranks / (hosts * processes),
         num_workers=step.num_workers,
         step_seconds=step.step_seconds,
         accelerator_seconds=0.0,
@@ -328,7 +329,7 @@ def _loading(
     if work.num_workers == 0:
         # Loading and training take turns in one thread a rank: it can use no more than the rest.
         alone = seconds - (evidence.accelerator_seconds or 0.0) - work.receive_seconds
-        free = min(free, max(0.0, alone) * work.ranks)
+        free = min(free, max(0.0, alone) * work.ranks * work.ranks_per_process)
     elif work.num_workers is not None:
         free = min(free, seconds * hosts.count * work.num_workers)
     return free, _or(step.loader_wall_seconds, free)

@@ -60,6 +60,11 @@ class Epoch:
         settings = process.settings
         self._replica = settings.feed.replica(settings.rank)
         self.id = -1
+        usage = process.timeline.usage
+        if usage is not None:
+            is_stream = loader._dataset_kind == _DatasetKind.Iterable
+            shards = (settings.feed.shards or self.num_workers) if is_stream else 0
+            usage.reads(self._books.number, type(loader), shards=shards)
         self._begin()
 
     def begin(self) -> None:

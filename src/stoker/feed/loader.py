@@ -6,7 +6,7 @@ import importlib
 import multiprocessing
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch.utils.data
 from torch.utils.data import _DatasetKind
@@ -20,6 +20,7 @@ from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
 _FEED = "stoker.feed.remote_iterators"
+_MAX_LOOKED_AT_BYTES = 64 << 20
 _SEEDED = (
     "random draws of a dataset are seeded per batch: other numbers than without stoker, the same "
     "with 0 or 50 data hosts (PyTorch's own, without data hosts: --set feed.seeding=torch)"
@@ -157,7 +158,36 @@ def _decided_workers(loader: AnyLoader, process: TrainerProcess) -> int | None:
         shards = process.settings.feed.shards
         return None if shards == max(1, loader.num_workers) else shards
     decided = process.settings.workers.get("dnn")
-    return None if decided is None else process.share(decided)
+    if decided is None or (_is_unchanged(loader, process.settings) and not _may_fork(loader)):
+        return None
+    return process.share(decided)
+
+
+def _is_unchanged(loader: AnyLoader, settings: ProcessSettings) -> bool:
+    """Returns whether nobody asked for more than what torch does with the loader.
+
+    A script that nobody changed must train as it did; its author may know nothing of data hosts.
+    """
+    return settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
+
+
+def _may_fork(loader: AnyLoader) -> bool:
+    """Returns whether an unchanged loader may get workers: one without any may hold CUDA tensors.
+
+    Small loaders for validation have none as a rule, and are slower with some.
+    """
+    if loader.num_workers:
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
+
+    spec = DatasetSpec(
+        dataset=loader.dataset,
+        collate_fn=cast("Callable[[object], object]", loader.collate_fn),
+        worker_init_fn=loader.worker_init_fn,
+    )
+    return not why_unshippable(spec, max_bytes=_MAX_LOOKED_AT_BYTES, max_seconds=1.0)
 
 
 def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
@@ -209,9 +239,7 @@ def _fed_iterator(loader: AnyLoader, process: TrainerProcess) -> _BaseDataLoader
 def _may_be_local(loader: AnyLoader, settings: ProcessSettings) -> bool:
     """Returns whether a loader that cannot travel is made as torch makes it."""
     if settings.feed.unshippable is None:
-        # A script that nobody changed trains as it did; its author may know nothing of data hosts.
-        is_unchanged = settings.replace_dataloader == "auto" and not isinstance(loader, DataLoader)
-        return is_unchanged or loader.num_workers == 0
+        return loader.num_workers == 0 or _is_unchanged(loader, settings)
     return settings.feed.unshippable == "local"
 
 

@@ -4,7 +4,11 @@ The table is light to import: the feed warns by it, and a profile says by it wha
 """
 
 import sys
+from typing import Literal
 
+Reach = Literal["stoker", "torch", "own"]
+
+_STOKERS = "stoker.feed.loader.DataLoader"
 # Module: the class in it that makes batches in a way of its own.
 OWN_LOADERS = {
     "fastai.data.load": "DataLoader",
@@ -21,9 +25,14 @@ def own_loaders() -> list[str]:
     return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
 
 
-def own_loader_of(kind: type) -> str:
-    """Returns the class of OWN_LOADERS that `kind` is, or is made from; empty: none."""
-    for each in kind.__mro__:
-        if OWN_LOADERS.get(each.__module__) == each.__name__:
-            return f"{each.__module__}.{each.__name__}"
-    return ""
+def reach_of(kind: type) -> tuple[str, Reach]:
+    """Returns the full name of a loader's class, and how far data hosts can make its batches.
+
+    Of a class that is made from one of OWN_LOADERS, the name is that one's.
+    """
+    names = [f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__]
+    own = {f"{module}.{name}" for module, name in OWN_LOADERS.items()}
+    found = next((name for name in names if name in own), None)
+    if found is not None:
+        return found, "own"
+    return names[0], "stoker" if _STOKERS in names else "torch"

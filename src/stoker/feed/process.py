@@ -6,6 +6,7 @@ light to import: a script without torch has books of the batches that it times.
 
 import atexit
 import functools
+import gc
 import os
 import sys
 import sysconfig
@@ -281,6 +282,9 @@ class Making(NamedTuple):
     seconds: float
 
 
+_MAX_FORMER = 100
+# A dataset that a script has dropped is gone by then.
+_GONE_SECONDS = 0.2
 # The attribute of a loader that holds its `Making`.
 _MADE = "_stoker_made"
 _MAKERS = ("torch", "torchdata", "stoker")
@@ -288,6 +292,12 @@ _PACKAGES = (
     "<frozen ",
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")),
 )
+
+
+def making_of(loader: object) -> Making | None:
+    """Returns what `note_making` noted on a loader, if it did."""
+    made: Making | None = getattr(loader, _MADE, None)
+    return made
 
 
 def note_making(loader: object) -> None:
@@ -304,28 +314,42 @@ def note_making(loader: object) -> None:
     setattr(loader, _MADE, Making(tuple(lines), time.monotonic()))
 
 
-@dataclass(slots=True, eq=False)
-class _Line:
-    """The loaders that one line of the script makes one after the other: one in the timeline.
+class FormerLoader:
+    """What is kept of a loader that is read, to know it when the script makes it again.
+
+    A loader was made again if the same line of the script made it, called from the same lines,
+    after the former one was read, and over the same dataset, or over one of the same type and
+    length where the former one is gone. So a loader for each epoch is one loader, while those for
+    training and validation are two, even where one helper makes both.
 
     Attributes:
-        opened: When the latest of them was first read.
-        dataset: Returns the dataset of the latest; None: nothing refers to it any more.
-        kind: Type and length of that dataset.
+        number: The loader's in the timeline.
     """
 
-    number: int
-    opened: float
-    dataset: Callable[[], object]
-    kind: tuple[type, int | None]
+    def __init__(self, loader: "DataLoader[object]", *, number: int = 0) -> None:
+        self.number = number
+        self._made = making_of(loader)
+        self._opened = time.monotonic()
+        self._dataset = _weak(loader.dataset)
+        self._kind = _kind_of(loader.dataset)
 
-    def goes_on(self, loader: "DataLoader[object]", made: Making) -> bool:
+    def is_made_again(self, loader: "DataLoader[object]") -> bool:
         """Returns whether `loader` is this one, made again."""
-        # Loaders that were both there before one was read are two: for training and validation.
-        if made.seconds < self.opened:
+        if not self._is_of_its_line(loader):
             return False
-        known = self.dataset()
-        return known is loader.dataset or (known is None and self.kind == _kind_of(loader.dataset))
+        known = self._dataset()
+        return known is loader.dataset or (known is None and self._kind == _kind_of(loader.dataset))
+
+    def may_be_made_again(self, loader: "DataLoader[object]") -> bool:
+        """Returns whether `loader` is this one made again, should the former dataset go soon."""
+        return self._is_of_its_line(loader) and self._kind == _kind_of(loader.dataset)
+
+    def _is_of_its_line(self, loader: "DataLoader[object]") -> bool:
+        made = making_of(loader)
+        if made is None or self._made is None or made.lines != self._made.lines:
+            return False
+        # Loaders that were both there before one was read are two: for training and validation.
+        return made.seconds >= self._opened
 
 
 def _kind_of(dataset: object) -> tuple[type, int | None]:
@@ -367,7 +391,7 @@ class TrainerProcess:
     # By id: a subclass may say of its loaders that they are equal, or have no hash.
     _books: dict[int, LoaderBooks] = field(default_factory=dict)
     _sources: dict[str, LoaderBooks] = field(default_factory=dict)
-    _lines: dict[tuple[tuple[str, int], ...], list[_Line]] = field(default_factory=dict)
+    _former: list[FormerLoader] = field(default_factory=list)
 
     def books(self, loader: "DataLoader[object]") -> LoaderBooks:
         """Returns the books of `loader`, opened at its first iter()."""
@@ -381,24 +405,28 @@ class TrainerProcess:
         return known
 
     def _number_of(self, loader: "DataLoader[object]") -> int:
-        """Returns the loader's number in the timeline: the former one's if it was made again.
-
-        It was made again if the same line of the script made it, called from the same lines, after
-        the former one was read, and over the same dataset, or over one of the same type and length
-        where the former one is gone. So a loader for each epoch is one loader, while those for
-        training and validation are two, even where one helper makes both.
-        """
-        made: Making | None = getattr(loader, _MADE, None)
-        if made is None:
-            return self.timeline.new_loader()
-        lines = self._lines.setdefault(made.lines, [])
-        line = next((each for each in lines if each.goes_on(loader, made)), None)
-        number = self.timeline.new_loader() if line is None else line.number
-        if line is not None:
-            lines.remove(line)
-        dataset = loader.dataset
-        lines.append(_Line(number, time.monotonic(), _weak(dataset), _kind_of(dataset)))
+        """Returns the loader's number in the timeline: the former one's if it was made again."""
+        former = next((each for each in self._former if each.is_made_again(loader)), None)
+        if former is None and any(each.may_be_made_again(loader) for each in self._former):
+            former = self._made_again_soon(loader)
+        if former is not None:
+            self._former.remove(former)
+        number = self.timeline.new_loader() if former is None else former.number
+        self._former.append(FormerLoader(loader, number=number))
+        # A script that makes another loader each time is not searched for ever.
+        del self._former[:-_MAX_FORMER]
         return number
+
+    def _made_again_soon(self, loader: "DataLoader[object]") -> FormerLoader | None:
+        """Waits a moment for former datasets to go: a thread of the feed may still hold one."""
+        gc.collect()
+        until = time.monotonic() + _GONE_SECONDS
+        while time.monotonic() < until:
+            for each in self._former:
+                if each.is_made_again(loader):
+                    return each
+            time.sleep(_GONE_SECONDS / 20)
+        return None
 
     def books_of_source(self, name: str) -> LoaderBooks:
         """Returns the books of batches that no DataLoader gives, opened at their first iter()."""
@@ -415,6 +443,12 @@ class TrainerProcess:
         """Returns this process's share of the workers that its host's processes divide."""
         each, rest = divmod(workers_of_host, self.settings.local_world_size)
         return each + (self.settings.local_rank < rest)
+
+
+def imports_stokers() -> bool:
+    """Returns whether the script has asked for stoker's DataLoader, which says what is fed."""
+    # The package keeps each name once it is asked for; stoker imports the class from its module.
+    return "DataLoader" in vars(sys.modules["stoker"])
 
 
 def this_process() -> TrainerProcess:

@@ -14,7 +14,6 @@ find itself half imported. Processes that use no loader do not pay for it either
 """
 
 import functools
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -41,6 +40,12 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
         return replaced_iterator_of(self)
 
+    note_makings(cls)
+    _replace(cls, "_get_iterator", _get_iterator, is_auto=is_auto)
+
+
+def note_makings(cls: type["AnyLoader"]) -> None:
+    """Has every loader of class `cls` note the line that makes it."""
     made = cls.__init__
 
     @functools.wraps(made)
@@ -51,7 +56,6 @@ def install(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
         note_making(self)
 
     cls.__init__ = noted  # type: ignore[method-assign]
-    _replace(cls, "_get_iterator", _get_iterator, is_auto=is_auto)
 
 
 def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
@@ -96,12 +100,12 @@ def _replace(cls: type["AnyLoader"], name: str, ours: object, *, is_auto: bool) 
     """Sets a method; where `is_auto`, a script that imports stoker's DataLoader has its own."""
     theirs = getattr(cls, name)
 
-    @functools.wraps(theirs)
+    # Its module stays this one: `stoker.timed` tells by it what is timed already.
+    @functools.wraps(theirs, assigned=("__name__", "__doc__"))
     def method(self: "AnyLoader", *args: object, **kwargs: object) -> object:
-        # The package keeps each name once it is asked for; stoker itself imports the class from
-        # its module.
-        is_imported = "DataLoader" in vars(sys.modules["stoker"])
-        chosen = cast("_Method", theirs if is_imported else ours)
+        from stoker.feed.process import imports_stokers
+
+        chosen = cast("_Method", theirs if imports_stokers() else ours)
         return chosen(self, *args, **kwargs)
 
     setattr(cls, name, method if is_auto else ours)

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.feed.memory import num_bytes
+from stoker.feed.own_loaders import Reach, reach_of
 from stoker.host.counters import bytes_read
 from stoker.host.machine import process_clock, thread_clock
 from stoker.host.processes import descendant_pids
@@ -49,6 +50,9 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
         num_workers: Children that made batches, the most seen.
         is_elsewhere: Whether something else than a DataLoader made them: in threads, in processes
             of its own or on other hosts. Then all processes below this one count as children.
+        class_name: Full name of the loader's class; empty: it is no DataLoader.
+        reach: How far data hosts can make its batches, as `reach_of` says it.
+        shards: Shards of its iterable dataset; 0: it has none.
         spans: A step of single spans: trainer's CPU-seconds, the children's, the feed's.
     """
 
@@ -64,6 +68,9 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     batch_bytes: int = 0
     num_workers: int = 0
     is_elsewhere: bool = False
+    class_name: str = ""
+    reach: Reach = "torch"
+    shards: int = 0
     spans: list[tuple[float, float, float]] = msgspec.field(default_factory=list)
 
 
@@ -97,6 +104,12 @@ class Usage:
     def is_made_elsewhere(self, loader: int) -> None:
         """Notes that the batches of `loader` are none of a DataLoader."""
         self._books.loaders.setdefault(loader, LoaderUsage()).is_elsewhere = True
+
+    def reads(self, loader: int, kind: type, *, shards: int) -> None:
+        """Notes of which class the loader is, and how many shards its iterable dataset has."""
+        own = self._books.loaders.setdefault(loader, LoaderUsage())
+        own.class_name, own.reach = reach_of(kind)
+        own.shards = shards
 
     def asked(self, loader: int, epoch: int) -> None:
         """Notes that a batch is asked for: the step before is complete."""

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Generic, TypeVar, cast
 
-from stoker.feed.process import TrainerProcess, this_process
+from stoker.feed.process import TrainerProcess, imports_stokers, this_process
 from stoker.feed.timeline import Steps
 
 _T = TypeVar("_T")
@@ -43,10 +43,15 @@ def timed(
             Absent: its name is the line of the script that this is called on.
     """
     if name is None:
-        caller = sys._getframe(1)
-        name = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        name = line_of_caller()
     kind = _SizedBatches if isinstance(batches, Sized) else TimedBatches
     return kind(batches, name=name, samples=samples)
+
+
+def line_of_caller() -> str:
+    """Returns file and line that called the function which asks."""
+    caller = sys._getframe(2)
+    return f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
 
 class TimedBatches(Generic[_T]):
@@ -181,13 +186,20 @@ def _is_timed_already(batches: object, process: TrainerProcess) -> bool:
     """Returns whether its iterators write the timeline themselves: stoker's and a profile's do."""
     # Of `stoker.to_device`, its loader.
     inner = getattr(batches, "_batches", batches) if _home(type(batches)) else batches
-    if isinstance(batches, TimedBatches) or _home(getattr(type(inner), "_get_iterator", None)):
+    if isinstance(batches, TimedBatches) or _is_through_stoker(type(inner)):
         return True
     is_torchs = any(
         (each.__module__, each.__name__) == ("torch.utils.data.dataloader", "DataLoader")
         for each in type(inner).__mro__
     )
     return is_torchs and process.settings.profile is not None
+
+
+def _is_through_stoker(kind: type) -> bool:
+    """Returns whether loaders of this class iterate through stoker."""
+    method = getattr(kind, "_get_iterator", None)
+    # One that is wrapped is torch's own in a script that imports stoker's class: feed/replace.py.
+    return _home(method) and not (hasattr(method, "__wrapped__") and imports_stokers())
 
 
 def _home(thing: object) -> bool:

@@ -158,6 +158,8 @@ def _see_loaders(dataloader_class: type[AnyLoader], watch: OptimizerWatch) -> No
             watch.seen = f"{type(self).__module__}.{type(self).__qualname__}"
         return iterator
 
+    # `stoker.timed` tells by its module whether a loader is timed already.
+    _get_iterator.__module__ = original.__module__
     dataloader_class._get_iterator = _get_iterator  # type: ignore[method-assign]
 
 

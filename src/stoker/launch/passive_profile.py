@@ -34,6 +34,7 @@ from stoker.records import (
     Observed,
     Profile,
     ProfiledHost,
+    ProfiledLoader,
     Spread,
     StepTerms,
     Training,
@@ -122,6 +123,19 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(low=low, high=high, samples=len(values))
 
 
+def _loader_of(usage: Sequence[LoaderUsage], *, world: int) -> ProfiledLoader | None:
+    """Returns the loader of these ranks, with the shards of all `world` ranks."""
+    first = next((own for own in usage if own.class_name), None)
+    if first is None:
+        return None
+    return ProfiledLoader(
+        class_name=first.class_name,
+        reach=first.reach,
+        iterable=first.shards > 0,
+        shards=first.shards * world or None,
+    )
+
+
 FILE = "passive-profile.json"
 # What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
 UNMEASURED = ("accelerator", "loader")
@@ -189,6 +203,7 @@ def passive_profile(
         ),
         step=step,
         observed=_observed(usage, vcpus),
+        loader=_loader_of(usage, world=world),
         unmeasured=UNMEASURED if is_elsewhere(usages) else (),
         spread={name: each for name, each in spread.items() if name in known},
         what={

@@ -523,8 +523,8 @@ def _shards_limit(shards: int, *, spare: int, share: float) -> Bottleneck:
 
     Credits do not steer the workers of shards, so that what was asked for says nothing.
     """
-    one = "1 shard" if shards == 1 else f"{shards} shards"
-    words = f"the stream's {one}, each made by one worker, at work {share:.0%} of the time"
+    what = "only shard" if shards == 1 else f"{shards} shards"
+    words = f"the stream's {what}: one worker makes a shard, at work {share:.0%} of the time"
     more = "raise num_workers in the script, or feed.shards, if the stream divides itself"
     if spare > 0:
         words += f"; {spare} more could work"

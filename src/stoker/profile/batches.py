@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stoker.feed.memory import num_bytes
-from stoker.feed.own_loaders import own_loader_of
+from stoker.feed.own_loaders import reach_of
+from stoker.feed.process import FormerLoader
 from stoker.profile.rank_results import BatchFacts, LoaderFacts
 from stoker.profile.step_watch import AsIsSteps
 
@@ -87,29 +88,23 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
     return float(scaled.max()) <= 255 and bool(torch.all((scaled - scaled.round()).abs() < 1e-3))
 
 
-_STOKERS = "stoker.feed.loader.DataLoader"
 _PACKAGES = ("stoker", "torch", "numpy", "torchvision", "pillow")
 
 
 def facts_of(loader: DataLoader[object]) -> LoaderFacts:
     """Returns how the script set up its loader."""
     kind = type(loader.dataset)
-    own = own_loader_of(type(loader))
-    is_stokers = any(_full_name(each) == _STOKERS for each in type(loader).__mro__)
+    name, reach = reach_of(type(loader))
     return LoaderFacts(
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         persistent_workers=loader.persistent_workers,
-        dataset=_full_name(kind),
+        dataset=f"{kind.__module__}.{kind.__qualname__}",
         torch_threads=torch.get_num_threads(),
-        class_name=own or _full_name(type(loader)),
-        reach="own" if own else "stoker" if is_stokers else "torch",
+        class_name=name,
+        reach=reach,
         iterable=isinstance(loader.dataset, IterableDataset),
     )
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def length_of(loader: DataLoader[object]) -> int | None:
@@ -223,6 +218,9 @@ MAX_BATCHES_WITHOUT_GRADIENTS = 50
 class Choice:
     """Chooses the main loader: the first read with gradients on; the next one when it is gone.
 
+    A loader that the script makes again goes on in its place, even if something still holds the
+    former one, as accelerate does with all that it prepared.
+
     Attributes:
         has_changed: A second loader took the place of one that the script only looked at.
     """
@@ -231,6 +229,7 @@ class Choice:
         self.has_changed = False
         self._main: ref[DataLoader[object]] | None = None
         self._facts: LoaderFacts | None = None
+        self._former: FormerLoader | None = None
 
     @property
     def loader(self) -> DataLoader[object] | None:
@@ -252,7 +251,8 @@ class Choice:
         # A script may look at a batch of any loader before it trains: who delivers more counts.
         was_looked_at = steps is not None and steps.count == 0 and delivered > steps.batches
         trains = torch.is_grad_enabled() or delivered >= MAX_BATCHES_WITHOUT_GRADIENTS
-        if not trains or not (main is None or was_looked_at):
+        is_again = self._former is not None and self._former.is_made_again(loader)
+        if not trains or not (main is None or was_looked_at or is_again):
             return False
         # Scripts that make a new loader for each epoch go on; another loader begins anew.
         facts = facts_of(loader)
@@ -261,4 +261,5 @@ class Choice:
         self._facts = facts
         # Weak: a loader that the script drops must end its workers, as it does without a profile.
         self._main = ref(loader)
+        self._former = FormerLoader(loader)
         return True

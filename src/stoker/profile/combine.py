@@ -16,7 +16,7 @@ from stoker.profile.rank_results import (
     Quartiles,
     RankResult,
 )
-from stoker.profile.states import Signs, find_states, others_of, signs_of
+from stoker.profile.states import Signs, find_states, others_of, signs_of, with_one_step
 from stoker.profile.step_watch import speed_spread
 from stoker.records import (
     Check,
@@ -36,7 +36,6 @@ from stoker.records import (
     parts_of,
 )
 from stoker.records.base import Value
-from stoker.records.parts import MAX_OTHERS
 
 # Rows of the table of parts.
 _MAX_ROWS = 20
@@ -229,7 +228,7 @@ def combine(
         UsageError: If there are none, a rank's are missing, or the script ended too early: saying
             what was missing.
     """
-    whole = [_Whole(rank) for rank in _with_one_step(_with_what_they_had(_complete(ranks)))]
+    whole = [_Whole(rank) for rank in with_one_step(_with_what_they_had(_complete(ranks)))]
     ranks = [own.rank for own in whole]
     first = ranks[0]
     cpu = _added([_loader_cpu(own) for own in whole])
@@ -387,33 +386,6 @@ def _with_what_they_had(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
             ),
         )
         for rank in ranks
-    ]
-
-
-def _with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
-    """Gives the steps their mean for a median where other programs were at work.
-
-    These come and go: what they took is a mean over the steps, which only a mean can be compared
-    with. Profile and decide then name one measured step.
-    """
-    vcpus = sum({rank.host: rank.vcpus for rank in ranks}.values())
-    if others_of([signs_of(rank) for rank in ranks]) <= MAX_OTHERS * vcpus:
-        return ranks
-
-    def mean(part: Quartiles) -> Quartiles:
-        return msgspec.structs.replace(part, median=part.mean)
-
-    return [
-        msgspec.structs.replace(
-            rank,
-            as_is=msgspec.structs.replace(
-                rank.as_is,
-                step_seconds=mean(rank.as_is.step_seconds),
-                wait_seconds=mean(rank.as_is.wait_seconds),
-            ),
-        )
-        for rank in ranks
-        if rank.as_is is not None
     ]
 
 

@@ -7,6 +7,7 @@ It does not see what a library in C opens on its own: torch.save and safetensors
 """
 
 import contextlib
+import functools
 import os
 import stat
 import sys
@@ -30,11 +31,23 @@ _HARMLESS_PROGRAMS = frozenset(
     {"nvidia-smi", "rocm-smi", "lscpu", "uname", "ldconfig"}
     | {"cc", "c++", "gcc", "g++", "clang", "clang++", "ptxas"}
 )
-_PROGRAM_EVENTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"})
 
 
 class GuardedError(StokerError):
     """A worker of the loader was about to write a file while the profile repeats batches."""
+
+
+# The guard of this process, once it listens.
+_listening: "list[FileGuard]" = []
+
+
+def guard_worker() -> None:
+    """Makes it an error from now on that this worker of a loader changes a file that was there.
+
+    For workers that were not forked, which inherit nothing.
+    """
+    for guard in _listening:
+        guard.refuse()
 
 
 class FileGuard:
@@ -44,9 +57,13 @@ class FileGuard:
 
     Args:
         allowed: Folders in which everything may be written: stoker's own.
+
+    Attributes:
+        changes: How often a file that was there before was changed, as it may be before `arm`.
     """
 
     def __init__(self, allowed: Sequence[Path]) -> None:
+        self.changes = 0
         self._allowed = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in allowed)
         self._own: set[str] = set()
         # The part of them that is made while the guard is armed, in their order.
@@ -57,8 +74,29 @@ class FileGuard:
 
     def listen(self) -> None:
         """Begins to remember which files are new: those may be written at any time."""
-        # A hook stays until the process ends; one that does not care costs 0.1 us an event.
-        sys.addaudithook(self._hear)
+        heard: dict[str, Callable[[tuple[object, ...]], None]] = {
+            "open": lambda own: self._heard_open(*own),
+            "os.rename": lambda own: self._renames(*own),
+            "os.remove": lambda own: self._takes(_path(*own), "remove"),
+            "os.truncate": lambda own: self._takes(_path(own[0]), "cut"),
+            "os.mkdir": lambda own: self._makes(_path(own[0], own[2])),
+            "os.link": lambda own: self._makes_beside(*own),
+            "os.symlink": lambda own: self._makes_beside(*own),
+            **{
+                event: functools.partial(self._starts, event)
+                for event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+            },
+        }
+        ask = heard.get
+
+        # It stays until the process ends, and each call of id() is an event: 0.3 us.
+        def hear(event: str, arguments: tuple[object, ...]) -> None:
+            hears = ask(event)
+            if hears is not None:
+                hears(arguments)
+
+        sys.addaudithook(hear)
+        _listening[:] = [self]
         _wrap_torch(self._opens)
 
     def arm(self, end: Callable[[str], NoReturn]) -> None:
@@ -72,6 +110,13 @@ class FileGuard:
         with contextlib.suppress(ImportError):
             _wrap_safetensors(self._opens)
 
+    def refuse(self) -> None:
+        """Raises an error from now on in place of what `arm` would be called back for."""
+        if self._end is None:
+            self._end = _never
+            # Of no process: this one is a worker, as all those that it starts.
+            self._process = 0
+
     def free_this_thread(self) -> None:
         """Lets this thread do what it likes: it is the profile's from now on."""
         self._free_thread = threading.get_ident()
@@ -81,24 +126,18 @@ class FileGuard:
         found = [_short(path) for path in list(self._made) if os.path.isfile(path)]
         return found[:_MAX_NAMED]
 
-    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event == "open":
-            flags = arguments[2]
-            if isinstance(flags, int) and flags & _WRITES:
-                self._opens(arguments[0])
-        elif event == "os.rename":
-            self._renames(*arguments)
-        elif event == "os.remove":
-            self._takes(_path(arguments[0], arguments[1]), "remove")
-        elif event == "os.truncate":
-            self._takes(_path(arguments[0]), "cut")
-        elif event in ("os.mkdir", "os.link", "os.symlink"):
-            # With the folder of a descriptor: the last argument of all three, or the one before.
-            self._makes(_path(arguments[0 if event == "os.mkdir" else 1], arguments[-1]))
-        elif event in _PROGRAM_EVENTS and self._end is not None:
-            words = _words(event, arguments)
-            if not _is_harmless(words):
-                self._refuse(f"start the program {os.path.basename(words[0])}")
+    def _heard_open(self, name: object, mode: object, flags: object) -> None:
+        if isinstance(flags, int) and flags & _WRITES:
+            self._opens(name)
+
+    def _makes_beside(self, source: object, target: object, *folders: object) -> None:
+        # A symbolic link has the folder of its target's descriptor last, a hard link too.
+        self._makes(_path(target, folders[-1]))
+
+    def _starts(self, event: str, arguments: tuple[object, ...]) -> None:
+        words = _words(event, arguments)
+        if self._end is not None and not _is_harmless(words):
+            self._refuse(f"start the program {os.path.basename(words[0])}")
 
     def _opens(self, name: object) -> None:
         path = _path(name)
@@ -121,8 +160,10 @@ class FileGuard:
                 self._made[path] = None
 
     def _takes(self, path: str, verb: str) -> None:
-        if self._end is not None and path and self._was_before(path):
-            self._refuse(f"{verb} {_short(path)}")
+        if path and self._was_before(path):
+            self.changes += 1
+            if self._end is not None:
+                self._refuse(f"{verb} {_short(path)}")
 
     def _was_before(self, path: str) -> bool:
         try:
@@ -148,6 +189,10 @@ class FileGuard:
             )
         if threading.get_ident() != self._free_thread and self._end is not None:
             self._end(what)
+
+
+def _never(action: str) -> NoReturn:
+    raise AssertionError(action)
 
 
 def _path(name: object, folder: object = -1) -> str:

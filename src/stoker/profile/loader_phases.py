@@ -34,6 +34,7 @@ from stoker.host.counters import (
     threads_cpu_seconds,
 )
 from stoker.logs import Log
+from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
 # A drain may last this much longer than its share, until its slowest workers have begun.
@@ -233,7 +234,7 @@ def _with_workers(
         num_workers=workers,
         collate_fn=StampedCollate(loader.collate_fn),
         timeout=timeout,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=_GuardedInit(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         # More than the script's: reading must never be what the workers wait for.
         prefetch_factor=max(2, loader.prefetch_factor or 2),
@@ -379,20 +380,31 @@ class _TaskDataset(torch.utils.data.Dataset[object]):
         return self._task(source, until=time.monotonic() + self._seconds)
 
 
+class _GuardedInit:
+    """Calls the script's own `worker_init_fn` in a worker that may change no file of the user's."""
+
+    def __init__(self, own: Callable[[int], None] | None) -> None:
+        self._own = own
+
+    def __call__(self, worker_id: int) -> None:
+        guard_worker()
+        if self._own is not None:
+            self._own(worker_id)
+
+
 class _TaskInit:
     """Calls the script's own `worker_init_fn`, which finds its dataset where torch puts it."""
 
     def __init__(self, shell: _TaskDataset, own: Callable[[int], None] | None) -> None:
         self._shell = shell
-        self._own = own
+        self._own = _GuardedInit(own)
 
     def __call__(self, worker_id: int) -> None:
         info = get_worker_info()
         if info is not None:
             # The class refuses assignments to a finished one.
             object.__setattr__(info, "dataset", self._shell.dataset)
-        if self._own is not None:
-            self._own(worker_id)
+        self._own(worker_id)
 
 
 def _as_it_is(report: object) -> object:

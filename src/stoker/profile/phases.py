@@ -46,6 +46,7 @@ from stoker.profile.script_phases import (
     say_cut_off,
     say_so_far,
 )
+from stoker.profile.states import with_one_step
 from stoker.profile.step_watch import AS_IS_ENOUGH, USUAL_STEPS, AsIsSteps, missing_of
 from stoker.settings import ProcessSettings
 
@@ -212,6 +213,9 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]
 
+# A script that overwrites its checkpoint now and then has the replay begin right after that; it
+# begins at this share of the budget, whenever that is.
+_LATEST_SHARE = 0.6
 # So much later than the first rank, the others end.
 _HEED_SECONDS = 0.2
 # What is known is written this often: it is read if the process is killed.
@@ -257,6 +261,7 @@ class ProfileSession:
         self._growth: Growth | None = None
         self._steps = 0
         self._is_read_out = False
+        self._changes = 0
         self._kept: float | None = None
         self._replay: Replay | None = None
         self._replayed: Loader | None = None
@@ -362,9 +367,10 @@ class ProfileSession:
     def at_exit(self) -> None:
         """Leaves what is known, and says what is missing: the script ends on its own."""
         if self.is_here and self.has_begun:
-            self._end.acquire()
-            self._look_at_files()
-            self.leave_word()
+            # Where another thread ends the process, this one waits for that.
+            with self._end:
+                self._look_at_files()
+                self.leave_word()
 
     def end_before(self, action: str) -> NoReturn:
         """Ends the profile with what is known: the script is about to change a user's file.
@@ -430,13 +436,22 @@ class ProfileSession:
         return batch
 
     def _may_replay(self, steps: AsIsSteps) -> bool:
-        if AS_IS_ENOUGH.holds(
+        # Read in each step: what it says is that the script has just saved.
+        may_begin = self._has_time_before_it_saves()
+        if may_begin and AS_IS_ENOUGH.holds(
             steps=steps.count,
             elapsed_seconds=self._reading.elapsed_seconds,
             budget_seconds=self._budget,
         ):
             self._agreement.propose("accelerator", at_step=self._steps)
         return steps.count > 0 and self._agreement.is_due("accelerator", at_step=self._steps)
+
+    def _has_time_before_it_saves(self) -> bool:
+        """Returns whether the script does not save soon, which would end the profile."""
+        changes = self._guard.changes
+        has_saved, self._changes = changes != self._changes, changes
+        is_late = self._reading.elapsed_seconds >= _LATEST_SHARE * self._budget
+        return not changes or has_saved or is_late
 
     def _is_enough_for_an_end(self, steps: AsIsSteps) -> bool:
         """Returns whether an epoch's end ends this phase."""
@@ -461,6 +476,10 @@ class ProfileSession:
         found = steps.result()
         self._findings.learn(as_is=found, evidence=self._reading.evidence())
         own = self._findings.result
+        if own.world_size == 1:
+            # As the verdict will have it. Of several ranks one alone does not know whose work
+            # that of others is.
+            found = with_one_step([own])[0].as_is or found
         say_as_is(self._log, found, rank=own.rank, ranks=own.world_size)
         with contextlib.suppress(TypeError):
             self._inner = ref(inner)

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.errors import UsageError
 from stoker.feed.own_loaders import own_loaders
+from stoker.feed.replace import note_makings
 from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board, FileBoard
 from stoker.profile.divided_streams import watch_streams
 from stoker.profile.file_guard import FileGuard
@@ -105,6 +106,7 @@ def _replace(cls: type[Loader], sessions: _Sessions) -> None:
 
     iterate.stoker_session = sessions  # type: ignore[attr-defined]
     cls.__iter__ = iterate  # type: ignore[assignment]
+    note_makings(cls)
 
 
 def _leave_word_of_steps(sessions: _Sessions, folder: Path) -> None:

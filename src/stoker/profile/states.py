@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from stoker.profile.rank_results import AsIs, Drain, Evidence, RankResult
+import msgspec
+
+from stoker.profile.rank_results import AsIs, Drain, Evidence, Quartiles, RankResult
 from stoker.records import Parts, ProfileState
 from stoker.records.parts import MAX_OTHERS
 from stoker.text import ms, percentage, size, vcpus_words, wait_share
@@ -208,6 +210,33 @@ def others_of(signs: Sequence[Signs]) -> float:
         busy = sum(own.others_vcpus for own in ranks) + used
         found += max(0.0, busy / len(ranks) - used)
     return found
+
+
+def with_one_step(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Gives the steps their mean for a median where other programs were at work.
+
+    These come and go: what they took is a mean over the steps, which only a mean can be compared
+    with. Profile and decide then name one measured step.
+    """
+    vcpus = sum({rank.host: rank.vcpus for rank in ranks}.values())
+    if others_of([signs_of(rank) for rank in ranks]) <= MAX_OTHERS * vcpus:
+        return ranks
+
+    def mean(part: Quartiles) -> Quartiles:
+        return msgspec.structs.replace(part, median=part.mean)
+
+    return [
+        msgspec.structs.replace(
+            rank,
+            as_is=msgspec.structs.replace(
+                rank.as_is,
+                step_seconds=mean(rank.as_is.step_seconds),
+                wait_seconds=mean(rank.as_is.wait_seconds),
+            ),
+        )
+        for rank in ranks
+        if rank.as_is is not None
+    ]
 
 
 def where(own: Signs, signs: Sequence[Signs]) -> str:

@@ -369,8 +369,9 @@ def too_busy(profile: Profile, *, vcpus: float, machine_vcpus: float | None = No
     elsewhere = (profile.observed.elsewhere_vcpus if profile.observed else None) or 0.0
     rest = (machine_vcpus or 0.0) - vcpus
     if rest > 0 and _width(elsewhere, vcpus=rest) > _BEYOND_TELLING:
+        other = "vCPU" if rest == 1 else vcpus_words(rest)
         return (
-            f"{OTHERS} {elsewhere:.1f} of this machine's other {vcpus_words(rest)}, so the "
+            f"{OTHERS} {elsewhere:.1f} of this machine's other {other}, so the "
             "measurement is not reliable"
         )
     return ""

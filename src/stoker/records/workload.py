@@ -282,7 +282,7 @@ class FeedSettings(Record, frozen=True, kw_only=True):
     max_dataset_bytes: PositiveInt = 1 << 30
     unshippable: Literal["error", "local"] | None = None
     replace_dataloader: ReplaceDataLoader = "auto"
-    shards: PositiveInt | None = None
+    shards: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
     port: Annotated[int, msgspec.Meta(ge=1024, le=65534)] = 7600
     metrics_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None
     metrics_address: Name | None = None
@@ -314,7 +314,7 @@ class ProfileSettings(Record, frozen=True, kw_only=True):
         budget_seconds: Seconds from the first batch to the verdict. 180 is enough for the medians
             of steps below some seconds; raise it for slower steps, lower it for a first look.
         max_unexplained: Fraction of the measured step, 0 to 1, by which the sum of the parts may
-            miss it before the profile says *unexplained*, and no spending is advised. 0.15 is about
+            miss it before the profile says *unexplained*, and nothing is recommended. 0.15 is about
             the noise of a shared machine.
         instance_type: What the profiled hosts are called in a catalog, where the cluster does not
             say it; `auto` asks the cloud's metadata service. Absent: what the environment says,

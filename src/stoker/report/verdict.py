@@ -466,6 +466,9 @@ def _trained_alone(
 
 def _kept(decision: Decision) -> str:
     """Returns why today's cluster is kept; it may be unknown whether stoker would help."""
+    if decision.is_noisy:
+        # The table of plans says it in full.
+        return "Other programs kept the machine busy, so today's cluster is kept for now."
     is_known = decision.bottleneck != "unexplained"
     reason = _sentence(decision.plan.reason or _LIMITS[decision.bottleneck])
     why = "stoker does not help here" if is_known else "Kept as it is for now"

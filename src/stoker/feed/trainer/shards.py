@@ -350,9 +350,10 @@ class ShardScheduler(Scheduler):
 
     def window(self, now: float) -> int:
         """Returns how many batches of all shards may wait or be under way."""
+        most = len(self._shards) * self._prefetch
         if self._mean_bytes <= 0:
-            return len(self._shards) * self._prefetch
-        return max(1, int(self.max_bytes / self._mean_bytes))
+            return most
+        return max(1, min(most, int(self.max_bytes / self._mean_bytes)))
 
     @property
     def committed_bytes(self) -> int:

@@ -31,7 +31,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (codec), of what travels pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 21
+PROTOCOL_VERSION = 22
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096

@@ -1,0 +1,138 @@
+"""Scripts as users have them go through `stoker run` without a change of theirs.
+
+Each is fed by a data host, loses what it loses alone under stoker, is told what it waits for, and
+has one answer to the question whether it passed.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.records import Decision, Evaluation, Profile, Training, read_json
+from support.command import Done, process
+from support.local_job import assert_nothing_left
+from support.unchanged import (
+    BATCH_SIZE,
+    EPOCHS,
+    PLAIN,
+    STEPS,
+    STREAM,
+    Script,
+    batches_of_data_hosts,
+    losses,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+TIMEOUT_SECONDS = 300
+SCRIPTS_OF_USERS = [
+    PLAIN,
+    STREAM,
+    Script(name="loader_each_epoch"),
+    Script(name="accelerated", needs="accelerate"),
+    Script(name="lightning_fit", needs="lightning"),
+    Script(name="torchrun_ddp", launcher=("torchrun", "--nproc-per-node", "2"), ranks=2),
+    pytest.param(
+        Script(name="hf_trainer", needs="transformers"),
+        marks=pytest.mark.library,
+        id="hf_trainer",
+    ),
+    pytest.param(
+        Script(name="webdataset_stream", needs="webdataset", shards=1),
+        marks=pytest.mark.library,
+        id="webdataset_stream",
+    ),
+]
+WORKLOAD = """\
+name: unchanged
+command: {command}
+cluster: {{dnn: {{instance_type: local.c1, count: 1}}}}
+training: {{epochs: {epochs}, samples_per_epoch: {samples}, global_batch_size: {batch}}}
+constraints: {{objective: time, max_data_hosts: 1, allowed_instance_types: [local.c1]}}
+profile: {{budget_seconds: 8}}
+"""
+
+
+# Of the Python that runs the tests: torchrun is next to it.
+ENVIRON = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def project(folder: Path, script: Script) -> None:
+    """Writes a user's folder: the script, what it reads, and a workload that names it."""
+    script.write(folder)
+    (folder / "workload.yaml").write_text(
+        WORKLOAD.format(
+            command=json.dumps(script.command),
+            epochs=EPOCHS,
+            samples=384 * script.ranks,
+            batch=BATCH_SIZE * script.ranks,
+        )
+    )
+
+
+def printed(run: Path) -> list[str]:
+    """Returns the losses that the script printed under stoker."""
+    (log,) = (run / "logs").glob("dnn-*.log")
+    return losses(log.read_text())
+
+
+def answers(done: Done, run: Path, folder: Path) -> dict[str, bool]:
+    """Returns what each place says of one question: did it pass?"""
+    told = read_json(run / "evaluation.json", Evaluation)
+    judged = process("evaluate", "--gate-of", str(run / "evaluation.json"), cwd=folder)
+    page = (run / "report.html").read_text()
+    words = [line for line in done.stderr.splitlines() if line.startswith("evaluate")][-1]
+    return {
+        "terminal": done.returncode == 0 and "no gate" in words and "fail" not in words.lower(),
+        "report": "gate failed" not in page and "as good as asked" not in page,
+        "evaluation.json": told.passed and not told.reason,
+        "the pipeline's gate": judged.returncode == 0,
+        "training.json": read_json(run / "training.json", Training).status == "succeeded",
+    }
+
+
+@pytest.mark.parametrize("script", SCRIPTS_OF_USERS, ids=lambda script: script.name)
+def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path: Path, script: Script) -> None:
+    if importlib.util.find_spec(script.needs) is None:
+        pytest.skip(f"no {script.needs} here: make test-libraries")
+    project(tmp_path, script)
+    # All batches are the data host's, also where other programs keep it from its first ones.
+    plan = ("--group", "dnn=local.c1:1", "--group", "data=local.c1:1:1")
+    plan += ("--set", "feed.local_workers=0")
+    done = process(
+        "run", "workload.yaml", "--yes", *plan, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+
+    # Fed: every step of every epoch came through the feed, and the data host made batches.
+    training = read_json(run / "training.json", Training)
+    assert [group.role for group in training.groups] == ["dnn", "data"]
+    assert training.steps == STEPS
+    assert batches_of_data_hosts((run / "feed.csv").read_text()) >= 1
+
+    # What it waits for: samples that sleep are nothing that a CPU, a disk or a network limits.
+    profile = read_json(run / "profile.json", Profile)
+    decision = read_json(run / "decision.json", Decision)
+    assert profile.loader is not None
+    assert profile.loader.class_name == script.loader
+    assert profile.loader.reach == "torch"
+    assert profile.loader.iterable == (script.shards is not None)
+    assert profile.loader.shards == script.shards
+    assert decision.bottleneck in ("workers", "latency", "unexplained"), decision.bottleneck
+
+    said = answers(done, run, tmp_path)
+    assert said == dict.fromkeys(said, True)
+    assert_nothing_left(run, set())
+
+    # The same losses without a data host.
+    fed = printed(run)
+    assert len(fed) == STEPS
+    words = ("train", "workload.yaml", "--name", "alone")
+    alone = process(*words, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS)
+    assert alone.returncode == 0, alone.stderr
+    assert printed(tmp_path / "runs" / "alone") == fed

@@ -1,0 +1,80 @@
+"""Scripts as users have them, which no line of stoker's is in, with what they read."""
+
+import io
+import re
+import shutil
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from stoker.launch.telemetry import read_csv
+
+SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
+EPOCHS = 4
+BATCH_SIZE = 16
+STEPS = 24 * EPOCHS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """Tells what is right to say of a script.
+
+    Attributes:
+        needs: Package without which it cannot run.
+        launcher: What starts it.
+        loader: Class of the loader that the profile has to name.
+        shards: Of a stream: over all ranks.
+        ranks: Trainer processes.
+    """
+
+    name: str
+    needs: str = "torch"
+    launcher: tuple[str, ...] = ("python",)
+    loader: str = "torch.utils.data.dataloader.DataLoader"
+    shards: int | None = None
+    ranks: int = 1
+
+    @property
+    def command(self) -> list[str]:
+        return [*self.launcher, f"{self.name}.py", str(EPOCHS)]
+
+    def write(self, folder: Path, *, name: str = "") -> None:
+        """Writes the script to a folder, called `name` or as it is, and what it reads."""
+        shutil.copy(SCRIPTS / f"{self.name}.py", folder / (name or f"{self.name}.py"))
+        if self.shards:
+            _write_shards(folder / "shards")
+
+
+PLAIN = Script(name="plain_loop")
+STREAM = Script(name="tar_stream", shards=2)
+
+
+def losses(log: str) -> list[str]:
+    """Returns the losses in what a script printed."""
+    return re.findall(r"loss (\d+\.\d+)", log)
+
+
+def batches_of_data_hosts(feed_csv: str) -> float:
+    """Returns how many batches data hosts made, as a run's feed.csv tells their rates."""
+    return sum(
+        host.batches_per_second * interval.seconds
+        for interval in read_csv(feed_csv)
+        for host in interval.hosts
+        if host.kind == "host"
+    )
+
+
+def _write_shards(folder: Path) -> None:
+    """Writes four tar files of 96 samples: NAME.x.npy and NAME.y.cls, as WebDataset has them."""
+    folder.mkdir()
+    for shard in range(4):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for index in range(96 * shard, 96 * shard + 96):
+                point = io.BytesIO()
+                numpy.save(point, numpy.full(8, index % 2 - 0.5, dtype="float32"))
+                for name, content in (("x.npy", point.getvalue()), ("y.cls", b"%d" % (index % 2))):
+                    told = tarfile.TarInfo(f"{index:04}.{name}")
+                    told.size = len(content)
+                    tar.addfile(told, io.BytesIO(content))
