@@ -344,11 +344,6 @@ def _words(err: BaseException) -> str:
 
 def role_check(topology: Topology) -> Finding:
     """Says which part this host plays."""
-    # What `topology` returns where no job is described: this host alone.
-    if len(topology.hosts) == 1 and not topology.group.instance_type:
-        return Finding(
-            name="role", state="ok", text="no job is described here: this host is in none"
-        )
     group = topology.group
     place = group.hosts.index(topology.host) + 1
     text = f"{topology.host}: {group.role}, group {group.name}, host {place} of {len(group.hosts)}"
@@ -474,10 +469,14 @@ def examine(environ: Mapping[str, str], *, peer: str | None, aws: bool) -> Itera
     yield shared_memory_check()
     yield accelerators_check(environ)
     yield clock_check()
-    yield role
-    yield folder_check(settings.base_dir)
+    # What `topology` returns where no job is described, as on a laptop: this host alone.
+    in_job = not topology or len(topology.hosts) > 1 or bool(topology.group.instance_type)
+    if in_job:
+        yield role
+    if in_job or settings.base_dir.exists():
+        yield folder_check(settings.base_dir)
     yield port_check(port_of(settings), settings.token_file)
-    if topology is not None:
+    if topology is not None and in_job:
         yield names_check(topology)
         yield token_check(topology, settings.token_file)
     if peer:
