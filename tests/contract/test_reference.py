@@ -16,6 +16,7 @@ from support.examples import project
 ROOT = Path(__file__).parents[2]
 # Types, and values that an example would only show as they are.
 WITHOUT_EXAMPLE = {
+    "stoker.kubeflow.KubeflowRequest",
     "stoker.kubeflow.Task",
     "stoker.sagemaker.EXECUTION_ARN",
     "stoker.sagemaker.PipelineVariable",

@@ -207,7 +207,8 @@ def replaced_iterator_of(loader: AnyLoader) -> _BaseDataLoaderIter:
 def _say_how_it_is_seeded(loader: AnyLoader, process: TrainerProcess) -> None:
     settings = process.settings
     is_torchs = loader._dataset_kind == _DatasetKind.Iterable or settings.feed.seeding == "torch"
-    if is_torchs or process.said_seeding or settings.rank != 0:
+    # Outside of a run there is no terminal of stoker's, and nothing to compare.
+    if is_torchs or process.said_seeding or settings.rank != 0 or settings.output is None:
         return
     process.said_seeding = True
     Log(run=settings.run_id, host=settings.host).event("batches_seeded", text=_SEEDED)
