@@ -39,7 +39,7 @@ from support.docker import ROOT, Engine
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubelet import Kubelet, claims_in
 from support.kubernetes_api import NAMESPACE
-from support.unchanged import BATCH_SIZE, EPOCHS, PLAIN, STEPS, STREAM, Script
+from support.unchanged import BATCH_SIZE, PLAIN, STREAM, Script
 
 pytestmark = [
     pytest.mark.docker,
@@ -183,9 +183,13 @@ def test_an_unchanged_script_is_fed_to_its_gate(
     script.write(tmp_path / "drawn" / "mnist")
     document = {
         **DOCUMENT,
-        "command": ["python3", f"{DIGITS}/{script.name}.py", str(EPOCHS)],
+        "command": ["python3", f"{DIGITS}/{script.name}.py", str(script.epochs)],
         "hyperparameters": {},
-        "training": {"epochs": EPOCHS, "samples_per_epoch": 384, "global_batch_size": BATCH_SIZE},
+        "training": {
+            "epochs": script.epochs,
+            "samples_per_epoch": 384,
+            "global_batch_size": BATCH_SIZE,
+        },
         "gate": [],
         "channels": {"training": {"uri": "pvc://datasets/mnist"}},
     }
@@ -198,7 +202,7 @@ def test_an_unchanged_script_is_fed_to_its_gate(
     assert profile.loader is not None
     assert (profile.loader.reach, profile.loader.shards) == ("torch", script.shards)
     assert training.status == "succeeded"
-    assert training.steps == STEPS
+    assert training.steps == script.steps
     assert evaluation.passed
     assert evaluation.reason == ""
 

@@ -240,7 +240,7 @@ def test_a_training_that_ended_while_nobody_followed_it_is_read_by_the_last_step
     # Not made again, as a retried Train would do.
     assert api.get("jobsets", RUN)["metadata"]["uid"] == uid
     assert finish.record("record")["failure"] == "ValueError: bad"
-    assert "the training has failed" in finish.last_line
+    assert "the training failed" in finish.last_line
 
 
 def test_a_retry_without_the_last_step_adopts_the_job_and_one_after_it_has_its_record(

@@ -18,7 +18,7 @@ from support.sagemaker_project import (
     Project,
     statuses,
 )
-from support.unchanged import EPOCHS, PLAIN, STEPS, STREAM, Script
+from support.unchanged import PLAIN, STREAM, Script
 
 pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
 
@@ -58,19 +58,19 @@ def test_an_unchanged_script_is_fed_and_passes(project: Project, script: Script)
     script.write(project.folder / "code", name="train.py")
     project.upload(
         script=(project.folder / "code" / "train.py").read_text(),
-        command=["python", "train.py", str(EPOCHS)],
+        command=["python", "train.py", str(script.epochs)],
         hyperparameters={},
-        training={"epochs": EPOCHS, "samples_per_epoch": 384, "global_batch_size": 16},
+        training={"epochs": script.epochs, "samples_per_epoch": 384, "global_batch_size": 16},
         gate=[],
     )
     run = project.execution().run()
-    assert run.status == "Succeeded", project.told(run)
+    assert run.status == "Succeeded", (run.reason, statuses(run))
     profile = project.record(run, "profile/profile.json", Profile)
     training = project.record(run, "training/training.json", Training)
     evaluation = project.record(run, "evaluation/evaluation.json", Evaluation)
     assert profile.loader is not None
     assert (profile.loader.reach, profile.loader.shards) == ("torch", script.shards)
-    assert training.steps == STEPS
+    assert training.steps == script.steps
     assert training.measured
     assert evaluation.passed
     assert evaluation.reason == ""

@@ -67,6 +67,6 @@ def test_a_stopped_training_keeps_a_record_and_says_how_to_go_on(
         assert record.measured is not None
         assert record.measured.steps >= 20
     assert f"kept:  runs/{run_dir.name}/training.json, t.json (status: stopped)" in said
-    assert "The training was stopped before its end" in (run_dir / "report.html").read_text()
+    assert "The training was stopped" in (run_dir / "report.html").read_text()
     assert "again: stoker train --out t.json --set feed.credits=3 -- python script.py" in said
     assert_nothing_left(run_dir, set())

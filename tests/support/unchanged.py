@@ -14,7 +14,6 @@ from stoker.launch.telemetry import read_csv
 SCRIPTS = Path(__file__).parents[1] / "e2e" / "scripts"
 EPOCHS = 4
 BATCH_SIZE = 16
-STEPS = 24 * EPOCHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +26,7 @@ class Script:
         loader: Class of the loader that the profile has to name.
         shards: Of a stream: over all ranks.
         ranks: Trainer processes.
+        epochs: So many that a profile comes to its end.
     """
 
     name: str
@@ -35,10 +35,15 @@ class Script:
     loader: str = "torch.utils.data.dataloader.DataLoader"
     shards: int | None = None
     ranks: int = 1
+    epochs: int = EPOCHS
 
     @property
     def command(self) -> list[str]:
-        return [*self.launcher, f"{self.name}.py", str(EPOCHS)]
+        return [*self.launcher, f"{self.name}.py", str(self.epochs)]
+
+    @property
+    def steps(self) -> int:
+        return 24 * self.epochs
 
     def write(self, folder: Path, *, name: str = "") -> None:
         """Writes the script to a folder, called `name` or as it is, and what it reads."""
