@@ -1,5 +1,6 @@
 """A plain loop of torch, with a validation after each epoch and a checkpoint at its end."""
 
+import os
 import sys
 import time
 
@@ -36,7 +37,7 @@ def main():
         with torch.no_grad():
             errors = [(model(x).squeeze(1) - y.float()).square().mean() for x, y in val_loader]
         print(f"epoch {epoch}: validation {torch.stack(errors).mean():.6f}", flush=True)
-    torch.save(model.state_dict(), "model.pt")
+    torch.save(model.state_dict(), os.path.join(os.environ.get("SM_MODEL_DIR", "."), "model.pt"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A stream of one's own over four tar files, which two workers divide between them."""
 
 import io
+import os
 import sys
 import tarfile
 import time
@@ -38,6 +39,7 @@ def main():
             loss.backward()
             optimizer.step()
             print(f"loss {loss.item():.6f}", flush=True)
+    torch.save(model.state_dict(), os.path.join(os.environ.get("SM_MODEL_DIR", "."), "model.pt"))
 
 
 if __name__ == "__main__":
