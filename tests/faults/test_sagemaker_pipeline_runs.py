@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.records import Decision, Evaluation, Json, Profile, Training, bare_type
@@ -65,7 +66,8 @@ def test_an_unchanged_script_is_fed_and_passes(project: Project, script: Script)
     )
     run = project.execution().run()
     assert run.status == "Succeeded", (run.reason, statuses(run))
-    profile = project.record(run, "profile/profile.json", Profile)
+    kept = project.aws.read_object(f"{OUT}/stoker/profiles/mnist/{run.id}/profile.json")
+    profile = msgspec.json.decode(kept, type=Profile)
     training = project.record(run, "training/training.json", Training)
     evaluation = project.record(run, "evaluation/evaluation.json", Evaluation)
     assert profile.loader is not None
