@@ -5,9 +5,10 @@ and `--read` files of a folder, dropped from the page cache, in the loader; `--s
 `--step-slept` seconds and `--step-python` turns of a Python loop in the trainer's main thread;
 `--step-model` forward and backward passes of a network on the CPU, with as many threads as torch
 takes. `--stream` makes the samples a stream, which its workers divide between them, and `--own`
-reads them by torchdata's nodes, a loader that the feed cannot reach. Started by torchrun, ranks wait
-for each other in each step, and the samples of `--slow-rank` cost twice as much. `--group` is a control group with a CPU quota, which trainer and workers join, as in a pod
-with a limit: on all cores of the machine, with torch's threads for all of them.
+reads them by torchdata's nodes, a loader that the feed cannot reach. Started by torchrun, ranks
+wait for each other in each step, and the samples of `--slow-rank` cost twice as much. `--group` is
+a control group with a CPU quota, which trainer and workers join, as in a pod with a limit: on all
+cores of the machine, with torch's threads for all of them.
 """
 
 import argparse
