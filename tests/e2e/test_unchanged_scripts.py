@@ -110,7 +110,7 @@ def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path: Path, scri
     assert training.steps == script.steps
 
     # Fed: every step of every epoch came through the feed, and the data host made all batches.
-    fed = run / ".." / "fed"
+    fed = run.with_name("fed")
     words = ("train", "workload.yaml", "--name", "fed", *hosts, "--set", "feed.local_workers=0")
     train = process(*words, cwd=tmp_path, env=ENVIRON, timeout=TIMEOUT_SECONDS)
     assert train.returncode == 0, train.stderr

@@ -480,10 +480,12 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
 
 def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> tuple[RunOutcome, int]:
     """Returns how a run ended whose command ended well: it failed if its data hosts fed nobody."""
+    told = coordinator.progress
     is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
     why = ""
-    if is_planned and run.settings.profile is None:
-        why = why_unfed(run.output, read_timelines(run.output), coordinator.progress)
+    # A rank's report tells of most runs: timelines of days are long to read.
+    if is_planned and run.settings.profile is None and not any(p.steps for p in told.values()):
+        why = why_unfed(run.output, read_timelines(run.output), told)
     if not why:
         return ended, 0
     failed = dataclasses.replace(ended, status="failed", failure=why, is_unfed=True)
