@@ -389,6 +389,7 @@ def test_auto_has_no_say_in_loaders_of_a_worker(
 def test_what_changes_by_the_replacement_is_said_once(
     tmp_path: Path, loader: str, env: dict[str, str], is_said: bool
 ) -> None:
+    env = {"STOKER_OUTPUT": str(tmp_path), **env}
     code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
     assert code == 0, said
     assert said.count("random draws of a dataset are seeded per batch") == int(is_said)

@@ -4,6 +4,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 
 from stoker.feed.trainer.local_workers import LocalWorkers
@@ -84,6 +85,18 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
                 assert local.ask(order(number)) == []
             assert len(made_by(local, 2)) == 2
         assert not deaths
+    finally:
+        local.close()
+
+
+def test_a_dataset_goes_with_the_script_s_loader_while_its_workers_go_on() -> None:
+    dataset, deaths = Whose(), list[str]()
+    local, gone = workers_of(dataset, deaths), weakref.ref(dataset)
+    try:
+        del dataset
+        assert gone() is None
+        assert local.ask(order(0)) == []
+        assert made_by(local, 1) == [(0, 0, 0)]
     finally:
         local.close()
 

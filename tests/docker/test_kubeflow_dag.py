@@ -180,7 +180,7 @@ def test_an_unchanged_script_is_fed_to_its_gate(
     kubelet: Kubelet, tmp_path: Path, script: Script
 ) -> None:
     # The claim has the script, next to what it reads.
-    script.write(tmp_path / "drawn" / "mnist")
+    script.write(tmp_path / "claims" / "datasets" / "mnist")
     document = {
         **DOCUMENT,
         "command": ["python3", f"{DIGITS}/{script.name}.py", str(script.epochs)],

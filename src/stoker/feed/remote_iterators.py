@@ -117,6 +117,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         """Returns the children of this loader; the ones it has, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
+            known.share(self._spec)
             return known
         count = num_local_workers(self._loader, self._process)
         if not count:

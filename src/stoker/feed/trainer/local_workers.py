@@ -3,6 +3,7 @@
 import heapq
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -82,12 +83,14 @@ class LocalWorkers:
         chosen = context or torch.multiprocessing.get_context()
         # Forked when a shard is pinned here, in the middle of an epoch, a child would have the
         # dataset as the script has changed it by then.
-        is_shared = chosen.get_start_method() == "fork" and not spec.is_iterable
+        self._can_share = chosen.get_start_method() == "fork" and not spec.is_iterable
+        self.share(spec)
 
         def start(role: WorkerRole, sock: socket.socket) -> ChildProcess:
+            shared = self._shared() if self._shared is not None else None
             child: BaseProcess = chosen.Process(  # type: ignore[attr-defined]
                 target=_run_child,
-                args=(sock, spec if is_shared else packed.data),
+                args=(sock, shared or packed.data),
                 kwargs={
                     "worker_id": role.number,
                     "num_workers": role.num_shards or num_workers,
@@ -116,6 +119,12 @@ class LocalWorkers:
             wake=wake,
             on_death=on_death,
         )
+
+    def share(self, spec: DatasetSpec) -> None:
+        """Has forked children share what makes an epoch's batches, for as long as its iterator
+        lives: a loader that is made again is known by its former dataset, which must not live on.
+        """
+        self._shared = weakref.ref(spec) if self._can_share else None
 
     @property
     def credits(self) -> int:

@@ -197,7 +197,7 @@ class Globals:
         collate.default_collate_fn_map.update(self.collate_types)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, kw_only=True)
 class DatasetSpec:
     """Batches are made from a spec: the parts of a loader that a data worker needs.
 
