@@ -636,7 +636,6 @@ def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path: Pat
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--train-step native", "are only for sagemaker"),
         ("--set image=null", "the pipeline needs the workload's image"),
     ],
 )

@@ -30,7 +30,7 @@ from stoker.orchestrators.sagemaker.compile import (
 )
 from stoker.parameters import Parameter, camel
 from stoker.platforms.aws import Aws
-from stoker.records import Decision, SageMakerSettings, Workload, nearest
+from stoker.records import SageMakerSettings, Workload, nearest
 
 # The SDK makes AWS clients while it is imported: without a region that is an error, without keys a
 # search for them over the network. These are for that moment only; no request is ever signed.
@@ -307,7 +307,6 @@ class SageMakerPipelineRun:
         workload: Workload,
         *,
         folder: Path | None = None,
-        decision: Decision | None = None,
         **parameters: Text | int | float,
     ) -> "SageMakerPipelineRun":
         """Returns a run for a pipeline of your own.
@@ -316,15 +315,13 @@ class SageMakerPipelineRun:
             workload: Workload with settings for SageMaker, an image and today's cluster, as of
                 `stoker.settings.read_workload`.
             folder: Project folder, which has `sagemaker.source`; absent: the current one.
-            decision: The one whose groups a native training step has.
             parameters: Parameters of your pipeline, in place of what the workload says:
                 image=image.
 
         Raises:
             UsageError: If the workload lacks what the steps need, or has no such parameter.
         """
-        kind = "native" if decision else "launched"
-        request = pipeline_request(workload, train_step=kind, decision=decision, folder=folder)
+        request = pipeline_request(workload, folder=folder)
         return cls(request=request).given(**parameters)
 
     def given(self, **parameters: Text | int | float) -> "SageMakerPipelineRun":
@@ -340,11 +337,6 @@ class SageMakerPipelineRun:
     def branch(self, suffix: str) -> "SageMakerPipelineRun":
         """Returns the run for the steps of another branch, whose names end in `suffix`."""
         return dataclasses.replace(self, suffix=self.suffix + suffix)
-
-    @property
-    def parent(self) -> "SageMakerPipelineRun":
-        """Returns the run that has decided, and whose folder this one writes to."""
-        return dataclasses.replace(self, execution_id=text(self.value("parent_run")))
 
     @property
     def workload(self) -> Workload:
