@@ -9,6 +9,7 @@ import pytest
 
 from stoker.records import Decision, Evaluation, Json, Profile, Training
 from support.moto import AwsServer
+from support.sagemaker_containers import job_arn
 from support.sagemaker_execution import DefinitionError, Execution, account
 from support.sagemaker_project import (
     BATCH_SIZE,
@@ -48,10 +49,21 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project: Project)
     assert training.measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
     assert training.hyperparameters == {"epochs": 2, "lr": 1e-05}
     assert evaluation.passed
-    assert len(project.packages()) == 1
+    (package,) = project.packages()
+    described = project.aws.call(
+        "sagemaker", "DescribeModelPackage", ModelPackageName=package["ModelPackageArn"]
+    )
+    metadata = described["CustomerMetadataProperties"]
+    assert isinstance(metadata, dict)
+    assert metadata["stoker-training-job"] == training.what["job_arn"] == job_arn(f"mnist-{run.id}")
+    version = training.what["input_training_version"]
+    assert metadata["stoker-input-training"] == f"s3://{BUCKET}/data/ {version}"
+    assert decision.plan.action in str(metadata["stoker-decided"])
+    assert f"mnist-{run.id}" in json.dumps(described["InferenceSpecification"])
     # What the pipeline relies on, and AWS's documentation does not say: docs/sagemaker.md does.
     assert run.undocumented == {
         "a condition on the boolean of a JSON file",
+        "a value of a JSON file in a step of type RegisterModel",
         "a step after another's outcome Any",
     }
 

@@ -177,7 +177,7 @@ def judged(
     from stoker.cli.outputs import deliver, told_of_evaluation
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import region_of
-    from stoker.evaluate import evaluate, model_quality, summary
+    from stoker.evaluate import evaluate, model_metadata, model_quality, summary
     from stoker.platforms.base import tracking_of
     from stoker.records import Decision, Profile, read_json, write_text
     from stoker.settings import pipeline_run
@@ -207,6 +207,8 @@ def judged(
         # Next to it, for the model registry: evaluation.json says more than Studio shows.
         quality = json.dumps(model_quality(trained))
         write_text(destinations.out.with_name("model-quality.json"), quality)
+        metadata = model_metadata(workload, trained, decided)
+        write_text(destinations.out.with_name("model-metadata.json"), json.dumps(metadata))
     if report:
         # Imports the templates of the page: only where a report is wanted.
         from stoker.cli.report import report_of_records

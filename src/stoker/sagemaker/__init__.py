@@ -23,6 +23,7 @@ other values of parameters (an image, the address of data that an earlier step m
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
+from stoker.evaluate import metadata_names
 from stoker.orchestrators.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.parameters import main_channel
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
@@ -317,7 +318,10 @@ def evaluate_step(
         image=image,
         inputs={"profile": _profile_in(profile), "run": run.uri("")},
         outputs={"evaluation": run.uri("evaluation")},
-        property_files={"Evaluation": "evaluation/evaluation.json"},
+        property_files={
+            "Evaluation": "evaluation/evaluation.json",
+            "Metadata": "evaluation/model-metadata.json",
+        },
         environment=run.told_run,
         depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
         # Never isolated: a run's own gate may ask the registry for the champion.
@@ -393,6 +397,10 @@ def register_step(
             "stoker-decision": run.uri("decision/decision.json"),
             "stoker-evaluation": text(left["evaluation"], "/evaluation.json"),
             "stoker-report": left["report"],
+            **{
+                f"stoker-{name.replace('_', '-')}": value_in(evaluation, name, file="Metadata")
+                for name in metadata_names(run.workload)
+            },
         }
         if "report" in left
         else None

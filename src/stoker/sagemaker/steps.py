@@ -269,17 +269,21 @@ def text(*parts: Text | int | float) -> Text:
     return joined
 
 
-def value_in(step: RequestStep, path: str) -> PipelineVariable:
-    """Returns a value of the step's first property file, by JSON path, for conditions.
+def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariable:
+    """Returns a value of a property file, by JSON path.
+
+    Args:
+        step: Step that writes the file.
+        path: Path in the JSON.
+        file: Name of the property file; empty: the step's first one.
 
     Raises:
-        ValueError: If the step has no property file.
+        ValueError: If the step has no such property file.
     """
-    if not step.property_files:
+    files = [each for each in step.property_files if file in ("", each.name)]
+    if not files:
         raise ValueError(f"step {step.name} has no property file that {path} could be in")
-    found: PipelineVariable = JsonGet(
-        step_name=step.name, property_file=step.property_files[0], json_path=path
-    )
+    found: PipelineVariable = JsonGet(step_name=step.name, property_file=files[0], json_path=path)
     return found
 
 

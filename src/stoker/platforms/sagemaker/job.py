@@ -22,6 +22,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
     read_utilisation,
     utilisation_words,
 )
+from stoker.platforms.sagemaker.lineage import kept_facts
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
@@ -305,6 +306,7 @@ class SageMakerRun(FollowedRun):
             events=self.events,
             mlflow_run_id=state.mlflow_run_id,
             billed_seconds=state.billed_seconds,
+            what={"job_arn": state.arn, **kept_facts(self._aws, state.arn)},
         )
 
     def _await_end(self) -> None:
