@@ -40,9 +40,9 @@ def champion_metrics(
     if not named:
         raise UsageError(
             f"gate {asking.metric} compares with the champion, but no champion is configured",
-            where="--champion",
-            fix="--champion evaluation.json (of the model in use), a folder of champions, or "
-            "registry:GROUP; in a pipeline on Kubeflow the key kubernetes.champion",
+            where=f"workload {workload.name}, key gate",
+            fix="stoker evaluate --champion evaluation.json (of the model in use), a folder of "
+            "champions, or registry:GROUP; in a pipeline on Kubeflow the key kubernetes.champion",
         )
     if named.startswith(_REGISTRY):
         return champion_quality(Aws(region=region), named.removeprefix(_REGISTRY))
