@@ -112,11 +112,6 @@ VERBS = {
     "catalog": {
         "--platform",
         "--prices",
-        "--from-cluster",
-        "--context",
-        "--pool-label",
-        "--region",
-        "--out",
         "--json",
         "--debug",
     },
