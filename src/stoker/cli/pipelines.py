@@ -15,11 +15,9 @@ import typer
 
 from stoker.cli.options import (
     AsJson,
-    NativeDecision,
     Overrides,
     Params,
     TargetName,
-    TrainStepName,
     WorkloadFile,
     Yes,
 )
@@ -252,8 +250,6 @@ def upload_verb(
     target: TargetName,
     workload: WorkloadFile,
     *,
-    train_step: TrainStepName = "launched",
-    decision: NativeDecision = None,
     reach: Reach,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -270,7 +266,7 @@ def upload_verb(
     of = workload_of(workload, overrides=overrides or ())
     service = reach.target(target, workload=of)
     with working(f"comparing {of.name} with what is there", quiet=as_json):
-        compiled = compiled_for(service.name, of, train_step=train_step, decision=decision)
+        compiled = compiled_for(service.name, of)
         plan = service.plan(compiled)
     for line in (*plan.notes, *_plan_lines(plan)):
         say(line, quiet=as_json)
@@ -321,24 +317,6 @@ def start_verb(
             help="Kubeflow: name of the run on its pages (default: the pipeline's and the time).",
         ),
     ] = None,
-    decision: Annotated[
-        Path | None,
-        typer.Option(
-            "--decision",
-            metavar="D",
-            help="SageMaker, --train-step handover: trains on what this decision.json chose.",
-            hidden=True,
-        ),
-    ] = None,
-    parent_run: Annotated[
-        str | None,
-        typer.Option(
-            "--parent-run",
-            metavar="ID",
-            help="With --decision: id of the run that has decided.",
-            hidden=True,
-        ),
-    ] = None,
     kubeflow: KubeflowRun,
     reach: Reach,
     overrides: Overrides = None,
@@ -366,9 +344,7 @@ def start_verb(
     started = None
     try:
         with working(f"starting {of.name}", quiet=as_json):
-            started = _started(
-                service, of, params or (), decision=decision, parent_run=parent_run, version=version
-            )
+            started = _started(service, of, params or (), version=version)
         for warning in started.warnings:
             say(f"warning: {warning}", quiet=False)
         # With --wait the one document is that of the end.
@@ -406,27 +382,12 @@ def _started(
     workload: "Workload",
     parameters: Sequence[str],
     *,
-    decision: Path | None,
-    parent_run: str | None,
     version: str | None,
 ) -> "Started":
-    """Starts a run that decides, or hands over to one that trains on `decision`."""
     from stoker.orchestrators.sagemaker import SageMakerOrchestrator
-    from stoker.records import Decision, read_json
 
     if isinstance(service, SageMakerOrchestrator):
-        if decision and parent_run:
-            chosen = read_json(decision, Decision)
-            return service.hand_over(
-                workload, parameters=parameters, decision=chosen, run=parent_run
-            )
-        if not decision and not parent_run:
-            return service.start(workload, parameters=parameters, version=version)
-    if decision or parent_run:
-        raise UsageError(
-            "--decision and --parent-run go together, for sagemaker",
-            fix="leave both out to start a run that decides itself",
-        )
+        return service.start(workload, parameters=parameters, version=version)
     return service.start(workload, parameters=parameters)
 
 

@@ -27,7 +27,7 @@ from stoker.orchestrators.sagemaker.runs import (
 )
 from stoker.orchestrators.sagemaker.schedules import add_schedule, delete_schedule, list_schedules
 from stoker.platforms.aws import Aws
-from stoker.records import Decision, SageMakerSettings, Workload
+from stoker.records import SageMakerSettings, Workload
 
 
 class SageMakerOrchestrator:
@@ -71,19 +71,6 @@ class SageMakerOrchestrator:
         """Starts a run of the uploaded pipeline; `parameters` are NAME=VALUE."""
         return start_run(
             self._aws, workload, parameters=parameters, folder=self._folder, version=version
-        )
-
-    def hand_over(
-        self, workload: Workload, *, parameters: Sequence[str], decision: Decision, run: str
-    ) -> Started:
-        """Starts the run that trains on what the run with the id `run` has decided, once."""
-        return start_run(
-            self._aws,
-            workload,
-            parameters=parameters,
-            folder=self._folder,
-            decision=decision,
-            parent_run=run,
         )
 
     def schedule(

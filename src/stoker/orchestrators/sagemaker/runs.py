@@ -1,6 +1,5 @@
 """Runs of an uploaded pipeline, and training jobs, are started, found, shown and stopped."""
 
-import hashlib
 import json
 import re
 import secrets
@@ -27,7 +26,6 @@ from stoker.orchestrators.sagemaker.compile import (
     MAX_ARGUMENT,
     ONLY_RUN,
     argument_of,
-    decided_parameters,
 )
 from stoker.orchestrators.sagemaker.pipelines import (
     SageMakerPipeline,
@@ -51,7 +49,7 @@ from stoker.parameters import (
 )
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state, stop_job
-from stoker.records import Decision, Json, Workload, nearest
+from stoker.records import Json, Workload, nearest
 from stoker.records.base import mapping
 
 # A listing of runs shows so many at most: the newest.
@@ -250,8 +248,6 @@ def start_run(
     *,
     parameters: Sequence[str],
     folder: Path,
-    decision: Decision | None = None,
-    parent_run: str = "",
     version: str | None = None,
 ) -> Started:
     """Starts a run; `parameters` are NAME=VALUE.
@@ -261,9 +257,6 @@ def start_run(
         workload: The one whose pipeline it is.
         parameters: Parameters of the run.
         folder: Project folder, with the workload's code.
-        decision: What the run trains on, decided by the run `parent_run`; called again for the
-            same one it starts no second run. Absent: the run decides itself.
-        parent_run: Its execution id.
         version: Version of the pipeline: its number, or an alias; absent: the one uploaded last.
 
     Raises:
@@ -272,13 +265,7 @@ def start_run(
     """
     deployed = uploaded_pipeline(aws, workload.name)
     values = checked_parameters(deployed, workload, parameters)
-    warnings = () if decision or version else out_of_date(deployed, workload, folder=folder)
-    token = secrets.token_hex(16)
-    if decision:
-        there = parameters_in(deployed.definition)
-        values |= decided_parameters(decision, parent_run=parent_run, known=there)
-        # The service starts one run for a token, however often it is asked.
-        token = hashlib.sha256(f"{deployed.arn} {parent_run}".encode()).hexdigest()
+    warnings = () if version else out_of_date(deployed, workload, folder=folder)
     answer = aws.call(
         "sagemaker",
         "StartPipelineExecution",
@@ -286,7 +273,7 @@ def start_run(
         # The API takes 82 characters.
         PipelineExecutionDisplayName=f"{deployed.name}-{time.strftime('%Y%m%d-%H%M%S')}"[:82],
         PipelineParameters=[{"Name": name, "Value": value} for name, value in values.items()],
-        ClientRequestToken=token,
+        ClientRequestToken=secrets.token_hex(16),
         **_version(version),
     )
     arn = str(answer["PipelineExecutionArn"])
@@ -399,7 +386,7 @@ def _unknown(
 
 
 def _checked(name: str, value: str, parameter: Mapping[str, Json]) -> str:
-    """Checks a parameter that only the pipeline knows, such as a group of the native step."""
+    """Checks a parameter that only the pipeline knows, one of its own function."""
     kind, choices = parameter.get("Type"), parameter.get("EnumValues")
     if kind != "String" or choices:
         value = value.strip()
