@@ -972,7 +972,6 @@ class _Rights:
             self._logs("/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"),
         )
         yield _allow("ReadTheJobsLoad", ["cloudwatch:GetMetricData"])
-        yield _allow("ReadPricesAndTypes", ["ec2:DescribeInstanceTypes", "pricing:GetProducts"])
         images = (self.workload.image, settings.control.image or self.workload.image)
         yield _allow("PushTheImage", [*_PULL, *_PUSH, "ecr:DescribeImages"], self._images(*images))
         yield _allow("LogInToTheRegistry", ["ecr:GetAuthorizationToken"])
