@@ -115,9 +115,9 @@ image-data: | .venv/bin/python  ## the same with torch's CPU build, for data hos
 image-control: | .venv/bin/python  ## the same without torch, for the steps that train nothing
 	@PYTHON=$(BIN)/python containers/build/image control
 
-wheel: $(RUN)  ## dist/stoker-*.whl, tried in an empty environment; with its example: requirements/try-wheel run
+wheel: $(RUN)  ## dist/: wheel and sdist, tried in an empty environment; with the example: requirements/try-wheel run
 	@rm -rf dist
-	@$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation -w dist .
+	@$(BIN)/hatchling build
 	@PYTHON=$(PYTHON) requirements/try-wheel
 
 lock:  ## writes requirements/ anew after a change of pyproject.toml or constraints.txt

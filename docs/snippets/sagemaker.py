@@ -64,12 +64,6 @@ from stoker.sagemaker import only_run_step
 
 guard = only_run_step(run)  # put it first: the others wait for it by depends_on=[guard]
 
-# %% hand_over_step
-from stoker.sagemaker import hand_over_step
-
-# In place of train_step, in a pipeline of `stoker upload sagemaker --train-step handover`.
-handed = hand_over_step(run, profile=measured, decision=decided)
-
 # %% ConditionStep, ConditionEquals, ConditionIn, FailStep
 from stoker.sagemaker import ConditionEquals, ConditionStep, FailStep
 
@@ -90,20 +84,6 @@ clean = control_step(
     command=["python", "-m", "mine.clean_up"],
     depends_on=[StepDependency(trained, TriggerCondition.ANY)],
 )
-
-# %% token_step
-from stoker.sagemaker import token_step
-
-token = token_step(run)
-
-# %% native_train_step
-from stoker.records import Decision, read_json
-from stoker.sagemaker import native_train_step
-
-# A training step of the service's own: its number of groups is fixed when it is compiled.
-decision = read_json("decision.json", Decision)
-pinned = PipelineRun.of(read_workload("configs/mnist-sagemaker.yaml"), decision=decision)
-native = native_train_step(pinned, token=token)
 
 # %% RequestStep
 from stoker.sagemaker import RequestStep

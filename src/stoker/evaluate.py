@@ -4,6 +4,7 @@ The metrics are in the training's record, into which `launch.finish` read the sc
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -25,12 +26,13 @@ from stoker.records import (
     Training,
     Workload,
     bare_type,
+    groups_in_words,
 )
-from stoker.records.base import mapping
+from stoker.records.base import mapping, sha256_of
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
-from stoker.text import cost_change_words, ms, than_predicted
+from stoker.text import aws_value, cost_change_words, ms, than_predicted
 
 
 def evaluate(
@@ -120,6 +122,29 @@ def model_quality(training: Training) -> dict[str, Json]:
             shown: Json = {"value": value, "standard_deviation": "NaN"}
             parts.setdefault(f"{kind}_metrics", {})[name] = shown
     return {**parts}
+
+
+def metadata_names(workload: Workload) -> dict[str, str]:
+    """Returns the names of a model's metadata, with the channel of those of an input."""
+    # A path in JSON has no dashes.
+    inputs = {f"input_{re.sub('[^A-Za-z0-9]', '_', name)}": name for name in workload.channels}
+    return {"training_job": "", "image_digest": "", "decided": "", **inputs}
+
+
+def model_metadata(workload: Workload, training: Training, decision: Decision) -> dict[str, str]:
+    """Returns what SageMaker's model registry shows of a model's origin; no value is empty."""
+    groups = groups_in_words(training.groups)
+    what = {
+        **training.what,
+        "training_job": training.what.get("job_arn"),
+        "decided": f"{sha256_of(decision)[:12]}: {decision.plan.action}: {groups}",
+    }
+    found: dict[str, str] = {}
+    for name, channel in metadata_names(workload).items():
+        keys = (f"input_{channel}", f"input_{channel}_version") if channel else (name,)
+        words = " ".join(str(what[key]) for key in keys if what.get(key))
+        found[name] = aws_value(words) or "not known"
+    return found
 
 
 def told_metrics(document: Json) -> dict[str, float]:

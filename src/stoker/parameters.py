@@ -29,11 +29,10 @@ MAX_HYPERPARAMETERS = 60
 _MAX_TEXT = 200
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _CHANGEABLE = re.compile(r"[A-Za-z0-9_-]+")
-# Other parameters of pipelines have these names, or are called so with a group in front.
+# Other inputs of a pipeline's steps have these names.
 _TAKEN = re.compile(
     r"(?!hyperparameter_)(workload|run_id|platform|cache_days|champion|control_image"
-    r"|job_image|workers|parent_run|input_data|pools_file"
-    r"|.*_instance_type|.*_instance_count|.*_workers)"
+    r"|job_image|input_data|pools_file)"
 )
 
 

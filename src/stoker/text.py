@@ -5,6 +5,7 @@ Reports are read on a page: their figures hold spaces that do not break. A termi
 """
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -265,3 +266,12 @@ def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
     )
+
+
+# Of a value of a tag, and of the metadata of a model package.
+_MAX_AWS_VALUE = 256
+
+
+def aws_value(text: str) -> str:
+    """Returns a text with the characters, and of the length, that AWS takes in tags."""
+    return re.sub(r"[^\w .:/=+@-]", "-", text)[:_MAX_AWS_VALUE]

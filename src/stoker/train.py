@@ -409,7 +409,7 @@ def facts_of(
         usd_per_hour=None if catalog.purchase == NOMINAL else catalog.usd_per_hour(job.groups),
         timeline_file=timeline_file,
         model_uri=end.model_uri,
-        what={**job.what, **({"image_digest": digest} if digest else {})},
+        what={**job.what, **({"image_digest": digest} if digest else {}), **end.what},
         billed_seconds=end.billed_seconds,
         mlflow_run_id=end.mlflow_run_id or job.environment.get(MLFLOW_RUN),
     )

@@ -74,7 +74,6 @@ VERBS = {
         "--dry-run",
         "--name",
         "--run-id",
-        "--make-token",
         "--finish",
         "--evaluation",
         "--report",
@@ -99,8 +98,6 @@ VERBS = {
         "--out",
         "--report",
         "--always",
-        "--outputs",
-        "--delete",
         "--summary",
         "--executor-input",
         "--param",
@@ -126,21 +123,17 @@ VERBS = {
     "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",
-        "--train-step",
-        "--decision",
         "--components",
         "--set",
         "--json",
         "--debug",
     },
-    "upload": REACH | {"--train-step", "--decision", "--set", "--json", "--yes", "--debug"},
+    "upload": REACH | {"--set", "--json", "--yes", "--debug"},
     "start": REACH
     | {
         "--yes",
         "--param",
         "--wait",
-        "--decision",
-        "--parent-run",
         "--run-name",
         "--no-cache",
         "--experiment",
@@ -173,7 +166,7 @@ VERBS = {
     "status": {"--besides"} | REACH | {"--workload", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
     "render": {
-        *("--decision", "--group", "--service-account", "--train-step", "--out"),
+        *("--decision", "--group", "--service-account", "--out"),
         *("--set", "--debug"),
     },
     "launch": set(),
@@ -184,15 +177,14 @@ HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},
     "train": {
-        *("--run-id", "--make-token", "--profile", "--finish", "--always"),
+        *("--run-id", "--profile", "--finish", "--always"),
         *("--evaluation", "--report"),
         *("--param", "--executor-input"),
     },
     "evaluate": {
-        *("--always", "--outputs", "--delete"),
+        "--always",
         *("--param", "--executor-input"),
     },
-    "start": {"--decision", "--parent-run"},
     "status": {"--besides"},
 }
 

@@ -108,8 +108,6 @@ def test_the_checkouts_own_project_is_whole() -> None:
     names = {str(name) for name in project_files(ROOT)}
     assert {
         "pipelines/sagemaker.py",
-        "pipelines/sagemaker_handover.py",
-        "pipelines/sagemaker_native.py",
         "pipelines/kubeflow.py",
         "containers/launcher/Dockerfile",
         "configs/mnist.yaml",

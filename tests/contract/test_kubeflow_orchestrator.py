@@ -205,12 +205,6 @@ def test_a_pipeline_that_somebody_else_creates_meanwhile_is_not_overwritten(
         target.upload(plan)
 
 
-def test_a_native_train_step_is_refused_by_name(server: KfpServer, project: Path) -> None:
-    done = stoker("upload", "kubeflow", "w.yaml", "--train-step", "native")
-    assert done.returncode == 2
-    assert "--train-step native and --decision are only for sagemaker" in done.stderr
-
-
 def test_start_sends_typed_parameters_experiment_account_and_the_version(
     server: KfpServer, project: Path
 ) -> None:

@@ -48,8 +48,6 @@ from support.examples import printed_elsewhere, project
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
 GOLDEN = Path(__file__).parent / "kubeflow_pipeline"
-# Those with a README of their own; the others are small: gate, finish, period.
-CONTRACTS = ("profile", "decide", "train", "evaluate")
 # What a caller cannot leave out, by component.
 REQUIRED = {
     "profile": {"image", "workload"},
@@ -495,36 +493,11 @@ def test_the_cli_understands_what_the_steps_say(task: str) -> None:
     commands[verb].make_context(verb, list(words))
 
 
-@pytest.mark.parametrize("name", CONTRACTS)
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_component_declares_only_parameters_that_its_verb_publishes(name: str) -> None:
-    definition = contract_of(name)
-    assert {key for what, key in definition if what == "output parameter"} <= PUBLISHED[name]
-
-
-def contract_of(name: str) -> set[tuple[str, str]]:
-    """Returns `(what, name)` of a shared component as it is compiled."""
-    document = sample.parsed(sample.shared()[name])[0]
-    component = document["components"][f"comp-{name}"]
-    return {
-        (f"{side} {sort}", key)
-        for side, definitions in (
-            ("input", component.get("inputDefinitions", {})),
-            ("output", component.get("outputDefinitions", {})),
-        )
-        for sort, plural in (("parameter", "parameters"), ("artifact", "artifacts"))
-        for key in definitions.get(plural, {})
-    }
-
-
-@pytest.mark.parametrize("name", CONTRACTS)
-def test_the_contract_in_a_readme_is_that_of_the_component(name: str) -> None:
-    text = (sample.ROOT / "components" / name / "README.md").read_text(encoding="utf-8")
-    part = text.split("## On Kubeflow")[1].split("\n## ")[0]
-    rows = re.findall(
-        r"^\| ((?:input|output) (?:parameter|artifact)) \| `([^`]+)`", part, re.MULTILINE
-    )
-    assert len(rows) == len(set(rows))
-    assert set(rows) == contract_of(name)
+    component = sample.parsed(sample.shared()[name])[0]["components"][f"comp-{name}"]
+    outputs = component.get("outputDefinitions", {})
+    assert outputs.get("parameters", {}).keys() <= PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
@@ -636,7 +609,6 @@ def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path: Pat
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--train-step native", "are only for sagemaker"),
         ("--set image=null", "the pipeline needs the workload's image"),
     ],
 )

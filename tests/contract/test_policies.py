@@ -422,8 +422,6 @@ def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tup
 def test_only_who_starts_jobs_may_create_them() -> None:
     job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/mnist-1"
     create = "sagemaker:CreateTrainingJob"
-    for train_step in ("native", "handover"):
-        assert not is_allowed("step-role.json", create, job, train_step=train_step)
     for name in ("execution-role.json", "scheduler-role.json", "starter-role.json"):
         assert not is_allowed(name, create, job)
 

@@ -15,24 +15,14 @@ READS = ("ProcessingInputs", "InputDataConfig")
 WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
 
 
-@pytest.fixture(params=["launched", "native", "handover"])
-def kind(request: pytest.FixtureRequest) -> str:
-    """Says how the pipeline trains."""
-    return str(request.param)
-
-
 @pytest.fixture
-def steps(kind: str) -> list[tuple[str, dict[str, Json]]]:
+def steps() -> list[tuple[str, dict[str, Json]]]:
     """Returns name and request of each step of the example's pipeline, as it would run."""
-    pinned = sample.decision(data=sample.DATA) if kind == "native" else None
-    made = compile_pipeline(example(), train_step=kind, decision=pinned, folder=ROOT)
-    document = json.loads(made.definition)
+    document = json.loads(compile_pipeline(example(), folder=ROOT).definition)
     found = []
     for step in sample.steps(document):
         again = "s3://bucket/stoker/pipelines/mnist/earlier/profile"
-        # A run that another one has decided for is told that one's profile.
-        has_profile = kind == "handover" or str(step["Name"]).endswith("Again")
-        reuse = again if has_profile else None
+        reuse = again if str(step["Name"]).endswith("Again") else None
         arguments = sample.resolved(step["Arguments"], document, reuse_profile=reuse)
         assert isinstance(arguments, dict)
         if step["Type"] != "Condition":
@@ -53,14 +43,11 @@ def uris(value: Json) -> Iterator[str]:
 
 
 def an_object(uri: str) -> str:
-    """Gives an object below an address: a token folder's token, or the file itself of a file."""
-    if uri.rstrip("/").endswith("token"):
-        return uri.rstrip("/") + "/token"
+    """Gives an object below an address: the file itself of a file."""
     return uri if "." in uri.rpartition("/")[2] else uri.rstrip("/") + "/any"
 
 
 def test_every_step_may_read_its_inputs_and_write_its_outputs(
-    kind: str,
     steps: list[tuple[str, dict[str, Json]]],
 ) -> None:
     checked = 0
@@ -72,7 +59,7 @@ def test_every_step_may_read_its_inputs_and_write_its_outputs(
             for uri in uris([request.get(key) for key in keys]):
                 arn = s3_arn(an_object(uri))
                 told = f"{name}: {action} {uri}"
-                assert is_allowed(policy, action, arn, train_step=kind), told
+                assert is_allowed(policy, action, arn), told
                 checked += 1
     assert checked > 15
 
@@ -98,7 +85,6 @@ def test_the_pipeline_may_register_the_model_in_its_group(
 
 @pytest.mark.parametrize("policy", POLICIES.values())
 def test_no_step_may_read_another_workloads_token(policy: str) -> None:
-    for folder in ("other-4xk2/stoker_token", "pipelines/other/4xk2/token"):
-        token = s3_arn(f"s3://bucket/stoker/{folder}/token")
-        assert not is_allowed(policy, "s3:GetObject", token)
-        assert is_allowed(policy, "s3:GetObject", token.replace("other", "mnist"))
+    token = s3_arn("s3://bucket/stoker/other-4xk2/stoker_token/token")
+    assert not is_allowed(policy, "s3:GetObject", token)
+    assert is_allowed(policy, "s3:GetObject", token.replace("other", "mnist"))

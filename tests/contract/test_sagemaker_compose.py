@@ -213,7 +213,6 @@ def test_hyperparameters_of_every_kind_fit_into_the_steps() -> None:
         sagemaker.profile_step(run),
         decided,
         sagemaker.train_step(run, decision=decided),
-        sagemaker.hand_over_step(run, profile="s3://b/p", decision=decided),
     )
     given = found["Profile"]["Arguments"]["HyperParameters"]
     named = ("amp", "depth", "model", "knob-96")
@@ -239,22 +238,6 @@ def test_branches_tell_their_steps_apart() -> None:
     )
     assert set(found) == {"Decide", "DecideBig"}
     assert "epochs=9" in found["DecideBig"]["Arguments"]["AppSpecification"]["ContainerArguments"]
-
-
-def test_a_native_step_has_the_groups_of_a_decision_or_says_that_it_needs_one() -> None:
-    run = sagemaker.PipelineRun.of(
-        sample.WORKLOAD, folder=sample.ROOT, decision=sample.decision(data=sample.DATA)
-    )
-    token = sagemaker.token_step(run)
-    trained = sagemaker.native_train_step(run, token=token)
-    found = defined(run, token, trained)["Train"]["Arguments"]
-    groups = found["ResourceConfig"]["InstanceGroups"]
-    assert [(g["InstanceGroupName"], g["InstanceCount"]) for g in groups] == [
-        ("dnn", 1),
-        ("data", 2),
-    ]
-    with pytest.raises(UsageError, match="needs a decision"):
-        sagemaker.native_train_step(run_of(), token=token)
 
 
 def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
@@ -294,22 +277,10 @@ def test_an_argument_of_the_name_of_another_parameter_is_refused() -> None:
         sagemaker.pipeline(request(), twice)
 
 
-def handing_over(run: "sagemaker.PipelineRun") -> "list[sagemaker.Step]":
-    """Makes steps that decide on an earlier profile, and hand over to a second run."""
-    decided = sagemaker.decide_step(run, profile=run.reused_profile)
-    return [decided, sagemaker.hand_over_step(run, profile=run.reused_profile, decision=decided)]
-
-
-def test_a_hand_over_hands_on_the_arguments_of_the_pipelines_function() -> None:
-    def steps(
-        run: sagemaker.PipelineRun, least_accuracy: float = 0.9, day: str = "today"
-    ) -> list[sagemaker.Step]:
-        return handing_over(run)
-
-    document = json.loads(sagemaker.pipeline(request("handover"), steps))
-    over = next(step for step in sample.steps(document) if step["Name"] == "HandOver")
-    words = sample.resolved(over["Arguments"], document)["AppSpecification"]["ContainerArguments"]  # type: ignore[index,call-overload]
-    assert words[-2:] == ["--param=LeastAccuracy=0.9", "--param=Day=today"]  # type: ignore[index,call-overload]
+def named_day(run: "sagemaker.PipelineRun", day: "sagemaker.Text") -> "list[sagemaker.Step]":
+    """Makes a step whose command has an argument of the pipeline's function in a word."""
+    word = sagemaker.text("--param=Day=", day)
+    return [sagemaker.control_step(run, name="Mine", command=["true", word])]
 
 
 def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not() -> None:
@@ -328,9 +299,9 @@ def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs
     def steps(
         run: sagemaker.PipelineRun, day: str = "today", dry: bool = False
     ) -> list[sagemaker.Step]:
-        return handing_over(run)
+        return named_day(run, day)
 
-    document = json.loads(sagemaker.pipeline(request("handover"), steps))
+    document = json.loads(sagemaker.pipeline(request(), steps))
     deployed = SageMakerPipeline(
         name="mnist", arn="arn", description="", role="", definition=document, domain=""
     )
@@ -346,20 +317,18 @@ def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs
     assert [given(f"Dry={text}")["Dry"] for text in ("True", "true", "1", "1.0")] == ["true"] * 4
 
     def too_long(run: sagemaker.PipelineRun, day: str = f"{longest}y") -> list[sagemaker.Step]:
-        return handing_over(run)
+        return named_day(run, day)
 
     with pytest.raises(UsageError, match="has 257 characters, at most 256: --param=Day=xx"):
-        sagemaker.pipeline(request("handover"), too_long)
+        sagemaker.pipeline(request(), too_long)
     for words, told in ((["x" * 257], "257 characters"), (["a"] * 101, "102 words, at most 101")):
         with pytest.raises(UsageError, match=told) as caught:
             sagemaker.control_step(run_of(), name="Mine", command=["true", *words])
         assert caught.value.where == "step Mine"
 
 
-def request(train_step: str = "launched") -> Any:
-    return pipeline_request(
-        sample.WORKLOAD, train_step=train_step, decision=None, folder=sample.ROOT
-    )
+def request() -> Any:
+    return pipeline_request(sample.WORKLOAD, folder=sample.ROOT)
 
 
 def test_a_value_of_a_step_without_a_property_file_is_refused() -> None:

@@ -118,12 +118,6 @@ def test_a_fresh_upload_starts_with_no_warning(server: AwsServer, project: Path)
     assert "warning" not in started.stderr
 
 
-def test_a_native_step_without_a_decision_is_refused(server: AwsServer, project: Path) -> None:
-    done = stoker("upload", "sagemaker", "w.yaml", "--train-step", "native")
-    assert done.returncode == 2
-    assert "needs a decision" in done.stderr
-
-
 # From here on the pipeline is one made by hand: no SDK, no compiling.
 
 
@@ -497,11 +491,9 @@ def test_a_run_that_is_not_there_is_a_usage_error(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("upload", "kubeflow", "w.yaml", "--train-step", "native"), "are only for sagemaker"),
         (("status", "sagmaker", "x"), "did you mean sagemaker?"),
         (("start", "sagemaker", "w.yaml", "--set", "sagemaker=null"), "no settings for SageMaker"),
         (("start", "sagemaker", "mnist"), "mnist is not a workload file"),
-        (("upload", "sagemaker", "w.yaml", "--decision", "none.json"), "no such file"),
     ],
 )
 def test_a_wrong_command_line_asks_nobody(

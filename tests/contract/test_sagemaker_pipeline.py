@@ -1,6 +1,6 @@
 """Checks SageMaker's pipeline: golden definitions, requests that the API takes, edges, contracts.
 
-Write the golden files anew with: python tests/contract/test_sagemaker_pipeline.py
+Write the golden file again with: python tests/contract/test_sagemaker_pipeline.py
 """
 
 import json
@@ -28,8 +28,7 @@ from support.command import process
 from support.examples import printed_elsewhere
 from support.sagemaker_rules import over_limits, rule_problems
 
-GOLDEN = Path(__file__).parent / "sagemaker_pipeline"
-KINDS = ("launched", "native", "handover")
+GOLDEN = Path(__file__).parent / "sagemaker_pipeline.json"
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 _OPERATION = {
     "Processing": ("CreateProcessingJob", "ProcessingJobName"),
@@ -38,15 +37,13 @@ _OPERATION = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_definition_is_as_it_was(kind: str) -> None:
-    golden = (GOLDEN / f"{kind}.json").read_text(encoding="utf-8")
-    assert sample.compiled(kind).definition == golden
+def test_the_definition_is_as_it_was() -> None:
+    assert sample.compiled().definition == GOLDEN.read_text(encoding="utf-8")
 
 
-def requests(kind: str) -> list[tuple[str, str, dict[str, Json]]]:
+def requests() -> list[tuple[str, str, dict[str, Json]]]:
     """Returns name, type and literal request of each step that is a request."""
-    document = sample.definition(kind)
+    document = sample.definition()
     found = []
     for step in sample.steps(document):
         if step["Type"] in _OPERATION:
@@ -57,10 +54,9 @@ def requests(kind: str) -> list[tuple[str, str, dict[str, Json]]]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_botocore_would_send_every_request_of_a_step(kind: str) -> None:
-    found = requests(kind)
-    assert len(found) == {"launched": 9, "native": 11, "handover": 13}[kind]
+def test_botocore_would_send_every_request_of_a_step() -> None:
+    found = requests()
+    assert len(found) == 9
     for name, step_type, request in found:
         operation, job = _OPERATION[step_type]
         named = {**request, **({job: "job"} if job else {})}
@@ -70,16 +66,15 @@ def test_botocore_would_send_every_request_of_a_step(kind: str) -> None:
         assert list(over_limits(named, shape, name)) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_requests_keep_the_services_rules(kind: str) -> None:
-    for name, step_type, request in requests(kind):
+def test_training_requests_keep_the_services_rules() -> None:
+    for name, step_type, request in requests():
         if step_type == "Training":
             body = {"TrainingJobName": "job", **request}
             assert [str(problem) for problem in rule_problems(body)] == [], name
 
 
 def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:
-    compiled = sample.compiled("native")
+    compiled = sample.compiled()
     request: dict[str, Json] = {
         "PipelineName": compiled.name,
         "PipelineDescription": compiled.description,
@@ -92,7 +87,7 @@ def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:
     assert over_limits(request, shape, "CreatePipeline") == []
 
 
-def edges(kind: str) -> dict[str, list[str]]:
+def edges() -> dict[str, list[str]]:
     """Tells what each step waits for; `Train:Any`: any outcome of Train, `Gate>If`: that branch."""
     found: dict[str, list[str]] = {}
 
@@ -110,12 +105,12 @@ def edges(kind: str) -> dict[str, list[str]]:
                     [f"{step['Name']}>{branch.removesuffix('Steps')}"],
                 )
 
-    walk(sample.definition(kind)["Steps"], [])
+    walk(sample.definition()["Steps"], [])
     return found
 
 
-def test_a_launched_pipeline_has_the_right_edges() -> None:
-    assert edges("launched") == {
+def test_the_pipeline_has_the_right_edges() -> None:
+    assert edges() == {
         "NeedsProfile": [],
         "Profile": ["NeedsProfile>If"],
         "Decide": ["NeedsProfile>If", "Profile"],
@@ -133,54 +128,22 @@ def test_a_launched_pipeline_has_the_right_edges() -> None:
     }
 
 
-def test_a_native_pipeline_makes_a_token_before_it_trains() -> None:
-    found = edges("native")
-    assert found["MakeToken"] == ["NeedsProfile>If", "Decide"]
-    assert found["Train"] == ["NeedsProfile>If", "MakeToken"]
-    assert found["Evaluate"] == ["NeedsProfile>If", "Train:Any"]
-    assert found["TrainAgain"] == ["NeedsProfile>Else", "MakeTokenAgain"]
-
-
-def test_a_run_hands_over_what_it_decided_or_trains_on_what_another_one_did() -> None:
-    found = edges("handover")
-    assert found["HandOver"] == ["NeedsProfile>If", "Decide"]
-    assert found["NeedsProfile"] == ["Decides>If"]
-    assert found["TrainsAlone"] == ["Decides>Else"]
-    assert found["TrainAlone"] == ["TrainsAlone>If", "MakeTokenAlone"]
-    assert found["Train"] == ["TrainsAlone>Else", "MakeToken"]
-    assert found["Evaluate"] == ["TrainsAlone>Else", "Train:Any"]
-    document = sample.definition("handover")
-    train = sample.step_named("Train", "handover")["Arguments"]
-    assert isinstance(train, Mapping)
-    # Nothing but parameters: what a step of another kind gives is documented for no group.
-    assert set(re.findall(r'"Get": "([^"]+)"', json.dumps(train["ResourceConfig"]))) == {
-        *("Parameters.DnnInstanceType", "Parameters.DnnInstanceCount"),
-        *("Parameters.DataInstanceType", "Parameters.DataInstanceCount"),
-    }
-    alone = sample.resolved(sample.step_named("TrainAlone", "handover")["Arguments"], document)
-    assert isinstance(alone, Mapping)
-    assert alone["ResourceConfig"]["InstanceType"] == "ml.g5.2xlarge"
-
-
 def test_every_branch_reads_only_steps_of_its_own() -> None:
-    for kind in KINDS:
-        for step in sample.steps(sample.definition(kind)):
-            if step["Type"] == "Condition" and not str(step["Name"]).startswith("Gate"):
-                continue
-            again = str(step["Name"]).endswith("Again")
-            for named in re.findall(r'"Steps\.(\w+)\.', json.dumps(step)):
-                assert named.endswith("Again") == again, f"{step['Name']} reads {named}"
+    for step in sample.steps(sample.definition()):
+        if step["Type"] == "Condition" and not str(step["Name"]).startswith("Gate"):
+            continue
+        again = str(step["Name"]).endswith("Again")
+        for named in re.findall(r'"Steps\.(\w+)\.', json.dumps(step)):
+            assert named.endswith("Again") == again, f"{step['Name']} reads {named}"
 
 
 def test_the_evaluation_is_fed_by_literals_so_that_a_failed_training_does_not_stop_it() -> None:
-    for kind in KINDS:
-        assert "Steps." not in json.dumps(sample.step_named("Evaluate", kind)["Arguments"])
+    assert "Steps." not in json.dumps(sample.step_named("Evaluate")["Arguments"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_has_a_default_and_a_description(kind: str) -> None:
-    compiled = sample.compiled(kind)
-    listed = sample.definition(kind)["Parameters"]
+def test_every_parameter_has_a_default_and_a_description() -> None:
+    compiled = sample.compiled()
+    listed = sample.definition()["Parameters"]
     assert isinstance(listed, list)
     assert [p["Name"] for p in listed] == [p.camel_name for p in compiled.parameters]
     for parameter, entry in zip(compiled.parameters, listed, strict=True):
@@ -193,27 +156,23 @@ def test_every_parameter_has_a_default_and_a_description(kind: str) -> None:
 
 def test_a_runs_hyperparameters_reach_profile_and_training_alone() -> None:
     """They reach the command as without a pipeline: in the job's request."""
-    for kind in KINDS:
-        lr = {p["Name"]: p for p in sample.definition(kind)["Parameters"]}["Lr"]  # type: ignore[union-attr,index,call-overload]
-        assert lr == {"Name": "Lr", "Type": "Float", "DefaultValue": 0.1}
-        profile = sample.resolved(
-            sample.step_named("Profile", kind)["Arguments"], sample.definition(kind)
-        )
-        assert isinstance(profile, Mapping)
-        assert profile["HyperParameters"] == {"epochs": "3", "lr": "0.1"}
-        for step in sample.steps(sample.definition(kind)):
-            is_named = '"Parameters.Lr"' in json.dumps(step["Arguments"])
-            inside = step["Type"] in ("Condition", "Fail")
-            name = re.sub("(Again|Alone)$", "", str(step["Name"]))
-            assert inside or is_named == (name in ("Profile", "Train", "HandOver")), step["Name"]
+    lr = {p["Name"]: p for p in sample.definition()["Parameters"]}["Lr"]  # type: ignore[union-attr,index,call-overload]
+    assert lr == {"Name": "Lr", "Type": "Float", "DefaultValue": 0.1}
+    profile = sample.resolved(sample.step_named("Profile")["Arguments"], sample.definition())
+    assert isinstance(profile, Mapping)
+    assert profile["HyperParameters"] == {"epochs": "3", "lr": "0.1"}
+    for step in sample.steps(sample.definition()):
+        is_named = '"Parameters.Lr"' in json.dumps(step["Arguments"])
+        inside = step["Type"] in ("Condition", "Fail")
+        name = str(step["Name"]).removesuffix("Again")
+        assert inside or is_named == (name in ("Profile", "Train")), step["Name"]
     assert "--param=lr=0.1" in sample.arguments_of("Train")
 
 
 def test_every_parameter_reaches_a_step() -> None:
-    for kind in KINDS:
-        text = json.dumps(sample.definition(kind)["Steps"])
-        for parameter in sample.compiled(kind).parameters:
-            assert f'"Parameters.{parameter.camel_name}"' in text, parameter.name
+    text = json.dumps(sample.definition()["Steps"])
+    for parameter in sample.compiled().parameters:
+        assert f'"Parameters.{parameter.camel_name}"' in text, parameter.name
 
 
 def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
@@ -223,23 +182,19 @@ def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
     assert rows == [parameter.camel_name for parameter in of_all]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_cli_understands_what_the_small_steps_say(kind: str) -> None:
+def test_the_cli_understands_what_the_small_steps_say() -> None:
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
-    for step in sample.steps(sample.definition(kind)):
+    for step in sample.steps(sample.definition()):
         if step["Type"] != "Processing":
             continue
-        verb, *words = sample.arguments_of(str(step["Name"]), kind)
+        verb, *words = sample.arguments_of(str(step["Name"]))
         commands[verb].make_context(verb, list(words))
 
 
 def test_nothing_secret_and_no_random_name_is_in_a_definition() -> None:
-    for kind in KINDS:
-        text = sample.compiled(kind).definition
-        assert "/stoker_token/token" not in text.replace(
-            "/opt/ml/input/data/stoker_token/token", ""
-        )
-        assert not re.search(r"\b[0-9a-f]{64}\b", text)
+    text = sample.compiled().definition
+    assert "/stoker_token/token" not in text.replace("/opt/ml/input/data/stoker_token/token", "")
+    assert not re.search(r"\b[0-9a-f]{64}\b", text)
 
 
 CHILD = """
@@ -252,10 +207,8 @@ from pathlib import Path
 from support import sagemaker_pipeline as sample
 from stoker.orchestrators.sagemaker.compile import compile_pipeline
 before = dict(os.environ)
-for kind in ("launched", "native", "handover"):
-    pinned = sample.decision(data=sample.DATA) if kind == "native" else None
-    made = compile_pipeline(sample.WORKLOAD, train_step=kind, decision=pinned)
-    print(kind, hashlib.sha256(made.definition.encode()).hexdigest())
+made = compile_pipeline(sample.WORKLOAD)
+print(hashlib.sha256(made.definition.encode()).hexdigest())
 import boto3, logging
 assert dict(os.environ) == before, "the environment was changed"
 assert boto3.DEFAULT_SESSION is None, "a session with other keys was left behind"
@@ -269,8 +222,7 @@ def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_netw
 ) -> None:
     said = printed_elsewhere(CHILD, tmp_path / "copy", timeout=110)
     # Of this process, whose hash seed is any.
-    ours = {kind: sha256(sample.compiled(kind).definition.encode()) for kind in KINDS}
-    assert said.splitlines() == [f"{kind} {made.hexdigest()}" for kind, made in ours.items()]
+    assert said == sha256(sample.compiled().definition.encode()).hexdigest() + "\n"
 
 
 def rows(component: str) -> list[tuple[str, str]]:
@@ -280,12 +232,12 @@ def rows(component: str) -> list[tuple[str, str]]:
     return re.findall(r"^\| ([a-z][a-z ]*) \| `([^`]+)`", text, re.MULTILINE)
 
 
-def contract(name: str, kind: str = "launched") -> set[tuple[str, str]]:
+def contract(name: str) -> set[tuple[str, str]]:
     """Returns `(what, name)` of a small step as it is compiled."""
-    step = sample.step_named(name, kind)
+    step = sample.step_named(name)
     request = step["Arguments"]
     assert isinstance(request, Mapping)
-    words = sample.arguments_of(name, kind)
+    words = sample.arguments_of(name)
     config = request["ProcessingOutputConfig"]
     assert isinstance(config, Mapping)
     inputs, outputs = request["ProcessingInputs"], config["Outputs"]
@@ -301,23 +253,9 @@ def contract(name: str, kind: str = "launched") -> set[tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize(("component", "step"), [("decide", "Decide"), ("evaluate", "Evaluate")])
-def test_the_contract_in_a_readme_is_that_of_the_step(component: str, step: str) -> None:
-    assert set(rows(component)) == contract(step)
-
-
-def test_the_contract_of_train_is_that_of_both_its_shapes() -> None:
-    written = set(rows("train"))
-    small = {row for row in written if row[0] in ("input", "argument", "output")}
-    tokens = contract("MakeToken", "native") - {("input", "workload")}
-    # Decide's property file is no part of it; a launched step has none.
-    assert small == contract("Train") | tokens
-    request = sample.step_named("Train", "native")["Arguments"]
-    assert isinstance(request, Mapping)
-    text = json.dumps(request)
-    for what, name in written - small:
-        assert what in ("channel", "variable", "parameter")
-        assert f'"{name}"' in text or f'"Parameters.{name}"' in text, name
+@pytest.mark.parametrize("component", ["decide", "train", "evaluate"])
+def test_the_contract_in_a_readme_is_that_of_the_step(component: str) -> None:
+    assert set(rows(component)) == contract(component.capitalize())
 
 
 def test_the_contract_of_profile_is_that_of_its_request() -> None:
@@ -356,6 +294,4 @@ def test_a_small_step_runs_from_its_own_arguments_as_its_container_would(tmp_pat
 
 
 if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for kind in KINDS:
-        (GOLDEN / f"{kind}.json").write_text(sample.compiled(kind).definition, encoding="utf-8")
+    GOLDEN.write_text(sample.compiled().definition, encoding="utf-8")

@@ -29,7 +29,6 @@ from stoker.records import (
     TrackingSettings,
     Vpc,
     to_json,
-    write_json,
 )
 from support import sagemaker_pipeline as sample
 from support.command import stoker
@@ -37,6 +36,7 @@ from support.sagemaker_job import KEY, ROLE
 
 MODEL = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
 MANY = Constraints(allowed_instance_types=("ml.c7i.24xlarge",) * 20)
+EXECUTION: Json = {"Get": "Execution.PipelineExecutionId"}
 CONTROL_ROLE = "arn:aws:iam::123456789012:role/stoker-steps"
 
 
@@ -59,7 +59,7 @@ def arguments(document: Mapping[str, Json], name: str) -> dict[str, Json]:
     return found
 
 
-def test_a_native_training_is_in_mlflow_and_tensorboard_under_its_runs_own_name() -> None:
+def test_the_last_step_knows_of_which_run_it_tells_mlflow_and_the_webhook() -> None:
     workload = msgspec.structs.replace(
         sample.WORKLOAD,
         tracking=TrackingSettings(
@@ -67,21 +67,12 @@ def test_a_native_training_is_in_mlflow_and_tensorboard_under_its_runs_own_name(
         ),
         notify=NotifySettings(),
     )
-    decision = sample.decision(data=sample.DATA)
-    made = compile_pipeline(workload, train_step="native", decision=decision, folder=sample.ROOT)
-    document: dict[str, Json] = json.loads(made.definition)
-    execution = {"Get": "Execution.PipelineExecutionId"}
-    named: Json = {"Std:Join": {"On": "", "Values": [f"{workload.name}-", execution]}}
-    train = arguments(document, "Train")
-    assert _member(train, "MlflowConfig", "MlflowRunName") == named
-    assert _member(train, "MlflowConfig", "MlflowExperimentName") == workload.name
-    board = json.dumps(_member(train, "TensorBoardOutputConfig", "S3OutputPath"))
-    assert json.dumps(execution) in board
-    assert board.endswith('/tensorboard"]}}')
+    document = json.loads(compile_pipeline(workload, folder=sample.ROOT).definition)
     assert not {"MlflowConfig", "TensorBoardOutputConfig"} & set(arguments(document, "Profile"))
-    # By it the step knows that it is to tell, and of which run.
-    told = _member(arguments(document, "Evaluate"), "Environment", "STOKER_PIPELINE_RUN")
-    assert told == named
+    named: Json = {"Std:Join": {"On": "", "Values": [f"{workload.name}-", EXECUTION]}}
+    for step in ("Train", "Evaluate"):
+        told = _member(arguments(document, step), "Environment", "STOKER_PIPELINE_RUN")
+        assert told == named
 
 
 def _member(request: Mapping[str, Json], part: str, key: str) -> Json:
@@ -219,7 +210,7 @@ def test_a_profile_never_touches_the_trainings_checkpoints(full: dict[str, Json]
 
 
 def test_each_kind_of_error_is_in_one_retry_policy_of_a_step() -> None:
-    for step in sample.steps(sample.definition("native")):
+    for step in sample.steps(sample.definition()):
         policies = step.get("RetryPolicies", [])
         assert isinstance(policies, list)
         kinds = [kind for policy in policies for kind in policy["ExceptionType"]]
@@ -238,41 +229,6 @@ def test_todays_type_is_spelt_as_the_service_does() -> None:
     assert listed["InstanceType"] == "ml.g5.2xlarge"
 
 
-def test_a_native_step_of_one_group_has_no_instance_groups() -> None:
-    made = compile_pipeline(
-        sample.WORKLOAD, train_step="native", decision=sample.decision(), folder=sample.ROOT
-    )
-    resources = arguments(json.loads(made.definition), "Train")["ResourceConfig"]
-    assert isinstance(resources, dict)
-    assert resources["InstanceType"] == {"Get": "Parameters.DnnInstanceType"}
-    assert "InstanceGroups" not in resources
-    assert "data_instance_type" not in {parameter.name for parameter in made.parameters}
-
-
-def test_a_native_pipeline_has_epochs_only_where_the_hyperparameters_do() -> None:
-    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"lr": 0.1})
-    made = compile_pipeline(
-        workload,
-        train_step="native",
-        decision=sample.decision(data=sample.DATA),
-        folder=sample.ROOT,
-    )
-    assert "epochs" not in {parameter.name for parameter in made.parameters}
-    assert "Parameters.Epochs" not in made.definition
-    assert '"Parameters.Epochs"' in sample.compiled("native").definition
-
-
-@pytest.mark.parametrize(("epochs", "kept"), [("10", "10"), (2.5, "2.5"), (None, "null")])
-def test_epochs_that_are_no_whole_number_stay_as_the_workload_says(
-    epochs: object, kept: str
-) -> None:
-    workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"epochs": epochs})
-    for kind, pinned in (("native", sample.decision(data=sample.DATA)), ("handover", None)):
-        made = compile_pipeline(workload, train_step=kind, decision=pinned, folder=sample.ROOT)
-        train = arguments(json.loads(made.definition), "Train")
-        assert train["HyperParameters"] == {"epochs": kept}
-
-
 def test_limits_are_those_of_the_services_model() -> None:
     def most(shape: str) -> object:
         return MODEL.shape_for(shape).metadata["max"]
@@ -285,19 +241,14 @@ def test_limits_are_those_of_the_services_model() -> None:
 def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path: Path) -> None:
     """It takes a workload in YAML's subset JSON, with the installation's own pipeline."""
     (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
-    write_json(tmp_path / "decision.json", sample.decision(data=sample.DATA))
-    native = ("--train-step", "native", "--decision", "decision.json")
-    for kind, more in (("launched", ()), ("native", native)):
-        words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json", "--json", *more)
-        done = stoker(*words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        summary = json.loads(done.stdout)
-        assert summary["parameters"]["InstanceType"] == "ml.g5.2xlarge"
-        text = (tmp_path / "out" / "def.json").read_text()
-        assert text == sample.compiled(kind).definition
-    done = stoker(*words[:5], *native, "--set", "feed.credits=5", cwd=tmp_path)
-    again = "stoker upload sagemaker mnist.json --train-step native --decision decision.json"
-    assert f"next:      {again} --set feed.credits=5\n" in done.stderr
+    words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json")
+    done = stoker(*words, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"]["InstanceType"] == "ml.g5.2xlarge"
+    assert (tmp_path / "out" / "def.json").read_text() == sample.compiled().definition
+    done = stoker(*words, "--set", "feed.credits=5", cwd=tmp_path)
+    again = "stoker upload sagemaker mnist.json --set feed.credits=5"
+    assert f"next:      {again}\n" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -312,9 +263,6 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
             *("sagemaker", {"tracking": TrackingSettings(mlflow="sqlite:mlflow.db")}, ()),
             ["do not share a folder", "key tracking.mlflow"],
         ),
-        ("sagemaker", {}, ("--train-step", "native"), ["needs a decision", "--decision"]),
-        ("sagemaker", {}, ("--train-step", "nativ"), ["did you mean native?"]),
-        ("sagemaker", {}, ("--decision", "decision.json"), ["--train-step native"]),
         ("sagemaker", {}, ("--components", "nowhere"), ["is only for kubeflow"]),
         ("sagemaker", {"constraints": MANY}, (), ["parameter allowed_types has", "at most 256"]),
         (
@@ -332,7 +280,6 @@ def test_what_cannot_be_compiled_is_refused_in_three_lines(
 ) -> None:
     workload = msgspec.structs.replace(sample.WORKLOAD, **change)
     (tmp_path / "mnist.json").write_text(to_json(workload))
-    write_json(tmp_path / "decision.json", sample.decision())
     done = stoker("compile", target, "mnist.json", "--out", "def.json", *more, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3

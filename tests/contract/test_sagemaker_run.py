@@ -35,6 +35,7 @@ from stoker.platforms.sagemaker.job import (
 from stoker.platforms.sagemaker.submit import MAX_NAMES, numbered, stop_job
 from stoker.profile import profile
 from stoker.records import (
+    Channel,
     Cluster,
     Group,
     PlatformSettings,
@@ -753,6 +754,54 @@ def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(
         f"?region=eu-central-1#/jobs/{NAME}"
     )
     assert run.wait() is end
+
+
+def test_a_jobs_tags_keep_the_image_and_the_inputs_that_it_began_with(
+    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
+) -> None:
+    def push(layer: str) -> str:
+        layers = [{"digest": f"sha256:{layer * 64}", "size": 1, "mediaType": "layer"}]
+        kind = "application/vnd.docker.distribution.manifest.v2+json"
+        manifest = json.dumps(
+            {"schemaVersion": 2, "mediaType": kind, "config": layers[0], "layers": layers}
+        )
+        pushed = aws.call(
+            "ecr", "PutImage", repositoryName="stoker", imageManifest=manifest, imageTag="1"
+        )
+        return str(pushed["image"]["imageId"]["imageDigest"])  # type: ignore[index,call-overload]
+
+    aws.call("ecr", "CreateRepository", repositoryName="stoker")
+    for number in range(1001):
+        aws.write_object(f"s3://{BUCKET}/data/{number:04}", b"1")
+    uri = f"s3://{BUCKET}/data/"
+    job = dataclasses.replace(job, channels={"train": Channel(uri=uri)})
+    digest = push("a")
+    _, first = submit(platform, job)
+    # What is there later is not what the job began with: a second attempt follows the same job.
+    push("b")
+    aws.write_object(f"{uri}more", b"2")
+    _, again = submit(platform, job)
+    assert again.name == first.name
+    what = first.wait().what
+    assert again.wait().what == what
+    assert what["job_arn"] == f"arn:aws:sagemaker:{REGION}:123456789012:training-job/{NAME}"
+    assert what["image_digest"] == digest
+    assert what["input_train"] == uri
+    assert str(what["input_train_version"]).endswith(" of 1001 objects")
+    other = submit(platform, dataclasses.replace(job, name="other"))[1].wait().what
+    assert other["image_digest"] != digest
+    assert str(other["input_train_version"]).endswith(" of 1002 objects")
+
+
+def test_an_account_that_may_read_neither_image_nor_data_trains_all_the_same(
+    platform: SageMakerPlatform, answers: Answers, job: JobSpec
+) -> None:
+    answers.always_refuse("ecr", "DescribeImages", "AccessDeniedException")
+    answers.always_refuse("s3", "ListObjectsV2", "AccessDenied")
+    uri = f"s3://{BUCKET}/data/"
+    end = submit(platform, dataclasses.replace(job, channels={"train": Channel(uri=uri)}))[1].wait()
+    assert end.status == "succeeded"
+    assert sorted(end.what) == ["input_train", "job_arn"]
 
 
 def test_an_archive_that_means_harm_writes_nothing_outside(

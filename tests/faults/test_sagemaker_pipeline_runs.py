@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.records import Decision, Evaluation, Json, Profile, Training, bare_type
+from stoker.records import Decision, Evaluation, Json, Profile, Training
 from support.moto import AwsServer
+from support.sagemaker_containers import job_arn
 from support.sagemaker_execution import DefinitionError, Execution, account
 from support.sagemaker_project import (
     BATCH_SIZE,
@@ -32,6 +33,7 @@ def project(tmp_path: Path, aws_server: AwsServer) -> Iterator[Project]:
 
 def test_a_run_profiles_decides_trains_evaluates_and_registers(project: Project) -> None:
     project.upload(script=TRAIN)
+    project.account.faults["Profile"] = ["SageMaker.CAPACITY_ERROR"]
     run = project.execution(Epochs="2", Lr="1e-05").run()
     assert statuses(run) == dict.fromkeys(
         ("NeedsProfile", "Profile", "Decide", "Train", "Evaluate", "Gate", "Register"), "Succeeded"
@@ -40,16 +42,28 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project: Project)
     decision = project.record(run, "decision/decision.json", Decision)
     training = project.record(run, "training/training.json", Training)
     evaluation = project.record(run, "evaluation/evaluation.json", Evaluation)
+    assert run.steps["Profile"].waits == [300]
     assert training.status == "succeeded"
     assert training.groups == decision.plan.groups
     assert training.measured
     assert training.measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
     assert training.hyperparameters == {"epochs": 2, "lr": 1e-05}
     assert evaluation.passed
-    assert len(project.packages()) == 1
+    (package,) = project.packages()
+    described = project.aws.call(
+        "sagemaker", "DescribeModelPackage", ModelPackageName=package["ModelPackageArn"]
+    )
+    metadata = described["CustomerMetadataProperties"]
+    assert isinstance(metadata, dict)
+    assert metadata["stoker-training-job"] == training.what["job_arn"] == job_arn(f"mnist-{run.id}")
+    version = training.what["input_training_version"]
+    assert metadata["stoker-input-training"] == f"s3://{BUCKET}/data/ {version}"
+    assert decision.plan.action in str(metadata["stoker-decided"])
+    assert f"mnist-{run.id}" in json.dumps(described["InferenceSpecification"])
     # What the pipeline relies on, and AWS's documentation does not say: docs/sagemaker.md does.
     assert run.undocumented == {
         "a condition on the boolean of a JSON file",
+        "a value of a JSON file in a step of type RegisterModel",
         "a step after another's outcome Any",
     }
 
@@ -103,30 +117,6 @@ def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(
     assert project.packages() == []
 
 
-def test_a_native_training_is_tried_again_by_the_service_and_its_model_is_registered(
-    project: Project,
-) -> None:
-    folder = project.profile()
-    (project.folder / "profile.json").write_bytes(project.aws.read_object(f"{folder}/profile.json"))
-    project.write()
-    project.stoker(
-        *("decide", "profile.json", "--workload", "workload.yaml", "--out", "decision.json")
-    )
-    project.upload("--train-step", "native", "--decision", "decision.json")
-    project.account.faults["TrainAgain"] = ["SageMaker.CAPACITY_ERROR"]
-    run = project.execution(Epochs="2", ReuseProfile=folder).run()
-    assert run.status == "Succeeded", project.told(run)
-    assert run.steps["TrainAgain"].waits == [300]
-    training = project.native_record(run)
-    assert {host.group for host in training.hosts} == {"dnn", "data"}
-    (package,) = project.packages()
-    described = project.aws.call(
-        "sagemaker", "DescribeModelPackage", ModelPackageName=package["ModelPackageArn"]
-    )
-    assert run.steps["TrainAgain"].job in json.dumps(described["InferenceSpecification"])
-    assert not project.aws.has_object(f"{OUT}/pipelines/mnist/{run.id}/token/token")
-
-
 @pytest.mark.soak
 def test_a_challenger_is_held_against_the_last_approved_model(project: Project) -> None:
     project.upload()
@@ -141,35 +131,6 @@ def test_a_challenger_is_held_against_the_last_approved_model(project: Project) 
         if status == "Failed":
             assert "accuracy is 0.95, asked for at least 0.96" in run.reason
     assert len(project.packages()) == 2
-
-
-@pytest.mark.parametrize("max_data_hosts", [1, pytest.param(0, marks=pytest.mark.soak)])
-def test_a_run_hands_over_to_a_second_one_that_trains_on_what_was_decided(
-    project: Project, max_data_hosts: int
-) -> None:
-    project.upload("--train-step", "handover")
-    reuse = project.profile()
-    project.account.faults["HandOverAgain"] = ["SageMaker.JOB_INTERNAL_ERROR"]
-    first = project.execution(
-        Epochs="2", ReuseProfile=reuse, MaxDataHosts=str(max_data_hosts), Approval="Approved"
-    ).run()
-    assert statuses(first) == dict.fromkeys(
-        ("Decides", "NeedsProfile", "DecideAgain", "HandOverAgain"), "Succeeded"
-    ), project.told(first)
-    second = project.handed_over().run()
-    suffix = "" if max_data_hosts else "Alone"
-    names = ("MakeToken", "Train", "Evaluate", "Gate", "Register")
-    expected = {"Decides", "TrainsAlone", *(f"{name}{suffix}" for name in names)}
-    assert set(statuses(second)) == expected, (second.reason, project.told(second))
-    assert second.status == "Succeeded", project.told(second)
-    training = project.native_record(first)
-    decision = project.record(first, "decision/decision.json", Decision)
-    # Without a data group it is a job without instance groups, whose one group the service names.
-    assert [(bare_type(g.instance_type), g.count) for g in training.groups] == [
-        (bare_type(g.instance_type), g.count) for g in decision.plan.groups
-    ]
-    (package,) = project.packages()
-    assert package["ModelApprovalStatus"] == "Approved"
 
 
 @pytest.mark.soak

@@ -45,15 +45,14 @@ def example(*more: str) -> Workload:
 
 
 @functools.cache
-def rendered(*more: str, train_step: str = "launched") -> Mapping[str, Mapping[str, Json]]:
+def rendered(*more: str) -> Mapping[str, Mapping[str, Json]]:
     """Renders the example's policies: file name to policy."""
-    return iam_files(example(*more), train_step=train_step)
+    return iam_files(example(*more))
 
 
 def everything() -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """Yields (file name, policy) of all ways to train, with all that a workload may say."""
-    for train_step in ("launched", "native", "handover"):
-        yield from rendered(*EVERYTHING, train_step=train_step).items()
+    """Yields (file name, policy) with all that a workload may say."""
+    yield from rendered(*EVERYTHING).items()
 
 
 def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:
@@ -85,10 +84,9 @@ def is_allowed(
     resource: str,
     *,
     context: Mapping[str, str] | None = None,
-    train_step: str = "launched",
 ) -> bool:
     """Says whether a policy of the example allows an action on a resource, as IAM matches both."""
-    for allowed, statement in actions(rendered(train_step=train_step)[name]):
+    for allowed, statement in actions(rendered()[name]):
         matches = any(fnmatch.fnmatchcase(resource, p) for p in resources(statement))
         if allowed != action or not matches:
             continue

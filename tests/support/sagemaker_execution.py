@@ -76,7 +76,6 @@ class Account:
         faults: Step to what its next attempts end with: a kind that retry policies name.
         lose_host_of: Step to a condition: when it is true, the step's host is lost.
         executing: Ids of runs that are under way.
-        started: Runs that steps have started: token to ARN and parameters.
     """
 
     server: AwsServer
@@ -86,7 +85,6 @@ class Account:
     lacks: set[str] = field(default_factory=set)
     faults: dict[str, list[str]] = field(default_factory=dict)
     lose_host_of: dict[str, Callable[[], bool]] = field(default_factory=dict)
-    started: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     executing: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     cached: dict[str, "StepRun"] = field(default_factory=dict)
@@ -112,8 +110,6 @@ class Account:
                 return (200, {"Tags": found["Tags"]}) if found else None
             if operation == "CreateTrainingJob":
                 return self._create(name, asked)
-            if operation == "StartPipelineExecution":
-                return self._start(asked)
             if operation == "ListPipelineExecutions":
                 return self._list(asked)
             if operation not in ("DescribeTrainingJob", "StopTrainingJob"):
@@ -157,16 +153,6 @@ class Account:
         self._threads.append(thread)
         thread.start()
         return 200, {"TrainingJobArn": job_arn(name)}
-
-    def _start(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
-        """Starts one run for a token; the test runs it."""
-        token = str(asked["ClientRequestToken"])
-        if token not in self.started:
-            answer = Aws(region=REGION).call("sagemaker", "StartPipelineExecution", **asked)
-            given = _items(asked.get("PipelineParameters"))
-            values = {str(item["Name"]): str(item["Value"]) for item in given}
-            self.started[token] = (str(answer["PipelineExecutionArn"]), values)
-        return 200, {"PipelineExecutionArn": self.started[token][0]}
 
     def _list(self, asked: dict[str, Json]) -> tuple[int, dict[str, Json]]:
         """Lists moto's runs, which it calls Succeeded at once, those under way as they are."""

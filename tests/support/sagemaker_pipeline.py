@@ -5,21 +5,16 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-import msgspec
-
 from stoker.orchestrators.sagemaker.compile import Compiled, compile_pipeline
 from stoker.records import (
     Channel,
     Cluster,
-    Decision,
     Gate,
-    Group,
     Json,
     SageMakerSettings,
     TodaysGroup,
     Workload,
 )
-from support import sample_records
 from support.sagemaker_job import IMAGE, ROLE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,28 +33,15 @@ WORKLOAD = Workload(
 )
 
 
-def decision(*, data: Group | None = None) -> Decision:
-    """Makes a heterogeneous decision; of one dnn group only where `data` is left out of it."""
-    dnn = Group(name="dnn", role="dnn", instance_type="g5.2xlarge", count=1, workers_per_host=2)
-    groups = (dnn, data) if data else (dnn,)
-    record = sample_records.decision()
-    plan = msgspec.structs.replace(record.plan, groups=groups)
-    return msgspec.structs.replace(record, workload_sha256=None, plan=plan)
-
-
-DATA = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=2, workers_per_host=15)
-
-
 @cache
-def compiled(train_step: str = "launched") -> Compiled:
+def compiled() -> Compiled:
     """Compiles the sample's pipeline, once per test session."""
-    pinned = decision(data=DATA) if train_step == "native" else None
-    return compile_pipeline(WORKLOAD, train_step=train_step, decision=pinned, folder=ROOT)
+    return compile_pipeline(WORKLOAD, folder=ROOT)
 
 
-def definition(train_step: str = "launched") -> dict[str, Json]:
+def definition() -> dict[str, Json]:
     """Returns the pipeline's definition as a document."""
-    document: dict[str, Json] = json.loads(compiled(train_step).definition)
+    document: dict[str, Json] = json.loads(compiled().definition)
     return document
 
 
@@ -76,9 +58,9 @@ def steps(document: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
     return walk(document["Steps"])
 
 
-def step_named(name: str, train_step: str = "launched") -> dict[str, Json]:
+def step_named(name: str) -> dict[str, Json]:
     """Finds one step of the sample's pipeline."""
-    return next(step for step in steps(definition(train_step)) if step["Name"] == name)
+    return next(step for step in steps(definition()) if step["Name"] == name)
 
 
 def resolved(
@@ -112,12 +94,12 @@ def resolved(
     return resolve(value)
 
 
-def arguments_of(name: str, train_step: str = "launched") -> list[str]:
+def arguments_of(name: str) -> list[str]:
     """Returns what a small step's container hands to stoker, in a run with the defaults."""
-    request = step_named(name, train_step)["Arguments"]
+    request = step_named(name)["Arguments"]
     words = resolved(
         request["AppSpecification"]["ContainerArguments"],  # type: ignore[index,call-overload]
-        definition(train_step),
+        definition(),
     )
     assert isinstance(words, list)
     return [str(word) for word in words]

@@ -9,8 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.platforms.aws import Aws
-from stoker.platforms.sagemaker.job import fetch_training
-from stoker.records import Json, Training, Workload, read_json
+from stoker.records import Json, Workload
 from support import sample_records
 from support.command import stoker
 from support.local_job import FED, WITHOUT_TORCH
@@ -136,11 +135,6 @@ class Project:
         started = json.loads(self.stoker("start", "sagemaker", "workload.yaml", *given, "--json"))
         return self._run(str(started["id"]), started["parameters"])
 
-    def handed_over(self) -> Execution:
-        """Returns the one run that a step of another one has started."""
-        ((arn, parameters),) = self.account.started.values()
-        return self._run(arn, parameters)
-
     def scheduled(self) -> Execution:
         """Starts a run as EventBridge's scheduler does: by the only schedule's target."""
         (listed,) = self._listed("scheduler", "ListSchedules", "Schedules")
@@ -194,14 +188,6 @@ class Project:
     def record(self, run: Execution, path: str, kind: type[RecordT]) -> RecordT:
         content = self.aws.read_object(f"{OUT}/pipelines/mnist/{run.id}/{path}")
         return msgspec.json.decode(content, type=kind)
-
-    def native_record(self, run: Execution) -> Training:
-        """Reads training.json out of the outputs of a run's native training."""
-        file = fetch_training(
-            f"{OUT}/stoker/jobs/mnist/{run.id}", folder=self.folder / run.id, aws=self.aws
-        )
-        assert file
-        return read_json(file, Training)
 
     def packages(self) -> list[Mapping[str, Json]]:
         """Lists what is registered, newest last."""

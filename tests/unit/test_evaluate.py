@@ -1,4 +1,5 @@
 import json
+import re
 from typing import Literal
 
 import msgspec
@@ -10,11 +11,14 @@ from stoker.evaluate import (
     evaluate,
     judged_again,
     lost_training,
+    metadata_names,
+    model_metadata,
     model_quality,
     summary,
     told_metrics,
 )
 from stoker.records import (
+    Channel,
     Constraints,
     Decision,
     Evaluation,
@@ -171,6 +175,27 @@ def test_metrics_are_told_in_the_form_that_studio_shows() -> None:
         },
         "regression_metrics": {"rmse": {"value": 0.5, "standard_deviation": "NaN"}},
     }
+
+
+def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_takes_them() -> None:
+    channels = {"train": Channel(uri="s3://b/t/"), "my-data": Channel(uri="s3://b/" + "d" * 400)}
+    workload = msgspec.structs.replace(_workload(), channels=channels)
+    what = {
+        "job_arn": "arn:job",
+        "input_train": "s3://b/t/",
+        "input_train_version": "sha256:1 of 2",
+        "input_my-data": "s3://b/(" + "d" * 400,
+    }
+    training = msgspec.structs.replace(_training(), what=what)
+    decided = _decision()
+    metadata = model_metadata(workload, training, decided)
+    assert list(metadata) == list(metadata_names(workload))
+    assert metadata["training_job"] == "arn:job"
+    assert metadata["image_digest"] == "not known"
+    assert metadata["input_train"] == "s3://b/t/ sha256:1 of 2"
+    assert decided.plan.action in metadata["decided"]
+    allowed = re.compile(r"[\w .:/=+@-]{1,256}")
+    assert all(allowed.fullmatch(value) for value in metadata.values())
 
 
 @pytest.mark.parametrize(

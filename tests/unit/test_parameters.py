@@ -143,10 +143,9 @@ DECLARED: Mapping[str, Json] = {
         "batch-size": 64,
         "amp": True,
         "model": "resnet",
-        # Python's word, another parameter's name, one that a group of a native step has.
+        # Python's word, another parameter's name.
         "lambda": 1.5,
         "objective": "softmax",
-        "data_workers": 4,
         # Without a type, with a name that no override reaches, too long for an argument.
         "seed": None,
         "optimizer.name": "sgd",
@@ -170,7 +169,6 @@ def test_each_hyperparameter_is_a_parameter_of_the_kind_that_its_value_has() -> 
         "model": ("string", "model"),
         "hyperparameter_lambda": ("number", "lambda"),
         "hyperparameter_objective": ("string", "objective"),
-        "hyperparameter_data_workers": ("integer", "data_workers"),
     }
     defaults = [f"{name}={value}" for name, value in defaults_of(TUNABLE).items()]
     assert changed(*defaults) == TUNABLE.hyperparameters

@@ -526,6 +526,13 @@ def test_plan_with_other_dnn_hosts_names_them(report: Report) -> None:
     assert page.row("two dnn hosts (local.c1) and one data host (local.c1)")
 
 
+def test_what_the_run_was_made_of_is_shown(report: Report) -> None:
+    what = {"image_digest": "sha256:ab", "job_arn": "arn:aws:sagemaker:r:1:training-job/mnist"}
+    page = report(training=replace(sample_records.training(), what=what))
+    assert page.row("image digest")[-1] == "sha256:ab"
+    assert page.row("job arn")[-1] == what["job_arn"]
+
+
 def test_path_hosts_events_and_advice_are_shown(report: Report) -> None:
     text = report().text
     for answer in sample_records.decision().path:

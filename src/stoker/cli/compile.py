@@ -10,10 +10,8 @@ import typer
 
 from stoker.cli.options import (
     AsJson,
-    NativeDecision,
     Overrides,
     TargetName,
-    TrainStepName,
     WorkloadFile,
     writable_file,
 )
@@ -40,8 +38,6 @@ def compile_verb(
             callback=writable_file,
         ),
     ],
-    train_step: TrainStepName = "launched",
-    decision: NativeDecision = None,
     components: Annotated[
         Path | None,
         typer.Option(
@@ -75,7 +71,7 @@ def compile_verb(
             fix="put a step of your own into pipelines/sagemaker.py (docs/sagemaker.md shows how)",
         )
     with working(f"compiling {record.name}", quiet=as_json):
-        compiled = compiled_for(target, record, train_step=train_step, decision=decision)
+        compiled = compiled_for(target, record)
     write_text(out, compiled.definition)
     files = _write_components(components) if components else []
     # SageMaker shows parameters in camel case, Kubeflow in snake case.
@@ -96,53 +92,28 @@ def compile_verb(
         say(f"  {name:<18} {text if len(text) <= 60 else text[:57] + '...'}", quiet=False)
     for file in files:
         say(f"component: {file}", quiet=False)
-    again = again_words(train_step=train_step, decision=decision, overrides=overrides or ())
+    again = again_words(overrides=overrides or ())
     say(f"next:      stoker upload {target} {workload}{again}", quiet=False)
 
 
-def again_words(
-    *, train_step: str = "launched", decision: Path | None = None, overrides: Sequence[str] = ()
-) -> str:
+def again_words(*, overrides: Sequence[str] = ()) -> str:
     """Returns the options with which the next command means the same pipeline, after a blank."""
-    words = [] if train_step == "launched" else ["--train-step", train_step]
-    words += ["--decision", str(decision)] if decision else []
-    words += [word for override in overrides for word in ("--set", override)]
-    return "".join(f" {shlex.quote(word)}" for word in words)
+    return "".join(f" --set {shlex.quote(override)}" for override in overrides)
 
 
-def compiled_for(
-    target: str,
-    workload: "Workload",
-    *,
-    train_step: str,
-    decision: Path | None,
-) -> "Compiled":
+def compiled_for(target: str, workload: "Workload") -> "Compiled":
     """Compiles the pipeline of a workload for the target.
 
     Raises:
-        UsageError: If the workload lacks what the pipeline needs, or a flag is not for the target.
+        UsageError: If the workload lacks what the pipeline needs.
     """
-    from stoker.records import Decision, read_json
-
     if target == "kubeflow":
-        # There a pod of the run trains, or submits the job: it has no other kind of training step.
-        if train_step != "launched" or decision:
-            raise UsageError(
-                "--train-step native and --decision are only for sagemaker: on Kubeflow each run "
-                "trains on its own decision",
-                where="--train-step, --decision",
-                fix="leave them out",
-            )
         from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 
         return compile_kubeflow(workload)
     from stoker.orchestrators.sagemaker.compile import compile_pipeline
 
-    return compile_pipeline(
-        workload,
-        train_step=train_step,
-        decision=read_json(decision, Decision) if decision else None,
-    )
+    return compile_pipeline(workload)
 
 
 def _write_components(folder: Path) -> list[Path]:

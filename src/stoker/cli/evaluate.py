@@ -77,24 +77,6 @@ def evaluate_verb(
             hidden=True,
         ),
     ] = False,
-    outputs: Annotated[
-        str | None,
-        typer.Option(
-            "--outputs",
-            metavar="URI",
-            help="S3 folder of the job's outputs, with training.json.",
-            hidden=True,
-        ),
-    ] = None,
-    delete: Annotated[
-        str | None,
-        typer.Option(
-            "--delete",
-            metavar="URI",
-            help="First deletes this s3:// object: the run's token.",
-            hidden=True,
-        ),
-    ] = None,
     files: OutputFiles,
     report: Report = None,
     params: StepParams = None,
@@ -113,7 +95,6 @@ def evaluate_verb(
     from stoker.cli.notify import telling
     from stoker.cli.outputs import EVALUATE_PARAMETERS, outputs_of, step_inputs
     from stoker.cli.workloads import read_with_params, workload_of_records
-    from stoker.platforms.aws import Aws
     from stoker.records import Profile, Training, read_json
     from stoker.records.outcome import outcome_of
     from stoker.settings import pipeline_run
@@ -139,9 +120,6 @@ def evaluate_verb(
             fix="name them with --profile, --decision and --training",
         )
     destinations = outputs_of(files, parameters=EVALUATE_PARAMETERS)
-    if delete:
-        # Before the records are read, which may fail: a token must not outlive its run.
-        Aws().delete_object(delete)
     params = [*given.params, *(params or ())]
     if workload:
         of = read_with_params(workload, overrides=overrides or (), params=params)
@@ -158,7 +136,6 @@ def evaluate_verb(
         trained, record = judged(
             of,
             records=(profile, decision, training),
-            outputs_uri=outputs,
             may_be_lost=always,
             champion=champion,
             destinations=destinations,
@@ -181,7 +158,6 @@ def judged(
     workload: "Workload",
     *,
     records: tuple[Path, Path, str],
-    outputs_uri: str | None,
     may_be_lost: bool,
     champion: str | None,
     destinations: "Outputs",
@@ -193,7 +169,6 @@ def judged(
 
     Args:
         records: Profile, decision and training: files, or the last one's text.
-        outputs_uri: Address, as for `_training`.
         may_be_lost: As for `_training`.
         champion: The model in use.
         links: Gets the page of MLflow.
@@ -202,7 +177,7 @@ def judged(
     from stoker.cli.outputs import deliver, told_of_evaluation
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import region_of
-    from stoker.evaluate import evaluate, model_quality, summary
+    from stoker.evaluate import evaluate, model_metadata, model_quality, summary
     from stoker.platforms.base import tracking_of
     from stoker.records import Decision, Profile, read_json, write_text
     from stoker.settings import pipeline_run
@@ -211,11 +186,7 @@ def judged(
     profiled = read_json(profile, Profile)
     decided = read_json(decision, Decision)
     trained, folder = _training(
-        training,
-        outputs_uri=outputs_uri,
-        workload=workload,
-        decision=decided,
-        may_be_lost=may_be_lost,
+        training, workload=workload, decision=decided, may_be_lost=may_be_lost
     )
     record = evaluate(
         workload=workload,
@@ -236,6 +207,8 @@ def judged(
         # Next to it, for the model registry: evaluation.json says more than Studio shows.
         quality = json.dumps(model_quality(trained))
         write_text(destinations.out.with_name("model-quality.json"), quality)
+        metadata = model_metadata(workload, trained, decided)
+        write_text(destinations.out.with_name("model-metadata.json"), json.dumps(metadata))
     if report:
         # Imports the templates of the page: only where a report is wanted.
         from stoker.cli.report import report_of_records
@@ -258,7 +231,7 @@ def judged(
             page = keep_tracked(
                 tracking_of(workload),
                 run=pipeline_run() or trained.job.name,
-                run_id=trained.mlflow_run_id or _managed_run(workload, trained),
+                run_id=trained.mlflow_run_id,
                 training=trained,
                 evaluation=record,
                 files=files,
@@ -290,18 +263,6 @@ def _copies(
         yield files
 
 
-def _managed_run(workload: "Workload", training: "Training") -> str | None:
-    """Returns the run that a platform made in its own MLflow for a job that nobody followed."""
-    from stoker.cli.workloads import region_of
-    from stoker.platforms.aws import Aws
-    from stoker.platforms.sagemaker.job import mlflow_run_of
-    from stoker.records.platforms import info_of
-
-    if not (workload.tracking.is_managed and info_of(training.job.platform).has_mlflow):
-        return None
-    return mlflow_run_of(Aws(region=region_of(workload)), training.job.name)
-
-
 def _gate(evaluation_file: Path, *, champions: str | None) -> None:
     """Checks whether an evaluation passed, for a gate; then its model becomes the champion.
 
@@ -327,37 +288,23 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
 
 
 def _training(
-    training: str,
-    *,
-    outputs_uri: str | None,
-    workload: "Workload",
-    decision: "Decision",
-    may_be_lost: bool,
+    training: str, *, workload: "Workload", decision: "Decision", may_be_lost: bool
 ) -> "tuple[Training, Path]":
     """Returns the training's record, and the folder that its timeline is in.
 
     Args:
         training: A file, or the record's own text.
-        outputs_uri: S3 folder of a job's outputs, which may also have a training.json.
         workload: The workload that was trained.
         decision: The decision that it was trained on.
         may_be_lost: Whether a training without a record is judged as lost.
     """
-    from stoker.cli.workloads import new_run_dir, region_of
     from stoker.evaluate import lost_training
-    from stoker.platforms.aws import Aws
-    from stoker.platforms.sagemaker.job import fetch_training
     from stoker.records import Training, read_json
 
     # A step of Kubeflow gets the record as a parameter (`outputs.carried`).
     if training.lstrip().startswith("{"):
         return read_json(training, Training), Path()
     file = Path(training)
-    if outputs_uri:
-        account = Aws(region=region_of(workload))
-        folder = new_run_dir(workload.name)
-        # The job's own record, where it left one: it knows more than what the step was handed.
-        file = fetch_training(outputs_uri, folder=folder, aws=account) or file
     # A pipeline judges every run: one whose hosts died without a word is a failed one.
     if may_be_lost and not file.is_file():
         return lost_training(workload, decision), file.parent

@@ -145,27 +145,6 @@ TargetName = Annotated[
         autocompletion=offered("sagemaker", "kubeflow"),
     ),
 ]
-NativeDecision = Annotated[
-    Path | None,
-    typer.Option(
-        "--decision",
-        metavar="D",
-        help="With --train-step native: a decision.json, whose groups become the defaults of the "
-        "pipeline's parameters (default: today's cluster).",
-    ),
-]
-TrainStepName = Annotated[
-    str,
-    typer.Option(
-        "--train-step",
-        metavar="KIND",
-        help="For sagemaker: launched, a run trains on what it decides; native, a training step of "
-        "SageMaker itself, whose groups are parameters; handover, the same in a second run that "
-        "the first one starts (default: launched).",
-        show_default=False,
-        autocompletion=offered("launched", "native", "handover"),
-    ),
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

@@ -136,7 +136,7 @@ def upload_verb(
     of = workload_of(workload, overrides=overrides or ())
     client = reach.client(target, of=of)
     with working(f"comparing {of.name} with what is there", quiet=as_json):
-        compiled = compiled_for(target, of, train_step="launched", decision=None)
+        compiled = compiled_for(target, of)
         deployed, wanted = client.compared(compiled)
         changes = _diff(deployed, wanted)
     if deployed is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import Groups, Overrides, TrainStepName, WorkloadFile, offered
+from stoker.cli.options import Groups, Overrides, WorkloadFile, offered
 from stoker.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def render_verb(
             "one).",
         ),
     ] = None,
-    train_step: TrainStepName = "launched",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -82,7 +81,7 @@ def render_verb(
     platform = "sagemaker" if kind in _OF_AWS else "kubernetes"
     record = read_with_params(workload, overrides=[*(overrides or ()), f"platform={platform}"])
     if kind in _OF_AWS:
-        text = _for_account(kind, record, train_step=train_step, out=out)
+        text = _for_account(kind, record, out=out)
     else:
         text = _for_cluster(
             kind,
@@ -94,13 +93,13 @@ def render_verb(
     print(text, end="")
 
 
-def _for_account(kind: str, workload: "Workload", *, train_step: str, out: Path | None) -> str:
+def _for_account(kind: str, workload: "Workload", *, out: Path | None) -> str:
     """Returns the text to print; the policies themselves may go to files instead."""
     from stoker.orchestrators.sagemaker.roles import iam_files, stack
 
     if kind == "cloudformation":
-        return stack(workload, train_step=train_step)
-    files = iam_files(workload, train_step=train_step)
+        return stack(workload)
+    files = iam_files(workload)
     if out is None:
         return json.dumps(files, indent=2) + "\n"
     try:

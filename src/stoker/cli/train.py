@@ -80,15 +80,6 @@ def train_verb(
             hidden=True,
         ),
     ] = None,
-    make_token: Annotated[
-        Path | None,
-        typer.Option(
-            "--make-token",
-            metavar="F",
-            help="Only writes a new secret token for a run.",
-            hidden=True,
-        ),
-    ] = None,
     finish: Annotated[
         bool,
         typer.Option(
@@ -149,8 +140,6 @@ def train_verb(
         stoker train configs/mnist.yaml --decision decision.json
         stoker train --group dnn=1 --group data=local.c1:1 -- python train.py
     """
-    import secrets
-
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
     from stoker.cli.finish import FinishOutputs, finish_run
@@ -176,7 +165,7 @@ def train_verb(
         resolve,
     )
     from stoker.platforms import platform_named
-    from stoker.platforms.local import lock_run_folder, write_secret
+    from stoker.platforms.local import lock_run_folder
     from stoker.records import Decision, Profile, Training, groups_in_words, read_json, write_json
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import copied_to
@@ -185,10 +174,6 @@ def train_verb(
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
-    # A pipeline asks for it in a step before the training, which then finds it.
-    if make_token:
-        write_secret(make_token, secrets.token_hex(32))
-        return 0
     given = step_inputs(files)
     words, run_id = words or given.words, run_id or given.run_id
     params = [*given.params, *(params or ())]

@@ -190,7 +190,7 @@ def project_pipeline(
     Afterwards they are not imported any more: the next folder may have other files.
 
     Args:
-        name: kubeflow, sagemaker, or sagemaker_ and a kind of train step.
+        name: kubeflow or sagemaker.
         folder: Project folder. Without pipelines for the target it is the installation's.
         library: A module to import before.
         carried: The installation's own project folders.

@@ -136,6 +136,7 @@ class JobEnd:
         mlflow_run_id: Run that the platform has made in its own MLflow.
         billed_seconds: Seconds for which the platform bills each of the job's hosts; None where it
             does not say so.
+        what: Facts for the record that the platform knows, such as the digest of the image.
     """
 
     status: Literal["succeeded", "failed", "stopped"]
@@ -148,6 +149,7 @@ class JobEnd:
     events: tuple[Event, ...] = ()
     mlflow_run_id: str | None = None
     billed_seconds: float | None = None
+    what: Mapping[str, Value] = field(default_factory=dict)
 
 
 def leader_record(output_dir: Path | None) -> Training | None:

@@ -152,8 +152,8 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
         if loader.divides is False:
             return Fix(
                 id="divide-stream",
-                text="let the stream divide itself by get_worker_info() (docs/how-to/"
-                f"iterable-data.md), then set num_workers={workers}: as it is, more workers would "
+                text="let the stream divide itself by get_worker_info() "
+                f"(docs/libraries.md), then set num_workers={workers}: as it is, more workers would "
                 "only repeat its samples",
                 saves_seconds=saves,
                 cost="small",

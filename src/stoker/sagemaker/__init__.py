@@ -23,8 +23,9 @@ other values of parameters (an image, the address of data that an earlier step m
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from stoker.errors import UsageError
+from stoker.evaluate import metadata_names
 from stoker.orchestrators.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
-from stoker.parameters import camel, main_channel
+from stoker.parameters import main_channel
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
 from stoker.sagemaker.steps import (
     EXECUTION_ARN,
@@ -60,7 +61,6 @@ _TOKEN = "stoker_token"
 _MAX_URI = 1024
 # Variables that are true of one job only.
 _OF_ONE_PROFILE = ("STOKER_TOKEN_FILE", "STOKER_WORKLOAD_SHA256")
-_OF_ONE_TRAINING = ("STOKER_WORKLOAD_SHA256",)
 
 
 def profile_step(
@@ -225,45 +225,6 @@ def decide_step(
     )
 
 
-def hand_over_step(
-    run: PipelineRun,
-    *,
-    profile: RequestStep | Text,
-    decision: RequestStep,
-    name: str = "HandOver",
-) -> RequestStep:
-    """Makes a step that starts one more run of the pipeline: it trains on what was decided.
-
-    The groups of the decision are parameters of that run, as are this run's id, whose folder it
-    writes to, and the profile's; all other parameters are handed on, the arguments of the
-    pipeline's function among them. A second attempt of the step starts no second run. The pipeline
-    is one of `stoker upload sagemaker --train-step handover`.
-
-    Args:
-        run: Run of the pipeline.
-        profile: The step that measured, or a folder with profile.json.
-        decision: The step that decides.
-        name: Name of the step; the run's branch is added.
-    """
-    return control_step(
-        run,
-        name=name,
-        command=[
-            *("stoker", "start", "sagemaker", WORKLOAD),
-            *("--decision", f"{INPUT}/decision/decision.json"),
-            *("--parent-run", EXECUTION_ID),
-            "--yes",
-            *("--param", text("reuse_profile=", _profile_folder(profile))),
-            *run.words("model_group", "approval", has_hyperparameters=True),
-            *(text(f"--param={camel(name)}=", value) for name, value in run.own.items()),
-        ],
-        inputs={"decision": run.uri("decision/decision.json")},
-        depends_on=[decision],
-        display_name="Hand over",
-        description="Starts the run that trains on what was decided.",
-    )
-
-
 def train_step(
     run: PipelineRun,
     *,
@@ -312,96 +273,6 @@ def train_step(
     return step
 
 
-def token_step(run: PipelineRun, *, depends_on: Waits = (), name: str = "MakeToken") -> RequestStep:
-    """Makes a step that writes the random token of a native training step.
-
-    Returns:
-        The step, with the output `token`: the folder of the object of that name.
-    """
-    return control_step(
-        run,
-        name=name,
-        command=["stoker", "train", "--make-token", f"{OUTPUT}/token/token"],
-        outputs={"token": run.uri("token")},
-        depends_on=depends_on,
-        display_name="Make the feed's token",
-        description="A random token that only the hosts of this run's job get.",
-        is_isolated=True,
-    )
-
-
-def native_train_step(
-    run: PipelineRun,
-    *,
-    token: RequestStep,
-    has_data_group: bool = True,
-    image: Text | None = None,
-    depends_on: Waits = (),
-    name: str = "Train",
-) -> RequestStep:
-    """Makes a training step of the service's own, its instance groups set by parameters.
-
-    How many groups there are is fixed when the pipeline is compiled; types, counts and workers of
-    each are parameters (`DnnInstanceType`, `DataInstanceCount`, `DataWorkers`, ...).
-
-    Args:
-        run: Run of a pipeline with a decision (`--train-step native`), or of one that hands over.
-        token: The step that makes the token, which waits for what comes before.
-        has_data_group: Set in a pipeline that hands over: false for a run that has none.
-        image: Image of the hosts; absent: the run's.
-        depends_on: Further steps to wait for.
-        name: Name of the step; the run's branch is added.
-
-    Returns:
-        The step, with the outputs `model` (an address that is known once it has ended), `jobs`, the
-        folder of JOB/output, and `token`, the object.
-
-    Raises:
-        UsageError: If the pipeline has no decision, and does not hand over.
-    """
-    request = run.request.train if has_data_group else run.request.alone
-    if request is None:
-        raise UsageError(
-            "a native training step needs a decision: how many groups it has is fixed here",
-            where=f"step {name}",
-            fix="--train-step native --decision decision.json, or PipelineRun.of(..., decision=D)",
-        )
-    hyperparameters = _hyperparameters(run, request)
-    checkpoints = request.get("CheckpointConfig")
-    if any(parameter.name == "epochs" for parameter in run.request.parameters):
-        # The API wants a text.
-        hyperparameters["epochs"] = text("", run.value("epochs"))
-    # Not in the run's own folder: that is evaluate's input, and a model can be large.
-    jobs = text(f"{run.output_uri}/stoker/jobs/{run.workload.name}/", run.execution_id)
-    step = RequestStep(
-        f"{name}{run.suffix}",
-        "Training",
-        {
-            **_job_request(run, request, image=image),
-            "ResourceConfig": _resources(run, _mapping(request["ResourceConfig"])),
-            "InputDataConfig": [*_channels(run, request), *_token_channel(run, request)],
-            "HyperParameters": hyperparameters or None,
-            "CheckpointConfig": {**_mapping(checkpoints), "S3Uri": _checkpoints(run)}
-            if checkpoints
-            else None,
-            "Environment": {
-                **_without(request["Environment"], _OF_ONE_TRAINING),
-                "STOKER_WORKERS": _workers(run),
-                **_replaced(run),
-            },
-            "OutputDataConfig": {**_mapping(request["OutputDataConfig"]), "S3OutputPath": jobs},
-            **_tracking(run, request, jobs=jobs),
-        },
-        display_name=name,
-        description="Trains on the instance groups that the parameters name.",
-        outputs={"jobs": jobs, "token": run.uri("token/token")},
-        depends_on=[token, *depends_on],
-        capacity_minutes=run.workload.on_no_capacity.wait_minutes,
-    )
-    step.outputs["model"] = step.properties.ModelArtifacts.S3ModelArtifacts
-    return step
-
-
 def evaluate_step(
     run: PipelineRun,
     *,
@@ -421,8 +292,7 @@ def evaluate_step(
     Args:
         run: Its parameters name the gate.
         profile: The step that measured, or a folder with profile.json.
-        training: A train step, of any outcome. The token of a native one is deleted here, and its
-            training.json is taken out of the job's outputs.
+        training: A train step, of any outcome.
         image: Image of the step; absent: that of the control steps.
         depends_on: Further steps to wait for.
         name: Name of the step; the run's branch is added.
@@ -431,7 +301,6 @@ def evaluate_step(
         The step, with the outputs `evaluation` (a folder), `report` and `model_quality`;
         `value_in(step, "passed")` reads evaluation.json.
     """
-    jobs, token = training.outputs.get("jobs"), training.outputs.get("token")
     step = control_step(
         run,
         name=name,
@@ -444,14 +313,15 @@ def evaluate_step(
             *("--report", f"{OUTPUT}/evaluation/report.html"),
             *("--champion", text("registry:", run.value("model_group"))),
             "--always",
-            *(("--outputs", jobs) if jobs else ()),
-            *(("--delete", token) if token else ()),
             *run.words(),
         ],
         image=image,
         inputs={"profile": _profile_in(profile), "run": run.uri("")},
         outputs={"evaluation": run.uri("evaluation")},
-        property_files={"Evaluation": "evaluation/evaluation.json"},
+        property_files={
+            "Evaluation": "evaluation/evaluation.json",
+            "Metadata": "evaluation/model-metadata.json",
+        },
         environment=run.told_run,
         depends_on=[StepDependency(training, TriggerCondition.ANY), *depends_on],
         # Never isolated: a run's own gate may ask the registry for the champion.
@@ -527,6 +397,10 @@ def register_step(
             "stoker-decision": run.uri("decision/decision.json"),
             "stoker-evaluation": text(left["evaluation"], "/evaluation.json"),
             "stoker-report": left["report"],
+            **{
+                f"stoker-{name.replace('_', '-')}": value_in(evaluation, name, file="Metadata")
+                for name in metadata_names(run.workload)
+            },
         }
         if "report" in left
         else None
@@ -655,14 +529,6 @@ def _has_address(run: PipelineRun) -> bool:
     return any(parameter.name == "input_data" for parameter in run.request.parameters)
 
 
-def _token_channel(run: PipelineRun, request: Mapping[str, object]) -> list[Request]:
-    return [
-        _placed(channel, run.uri("token/"))
-        for channel in _items(request.get("InputDataConfig"))
-        if channel["ChannelName"] == _TOKEN
-    ]
-
-
 def _hyperparameters(run: PipelineRun, request: Mapping[str, object]) -> Request:
     """Returns the request's hyperparameters, those by their parameters that a run can change."""
     known = {p.hyperparameter: text("", run.value(p.name)) for p in run.request.hyperparameters}
@@ -672,64 +538,6 @@ def _hyperparameters(run: PipelineRun, request: Mapping[str, object]) -> Request
 def _placed(channel: Mapping[str, object], uri: Text) -> Request:
     source = _mapping(_mapping(channel["DataSource"])["S3DataSource"])
     return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": uri}}}
-
-
-def _checkpoints(run: PipelineRun) -> Text:
-    """Returns the run's own folder of checkpoints, or that from which the workload goes on."""
-    settings = run.settings
-    if settings.resume_from or not settings.checkpoint_uri:
-        return settings.resume_from or ""
-    return text(f"{settings.checkpoint_uri.rstrip('/')}/", run.job_name)
-
-
-def _tracking(run: PipelineRun, request: Mapping[str, object], *, jobs: Text) -> Request:
-    """Returns what a job says of MLflow and TensorBoard, as this run's."""
-    mlflow, board = request.get("MlflowConfig"), request.get("TensorBoardOutputConfig")
-    return {
-        "MlflowConfig": {**_mapping(mlflow), "MlflowRunName": run.job_name} if mlflow else None,
-        "TensorBoardOutputConfig": {**_mapping(board), "S3OutputPath": text(jobs, "/tensorboard")}
-        if board
-        else None,
-    }
-
-
-def _resources(run: PipelineRun, resources: Mapping[str, object]) -> Request:
-    groups = _items(resources.get("InstanceGroups"))
-    if not groups:
-        return {
-            **resources,
-            "InstanceType": run.value("dnn_instance_type"),
-            "InstanceCount": run.value("dnn_instance_count"),
-        }
-    return {
-        **resources,
-        "InstanceGroups": [
-            {
-                "InstanceGroupName": name,
-                "InstanceType": run.value(f"{name.replace('-', '_')}_instance_type"),
-                "InstanceCount": run.value(f"{name.replace('-', '_')}_instance_count"),
-            }
-            for name in (str(group["InstanceGroupName"]) for group in groups)
-        ],
-    }
-
-
-def _workers(run: PipelineRun) -> Text:
-    """Returns data workers by group, as JSON: a parameter, or made of one for each group."""
-    known = [parameter.name for parameter in run.request.parameters]
-    if "workers" in known:
-        return text(run.value("workers"))
-    parts: list[Text | int | float] = []
-    for role in ("dnn", "data"):
-        if f"{role}_workers" in known:
-            parts += [f'{", " if parts else ""}"{role}": ', run.value(f"{role}_workers")]
-    return text("{", *parts, "}")
-
-
-def _replaced(run: PipelineRun) -> Request:
-    if run.workload.engine_settings.name != "feed":
-        return {}
-    return {"STOKER_REPLACE_DATALOADER": text(run.value("replace_dataloader"))}
 
 
 def _without(request: object, keys: Collection[str]) -> Request:
@@ -767,15 +575,12 @@ __all__ = [
     "decide_step",
     "evaluate_step",
     "gate_step",
-    "hand_over_step",
-    "native_train_step",
     "only_run_step",
     "pipeline",
     "profile_or_reuse",
     "profile_step",
     "register_step",
     "text",
-    "token_step",
     "train_step",
     "upload_inputs",
     "value_in",

@@ -30,7 +30,7 @@ from stoker.orchestrators.sagemaker.compile import (
 )
 from stoker.parameters import Parameter, camel
 from stoker.platforms.aws import Aws
-from stoker.records import Decision, SageMakerSettings, Workload, nearest
+from stoker.records import SageMakerSettings, Workload, nearest
 
 # The SDK makes AWS clients while it is imported: without a region that is an error, without keys a
 # search for them over the network. These are for that moment only; no request is ever signed.
@@ -269,17 +269,21 @@ def text(*parts: Text | int | float) -> Text:
     return joined
 
 
-def value_in(step: RequestStep, path: str) -> PipelineVariable:
-    """Returns a value of the step's first property file, by JSON path, for conditions.
+def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariable:
+    """Returns a value of a property file, by JSON path.
+
+    Args:
+        step: Step that writes the file.
+        path: Path in the JSON.
+        file: Name of the property file; empty: the step's first one.
 
     Raises:
-        ValueError: If the step has no property file.
+        ValueError: If the step has no such property file.
     """
-    if not step.property_files:
+    files = [each for each in step.property_files if file in ("", each.name)]
+    if not files:
         raise ValueError(f"step {step.name} has no property file that {path} could be in")
-    found: PipelineVariable = JsonGet(
-        step_name=step.name, property_file=step.property_files[0], json_path=path
-    )
+    found: PipelineVariable = JsonGet(step_name=step.name, property_file=files[0], json_path=path)
     return found
 
 
@@ -307,7 +311,6 @@ class SageMakerPipelineRun:
         workload: Workload,
         *,
         folder: Path | None = None,
-        decision: Decision | None = None,
         **parameters: Text | int | float,
     ) -> "SageMakerPipelineRun":
         """Returns a run for a pipeline of your own.
@@ -316,15 +319,13 @@ class SageMakerPipelineRun:
             workload: Workload with settings for SageMaker, an image and today's cluster, as of
                 `stoker.settings.read_workload`.
             folder: Project folder, which has `sagemaker.source`; absent: the current one.
-            decision: The one whose groups a native training step has.
             parameters: Parameters of your pipeline, in place of what the workload says:
                 image=image.
 
         Raises:
             UsageError: If the workload lacks what the steps need, or has no such parameter.
         """
-        kind = "native" if decision else "launched"
-        request = pipeline_request(workload, train_step=kind, decision=decision, folder=folder)
+        request = pipeline_request(workload, folder=folder)
         return cls(request=request).given(**parameters)
 
     def given(self, **parameters: Text | int | float) -> "SageMakerPipelineRun":
@@ -340,11 +341,6 @@ class SageMakerPipelineRun:
     def branch(self, suffix: str) -> "SageMakerPipelineRun":
         """Returns the run for the steps of another branch, whose names end in `suffix`."""
         return dataclasses.replace(self, suffix=self.suffix + suffix)
-
-    @property
-    def parent(self) -> "SageMakerPipelineRun":
-        """Returns the run that has decided, and whose folder this one writes to."""
-        return dataclasses.replace(self, execution_id=text(self.value("parent_run")))
 
     @property
     def workload(self) -> Workload:

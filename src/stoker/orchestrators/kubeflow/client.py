@@ -251,7 +251,7 @@ class KubeflowClient:
         _, version = self._find(workload.name) or ("", {})
         there = inputs_of(spec_of_answer(version.get("pipeline_spec")))
         held = mapping(there.get("workload")).get("defaultValue")
-        return held == json.loads(workload_text(kubeflow_request(workload).workload))
+        return bool(held == json.loads(workload_text(kubeflow_request(workload).workload)))
 
     def _request(self, workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
         """Returns what runs and recurring runs have in common."""

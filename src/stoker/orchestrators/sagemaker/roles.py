@@ -13,17 +13,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import yaml
 
 from stoker.errors import UsageError
 from stoker.orchestrators.base import sagemaker_of, schedule_name
-from stoker.orchestrators.sagemaker.compile import TrainStep
 from stoker.orchestrators.sagemaker.client import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
 from stoker.platforms.aws import split_uri
 from stoker.platforms.sagemaker.checks import file_system, text
-from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload, nearest
+from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.settings import cloud_region
 
@@ -149,18 +148,16 @@ def _texts(value: Json) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
 
-def roles_of(workload: Workload, *, train_step: str = "launched") -> list[AwsRole]:
+def roles_of(workload: Workload) -> list[AwsRole]:
     """Returns the roles of the workload's jobs, pipeline and schedule, and the callers' policy.
 
     Args:
         workload: Workload with settings for SageMaker, a region and an image in ECR.
-        train_step: As for the upload of the pipeline; a launched one has its step start the
-            job.
 
     Raises:
         UsageError: If the workload lacks what the policies name.
     """
-    rights = _Rights.of(workload, train_step=train_step)
+    rights = _Rights.of(workload)
     arns = role_arns(rights.settings)
     parts = [part for part in SERVICES if part in arns or part == "starter"]
     held: dict[str, list[Part]] = {}
@@ -181,7 +178,7 @@ def roles_of(workload: Workload, *, train_step: str = "launched") -> list[AwsRol
     return [*roles, caller]
 
 
-def iam_files(workload: Workload, *, train_step: str = "launched") -> dict[str, dict[str, Json]]:
+def iam_files(workload: Workload) -> dict[str, dict[str, Json]]:
     """Returns the policies and trust policies, by the names of their files.
 
     Raises:
@@ -190,7 +187,7 @@ def iam_files(workload: Workload, *, train_step: str = "launched") -> dict[str, 
     account = role_account(sagemaker_of(workload).role)
     files: dict[str, dict[str, Json]] = {}
     trusts: dict[str, dict[str, Json]] = {}
-    for role in roles_of(workload, train_step=train_step):
+    for role in roles_of(workload):
         is_role = bool(role.service)
         files[f"{role.parts[0]}{'-role' if is_role else ''}.json"] = role.policy
         if is_role:
@@ -198,7 +195,7 @@ def iam_files(workload: Workload, *, train_step: str = "launched") -> dict[str, 
     return {**files, **trusts}
 
 
-def stack(workload: Workload, *, train_step: str = "launched") -> str:
+def stack(workload: Workload) -> str:
     """Returns a CloudFormation template, as YAML: roles, callers' policy, schedule, mail.
 
     The schedule is made where the stack's parameter ScheduleExpression is set, and mail of runs
@@ -211,7 +208,7 @@ def stack(workload: Workload, *, train_step: str = "launched") -> str:
     account = role_account(settings.role)
     resources: dict[str, Json] = {}
     outputs: dict[str, Json] = {}
-    for role in roles_of(workload, train_step=train_step):
+    for role in roles_of(workload):
         if role.service and role.arn:
             id = f"{role.parts[0].capitalize()}Role"
             resources[id] = _role_resource(role, account)
@@ -311,7 +308,7 @@ def _managed(role: AwsRole) -> Iterator[dict[str, Json]]:
 
 
 def _schedule_resource(workload: Workload, settings: SageMakerSettings) -> Json:
-    rights = _Rights.of(workload, train_step="launched")
+    rights = _Rights.of(workload)
     queue = settings.dead_letter_queue
     target: dict[str, Json] = {
         "Arn": rights.sagemaker(f"pipeline/{workload.name}"),
@@ -365,7 +362,7 @@ def _schedule_alarm(workload: Workload) -> Json:
 
 def _mail_resources(workload: Workload) -> dict[str, Json]:
     """Returns a topic with an address, and the rule that tells it of runs that have failed."""
-    pipeline = _Rights.of(workload, train_step="launched").sagemaker(f"pipeline/{workload.name}")
+    pipeline = _Rights.of(workload).sagemaker(f"pipeline/{workload.name}")
     topic: Json = {"Ref": "FailureTopic"}
     may_publish: Json = [
         {
@@ -512,24 +509,18 @@ class _Rights:
 
     workload: Workload
     settings: SageMakerSettings
-    train_step: str
     partition: str
     account: str
     region: str
 
     @classmethod
-    def of(cls, workload: Workload, *, train_step: str) -> "_Rights":
+    def of(cls, workload: Workload) -> "_Rights":
         """Returns the statements' names.
 
         Raises:
-            UsageError: If no region is known, or the train step is none.
+            UsageError: If no region is known.
         """
         settings = sagemaker_of(workload)
-        kinds = get_args(TrainStep)
-        if train_step not in kinds:
-            raise UsageError(
-                f"--train-step {train_step} is not known", fix=nearest(train_step, kinds)
-            )
         region = settings.region or cloud_region()
         if not region:
             raise UsageError(
@@ -542,7 +533,6 @@ class _Rights:
         return cls(
             workload=workload,
             settings=settings,
-            train_step=train_step,
             partition=found["partition"],
             account=found["account"],
             region=region,
@@ -799,14 +789,10 @@ class _Rights:
 
     def _step(self) -> Iterator[Statement]:
         settings = self.settings
-        if self.train_step == "launched":
-            # Tags tell an earlier attempt's job.
-            yield self._run_jobs("RunTheTrainingJob")
-            yield self._pass("HandTheJobItsRole", [settings.role], _SAGEMAKER)
+        # Tags tell an earlier attempt's job.
+        yield self._run_jobs("RunTheTrainingJob")
+        yield self._pass("HandTheJobItsRole", [settings.role], _SAGEMAKER)
         pipeline = [self.sagemaker(f"pipeline/{self._name}")]
-        if self.train_step == "handover":
-            starts = ["sagemaker:DescribePipeline", "sagemaker:StartPipelineExecution"]
-            yield _allow("HandOver", starts, pipeline)
         if settings.overlap == "refuse":
             yield _allow("LookForOtherRuns", ["sagemaker:ListPipelineExecutions"], pipeline)
             yield _allow(
@@ -829,9 +815,7 @@ class _Rights:
         yield _allow(
             "WriteAndDeleteTheToken",
             ["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
-            self._below(
-                f"{self._name}-*/stoker_token/token", f"pipelines/{self._name}/*/token/token"
-            ),
+            self._below(f"{self._name}-*/stoker_token/token"),
         )
         yield _allow(
             "ReadInputsAndOutputs",
@@ -856,12 +840,6 @@ class _Rights:
         )
         yield self._tell_missing()
         yield from self._mlflow()
-        if self._tracking.is_managed and self.train_step != "launched":
-            yield _allow(
-                "AskForItsRunOfMlflow",
-                ["sagemaker:DescribeTrainingJob"],
-                [self.sagemaker("training-job/pipelines-*")],
-            )
         notify = self.workload.notify
         if notify and notify.secret_arn:
             yield _allow("ReadTheWebhook", ["secretsmanager:GetSecretValue"], [notify.secret_arn])

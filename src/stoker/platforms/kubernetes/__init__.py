@@ -40,7 +40,7 @@ __all__ = ["KubernetesPlatform", "KubernetesRequest"]
 
 _SECRET_NOTE = (
     "stoker puts a new token of 64 hexadecimal digits here when it submits the job.\n"
-    "To apply this by hand: stoker train --make-token FILE, and put what is in the file here."
+    "To apply this by hand: put 64 of your own here (openssl rand -hex 32)."
 )
 
 

@@ -11,7 +11,7 @@ from typing import IO, Literal
 
 from stoker.errors import PlatformError, StokerError
 from stoker.logs import Log, now_utc
-from stoker.platforms.aws import Aws, AwsError, split_uri
+from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun, job_left
 from stoker.platforms.sagemaker.cloudwatch import (
@@ -22,6 +22,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
     read_utilisation,
     utilisation_words,
 )
+from stoker.platforms.sagemaker.lineage import kept_facts
 from stoker.platforms.sagemaker.request import SageMakerRequest
 from stoker.platforms.sagemaker.submit import (
     TrainingJobState,
@@ -305,6 +306,7 @@ class SageMakerRun(FollowedRun):
             events=self.events,
             mlflow_run_id=state.mlflow_run_id,
             billed_seconds=state.billed_seconds,
+            what={"job_arn": state.arn, **kept_facts(self._aws, state.arn)},
         )
 
     def _await_end(self) -> None:
@@ -419,50 +421,3 @@ class _Drain:
 
 def _key(transition: Transition) -> tuple[str, str]:
     return transition.status, transition.since
-
-
-_OUTPUTS = "/output/output.tar.gz"
-
-
-def mlflow_run_of(aws: Aws, job_name: str) -> str | None:
-    """Returns the run that SageMaker made in its own MLflow for a job; None where it made none.
-
-    Also where the job cannot be looked at: MLflow is not worth an error.
-    """
-    try:
-        return job_state(
-            aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=job_name)
-        ).mlflow_run_id
-    except AwsError:
-        return None
-
-
-def fetch_training(uri: str, *, folder: Path, aws: Aws | None = None) -> Path | None:
-    """Fetches training.json, with what lies next to it, of the newest job below `uri`.
-
-    Args:
-        uri: Where jobs' outputs are: an s3:// folder with JOB/output/output.tar.gz.
-        folder: Where it is unpacked to.
-        aws: The account; absent: what boto3 finds.
-
-    Returns:
-        The file, or None where no job left one.
-
-    Raises:
-        PlatformError: If the outputs cannot be read.
-    """
-    account = aws or Aws()
-    bucket, key = split_uri(uri.rstrip("/") + "/")
-    # A step that was retried has left the outputs of a few jobs: one page holds them.
-    listed = account.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=key).get("Contents")
-    found = [
-        (str(item.get("LastModified", "")), str(item.get("Key", "")))
-        for item in (listed if isinstance(listed, list) else [])
-        if isinstance(item, Mapping) and str(item.get("Key", "")).endswith(_OUTPUTS)
-    ]
-    if not found:
-        return None
-    # The newest: times in ISO 8601 sort as texts do.
-    unpacked = fetch_outputs(account, f"s3://{bucket}/{max(found)[1]}", folder=folder)
-    file = unpacked / FOLDER / "training.json" if unpacked else None
-    return file if file and file.is_file() else None

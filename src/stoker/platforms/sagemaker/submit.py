@@ -27,6 +27,7 @@ from pathlib import Path
 from stoker.errors import NoCapacityError, PlatformError, StokerError, UsageError
 from stoker.logs import Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
+from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
 from stoker.records import Event, Group, Json, bare_type
 from stoker.records.base import mapping, mappings
@@ -385,6 +386,7 @@ def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
 MAX_NAMES = 5
 MAX_TRIES = 100
 MAX_NAME_LENGTH = 63
+MAX_TAGS = 50
 # Between looks for a job that was just created.
 LOOK_SECONDS = 2.0
 
@@ -541,6 +543,8 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
     """Writes token and code and creates the job; False where the name was taken meanwhile."""
     settings = request.job.platform_settings.sagemaker
     kms_key = settings.output_kms_key if settings else None
+    # A profile makes no model.
+    facts = [] if request.job.settings.profile else tags_of(made_of(aws, request.job))
     is_sent = False
     try:
         # Token and code before the job: its hosts download them as channels when they start.
@@ -548,7 +552,8 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         if packed is not None and request.code_uri:
             aws.write_object(request.code_uri, packed, kms_key=kms_key)
         is_sent = True
-        answer = aws.call("sagemaker", "CreateTrainingJob", **request.body)
+        tags = [*mappings(request.body.get("Tags")), *facts][:MAX_TAGS]
+        answer = aws.call("sagemaker", "CreateTrainingJob", **{**request.body, "Tags": tags})
     except AwsError as err:
         # The token stays: the job that has the name may be another attempt's, which reads it.
         if err.code in _IN_USE:

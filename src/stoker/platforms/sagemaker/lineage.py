@@ -1,0 +1,92 @@
+"""What a training job was made of, kept in its tags: the image's digest and the inputs' versions.
+
+They are read once, before the job is created. Whoever follows the job later reads the tags: by then
+the image's tag may name another image, and the data may have changed.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from stoker.errors import StokerError
+from stoker.platforms.aws import Aws, split_uri
+from stoker.platforms.base import JobSpec
+from stoker.records import Json
+from stoker.text import aws_value
+
+_PREFIX = "stoker:made-of-"
+_ECR = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/"
+    r"(?P<repository>[^:@]+)(?::(?P<tag>[^@]+))?"
+)
+# A listing has 1000 objects a page: ten calls, some seconds. More objects have no version.
+MAX_PAGES = 10
+
+
+def made_of(aws: Aws, job: JobSpec) -> dict[str, str]:
+    """Returns facts by name: `image_digest`, and for each channel in S3 its address and version.
+
+    What this account may not read is left out: a training is worth more than its lineage.
+    """
+    facts = {"image_digest": _image_digest(aws, job.image or "")}
+    for name, channel in sorted(job.channels.items()):
+        if channel.uri.startswith("s3://"):
+            facts[f"input_{name}"] = channel.uri
+            facts[f"input_{name}_version"] = _version(aws, channel.uri)
+    return {name: value for name, value in facts.items() if value}
+
+
+def tags_of(facts: Mapping[str, str]) -> list[Json]:
+    """Returns the tags of a job that keep these facts."""
+    return [
+        {"Key": _PREFIX + name, "Value": aws_value(value)} for name, value in sorted(facts.items())
+    ]
+
+
+def kept_facts(aws: Aws, arn: str) -> dict[str, str]:
+    """Returns the facts in a job's tags; {} where they cannot be read."""
+    try:
+        tags = list(aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn))
+    except StokerError:
+        return {}
+    pairs = ((str(tag.get("Key")), str(tag.get("Value"))) for tag in tags)
+    return {key.removeprefix(_PREFIX): value for key, value in pairs if key.startswith(_PREFIX)}
+
+
+def _image_digest(aws: Aws, image: str) -> str:
+    name, _, digest = image.partition("@")
+    found = _ECR.fullmatch(name)
+    if digest or not found:
+        return digest
+    try:
+        (described,) = aws.pages(
+            "ecr",
+            "DescribeImages",
+            items="imageDetails",
+            registryId=found["account"],
+            repositoryName=found["repository"],
+            imageIds=[{"imageTag": found["tag"] or "latest"}],
+        )
+    except (StokerError, ValueError):
+        return ""
+    return str(described.get("imageDigest") or "")
+
+
+def _version(aws: Aws, uri: str) -> str:
+    """Returns a digest of names and entity tags of all objects that the address means."""
+    bucket, prefix = split_uri(uri)
+    digest, count, last = hashlib.sha256(), 0, ""
+    try:
+        for _ in range(MAX_PAGES):
+            after = {"StartAfter": last} if last else {}
+            page = aws.call("s3", "ListObjectsV2", Bucket=bucket, Prefix=prefix, **after)
+            listed = page.get("Contents")
+            for item in listed if isinstance(listed, list) else []:
+                if isinstance(item, Mapping):
+                    last, count = str(item.get("Key")), count + 1
+                    digest.update(f"{last}\n{item.get('ETag')}\n".encode())
+            if not page.get("IsTruncated"):
+                return f"sha256:{digest.hexdigest()[:16]} of {count} objects" if count else ""
+    except StokerError:
+        pass
+    return ""
