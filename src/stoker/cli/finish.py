@@ -332,7 +332,6 @@ def _follow_training(
         judged(
             msgspec.structs.replace(asked, gate=gates),
             records=(run_dir / "profile.json", run_dir / "decision.json", str(file)),
-            outputs_uri=None,
             may_be_lost=False,
             champion=None,
             destinations=Outputs(out=outputs.evaluation or run_dir / "evaluation.json"),

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import re
+import secrets
 import tempfile
 import time
 import warnings
@@ -142,7 +143,8 @@ class KubeflowClient:
             action = "unchanged"
         else:
             # The service takes a version's name once.
-            about["name"] = f"{compiled.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+            now = datetime.now(UTC)
+            about["name"] = f"{compiled.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
             with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
                 file = Path(folder, "pipeline.yaml")
                 file.write_text(compiled.definition, encoding="utf-8")
