@@ -109,7 +109,6 @@ def finish_run(
         elif state not in _SUCCEEDED:
             # Cancelled, or a word that Kubeflow did not fill in.
             ending.status = "stopped"
-        ending.links |= _page_of(workload, run_id)
         if state not in (*_SUCCEEDED, "cancelled") and isinstance(platform, RecoveringPlatform):
             for each in follow_lost(
                 workload,
@@ -151,15 +150,6 @@ def _state(outcome: str) -> tuple[str, str]:
         str(mapping(document).get("state") or "unknown").lower(),
         str(error.get("message") or ""),
     )
-
-
-def _page_of(workload: "Workload", run_id: str) -> dict[str, str]:
-    """Returns the page of a run of Kubeflow, where the address of its pages is known."""
-    from stoker.settings import kubeflow_environment
-
-    told = workload.kubernetes.kubeflow if workload.kubernetes else None
-    ui = (told and told.ui) or kubeflow_environment().ui
-    return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
 
 
 def follow_lost(

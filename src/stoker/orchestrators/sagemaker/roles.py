@@ -19,7 +19,7 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.orchestrators.base import sagemaker_of, schedule_name
-from stoker.orchestrators.sagemaker.schedules import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
+from stoker.orchestrators.sagemaker.client import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
 from stoker.platforms.aws import split_uri
 from stoker.platforms.sagemaker.checks import file_system, text
 from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload
