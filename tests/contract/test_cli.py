@@ -109,11 +109,6 @@ VERBS = {
     "catalog": {
         "--platform",
         "--prices",
-        "--from-cluster",
-        "--context",
-        "--pool-label",
-        "--region",
-        "--out",
         "--json",
         "--debug",
     },

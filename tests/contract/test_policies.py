@@ -107,8 +107,6 @@ NO_RESOURCE = {
     "cloudwatch:GetMetricData": "CloudWatch has no ARNs of metrics",
     "cloudwatch:PutMetricData": "CloudWatch has no ARNs of metrics",
     "ecr:GetAuthorizationToken": "a login is to the whole registry",
-    "ec2:DescribeInstanceTypes": "EC2's Describe calls know no resources",
-    "pricing:GetProducts": "a price list is nobody's",
     "sagemaker:ListTrainingJobs": "a listing is of the account",
     "scheduler:ListSchedules": "a listing is of the account",
     "ec2:DescribeDhcpOptions": "EC2's Describe calls know no resources",

@@ -44,7 +44,7 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "Look inside": {
             "watch": "Shows the hosts, rates and waits of a run while it trains.",
-            "catalog": "Lists the instance types and prices that decide uses.",
+            "catalog": "List the instance types and prices that decide uses.",
             "schema": "Prints the JSON Schema of a record.",
         },
         "Set up": {

@@ -13,19 +13,23 @@ import yaml
 
 from stoker.doctor import Finding, State
 from stoker.errors import StokerError
-from stoker.orchestrators.kubeflow.api import Flags, Kubeflow, KubeflowError, connection_of
-from stoker.orchestrators.kubeflow.pipelines import NEEDS, dotted
-from stoker.orchestrators.kubeflow.schedules import LATEST_SCHEDULES
+from stoker.orchestrators.kubeflow.client import KubeflowClient, KubeflowError
 from stoker.platforms.kubernetes import KubernetesPlatform, api
 from stoker.platforms.kubernetes.api import ApiError, ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of
 from stoker.platforms.kubernetes.submit import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
-from stoker.settings import kubeflow_environment
 from stoker.train import prepare
 
 KUBEFLOW_NAMESPACE = "kubeflow"
+# The first server that tells the last step of a run how the run ended (PipelineTaskFinalStatus).
+LEAST_SERVER = (2, 14)
+# What older ones do not do.
+_LATER = {
+    (2, 16): "steps run as the user of their image, whatever kubernetes.run_as says",
+    (2, 17): "a schedule may start two runs at once",
+}
 ARGO_SETTINGS = "workflow-controller-configmap"
 # What becomes of a follower, by the policy that Argo merges into the retries of each step.
 LOST_FOLLOWER = {
@@ -202,8 +206,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
 def kubeflow_finding(workload: Workload) -> Finding:
     """Says which Kubeflow Pipelines answers, and what of stoker's pipelines it cannot do."""
     try:
-        connection = connection_of(workload, flags=Flags(), environment=kubeflow_environment())
-        version = Kubeflow(connection).version
+        version = KubeflowClient(workload).version
     except StokerError as err:
         # A site without it trains all the same, unless the workload says that there is one.
         is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
@@ -211,21 +214,16 @@ def kubeflow_finding(workload: Workload) -> Finding:
         state: State = "fail" if is_named and not is_unasked else "warn"
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
         return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be asked: {err.what}", fix)
-    least = dotted(max(need.version for need in NEEDS if not need.is_soft))
+    least = "pipelines need 2.14 or later"
     if version is None:
-        words = f"Kubeflow Pipelines, which does not tell its version: pipelines need {least}"
+        words = f"Kubeflow Pipelines, which does not tell its version: {least}"
         return Finding("kubeflow", "warn", words)
-    unmet = [need for need in NEEDS if version < need.version]
-    lacks = [f"before {dotted(need.version)} {need.why}" for need in unmet]
-    is_refused = not all(need.is_soft for need in unmet)
-    if version[:2] < LATEST_SCHEDULES and not is_refused:
-        lacks.append(f"before {dotted(LATEST_SCHEDULES)} a schedule keeps to one version")
-    said = "; ".join([f"Kubeflow Pipelines {dotted(version)}", *lacks])
-    if not lacks:
-        return Finding("kubeflow", "ok", said)
-    fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines"
-    fix = f"pipelines need {least} or later" if is_refused else fix
-    return Finding("kubeflow", "fail" if is_refused else "warn", said, fix)
+    said = f"Kubeflow Pipelines {version[0]}.{version[1]}"
+    if version < LEAST_SERVER:
+        return Finding("kubeflow", "fail", said, least)
+    lacks = [why for since, why in _LATER.items() if version < since]
+    fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines" if lacks else ""
+    return Finding("kubeflow", "warn" if lacks else "ok", "; ".join([said, *lacks]), fix)
 
 
 def argo_finding(kubeflow: ClusterApi) -> Finding:

@@ -19,7 +19,7 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.orchestrators.base import sagemaker_of, schedule_name
-from stoker.orchestrators.sagemaker.schedules import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
+from stoker.orchestrators.sagemaker.client import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
 from stoker.platforms.aws import split_uri
 from stoker.platforms.sagemaker.checks import file_system
 from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload
@@ -944,7 +944,6 @@ class _Rights:
             self._logs("/aws/sagemaker/TrainingJobs", "/aws/sagemaker/ProcessingJobs"),
         )
         yield _allow("ReadTheJobsLoad", ["cloudwatch:GetMetricData"])
-        yield _allow("ReadPricesAndTypes", ["ec2:DescribeInstanceTypes", "pricing:GetProducts"])
         images = (self.workload.image, settings.control.image or self.workload.image)
         yield _allow("PushTheImage", [*_PULL, *_PUSH, "ecr:DescribeImages"], self._images(*images))
         yield _allow("LogInToTheRegistry", ["ecr:GetAuthorizationToken"])
