@@ -143,8 +143,9 @@ class Training(Record, frozen=True, kw_only=True):
         mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
         steps: Steps that were counted, whichever loader made the batches: batches of the main
             loader, else the optimizer's steps; absent: nothing counted them.
-        what: Facts about what was run, such as the commit of its code (`git`, and `git_dirty` where
-            files differed from it) and the digest of its image; which ones may change.
+        what: Facts about what was run: the commit of its code (`git`, and `git_dirty` where files
+            differed from it), `image_digest`, and on SageMaker `job_arn`, and `input_NAME` and
+            `input_NAME_version` of each channel in S3; which ones may change.
         usd_total: Dollars of the whole run: the time that the platform bills, at the catalog's
             prices. Absent where either is not known: only SageMaker tells what it bills.
         is_unfed: The command ended well, but no batch came through the feed although data hosts
