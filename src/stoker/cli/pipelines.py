@@ -23,7 +23,7 @@ from stoker.errors import (
 )
 
 if TYPE_CHECKING:
-    from stoker.orchestrators.base import Run
+    from stoker.orchestrators.base import RunState
     from stoker.orchestrators.kubeflow.client import KubeflowClient
     from stoker.orchestrators.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
@@ -188,7 +188,7 @@ def start_verb(
     client = reach.client(target, of=of)
     where = reach.words(workload if target == "kubeflow" else None)
     confirm_run(told, assume_yes=yes, quiet=as_json)
-    run: Run | None = None
+    run: RunState | None = None
     try:
         with working(f"starting {of.name}", quiet=as_json):
             run = client.start(of, params or ())
@@ -229,7 +229,7 @@ def wait_for(
     show: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> "Run":
+) -> "RunState":
     """Asks for a run until it has ended; tells each step that changes.
 
     Raises:
@@ -377,7 +377,7 @@ def _diff(old: "Json", new: "Json") -> list[str]:
     return [line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}…" for line in lines]
 
 
-def _show(run: "Run", *, as_json: bool) -> None:
+def _show(run: "RunState", *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(run), indent=2))
         return
