@@ -109,17 +109,12 @@ VERBS = {
     "catalog": {
         "--platform",
         "--prices",
-        "--from-cluster",
-        "--context",
-        "--pool-label",
-        "--region",
-        "--out",
         "--json",
         "--debug",
     },
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
-    "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
+    "doctor": {"--peer", "--cluster", "--set", "--json", "--debug"},
     "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",

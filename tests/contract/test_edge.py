@@ -63,7 +63,6 @@ def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
         ["evaluate", "w.yaml", "--out", "OUT"],
         ["compile", "kubeflow", "w.yaml", "--out", "OUT"],
         ["report", "scaling", "runs/x", "--out", "OUT"],
-        ["catalog", "refresh", "--out", "OUT"],
     ],
     ids=lambda command: " ".join(command[:2]),
 )

@@ -42,6 +42,7 @@ def test_a_project_is_a_copy_of_the_parts_that_people_edit(source: Path, tmp_pat
         "containers/build",
         "examples/README.md",
         "pipelines/README.md",
+        "tools/README.md",
     }
     assert (tmp_path / "mine" / "pipelines" / "README.md").read_text() == "pipelines"
     assert os.access(tmp_path / "mine" / "containers" / "build", os.X_OK)
@@ -51,7 +52,7 @@ def test_what_work_leaves_behind_is_not_copied(source: Path) -> None:
     for name in ("__pycache__", ".mypy_cache", "wheels"):
         (source / "pipelines" / name).mkdir()
         (source / "pipelines" / name / "x").write_text("x")
-    assert len(project_files(source)) == 5
+    assert len(project_files(source)) == 6
 
 
 def test_another_file_in_the_way_is_named_and_nothing_is_written(
@@ -79,7 +80,7 @@ def test_many_files_in_the_way_are_counted(source: Path, tmp_path: Path) -> None
     write_project(tmp_path / "mine", files)
     for name in files:
         (tmp_path / "mine" / name).write_text("changed")
-    with pytest.raises(UsageError, match="and 1 more"):
+    with pytest.raises(UsageError, match="and 2 more"):
         write_project(tmp_path / "mine", files)
 
 

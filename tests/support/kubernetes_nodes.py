@@ -1,4 +1,4 @@
-"""Builds nodes of a cluster and their pods, as the API gives them."""
+"""Builds nodes of a cluster, as the API gives them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,24 +43,6 @@ def node(
             "capacity": {**allocatable, "cpu": "16"},
             "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],
         },
-    }
-
-
-def pod(
-    *requests: Mapping[str, str],
-    owner: str = "DaemonSet",
-    sidecar: Mapping[str, str] | None = None,
-) -> Document:
-    """Builds a pod with a container for each of `requests`."""
-    spec: Document = {"containers": [{"name": "c", "resources": {"requests": r}} for r in requests]}
-    if sidecar:
-        spec["initContainers"] = [
-            {"name": "i", "resources": {"requests": {"cpu": "4"}}},
-            {"name": "s", "restartPolicy": "Always", "resources": {"requests": sidecar}},
-        ]
-    return {
-        "metadata": {"name": "p", "ownerReferences": [{"kind": owner, "name": "o"}]},
-        "spec": spec,
     }
 
 

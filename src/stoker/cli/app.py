@@ -44,12 +44,12 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "Look inside": {
             "watch": "Shows the hosts, rates and waits of a run while it trains.",
-            "catalog": "Lists the instance types and prices that decide uses.",
+            "catalog": "List the instance types and prices that decide uses.",
             "schema": "Prints the JSON Schema of a record.",
         },
         "Set up": {
             "init": "Makes a project folder with pipelines, configs and examples.",
-            "doctor": "Checks what a host, an account or a cluster lacks.",
+            "doctor": "Checks what a host or a cluster lacks.",
             "render": "Prints what an administrator applies once.",
             "launch": "Starts this host's part of a job; the entry point of the image.",
         },

@@ -324,11 +324,7 @@ def _follow_training(
     if "profile.json" in records:
         # The claim of champions is not mounted here: the step that frees hosts must not wait for a
         # volume. A retry judges by all gates.
-        gates = tuple(
-            gate
-            for gate in workload.gate
-            if gate.min_champion is None and gate.max_champion is None
-        )
+        gates = tuple(gate for gate in workload.gate if not gate.needs_champion)
         judged(
             msgspec.structs.replace(asked, gate=gates),
             records=(run_dir / "profile.json", run_dir / "decision.json", str(file)),

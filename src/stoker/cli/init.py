@@ -13,7 +13,7 @@ from stoker.cli.progress import working
 from stoker.errors import UsageError
 from stoker.platforms import PLATFORMS
 
-FOLDERS = ("pipelines", "configs", "containers", "examples")
+FOLDERS = ("pipelines", "configs", "containers", "examples", "tools")
 
 # Names of what work leaves behind in a checkout.
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wheels", "dist")
@@ -35,6 +35,7 @@ GPU:
 | examples | the scripts that they train; each has its requirements.txt |
 | pipelines | profile, decide, train, evaluate as steps of a pipeline; your own steps go in here |
 | containers | the images that hosts run |
+| tools | scripts: today's prices of AWS, the node pools of a cluster |
 
 With a training script of your own: `stoker profile -- python train.py`.
 

@@ -282,7 +282,7 @@ def warnings_of_prices(prices: Prices, *, platform: PlatformInfo) -> list[str]:
     if prices.stale:
         return [
             f"the prices of {prices.date} are older than 90 days: "
-            + ("stoker catalog" if platform.is_this_machine else "stoker catalog refresh")
+            + ("stoker catalog" if platform.is_this_machine else "python tools/refresh_prices.py")
         ]
     if prices.date is None and not platform.is_this_machine:
         return ["the date of the prices is not known"]

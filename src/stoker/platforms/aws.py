@@ -1,18 +1,17 @@
-"""Calls to AWS go through boto3: retried, bounded, with errors in words; so does its price list.
+"""Calls to AWS through boto3: retried, bounded, with errors in words.
 
     aws = Aws(region="eu-central-1")
     aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName="mnist")["TrainingJobStatus"]
     aws.read_object("s3://bucket/folder/profile.json")
 
-In this order: errors, `Aws` with calls and S3, what its methods need, price list and types.
+In this order: errors, `Aws` with calls and S3, what its methods need.
 """
 
 import contextlib
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import islice
 from typing import IO, cast
 
 from stoker.errors import MissingExtraError, PlatformError, UsageError
@@ -414,76 +413,3 @@ def _json(value: object) -> Json:
             return [_json(item) for item in value]
         case _:
             return str(value)
-
-
-# Three regions have the price list of all regions.
-_NEAREST = {"eu": "eu-central-1", "me": "eu-central-1", "af": "eu-central-1", "ap": "ap-south-1"}
-_ELSEWHERE = "us-east-1"
-# 100 products a page; EC2 has about a thousand on-demand Linux ones in a region.
-MAX_PAGES = 200
-# Values that a filter of DescribeInstanceTypes takes.
-_MOST_VALUES = 200
-
-
-def price_list_region(region: str) -> str:
-    """Returns the region whose endpoint is asked for the price list of `region`.
-
-    Raises:
-        UsageError: If that region's prices are not in dollars.
-    """
-    if region.startswith("cn-"):
-        raise UsageError(
-            f"prices of {region} are in CNY, and a catalog is in dollars",
-            where="--region",
-            fix="write your own table: stoker decide --prices FILE",
-        )
-    return _NEAREST.get(region.partition("-")[0], _ELSEWHERE)
-
-
-def products(aws: Aws, *, service: str, filters: Sequence[Mapping[str, str]]) -> Iterator[Json]:
-    """Yields the products of a service in the price list, each as JSON text.
-
-    Args:
-        aws: An account, in a region that has the price list.
-        service: `AmazonSageMaker` or `AmazonEC2`.
-        filters: Filters of GetProducts.
-
-    Raises:
-        AwsError: If AWS refuses, throttles or cannot be reached.
-    """
-    answers = aws.answers(
-        "pricing",
-        "GetProducts",
-        ServiceCode=service,
-        Filters=list(filters),
-        FormatVersion="aws_v1",
-        MaxResults=100,
-    )
-    for answer in islice(answers, MAX_PAGES):
-        listed = answer.get("PriceList")
-        yield from listed if isinstance(listed, list) else ()
-
-
-def described_types(aws: Aws, kinds: Sequence[str]) -> list[Mapping[str, Json]]:
-    """Returns EC2's descriptions of these types, as far as the region has them.
-
-    Raises:
-        AwsError: If AWS refuses, throttles or cannot be reached.
-    """
-    found: list[Mapping[str, Json]] = []
-    for first in range(0, len(kinds), _MOST_VALUES):
-        values = list(kinds[first : first + _MOST_VALUES])
-        found += aws.pages(
-            "ec2",
-            "DescribeInstanceTypes",
-            items="InstanceTypes",
-            Filters=[{"Name": "instance-type", "Values": values}],
-        )
-    return found
-
-
-def trainable_types(aws: Aws) -> Collection[str]:
-    """Returns the types that a training job takes, with `ml.`, as boto3's own model has them."""
-    meta = getattr(aws.client("sagemaker"), "meta")  # noqa: B009
-    listed: Sequence[str] = meta.service_model.shape_for("TrainingInstanceType").enum
-    return frozenset(listed)

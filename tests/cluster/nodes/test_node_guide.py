@@ -38,7 +38,7 @@ def on_this_cluster(line: str, given: Given) -> str:
     """Returns a line with this cluster's pools in place of the example's."""
     line = line.replace("dnn=gpu:", f"dnn={given.train[1]}:")
     line = line.replace("data=cpu:", f"data={given.feed[1]}:")
-    line = line.replace("--from-cluster", f"--from-cluster --pool-label {given.train[0]}")
+    line = line.replace("node_pools.py", f"node_pools.py --pool-label {given.train[0]}")
     line = line.replace("--service-account pipeline-runner", f"--service-account {given.account}")
     return line.replace("-n kubeflow ", f"-n {given.namespace} ")
 

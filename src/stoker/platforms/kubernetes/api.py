@@ -409,16 +409,11 @@ def _words(err: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Names a kind of object as its API's paths do.
-
-    Attributes:
-        is_everywhere: Those of all namespaces are meant.
-    """
+    """An API resource: group, version and plural."""
 
     group: str
     version: str
     plural: str
-    is_everywhere: bool = False
 
     @property
     def api(self) -> str:
@@ -433,16 +428,12 @@ RUNTIMES = Resource("trainer.kubeflow.org", "v1alpha1", "trainingruntimes")
 SECRETS = Resource("", "v1", "secrets")
 CONFIG_MAPS = Resource("", "v1", "configmaps")
 PODS = Resource("", "v1", "pods")
-ALL_PODS = Resource("", "v1", "pods", is_everywhere=True)
 EVENTS = Resource("", "v1", "events")
-NODES = Resource("", "v1", "nodes")
 BUDGETS = Resource("policy", "v1", "poddisruptionbudgets")
 CLAIMS = Resource("", "v1", "persistentvolumeclaims")
 # Argo's, which run the pipelines of Kubeflow.
 WORKFLOWS = Resource("argoproj.io", "v1alpha1", "workflows")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
-# Those that belong to no namespace, or are meant in all of them.
-OF_CLUSTER = (NODES, ACCESS_REVIEWS, ALL_PODS)
 
 OF_KIND: Mapping[str, Resource] = {
     "JobSet": JOBSETS,
@@ -697,7 +688,7 @@ class ClusterApi:
             return response
 
     def _path(self, resource: Resource, name: str = "", part: str = "") -> str:
-        place = "" if resource in OF_CLUSTER else f"/namespaces/{self.namespace}"
+        place = "" if resource == ACCESS_REVIEWS else f"/namespaces/{self.namespace}"
         return "/".join(
             word for word in (f"{resource.api}{place}/{resource.plural}", name, part) if word
         )
@@ -720,40 +711,3 @@ class ClusterApi:
 
 
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
-
-
-_ATTEMPTS = 3
-
-
-def list_nodes(cluster: ClusterApi) -> list[Document]:
-    """Returns all nodes, as the API gives them.
-
-    Raises:
-        PlatformError: If the cluster refuses, with the right that it takes, or does not answer.
-    """
-    try:
-        return cluster.list(NODES, attempts=_ATTEMPTS)[0]
-    except ApiError as err:
-        if not err.is_denied:
-            raise
-        raise PlatformError(
-            f"{err.user} may not list the nodes of the cluster",
-            where="the cluster's RBAC: nodes belong to no namespace",
-            fix="let an administrator run it, or grant it: kubectl create clusterrole "
-            "stoker-catalog --verb=list --resource=nodes,pods, and bind it",
-        ) from err
-
-
-def pods_of_node(cluster: ClusterApi, node: str) -> list[Document] | None:
-    """Returns the pods of all namespaces on a node; None where one may not see them.
-
-    Raises:
-        PlatformError: If the cluster does not answer.
-    """
-    try:
-        query = {"fieldSelector": f"spec.nodeName={node}"}
-        return cluster.list(ALL_PODS, query=query, attempts=_ATTEMPTS)[0]
-    except ApiError as err:
-        if err.is_denied:
-            return None
-        raise

@@ -1,0 +1,249 @@
+"""tools/refresh_prices.py writes AWS's prices of today, and decide uses them.
+
+The answers have the shape of AWS's documents (botocore checks it), with prices that are made up.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.stub import ANY, Stubber
+
+import refresh_prices
+from stoker.catalog import load_catalog
+from stoker.decide import decide
+from stoker.records import Constraints, Group, Observed, Profile, ProfiledHost, StepTerms
+
+REGION = "eu-central-1"
+TODAY = date(2027, 1, 5)
+
+
+def product(region: str, usd: str, unit: str = "Hrs", **attributes: str) -> str:
+    """Makes a product of GetProducts' PriceList: a JSON text with a term and a price dimension."""
+    sku = "ABCDEFGH12345678"
+    dimension = {
+        "unit": unit,
+        "endRange": "Inf",
+        "description": f"$ {usd} per hour",
+        "appliesTo": [],
+        "rateCode": f"{sku}.JRTCKXETXF.6YS6EN2CT7",
+        "beginRange": "0",
+        "pricePerUnit": {"USD": usd},
+    }
+    term = {
+        "priceDimensions": {f"{sku}.JRTCKXETXF.6YS6EN2CT7": dimension},
+        "sku": sku,
+        "effectiveDate": "2026-12-01T00:00:00Z",
+        "offerTermCode": "JRTCKXETXF",
+        "termAttributes": {},
+    }
+    reserved = {"priceDimensions": {"x": {**dimension, "pricePerUnit": {"USD": "0.0001"}}}}
+    return json.dumps(
+        {
+            "product": {
+                "productFamily": "ML Instance",
+                "attributes": {"regionCode": region, **attributes},
+                "sku": sku,
+            },
+            "serviceCode": "AmazonSageMaker",
+            "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": term}, "Reserved": {"r": reserved}},
+            "version": "20261201000000",
+            "publicationDate": "2026-12-01T00:00:00Z",
+        }
+    )
+
+
+def trains(kind: str, usd: str, *, usage: str = "EUC1-Train", region: str = REGION) -> str:
+    return product(
+        region,
+        usd,
+        usagetype=f"{usage}:{kind}",
+        instanceName=kind,
+        component="Training",
+        platoinstancetype="Training",
+    )
+
+
+def runs(kind: str, usd: str, *, region: str = REGION, **changes: str) -> str:
+    attributes = {
+        "instanceType": kind,
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "marketoption": "OnDemand",
+        "usagetype": f"EUC1-BoxUsage:{kind}",
+        **changes,
+    }
+    return product(region, usd, **attributes)
+
+
+@pytest.fixture
+def pricing() -> Iterator[Stubber]:
+    with Stubber(client("pricing")) as stub:
+        yield stub
+
+
+@pytest.fixture
+def ec2() -> Iterator[Stubber]:
+    with Stubber(client("ec2")) as stub:
+        yield stub
+
+
+def client(service: str) -> object:
+    return boto3.client(
+        service, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x"
+    )
+
+
+def answer(pricing: Stubber, service: str, *pages: Sequence[str], region: str = REGION) -> None:
+    """Answers GetProducts page by page, if it asks for this service and region."""
+    own = refresh_prices.TRAINING if service == "AmazonSageMaker" else refresh_prices.ON_DEMAND
+    fields = {"regionCode": region, **own}
+    asked = {
+        "ServiceCode": service,
+        "FormatVersion": "aws_v1",
+        "Filters": [{"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in fields.items()],
+    }
+    for number, page in enumerate(pages, start=1):
+        more = {"NextToken": f"page-{number}"} if number < len(pages) else {}
+        begun = {"NextToken": f"page-{number - 1}"} if number > 1 else {}
+        found = {"FormatVersion": "aws_v1", "PriceList": list(page), **more}
+        pricing.add_response("get_products", found, {**asked, **begun})
+
+
+def prices(pricing: Stubber, service: str, *products: str, region: str = REGION) -> dict[str, str]:
+    answer(pricing, service, products, region=region)
+    fields = refresh_prices.TRAINING if service == "AmazonSageMaker" else refresh_prices.ON_DEMAND
+    return refresh_prices.prices(pricing.client, service, region, fields)
+
+
+def test_a_training_price_is_that_of_on_demand_hours(pricing: Stubber) -> None:
+    assert prices(
+        pricing,
+        "AmazonSageMaker",
+        trains("ml.p4d.24xlarge", "27.5000000000"),
+        trains("ml.c5.xlarge", "0.3", usage="EUC1-SpotTraining"),
+        trains("ml.c5.2xlarge", "0.3", usage="EUC1-Host"),
+        trains("ml.c5.4xlarge", "0.3", usage="EUC1-ReservedTrain"),
+        trains("ml.m5.large", "0.0000000000"),
+        product(REGION, "1.0", unit="GB-Mo", usagetype="EUC1-Train:ml.m5.xlarge"),
+    ) == {"p4d.24xlarge": "27.5"}
+
+
+@pytest.mark.parametrize("usage", ["Train", "USE1-Train"])
+def test_us_east_1_has_usage_types_with_and_without_a_head(pricing: Stubber, usage: str) -> None:
+    one = trains("ml.p5.48xlarge", "60", usage=usage)
+    assert prices(pricing, "AmazonSageMaker", one) == {"p5.48xlarge": "60"}
+
+
+def test_two_prices_of_a_type_are_none_and_the_same_twice_is_one(pricing: Stubber) -> None:
+    assert prices(
+        pricing,
+        "AmazonSageMaker",
+        trains("ml.g5.xlarge", "1.2"),
+        trains("ml.g5.xlarge", "1.3"),
+        trains("ml.g5.2xlarge", "1.50"),
+        trains("ml.g5.2xlarge", "1.5000"),
+    ) == {"g5.2xlarge": "1.5"}
+
+
+def test_capacity_blocks_are_no_on_demand_price(pricing: Stubber) -> None:
+    block = runs("c5.xlarge", "9.9", marketoption="CapacityBlock")
+    assert prices(pricing, "AmazonEC2", runs("c5.xlarge", "0.194"), block) == {"c5.xlarge": "0.194"}
+
+
+def described(kind: str, network: str = "2x 25 Gigabit") -> dict[str, object]:
+    return {
+        "InstanceType": kind,
+        "VCpuInfo": {"DefaultVCpus": 6, "DefaultCores": 3},
+        "MemoryInfo": {"SizeInMiB": 24576},
+        "GpuInfo": {"Gpus": [{"Count": 1}]},
+        "NetworkInfo": {"NetworkPerformance": network},
+    }
+
+
+def test_the_table_has_todays_sizes_and_prices_and_no_others(
+    pricing: Stubber, ec2: Stubber, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = [trains("ml.p4d.24xlarge", "27"), trains("ml.c5.18xlarge", "4")]
+    answer(pricing, "AmazonSageMaker", training, [trains("ml.c5.24xlarge", "0.01")])
+    answer(pricing, "AmazonEC2", [runs("c5.xlarge", "0.19")])
+    found = {"InstanceTypes": [described("g5.xlarge"), described("c5.xlarge", "Up to 10 Gigabit")]}
+    ec2.add_response("describe_instance_types", found, {"Filters": ANY})
+    out = io.StringIO()
+    trainable = ("ml.p4d.24xlarge", "ml.c5.18xlarge", "ml.g5.xlarge")
+    refresh_prices.table(
+        pricing.client, ec2.client, region=REGION, trainable=trainable, today=TODAY, out=out
+    )
+    rows = {row["instance_type"]: row for row in csv.DictReader(io.StringIO(out.getvalue()))}
+    columns = ("vcpus", "memory_gib", "gpus", "network_gbps", "network_kind")
+    assert [rows["ml.g5.xlarge"][c] for c in columns] == ["6", "24.0", "1", "50.0", "sustained"]
+    assert rows["ml.c5.xlarge"]["network_kind"] == "up_to"
+    assert rows["ml.g5.xlarge"]["priced_on"] == ""
+    assert "note: no training price for" in capsys.readouterr().err
+    file = tmp_path / "eu.csv"
+    file.write_text(out.getvalue())
+    kubernetes = load_catalog("kubernetes", file)
+    assert kubernetes.get("c5.xlarge").usd_per_hour == 0.19
+    assert kubernetes.get("c5.xlarge").priced_on == TODAY
+    assert kubernetes.get("p4d.24xlarge").usd_per_hour is None
+    catalog = load_catalog("sagemaker", file)
+    priced = {i.type for i in catalog.instances if i.usd_per_hour is not None}
+    assert priced == {"ml.p4d.24xlarge", "ml.c5.18xlarge", "ml.c5.24xlarge"}
+    assert catalog.region == REGION
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+        step=StepTerms(step_seconds=0.192, wait_seconds=0.1, global_batch_size=8),
+        observed=Observed(cpu_utilization=0.99, gpu_utilization=0.45),
+    )
+    plans = decide(profile, catalog=catalog, constraints=Constraints(), today=TODAY)
+    used = {group.instance_type for plan in plans.plans for group in plan.groups}
+    # The cheap c5.24xlarge cannot train, others have no price.
+    assert used == {"ml.p4d.24xlarge", "ml.c5.18xlarge"}
+    assert (plans.prices.date, plans.prices.stale) == ("2027-01-05", False)
+
+
+def test_a_region_without_prices_makes_no_table(pricing: Stubber, ec2: Stubber) -> None:
+    answer(pricing, "AmazonSageMaker", [], region="mars-1")
+    out = io.StringIO()
+    with pytest.raises(SystemExit, match="no training prices in USD for mars-1"):
+        refresh_prices.table(
+            pricing.client, ec2.client, region="mars-1", trainable=(), today=TODAY, out=out
+        )
+    assert out.getvalue() == ""
+
+
+def test_a_named_type_without_a_price_is_no_plan_to_run() -> None:
+    profile = Profile(
+        host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
+        step=StepTerms(step_seconds=0.192, wait_seconds=0.1, global_batch_size=8),
+    )
+    groups = (
+        Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
+        Group(name="data", role="data", instance_type="ml.p3.2xlarge", count=1),
+    )
+    found = decide(
+        profile,
+        catalog=load_catalog("sagemaker"),
+        constraints=Constraints(),
+        extra_clusters=(groups,),
+        today=TODAY,
+    )
+    (named,) = (p for p in found.plans if p.groups[-1].instance_type == "ml.p3.2xlarge")
+    assert (named.feasible, named.predicted) == (False, None)
+    assert named.reason == "asked for, but ml.p3.2xlarge has no price"
+
+
+@pytest.mark.parametrize(("days", "is_stale"), [(90, False), (91, True)])
+def test_a_price_is_stale_from_the_ninety_first_day(days: int, is_stale: bool) -> None:
+    catalog = load_catalog("sagemaker")
+    priced_on = catalog.get("ml.p4d.24xlarge").priced_on
+    assert priced_on is not None
+    used = [catalog.get("ml.p4d.24xlarge")]
+    assert catalog.prices(used, today=priced_on + timedelta(days=days)).stale is is_stale
