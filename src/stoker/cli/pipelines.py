@@ -282,11 +282,11 @@ def schedule_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Starts runs of the uploaded pipeline at regular times; replaces the schedule of that name.
+    """Starts runs of the uploaded pipeline at regular times.
 
     Examples:
-        stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron '0 0 6 * * *'
-        stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'cron(0 6 * * ? *)'
+        stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
+        stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
     """
     from stoker.cli.workloads import with_params
 
@@ -316,7 +316,7 @@ def status_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
-    """Shows the steps of a run; ends with 3 if a gate failed, with 4 if something else did.
+    """Shows the steps of a run; exits with 3 if its gate failed.
 
     Examples:
         stoker status sagemaker RUN
@@ -350,7 +350,7 @@ def stop_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> None:
-    """Stops a run and the jobs of its steps, or a training job, and waits until they have ended.
+    """Stops a run and its jobs, and waits until they have ended.
 
     Examples:
         stoker stop sagemaker RUN
