@@ -212,7 +212,9 @@ def start_verb(
             return 0
         with working(f"waiting until {run.run} has ended", quiet=as_json):
             run = wait_for(client, run.run, show=partial(say, quiet=as_json))
-        _show(run, as_json=as_json)
+        if as_json:
+            print(json.dumps(asdict(run), indent=2))
+        say(f"{run.run} has ended: {run.status}\n{run.note}", quiet=as_json)
         return run.exit_code
     except (KeyboardInterrupt, TerminatedError) as err:
         name = run.run if run else of.name

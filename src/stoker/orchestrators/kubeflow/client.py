@@ -318,7 +318,8 @@ class KubeflowClient:
             url=self._page(f"runs/details/{id}"),
             reason=next((text for text in reasons if text), ""),
             steps=steps,
-            note=f"logs: kubectl logs -l pipeline/runid={id} -c main --prefix --tail=-1",
+            note=f"logs: kubectl logs -n {self._namespace or 'kubeflow'} -l pipeline/runid={id} "
+            "-c main --prefix --tail=-1",
         )
 
     def _page(self, path: str) -> str:

@@ -114,7 +114,9 @@ class SageMakerClient:
             ClientRequestToken=secrets.token_hex(16),
         )
         id = str(answer["PipelineExecutionArn"]).rpartition("/")[2]
-        return RunState(run=f"{workload.name}/{id}", status="Starting", has_ended=False, exit_code=4)
+        return RunState(
+            run=f"{workload.name}/{id}", status="Starting", has_ended=False, exit_code=4
+        )
 
     def schedule(
         self,
