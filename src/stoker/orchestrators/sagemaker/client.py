@@ -15,6 +15,7 @@ from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argum
 from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
 from stoker.parameters import camel, parameters_of, parse
 from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, job_state, stop_job
 from stoker.records import Json, SageMakerSettings, Workload, nearest
 from stoker.records.base import mapping, mappings
@@ -75,6 +76,8 @@ class SageMakerClient:
         # Before the definition: a run that a schedule starts in between finds them.
         for uri in missing:
             aws.write_object(uri, compiled.uploads[uri], kms_key=settings.output_kms_key)
+        if settings.tags:
+            tag_group(aws, settings.model.group or compiled.name, settings.tags)
         found = self._find(compiled.name)
         tags = [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())]
         request: dict[str, object] = {
