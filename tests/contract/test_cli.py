@@ -161,8 +161,7 @@ VERBS = {
     "status": {"--besides"} | REACH | {"--workload", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
     "render": {
-        *("--decision", "--group", "--service-account", "--out"),
-        *("--set", "--debug"),
+        *("--out", "--set", "--debug"),
     },
     "launch": set(),
 }
