@@ -28,7 +28,7 @@ from stoker.records import (
     bare_type,
     groups_in_words,
 )
-from stoker.records.base import mapping, sha256_of
+from stoker.records.base import sha256_of
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
@@ -84,16 +84,10 @@ def evaluate(
 
 
 def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Evaluation:
-    """Judges a model that passed against whichever one is in use by now. Pure."""
+    """Judges a model that passed against the one that is in use by now. Pure."""
     gates = tuple(
         _result(
-            Gate(
-                metric=gate.metric,
-                min=gate.min,
-                max=gate.max,
-                min_champion=gate.min_champion,
-                max_champion=gate.max_champion,
-            ),
+            Gate(**{name: getattr(gate, name) for name in Gate.__struct_fields__}),
             gate.value,
             champion,
         )
@@ -145,30 +139,6 @@ def model_metadata(workload: Workload, training: Training, decision: Decision) -
         words = " ".join(str(what[key]) for key in keys if what.get(key))
         found[name] = aws_value(words) or "not known"
     return found
-
-
-def told_metrics(document: Json) -> dict[str, float]:
-    """Returns the metrics in a training.json, an evaluation.json or a model-quality.json."""
-    content = mapping(document)
-    values: list[tuple[Json, Json]] = [*_members(content.get("metrics"))]
-    gates = content.get("gates")
-    values += [
-        (gate.get("metric"), gate.get("value"))
-        for gate in (gates if isinstance(gates, list) else ())
-        if isinstance(gate, Mapping)
-    ]
-    for kind, part in content.items():
-        if kind.endswith("_metrics"):
-            values += [
-                (name, told.get("value"))
-                for name, told in _members(part)
-                if isinstance(told, Mapping)
-            ]
-    return {str(name): float(value) for name, value in values if isinstance(value, int | float)}
-
-
-def _members(value: Json) -> Sequence[tuple[str, Json]]:
-    return [*value.items()] if isinstance(value, Mapping) else []
 
 
 def lost_training(workload: Workload, decision: Decision) -> Training:

@@ -1,6 +1,4 @@
-"""Tells a webhook how a run ended: JSON that Slack, Teams and plain receivers take.
-
-It has `notify.timeout_seconds`; `cli/notify.py` says of which runs, and finds the address.
+"""A webhook's message of how a run ended: JSON that Slack, Teams and plain receivers take.
 
 The webhook's address is a secret: who has it can write to the channel. It is in no record, and in
 no message of an error: those of Python's own libraries can hold it, so only their kind is told.
@@ -20,16 +18,15 @@ from stoker.records import Json
 _MAX_ERROR = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookMessage:
-    """Says how a run ended.
+@dataclass(slots=True, kw_only=True)
+class RunEnding:
+    """How a command ended, filled in as it runs.
 
     Attributes:
         workload: Name of the workload.
         run: Name of the run.
         step: Step that failed, or the last one.
-        status: succeeded, failed or stopped.
-        exit_code: Exit code of the command; None where it is not known.
+        status: Status of the run; the command itself may end well whatever became of it.
         error: What failed, in a line; empty where nothing did.
         links: Where to look: what it is to its address or file.
     """
@@ -37,35 +34,44 @@ class WebhookMessage:
     workload: str
     run: str
     step: str
-    status: Literal["succeeded", "failed", "stopped"]
+    status: Literal["succeeded", "failed", "stopped"] = "succeeded"
     exit_code: int | None = None
     error: str = ""
-    links: Mapping[str, str] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+    def failed(self, error: str, *, exit_code: int | None = None) -> None:
+        """Notes that the run failed."""
+        self.status, self.error, self.exit_code = "failed", error, exit_code
 
 
-def body_of(outcome: WebhookMessage, *, format: Literal["text", "teams"]) -> dict[str, Json]:
+def body_of(ending: RunEnding, *, format: Literal["text", "teams"]) -> dict[str, Json]:
     """Returns what is sent. Pure but for the time."""
-    text = "\n".join(_lines(outcome))
+    error = printable(" ".join(ending.error.split()))[:_MAX_ERROR]
+    how = f" in {ending.step}" if ending.status != "succeeded" and ending.step else ""
+    code = f" (exit code {ending.exit_code})" if ending.exit_code else ""
+    head = f"stoker: run {ending.run} of {ending.workload} {ending.status}{how}{code}"
+    lines = [f"{head}: {error}" if error else head]
+    lines += [f"{name}: {address}" for name, address in ending.links.items()]
     if format == "teams":
         card: Json = {
             "type": "AdaptiveCard",
             "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
             "version": "1.4",
-            "body": [{"type": "TextBlock", "wrap": True, "text": text.replace("\n", "\n\n")}],
+            "body": [{"type": "TextBlock", "wrap": True, "text": "\n\n".join(lines)}],
         }
         kind = "application/vnd.microsoft.card.adaptive"
         return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
     facts: dict[str, Json] = {
-        "workload": outcome.workload,
-        "run": outcome.run,
-        "step": outcome.step,
-        "status": outcome.status,
-        "exit_code": outcome.exit_code,
-        "error": _error(outcome),
-        "links": dict(outcome.links),
+        "workload": ending.workload,
+        "run": ending.run,
+        "step": ending.step,
+        "status": ending.status,
+        "exit_code": ending.exit_code,
+        "error": error,
+        "links": {**ending.links},
         "when": now_utc(),
     }
-    return {"text": text, "stoker": facts}
+    return {"text": "\n".join(lines), "stoker": facts}
 
 
 def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:
@@ -75,40 +81,22 @@ def post(url: str, body: Mapping[str, Json], *, timeout: float) -> str:
     """
     if not url.startswith(("https://", "http://")):
         return "the webhook's address does not begin with https://"
+    headers = {"Content-Type": "application/json", "User-Agent": "stoker"}
     try:
-        request = urllib.request.Request(
-            url,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json", "User-Agent": "stoker"},
-        )
+        request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers)
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=timeout):
             return ""
     except urllib.error.HTTPError as err:
         err.close()
         return f"the webhook answered with {err.code}"
-    except urllib.error.URLError as err:
-        reason = err.reason
-        words = reason.strerror if isinstance(reason, OSError) else ""
-        return f"the webhook cannot be reached: {words or type(reason).__name__}"
     except (OSError, ValueError, http.client.HTTPException) as err:
-        return f"the webhook cannot be reached: {type(err).__name__}"
+        reason = err.reason if isinstance(err, urllib.error.URLError) else err
+        words = reason.strerror if isinstance(reason, OSError) and reason is not err else ""
+        return f"the webhook cannot be reached: {words or type(reason).__name__}"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Takes a redirection for an answer: urllib would follow it with a GET, and nobody is told."""
+    """Takes a redirection for an answer: urllib would follow it with a GET."""
 
     def redirect_request(self, *arguments: object) -> None:
         """Returns that there is no further request."""
-
-
-def _lines(outcome: WebhookMessage) -> list[str]:
-    how = f" in {outcome.step}" if outcome.status != "succeeded" and outcome.step else ""
-    code = "" if outcome.exit_code in (None, 0) else f" (exit code {outcome.exit_code})"
-    error = _error(outcome)
-    head = f"stoker: run {outcome.run} of {outcome.workload} {outcome.status}{how}{code}"
-    links = [f"{name}: {address}" for name, address in outcome.links.items()]
-    return [f"{head}: {error}" if error else head, *links]
-
-
-def _error(outcome: WebhookMessage) -> str:
-    return printable(" ".join(outcome.error.split()))[:_MAX_ERROR]

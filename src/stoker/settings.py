@@ -56,7 +56,6 @@ ADDRESS_KEYS = (
     "kubernetes.data.image",
     "kubernetes.dnn.image",
     "kubernetes.kubeflow.host",
-    "kubernetes.kubeflow.ui",
     "kubernetes.output",
     "notify.secret_arn",
     "sagemaker.checkpoint_uri",
@@ -379,29 +378,21 @@ def named_instance_type(environ: Mapping[str, str] | None = None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeflowEnvironment:
-    """Holds the environment's settings for Kubeflow Pipelines; empty where it says nothing.
+    """The environment's settings for Kubeflow Pipelines; kfp itself reads KF_PIPELINES_ENDPOINT.
 
     Attributes:
-        endpoint: Address of the API.
-        ui: Address of the pages.
         namespace: Namespace of the user; in a pod the pod's own.
         token: A secret.
-        cookie: A secret.
-        is_pod: Whether this is a pod of a cluster.
     """
 
-    endpoint: str = ""
-    ui: str = ""
     namespace: str = ""
     token: str = field(default="", repr=False)
-    cookie: str = field(default="", repr=False)
-    is_pod: bool = False
 
 
 def kubeflow_environment(
     environ: Mapping[str, str] | None = None, *, account: Path = _SERVICE_ACCOUNT
 ) -> KubeflowEnvironment:
-    """Reads KF_PIPELINES_* and STOKER_KUBEFLOW_*, and a pod's folder of its service account."""
+    """Reads STOKER_KUBEFLOW_*, and a pod's folder of its service account."""
     env = os.environ if environ is None else environ
     try:
         # No variable tells a pod's namespace unless the pod's object asks for it; this file does.
@@ -409,13 +400,9 @@ def kubeflow_environment(
     except OSError:
         own = ""
     return KubeflowEnvironment(
-        endpoint=env.get("KF_PIPELINES_ENDPOINT", ""),
-        ui=env.get("KF_PIPELINES_UI_ENDPOINT", ""),
         namespace=env.get("STOKER_KUBEFLOW_NAMESPACE", "") or own,
         # Secrets come out of files as a rule, with a line break at the end.
         token=env.get("STOKER_KUBEFLOW_TOKEN", "").strip(),
-        cookie=env.get("STOKER_KUBEFLOW_COOKIE", "").strip(),
-        is_pod=bool(own),
     )
 
 

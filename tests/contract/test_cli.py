@@ -114,7 +114,7 @@ VERBS = {
     },
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
-    "doctor": {"--peer", "--aws", "--cluster", "--decision", "--set", "--json", "--debug"},
+    "doctor": {"--peer", "--cluster", "--set", "--json", "--debug"},
     "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
     "compile": {
         "--out",

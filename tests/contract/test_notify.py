@@ -13,7 +13,7 @@ import pytest
 from stoker.cli.edge import run as command
 from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
-from stoker.notify import WebhookMessage, body_of, post
+from stoker.notify import RunEnding, body_of, post
 from stoker.records import Json, NotifySettings, Workload, to_json, write_json
 from support import kubeflow_pipeline, sample_records
 from support.moto import AwsServer
@@ -103,7 +103,7 @@ def test_a_webhook_that_fails_is_a_line_without_its_address(
     with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
         ending.failed("no", exit_code=6)
     said = "".join(capsys.readouterr())
-    assert said == f"notify: nobody was told: the webhook answered with {code}\n"
+    assert said == f"notify: webhook failed: the webhook answered with {code}\n"
 
 
 @pytest.mark.parametrize(
@@ -212,12 +212,12 @@ def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
     (body,) = receiver.bodies
     assert body["stoker"]["step"] == "evaluate"
     said = "".join(capsys.readouterr())
-    assert said.startswith("notify: nobody was told: ")
+    assert said.startswith("notify: webhook failed: ")
     assert SECRET not in said
 
 
 def test_teams_gets_a_card() -> None:
-    outcome = WebhookMessage(workload="mnist", run="1", step="train", status="failed", error="no")
+    outcome = RunEnding(workload="mnist", run="1", step="train", status="failed", error="no")
     (card,) = body_of(outcome, format="teams")["attachments"]  # type: ignore[misc, union-attr]
     assert card["contentType"] == "application/vnd.microsoft.card.adaptive"  # type: ignore[call-overload, index]
     assert "mnist failed in train: no" in json.dumps(card)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
 import typer.main
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
@@ -223,46 +222,6 @@ def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_netw
     said = printed_elsewhere(CHILD, tmp_path / "copy", timeout=110)
     # Of this process, whose hash seed is any.
     assert said == sha256(sample.compiled().definition.encode()).hexdigest() + "\n"
-
-
-def rows(component: str) -> list[tuple[str, str]]:
-    """Returns `(what, name)` of the contract tables of a component's README."""
-    text = (sample.ROOT / "components" / component / "README.md").read_text(encoding="utf-8")
-    text = re.sub(r"(?s)\n## On Kubeflow.*?(?=\n## |\Z)", "", text)
-    return re.findall(r"^\| ([a-z][a-z ]*) \| `([^`]+)`", text, re.MULTILINE)
-
-
-def contract(name: str) -> set[tuple[str, str]]:
-    """Returns `(what, name)` of a small step as it is compiled."""
-    step = sample.step_named(name)
-    request = step["Arguments"]
-    assert isinstance(request, Mapping)
-    words = sample.arguments_of(name)
-    config = request["ProcessingOutputConfig"]
-    assert isinstance(config, Mapping)
-    inputs, outputs = request["ProcessingInputs"], config["Outputs"]
-    files = step.get("PropertyFiles", [])
-    assert isinstance(inputs, list)
-    assert isinstance(outputs, list)
-    assert isinstance(files, list)
-    return {
-        *(("input", item["InputName"]) for item in inputs),
-        *(("argument", word.partition("=")[0]) for word in words if word.startswith("--")),
-        *(("output", item["OutputName"]) for item in outputs),
-        *(("property file", item["PropertyFileName"]) for item in files),
-    }
-
-
-@pytest.mark.parametrize("component", ["decide", "train", "evaluate"])
-def test_the_contract_in_a_readme_is_that_of_the_step(component: str) -> None:
-    assert set(rows(component)) == contract(component.capitalize())
-
-
-def test_the_contract_of_profile_is_that_of_its_request() -> None:
-    text = json.dumps(sample.step_named("Profile")["Arguments"])
-    for what, name in rows("profile"):
-        if name != "stoker_code" and what != "output":
-            assert f'"{name}"' in text, name
 
 
 def test_a_small_step_runs_from_its_own_arguments_as_its_container_would(tmp_path: Path) -> None:

@@ -12,17 +12,15 @@ import pytest
 
 from stoker import doctor
 from stoker.cli.doctor import doctor_verb
-from stoker.doctor import Finding, aws_check, examine, peer_check, within
+from stoker.doctor import Finding, examine, peer_check, within
 from stoker.errors import UsageError
 from stoker.feed.wire.crypto import Keys, new_token
 from stoker.host.processes import free_ports
 from stoker.launch.coordinator import Coordinator
 from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
-from stoker.platforms.aws import Aws
 from stoker.records import FeedSettings
 from support.local_job import resource_config
-from support.moto import AwsServer
 from support.platform_jobs import use_kube_config
 
 GROUPS = {"dnn": ["localhost"], "data": ["data-1.invalid"]}
@@ -76,7 +74,7 @@ def topology(tmp_path: Path, host: str = "localhost") -> Topology:
 
 
 def findings(environ: Mapping[str, str], *, peer: str | None = None) -> dict[str, Finding]:
-    return {check.name: check for check in examine(environ, peer=peer, aws=False)}
+    return {check.name: check for check in examine(environ, peer=peer)}
 
 
 def test_a_host_by_itself_is_healthy(tmp_path: Path, port: int) -> None:
@@ -177,14 +175,10 @@ def test_a_wait_has_a_deadline_and_hands_on_errors() -> None:
         within(5, lambda: 1 / 0)
 
 
-def test_little_shared_memory_and_an_early_clock_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_little_shared_memory_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.shared_memory_check(tmp_path / "none").state == "warn"
     monkeypatch.setattr(doctor, "MIN_SHARED_MEMORY_BYTES", 1 << 60)
     assert doctor.shared_memory_check(tmp_path).state == "warn"
-    assert doctor.clock_check(0.0).state == "fail"
-    assert doctor.clock_check().state == "ok"
 
 
 def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,26 +232,6 @@ def test_a_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
     assert doctor.folder_check(tmp_path / "file" / "ml").state == "fail"
 
 
-def test_aws_says_who_we_are(aws_server: AwsServer) -> None:
-    found = aws_check()
-    assert found.state == "ok"
-    assert found.text.startswith("arn:aws:")
-
-
-def test_aws_that_cannot_be_reached_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.doctor.AWS_SECONDS", 0.05)
-    release = threading.Event()
-
-    def hang() -> Aws:
-        release.wait()
-        raise AssertionError
-
-    try:
-        assert aws_check(hang).text == "no answer within 0.05 s"
-    finally:
-        release.set()
-
-
 def test_the_verb_ends_with_4_where_something_fails(
     tmp_path: Path,
     port: int,
@@ -281,8 +255,12 @@ def test_the_verb_ends_with_4_where_something_fails(
     ("given", "what"),
     [
         ({"cluster": True}, "--cluster needs a workload"),
-        ({"decision": Path("decision.json")}, "--decision needs a workload"),
-        ({"workload": "mnist.yaml"}, "a workload is looked at in its account or its cluster"),
+        ({"overrides": ["name=a"]}, "--set needs a workload"),
+        ({"workload": "mnist.yaml"}, "a workload is checked against its cluster"),
+        (
+            {"workload": "mnist.yaml", "cluster": True, "peer": "data-1"},
+            "--peer cannot be used with --cluster",
+        ),
     ],
 )
 def test_a_workload_and_what_is_to_be_looked_at_go_together(

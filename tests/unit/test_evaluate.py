@@ -1,4 +1,3 @@
-import json
 import re
 from typing import Literal
 
@@ -15,7 +14,6 @@ from stoker.evaluate import (
     model_metadata,
     model_quality,
     summary,
-    told_metrics,
 )
 from stoker.records import (
     Channel,
@@ -251,13 +249,6 @@ def test_the_stricter_of_two_bounds_counts() -> None:
     assert gate.against(0.2).max == pytest.approx(0.3)
     assert gate.against(0.9).max == 0.5
     assert gate.against(None).max == 0.5
-
-
-def test_metrics_of_another_model_are_read_from_whatever_record_it_left() -> None:
-    training = _training(accuracy=0.97, rmse=0.5)
-    evaluation = _evaluate(training, Gate(metric="accuracy", min=0.9))
-    for content in (to_json(training), to_json(evaluation), json.dumps(model_quality(training))):
-        assert told_metrics(json.loads(content))["accuracy"] == 0.97
 
 
 def test_training_that_did_no_step_is_no_new_model() -> None:

@@ -124,7 +124,6 @@ HEAVY |= {"asyncio"}
 LIGHT = [
     *(name for name in MODULES if re.match(r"stoker\.(cli|orchestrators|platforms)\b", name)),
     "stoker.decide",
-    "stoker.doctor.account",
     "stoker.doctor.cluster",
     "stoker.evaluate",
     "stoker.feed.metrics",

@@ -69,7 +69,7 @@ def test_a_gate_against_a_champion_is_refused_before_the_first_step(tmp_path: Pa
     (tmp_path / "train.py").write_text("")
     done = stoker("run", "w.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    assert "gate accuracy holds the model against the champion" in done.stderr
+    assert "gate accuracy compares with the champion" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

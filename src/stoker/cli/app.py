@@ -49,7 +49,7 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "Set up": {
             "init": "Makes a project folder with pipelines, configs and examples.",
-            "doctor": "Checks what a host, an account or a cluster lacks.",
+            "doctor": "Checks what a host or a cluster lacks.",
             "render": "Prints what an administrator applies once.",
             "launch": "Starts this host's part of a job; the entry point of the image.",
         },

@@ -1,30 +1,24 @@
-"""The model in use, the champion, is known by its evaluation.json, or by SageMaker's registry.
+"""The model in use, the champion: an evaluation.json, a folder of them, or SageMaker's registry.
 
-A folder of champions holds one evaluation.json for each model that was in use, as 000001.json and
-so on; the highest number is in use now. A model that passed gets the next number by a hard link,
-which a file system gives to one of two runs only: the other one is held against the first, and then
-tries the number after it. To go back to an earlier model is to delete the files after its own.
+A folder of champions holds the evaluation.json of each model that was in use, as 000001.json and so
+on; the highest number is in use now. A model that passed gets the next number by a hard link, which
+a file system gives to one of two runs only: the other one is compared with the first, and then
+tries the number after it. To go back to an earlier model, delete the files after its own.
 """
 
-import errno
-import json
 import os
 import re
 import secrets
 from pathlib import Path
 
 from stoker.errors import GateError, UsageError
-from stoker.evaluate import judged_again, told_metrics
+from stoker.evaluate import judged_again
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import champion_quality
-from stoker.records import Evaluation, Json, Workload, read_json
+from stoker.records import Evaluation, Workload, read_json
 
 _REGISTRY = "registry:"
 _NUMBERED = re.compile(r"[0-9]{6,}\.json")
-_FIX = (
-    "--champion evaluation.json (of the model in use), a folder of champions, or registry:GROUP; "
-    "in a pipeline on Kubeflow the key kubernetes.champion"
-)
 
 
 def champion_metrics(
@@ -38,34 +32,32 @@ def champion_metrics(
         region: Region of the registry.
 
     Raises:
-        UsageError: If a gate asks for it, and nothing says which it is.
+        UsageError: If a gate needs the champion, and none is named or it cannot be read.
     """
-    if not any(gate.needs_champion for gate in workload.gate):
+    asking = next((gate for gate in workload.gate if gate.needs_champion), None)
+    if asking is None:
         return None
     if not named:
         raise UsageError(
-            "a gate holds the model against the champion, and nothing says which that is",
-            where="--champion",
-            fix=_FIX,
+            f"gate {asking.metric} compares with the champion, but no champion is configured",
+            where=f"workload {workload.name}, key gate",
+            fix="stoker evaluate --champion evaluation.json (of the model in use), a folder of "
+            "champions, or registry:GROUP; in a pipeline on Kubeflow the key kubernetes.champion",
         )
     if named.startswith(_REGISTRY):
-        quality = champion_quality(Aws(region=region), named.removeprefix(_REGISTRY))
-        return None if quality is None else told_metrics(quality)
-    path = Path(named)
-    if path.is_dir():
-        files = _champions(path)
-        return _metrics_of(files[-1]) if files else None
-    return _metrics_of(path)
+        return champion_quality(Aws(region=region), named.removeprefix(_REGISTRY))
+    files = _champions(Path(named)) if Path(named).is_dir() else [Path(named)]
+    return read_json(files[-1], Evaluation).metrics if files else None
 
 
 def promote(evaluation_file: Path, *, named: str) -> str:
-    """Makes the model of an evaluation that passed the champion, and says so in a line.
+    """Makes the model of an evaluation that passed the champion; returns a line that says so.
 
     The model in use may be another one than when it was evaluated: it is judged again.
 
     Args:
         evaluation_file: Its evaluation.json.
-        named: The folder of champions. Of a file or a registry it says that people choose there.
+        named: The folder of champions. Of a file or a registry people choose the champion.
 
     Raises:
         GateError: If it falls behind the model that is in use by now.
@@ -74,20 +66,19 @@ def promote(evaluation_file: Path, *, named: str) -> str:
     folder = Path(named)
     if named.startswith(_REGISTRY) or folder.is_file():
         return f"not made the champion: in {named} people choose it"
-    record = read_json(evaluation_file, Evaluation)
-    content = evaluation_file.read_bytes()
+    record, content = read_json(evaluation_file, Evaluation), evaluation_file.read_bytes()
     while True:
         files = _champions(folder)
         # A step that is tried again: its model may even have been followed by another one since.
-        before = next((file for file in files if _read(file) == content), None)
+        before = next((file for file in files if file.read_bytes() == content), None)
         if before:
             return f"it is champion {int(before.stem)} already: {before}"
         number = 1
         if files:
-            judged = judged_again(record, champion=_metrics_of(files[-1]))
+            number = int(files[-1].stem) + 1
+            judged = judged_again(record, champion=read_json(files[-1], Evaluation).metrics)
             if not judged.passed:
                 raise GateError(judged.reason, where=f"the model in use by now: {files[-1]}")
-            number = int(files[-1].stem) + 1
         made = folder / f"{number:06}.json"
         if _link(content, made):
             return f"champion {number}: {made}"
@@ -106,24 +97,6 @@ def _champions(folder: Path) -> list[Path]:
     return sorted(found, key=lambda file: int(file.stem))
 
 
-def _metrics_of(file: Path) -> dict[str, float]:
-    content = _read(file)
-    try:
-        document: Json = json.loads(content)
-    except ValueError:
-        raise UsageError("not JSON", where=str(file), fix=_FIX) from None
-    return told_metrics(document)
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as err:
-        raise UsageError(
-            f"the champion's record cannot be read: {err.strerror}", where=str(file), fix=_FIX
-        ) from None
-
-
 def _link(content: bytes, made: Path) -> bool:
     """Writes a file that is there whole or not at all; False if its name is taken."""
     written = made.with_name(f".{secrets.token_hex(8)}")
@@ -139,12 +112,10 @@ def _link(content: bytes, made: Path) -> bool:
     except FileExistsError:
         return False
     except OSError as err:
-        has_no_links = err.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
         raise UsageError(
             f"the champion cannot be written: {err.strerror}",
             where=str(made.parent),
-            fix="put it on a volume that has hard links (NFS, EFS, CephFS, a disk)"
-            if has_no_links
-            else "give the folder to the pods' user (docs/kubeflow.md, Storage)",
+            fix="use a volume that has hard links (NFS, EFS, CephFS, a disk), and that the pods' "
+            "user may write to (docs/kubeflow.md, Storage)",
         ) from None
     return True

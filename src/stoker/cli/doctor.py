@@ -5,7 +5,6 @@ import os
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +22,7 @@ def doctor_verb(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="With --aws or --cluster: a workload file, whose needs are looked at.",
+            help="With --cluster: the workload file to check the cluster for.",
             show_default=False,
         ),
     ] = None,
@@ -33,59 +32,34 @@ def doctor_verb(
         typer.Option(
             "--peer",
             metavar="HOST[:PORT]",
-            help="Also tries to reach the feed's port there (default: tries none).",
+            help="Also connect to the feed's port on this host (default: connect to none).",
         ),
     ] = None,
-    aws: Annotated[
-        bool,
-        typer.Option(
-            "--aws",
-            help="Also asks AWS which account and role it sees; with a workload: whether bucket, "
-            "data, images, roles, quotas and network are as it needs them.",
-        ),
-    ] = False,
     cluster: Annotated[
         bool,
         typer.Option(
             "--cluster",
-            help="Asks the workload's cluster instead of this host: rights, JobSet or Trainer, "
-            "claims, Kubeflow Pipelines, Argo.",
+            help="Check the workload's cluster instead of this host: rights, JobSet or Trainer, "
+            "the job, claims, Kubeflow Pipelines, Argo.",
         ),
     ] = False,
-    decision: Annotated[
-        Path | None,
-        typer.Option(
-            "--decision",
-            metavar="D",
-            help="With --aws: looks at the quotas of this decision.json's plans (default: at those "
-            "of all types that plans may have).",
-        ),
-    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Checks what a host, an account or a cluster lacks.
+    """Checks what a host or a cluster lacks.
 
     Nothing is made or changed. Exit code 4 means that something is missing.
 
     Examples:
         stoker doctor
-        stoker doctor --aws configs/mnist-sagemaker.yaml
         stoker doctor --cluster configs/mnist-kubeflow.yaml
     """
     checks = []
-    findings = _findings(
-        workload,
-        peer=peer,
-        aws=aws,
-        cluster=cluster,
-        decision=decision,
-        overrides=overrides or [],
-    )
+    findings = _findings(workload, peer=peer, cluster=cluster, overrides=overrides or [])
     while check := _next_of(findings, quiet=as_json):
         checks.append(check)
         if not as_json:
-            # At once: some look-ups take seconds, and a hang shows at what.
+            # At once: some checks take seconds, and the last line shows which one hangs.
             print(f"{check.state:<5} {check.name:<8} {check.text}", flush=True)
             if check.state != "ok" and check.fix:
                 print(textwrap.indent(f"try: {check.fix}", " " * 15), flush=True)
@@ -97,47 +71,28 @@ def doctor_verb(
 
 
 def _next_of(findings: Iterator["Finding"], *, quiet: bool) -> "Finding | None":
-    with working("looking", quiet=quiet):
+    with working("checking", quiet=quiet):
         return next(findings, None)
 
 
 def _findings(
-    file: str | None,
-    *,
-    peer: str | None,
-    aws: bool,
-    cluster: bool,
-    decision: Path | None,
-    overrides: list[str],
+    file: str | None, *, peer: str | None, cluster: bool, overrides: list[str]
 ) -> Iterator["Finding"]:
-    from stoker.doctor import examine
-
-    if file is None and (cluster or decision or overrides):
-        flag = "--cluster" if cluster else "--decision" if decision else "--set"
+    if file is None and (cluster or overrides):
+        flag = "--cluster" if cluster else "--set"
+        raise UsageError(f"{flag} needs a workload", fix="stoker doctor --cluster FILE")
+    if file is not None and not cluster:
         raise UsageError(
-            f"{flag} needs a workload", fix=f"stoker doctor --{'aws' if aws else 'cluster'} FILE"
-        )
-    if file is not None and not (aws or cluster):
-        raise UsageError(
-            "a workload is looked at in its account or its cluster",
-            fix=f"stoker doctor --aws {file}, or --cluster",
+            "a workload is checked against its cluster", fix=f"stoker doctor --cluster {file}"
         )
     if file is None:
-        yield from examine(os.environ, peer=peer, aws=aws)
+        from stoker.doctor import examine
+
+        yield from examine(os.environ, peer=peer)
         return
-    # Read before anything is looked at: a file that is wrong is told at once.
+    if peer:
+        raise UsageError("--peer cannot be used with --cluster", fix="run two commands")
     from stoker.cli.workloads import read_with_params
-    from stoker.records import Decision, read_json
+    from stoker.doctor.cluster import examine_cluster
 
-    record = read_with_params(file, overrides=overrides)
-    decided = read_json(decision, Decision) if decision else None
-    if aws or peer or not cluster:
-        yield from examine(os.environ, peer=peer, aws=aws)
-    if aws:
-        from stoker.doctor.account import examine_account
-
-        yield from examine_account(record, decision=decided)
-    if cluster:
-        from stoker.doctor.cluster import examine_cluster
-
-        yield from examine_cluster(record)
+    yield from examine_cluster(read_with_params(file, overrides=overrides))

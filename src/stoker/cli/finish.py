@@ -109,7 +109,6 @@ def finish_run(
         elif state not in _SUCCEEDED:
             # Cancelled, or a word that Kubeflow did not fill in.
             ending.status = "stopped"
-        ending.links |= _page_of(workload, run_id)
         if state not in (*_SUCCEEDED, "cancelled") and isinstance(platform, RecoveringPlatform):
             for each in follow_lost(
                 workload,
@@ -151,15 +150,6 @@ def _state(outcome: str) -> tuple[str, str]:
         str(mapping(document).get("state") or "unknown").lower(),
         str(error.get("message") or ""),
     )
-
-
-def _page_of(workload: "Workload", run_id: str) -> dict[str, str]:
-    """Returns the page of a run of Kubeflow, where the address of its pages is known."""
-    from stoker.settings import kubeflow_environment
-
-    told = workload.kubernetes.kubeflow if workload.kubernetes else None
-    ui = (told and told.ui) or kubeflow_environment().ui
-    return {"run": f"{ui.rstrip('/')}/#/runs/details/{run_id}"} if ui and run_id else {}
 
 
 def follow_lost(
@@ -334,15 +324,10 @@ def _follow_training(
     if "profile.json" in records:
         # The claim of champions is not mounted here: the step that frees hosts must not wait for a
         # volume. A retry judges by all gates.
-        gates = tuple(
-            gate
-            for gate in workload.gate
-            if gate.min_champion is None and gate.max_champion is None
-        )
+        gates = tuple(gate for gate in workload.gate if not gate.needs_champion)
         judged(
             msgspec.structs.replace(asked, gate=gates),
             records=(run_dir / "profile.json", run_dir / "decision.json", str(file)),
-            outputs_uri=None,
             may_be_lost=False,
             champion=None,
             destinations=Outputs(out=outputs.evaluation or run_dir / "evaluation.json"),

@@ -1,57 +1,37 @@
-"""A webhook is told how a command ended, with what is known of the run."""
+"""Which runs a webhook is told of, and where its address is."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from stoker.cli.progress import say
 from stoker.errors import DeclinedError, StokerError
 
 if TYPE_CHECKING:
+    from stoker.notify import RunEnding
     from stoker.records import NotifySettings, Workload
-
-Status = Literal["succeeded", "failed", "stopped"]
-
-
-@dataclass(slots=True, kw_only=True)
-class ToldEnding:
-    """Holds what is known so far of how a command ends.
-
-    Attributes:
-        status: Status of the run; the command itself may end well whatever became of it.
-    """
-
-    run: str
-    step: str
-    status: Status = "succeeded"
-    exit_code: int | None = None
-    error: str = ""
-    links: dict[str, str] = field(default_factory=dict)
-
-    def failed(self, error: str, *, exit_code: int | None = None) -> None:
-        """Notes that the run failed."""
-        self.status, self.error, self.exit_code = "failed", error, exit_code
 
 
 @contextmanager
 def telling(
     workload: "Workload", *, run: str, step: str, quiet: bool, is_told: bool = True
-) -> Iterator[ToldEnding]:
+) -> "Iterator[RunEnding]":
     """Tells the workload's webhook, if it has one, how the block ended.
 
     What goes wrong with that is a line, and changes nothing. Ctrl-C is not told, nor a no to
-    the question whether to start: whoever typed it knows.
+    the question whether to start: the user who typed it knows.
 
     Args:
-        workload: Its `notify` says whom.
+        workload: Its `notify` names the webhook.
         run: Name of the run.
         step: Step that the block does.
         quiet: Whether to print nothing.
-        is_told: False: somebody else tells of this run.
+        is_told: False: another process tells of this run.
     """
-    ending = ToldEnding(run=run, step=step)
+    from stoker.notify import RunEnding
+
+    ending = RunEnding(workload=workload.name, run=run, step=step)
     try:
         yield ending
     except DeclinedError:
@@ -72,41 +52,24 @@ def telling(
         if notify and is_told and (ending.status == "failed" or notify.on == "always"):
             trouble = _told(notify, workload, ending)
             if trouble:
-                say(f"notify: nobody was told: {trouble}", quiet=quiet)
+                say(f"notify: webhook failed: {trouble}", quiet=quiet)
 
 
-def _told(notify: "NotifySettings", workload: "Workload", ending: ToldEnding) -> str:
+def _told(notify: "NotifySettings", workload: "Workload", ending: "RunEnding") -> str:
     """Sends it, and returns why it could not be sent; empty: it was."""
-    from stoker.notify import WebhookMessage, body_of, post
+    from stoker.cli.workloads import region_of
+    from stoker.notify import body_of, post
+    from stoker.platforms.aws import Aws
     from stoker.settings import pipeline_run, webhook_url
 
     url = webhook_url(notify.variable, os.environ)
     if not url and notify.secret_arn and pipeline_run(os.environ):
-        url, trouble = _of_secrets_manager(notify.secret_arn, workload)
-        if trouble:
-            return trouble
+        account = Aws(region=region_of(workload))
+        try:
+            answer = account.call("secretsmanager", "GetSecretValue", SecretId=notify.secret_arn)
+        except StokerError as err:
+            return err.what
+        url = str(answer.get("SecretString") or "").strip()
     if not url:
         return f"variable {notify.variable}, the webhook's address, is not set"
-    outcome = WebhookMessage(
-        workload=workload.name,
-        run=ending.run,
-        step=ending.step,
-        status=ending.status,
-        exit_code=ending.exit_code,
-        error=ending.error,
-        links=ending.links,
-    )
-    return post(url, body_of(outcome, format=notify.format), timeout=notify.timeout_seconds)
-
-
-def _of_secrets_manager(arn: str, workload: "Workload") -> tuple[str, str]:
-    """Returns the address in the secret, or why it cannot be read."""
-    from stoker.cli.workloads import region_of
-    from stoker.platforms.aws import Aws
-
-    try:
-        account = Aws(region=region_of(workload))
-        answer = account.call("secretsmanager", "GetSecretValue", SecretId=arn)
-    except StokerError as err:
-        return "", err.what
-    return str(answer.get("SecretString") or "").strip(), ""
+    return post(url, body_of(ending, format=notify.format), timeout=notify.timeout_seconds)

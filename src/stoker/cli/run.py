@@ -79,6 +79,7 @@ def run_verb(
         stoker run configs/mnist.yaml --group dnn=local.c1:1 --group data=local.c1:1
     """
     from stoker.cli.billing import say_unused_types
+    from stoker.cli.champions import champion_metrics
     from stoker.cli.notify import telling
     from stoker.cli.workloads import groups_of, latest_run_dir, resolve, todays_cluster
     from stoker.records import Group, nearest, to_json
@@ -86,7 +87,8 @@ def run_verb(
     sets = [*(overrides or ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
     record = resolve([workload], overrides=sets)
-    _refuse_champions(record)
+    # A gate that needs a champion is refused before anything runs: none is configured here.
+    champion_metrics("", workload=record, region=None)
     today = todays_cluster(record).dnn
     say_unused_types(record, [Group.of_today(today)], quiet=as_json)
     if from_step is not None and from_step not in STEPS:
@@ -147,22 +149,6 @@ def run_verb(
     say(f"{'report':<11}{report.resolve().as_uri()}", quiet=as_json)
     say(next_step(record, workload, code), quiet=as_json)
     return code
-
-
-def _refuse_champions(workload: "Workload") -> None:
-    """Refuses gates against the model in use: nothing would say which that is.
-
-    Raises:
-        UsageError: If there is one.
-    """
-    found = next((gate for gate in workload.gate if gate.needs_champion), None)
-    if found:
-        raise UsageError(
-            f"gate {found.metric} holds the model against the champion, and stoker run knows none",
-            where=f"workload {workload.name}, key gate",
-            fix="the steps one by one, the last one with the model in use: "
-            "stoker evaluate WORKLOAD --champion F ...",
-        )
 
 
 def next_step(workload: "Workload", file: str, code: int) -> str:

@@ -13,19 +13,23 @@ import yaml
 
 from stoker.doctor import Finding, State
 from stoker.errors import StokerError
-from stoker.orchestrators.kubeflow.api import Flags, Kubeflow, KubeflowError, connection_of
-from stoker.orchestrators.kubeflow.pipelines import NEEDS, dotted
-from stoker.orchestrators.kubeflow.schedules import LATEST_SCHEDULES
+from stoker.orchestrators.kubeflow.client import KubeflowClient, KubeflowError
 from stoker.platforms.kubernetes import KubernetesPlatform, api
 from stoker.platforms.kubernetes.api import ApiError, ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of
 from stoker.platforms.kubernetes.submit import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
-from stoker.settings import kubeflow_environment
 from stoker.train import prepare
 
 KUBEFLOW_NAMESPACE = "kubeflow"
+# The first server that tells the last step of a run how the run ended (PipelineTaskFinalStatus).
+LEAST_SERVER = (2, 14)
+# What older ones do not do.
+_LATER = {
+    (2, 16): "steps run as the user of their image, whatever kubernetes.run_as says",
+    (2, 17): "a schedule may start two runs at once",
+}
 ARGO_SETTINGS = "workflow-controller-configmap"
 # What becomes of a follower, by the policy that Argo merges into the retries of each step.
 LOST_FOLLOWER = {
@@ -54,11 +58,11 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
     except StokerError as err:
         if not (isinstance(err, ApiError) and err.code == 403):
             # Any other question would fare the same.
-            yield _found("cluster", "fail", err.what, err.fix)
+            yield Finding("cluster", "fail", err.what, err.fix)
             return
         version = {}
     said = text(version, "gitVersion") or "of a version that may not be asked"
-    yield _found("cluster", "ok", f"Kubernetes {said}, namespace {cluster.namespace}")
+    yield Finding("cluster", "ok", f"Kubernetes {said}, namespace {cluster.namespace}")
     for resource in [api.TRAINJOBS, api.RUNTIMES] if settings.api == "trainer" else [api.JOBSETS]:
         yield _look("api", partial(api_finding, cluster, resource))
     yield _look("rights", partial(rights_finding, cluster, settings))
@@ -69,10 +73,6 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
     yield _look("argo", partial(argo_finding, connected(namespace=KUBEFLOW_NAMESPACE)))
 
 
-def _found(name: str, state: State, words: str, fix: str = "") -> Finding:
-    return Finding(name=name, state=state, text=words, fix=fix)
-
-
 def _look(name: str, look: Callable[[], Finding]) -> Finding:
     """Returns what a look finds, or why there is nothing to be seen."""
     try:
@@ -81,8 +81,8 @@ def _look(name: str, look: Callable[[], Finding]) -> Finding:
         # Of a job it may be a quota, or an admission rule: that is the answer.
         if isinstance(err, ApiError) and err.code == 403 and (err.user or name != "job"):
             fix = "ask somebody who may look; it may be in order"
-            return _found(name, "warn", f"may not be looked at: {err.what}", fix)
-        return _found(name, "fail", err.what, err.fix)
+            return Finding(name, "warn", f"may not be looked at: {err.what}", fix)
+        return Finding(name, "fail", err.what, err.fix)
 
 
 def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
@@ -90,13 +90,13 @@ def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
     kind = f"{resource.plural}.{resource.group}"
     listed = mappings(cluster.discover(resource.api), "resources")
     if any(text(each, "name") == resource.plural for each in listed):
-        return _found("api", "ok", f"{kind}, {resource.version}")
+        return Finding("api", "ok", f"{kind}, {resource.version}")
     group = cluster.discover(f"/apis/{resource.group}")
     versions = ", ".join(text(each, "version") for each in mappings(group, "versions"))
     if versions:
         words = f"{kind} is there in {versions}, and stoker speaks {resource.version}"
-        return _found("api", "fail", words, api.OLDER[resource.group])
-    return _found("api", "fail", f"the cluster has no {kind}", api.INSTALL[resource.group])
+        return Finding("api", "fail", words, api.OLDER[resource.group])
+    return Finding("api", "fail", f"the cluster has no {kind}", api.INSTALL[resource.group])
 
 
 def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding:
@@ -105,11 +105,11 @@ def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding
     missing = [action for action in needed if not is_allowed(cluster, action)]
     if not missing:
         words = f"all {len(needed)} rights of configs/kubernetes/rbac.yaml, in {where}"
-        return _found("rights", "ok", words)
+        return Finding("rights", "ok", words)
     named = ", ".join(action.right for action in missing)
     words = f"{len(missing)} of {len(needed)} are missing in {where}: {named}"
     fix = "kubectl apply -k configs/kubernetes, with your account in kustomization.yaml"
-    return _found("rights", "warn" if all(map(is_useful, missing)) else "fail", words, fix)
+    return Finding("rights", "warn" if all(map(is_useful, missing)) else "fail", words, fix)
 
 
 def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
@@ -117,7 +117,7 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     if workload.cluster is None or not workload.image:
         missing = "image" if workload.cluster else "cluster"
         words = f"the workload has no {missing}: there is no job to show the cluster"
-        return _found("job", "warn", words, f"name it under the key {missing}")
+        return Finding("job", "warn", words, f"name it under the key {missing}")
     groups = [Group.of_today(workload.cluster.dnn)]
     job = prepare(workload=workload, groups=groups, run_dir=Path(f"{workload.name}-doctor"))
     request = KubernetesPlatform().plan(job)
@@ -125,9 +125,9 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     shown = request.runtime or request.main
     if request.runtime and not request.runtime_is_ours:
         if cluster.find(api.RUNTIMES, name_of(shown)) is not None:
-            return _found("job", "ok", f"TrainingRuntime {name_of(shown)} is there")
+            return Finding("job", "ok", f"TrainingRuntime {name_of(shown)} is there")
         fix = "apply the TrainingRuntime of stoker train --dry-run, with this name"
-        return _found("job", "fail", f"TrainingRuntime {name_of(shown)} is not there", fix)
+        return Finding("job", "fail", f"TrainingRuntime {name_of(shown)} is not there", fix)
     cluster.create(api.OF_KIND[text(shown, "kind")], shown, is_dry_run=True)
     if request.runtime is not None:
         try:
@@ -136,7 +136,7 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
             # Trainer's webhook: the dry run of the runtime left none for it to find.
             if _NO_RUNTIME not in err.what:
                 raise
-    return _found("job", "ok", f"the cluster would take its {text(shown, 'kind')} (dry run)")
+    return Finding("job", "ok", f"the cluster would take its {text(shown, 'kind')} (dry run)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
     if found is None:
         words = f"there is no claim {use.claim} in namespace {cluster.namespace} ({use.what})"
         fix = "make it (docs/kubeflow.md, Storage), or correct its name"
-        return _found("claim", "fail", words, fix)
+        return Finding("claim", "fail", words, fix)
     spec, phase = mapping(found, "spec"), text(mapping(found, "status"), "phase")
     modes, storage = texts(spec, "accessModes"), text(spec, "storageClassName")
     line = f"{use.claim} ({use.what}): {', '.join(modes)}, {storage or 'no storage class'}, {phase}"
@@ -194,58 +194,52 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
         who = f"{use.num_hosts} hosts" if is_today else "a dnn host and data hosts"
         fix = f"a claim of a class that has {' or '.join(sorted(many))} (EFS, Filestore, NFS...)"
         state: State = "fail" if is_today else "warn"
-        return _found("claim", state, f"{line}; {who} are to mount it", fix)
+        return Finding("claim", state, f"{line}; {who} are to mount it", fix)
     if phase == "Bound":
-        return _found("claim", "ok", line)
+        return Finding("claim", "ok", line)
     # Of most classes it waits for its first pod.
     fix = f"kubectl describe pvc {use.claim} -n {cluster.namespace} says what it waits for"
-    return _found("claim", "fail" if phase == "Lost" else "warn", line, fix)
+    return Finding("claim", "fail" if phase == "Lost" else "warn", line, fix)
 
 
 def kubeflow_finding(workload: Workload) -> Finding:
     """Says which Kubeflow Pipelines answers, and what of stoker's pipelines it cannot do."""
     try:
-        connection = connection_of(workload, flags=Flags(), environment=kubeflow_environment())
-        version = Kubeflow(connection).version
+        version = KubeflowClient(workload).version
     except StokerError as err:
         # A site without it trains all the same, unless the workload says that there is one.
         is_named = bool(workload.kubernetes and workload.kubernetes.kubeflow)
         is_unasked = isinstance(err, KubeflowError) and err.status in (401, 403)
         state: State = "fail" if is_named and not is_unasked else "warn"
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
-        return _found("kubeflow", state, f"Kubeflow Pipelines cannot be asked: {err.what}", fix)
-    least = dotted(max(need.version for need in NEEDS if not need.is_soft))
+        return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be asked: {err.what}", fix)
+    least = "pipelines need 2.14 or later"
     if version is None:
-        words = f"Kubeflow Pipelines, which does not tell its version: pipelines need {least}"
-        return _found("kubeflow", "warn", words)
-    unmet = [need for need in NEEDS if version < need.version]
-    lacks = [f"before {dotted(need.version)} {need.why}" for need in unmet]
-    is_refused = not all(need.is_soft for need in unmet)
-    if version[:2] < LATEST_SCHEDULES and not is_refused:
-        lacks.append(f"before {dotted(LATEST_SCHEDULES)} a schedule keeps to one version")
-    said = "; ".join([f"Kubeflow Pipelines {dotted(version)}", *lacks])
-    if not lacks:
-        return _found("kubeflow", "ok", said)
-    fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines"
-    fix = f"pipelines need {least} or later" if is_refused else fix
-    return _found("kubeflow", "fail" if is_refused else "warn", said, fix)
+        words = f"Kubeflow Pipelines, which does not tell its version: {least}"
+        return Finding("kubeflow", "warn", words)
+    said = f"Kubeflow Pipelines {version[0]}.{version[1]}"
+    if version < LEAST_SERVER:
+        return Finding("kubeflow", "fail", said, least)
+    lacks = [why for since, why in _LATER.items() if version < since]
+    fix = "update it, or see docs/kubeflow.md, Versions of Kubeflow Pipelines" if lacks else ""
+    return Finding("kubeflow", "warn" if lacks else "ok", "; ".join([said, *lacks]), fix)
 
 
 def argo_finding(kubeflow: ClusterApi) -> Finding:
     """Says what becomes of a step that follows a job, and is lost, by Argo's defaults."""
     if kubeflow.discover(f"/apis/{api.WORKFLOWS.group}") is None:
-        return _found("argo", "ok", "none here: pipelines run elsewhere, or never")
+        return Finding("argo", "ok", "none here: pipelines run elsewhere, or never")
     where = f"ConfigMap {ARGO_SETTINGS} of namespace {KUBEFLOW_NAMESPACE}"
     found = kubeflow.find(api.CONFIG_MAPS, ARGO_SETTINGS)
     if found is None:
-        return _found("argo", "warn", f"there is no {where}", "look at Argo's, wherever it is")
+        return Finding("argo", "warn", f"there is no {where}", "look at Argo's, wherever it is")
     defaults = yaml.safe_load(text(mapping(found, "data"), "workflowDefaults"))
     strategy = mapping({"of": defaults}, "of", "spec", "templateDefaults", "retryStrategy")
     expression = text(strategy, "expression")
     # As Argo has it: RetryPolicyActual in its workflow_types.go.
     policy = text(strategy, "retryPolicy") or ("Always" if expression else "OnFailure")
     if expression and policy == "Always":
-        return _found("argo", "ok", f"a lost follower is tried again if {expression}")
+        return Finding("argo", "ok", f"a lost follower is tried again if {expression}")
     means = LOST_FOLLOWER.get(policy, "is tried again only after errors that Argo calls transient")
     fix = f"in {where}, workflowDefaults.spec.templateDefaults.retryStrategy:\n{RETRY_LINES}"
-    return _found("argo", "warn", f"{policy}: a lost follower {means}", fix)
+    return Finding("argo", "warn", f"{policy}: a lost follower {means}", fix)

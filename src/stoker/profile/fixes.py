@@ -152,9 +152,9 @@ def _more_workers(ranks: Sequence[RankResult], *, parts: Parts, step: StepTerms)
         if loader.divides is False:
             return Fix(
                 id="divide-stream",
-                text="let the stream divide itself by get_worker_info() "
-                f"(docs/libraries.md), then set num_workers={workers}: as it is, more workers would "
-                "only repeat its samples",
+                text="let the stream divide itself by get_worker_info() (docs/libraries.md), "
+                f"then set num_workers={workers}: as it is, more workers would only repeat its "
+                "samples",
                 saves_seconds=saves,
                 cost="small",
             )

@@ -415,31 +415,23 @@ class KubeflowSettings(Record, frozen=True, kw_only=True):
         host: Address of its API; behind a login often the site's with /pipeline. Absent: the
             variable KF_PIPELINES_ENDPOINT, else the service of the cluster that the pod stoker runs
             in or the kube config names.
-        ui: Address of its pages, for links. Absent: the variable KF_PIPELINES_UI_ENDPOINT, else
-            the host.
         namespace: Namespace of the user, if it has many. Absent: that of the settings around it.
         experiment: Experiment of runs and schedules. Absent: one named as the workload.
         service_account: Account of the steps' pods. Absent: Kubeflow's own for pipelines.
         token_file: File with the token that Kubeflow Pipelines asks for. Absent: the variable
             STOKER_KUBEFLOW_TOKEN has it, in a pod else the file that Kubernetes mounts there.
-        cookie_file: File with the cookie of a session, as NAME=VALUE, where it asks for one.
         ca_file: File with the certificates that the server's is checked by. Absent: those of public
             authorities.
-        verify: Whether the server's certificate is checked. False only for a test: whoever is in
-            between could read the token.
         cache_days: Most days for which a profile of the same inputs is used again; 0: it never is.
             30, as data and images change without their names changing.
     """
 
     host: Name | None = None
-    ui: Name | None = None
     namespace: Namespace | None = None
     experiment: Name | None = None
     service_account: Name | None = None
     token_file: Name | None = None
-    cookie_file: Name | None = None
     ca_file: Name | None = None
-    verify: bool = True
     cache_days: NonNegativeInt = 30
 
 

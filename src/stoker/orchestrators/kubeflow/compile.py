@@ -1,9 +1,9 @@
-"""A workload's pipeline on Kubeflow is compiled, and read back for comparing."""
+"""A workload's pipeline on Kubeflow is compiled, and read back for comparison."""
 
+import contextlib
 import dataclasses
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -208,256 +208,46 @@ def _todays_job(workload: Workload) -> JobSpec:
     )
 
 
-Document = Mapping[str, Json]
-
-# Keys of a task that say only where it is in the tree: not a change of the task itself.
-_TOLD_APART = ("taskInfo", "componentRef", "dependentTasks")
-_COMPILER = "sdkVersion"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledTask:
-    """A compiled pipeline consists of tasks: containers, conditions, loops, imports and groups.
-
-    Attributes:
-        kind: Container, Condition, Loop, Import or Group.
-        depth: 0 for a task of the pipeline itself.
-        around: Name of the task that it is in; empty: the pipeline.
-        document: The task's own part.
-        component: What it runs.
-    """
-
-    name: str
-    kind: str
-    depth: int
-    around: str
-    document: Document
-    component: Document
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """Describes a parameter of an uploaded pipeline; `default` is None where it has none."""
-
-    name: str
-    kind: str
-    text: str
-    default: Json
-    is_optional: bool
-    choices: tuple[Json, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledSpec:
-    """Holds a pipeline's two documents; `platforms` is {} where it has one only."""
-
-    pipeline: Document
-    platforms: Document
-
-    @property
-    def digest(self) -> str:
-        """Returns twelve hex digits: the same for the same pipeline, whichever kfp compiled it."""
-        told = [_plain(_without_compiler(self.pipeline)), _plain(self.platforms)]
-        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def spec_of_text(definition: str) -> CompiledSpec:
-    """Returns the spec of a compiled file.
-
-    Raises:
-        UsageError: If it is not YAML of one or two documents.
-    """
-    try:
-        documents = list(yaml.load_all(definition, Loader=_loader()))
-    except yaml.YAMLError as err:
-        raise UsageError(f"the compiled pipeline is not YAML: {err}") from None
-    parts = [part for part in documents if isinstance(part, Mapping)]
-    if not parts or "root" not in parts[0]:
-        raise UsageError("the compiled pipeline is not Kubeflow's: it has no root")
+def spec_of_text(definition: str) -> Json:
+    """Returns a compiled file's documents, as `readable` compares them."""
+    documents = list(yaml.load_all(definition, Loader=_loader()))
     # A second document has what only Kubernetes knows: tolerations, volumes, secrets.
-    return CompiledSpec(pipeline=parts[0], platforms=parts[1] if len(parts) > 1 else {})
+    return readable(documents[0], documents[1] if len(documents) > 1 else {})
 
 
-def spec_of_answer(answer: Json) -> CompiledSpec | None:
-    """Returns the spec as the service shows it, in one document or two; None if it shows none."""
-    whole = mapping(answer)
+def spec_of_answer(answer: Json) -> Json:
+    """Returns a version's documents in the form of `spec_of_text`; None if it shows none."""
     # The service wraps them where the file had both; one document it gives as it is.
-    if "pipeline_spec" in whole:
-        pipeline, platforms = mapping(whole["pipeline_spec"]), mapping(whole, "platform_spec")
-    else:
-        pipeline, platforms = whole, {}
-    return CompiledSpec(pipeline=pipeline, platforms=platforms) if "root" in pipeline else None
+    pipeline = mapping(answer, "pipeline_spec") or mapping(answer)
+    return readable(pipeline, mapping(answer, "platform_spec")) if "root" in pipeline else None
 
 
-def inputs_of(spec: CompiledSpec) -> dict[str, Input]:
-    """Returns the parameters that a run may set, by name."""
-    found = mapping(spec.pipeline, "root", "inputDefinitions", "parameters")
-    return {name: _input(name, mapping(about)) for name, about in found.items()}
+def inputs_of(spec: Json) -> Mapping[str, Json]:
+    """Returns the definitions of the parameters that a run may set, by name."""
+    return mapping(spec, "pipeline", "root", "inputDefinitions", "parameters")
 
 
-def tasks_of(spec: CompiledSpec) -> Iterator[CompiledTask]:
-    """Yields all tasks, each above those inside it, in the order in which they can run."""
-    yield from _tasks(spec.pipeline, mapping(spec.pipeline, "root"), "", 0, ())
-
-
-def readable(spec: CompiledSpec) -> Json:
-    """Returns the pipeline as `differences` compares it: steps and parameters with names."""
-    executors = mapping(spec.pipeline, "deploymentSpec", "executors")
-    of_platform = _platform_executors(spec)
-    inside: dict[str, list[Json]] = {}
-    # From the last to the first, so that a group's steps are there when the group is reached.
-    for task in reversed(list(tasks_of(spec))):
-        arguments: dict[str, Json] = {
-            _spelt(key): value for key, value in task.document.items() if key not in _TOLD_APART
-        }
-        arguments["After"] = sorted(
-            str(name) for name in items(task.document.get("dependentTasks"))
-        )
-        label = str(task.component.get("executorLabel", ""))
-        arguments |= _container(mapping(executors, label))
-        arguments |= {_spelt(key): value for key, value in mapping(of_platform, label).items()}
-        if task.name in inside:
-            arguments["Steps"] = inside.pop(task.name)
-        step: Json = {"Name": task.name, "Type": task.kind, "Arguments": arguments}
-        inside.setdefault(task.around, []).insert(0, step)
-    parameters = [_readable_input(item) for item in inputs_of(spec).values()]
-    about = mapping(spec.pipeline, "pipelineInfo").get("description")
-    return _plain(
-        {
-            "Steps": inside.get("", []),
-            "Parameters": parameters,
-            **({"description": about} if about else {}),
-        }
-    )
-
-
-def items(value: Json) -> Sequence[Json]:
-    """Returns the value if it is a list, else an empty one."""
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _tasks(
-    pipeline: Document, component: Document, around: str, depth: int, path: tuple[str, ...]
-) -> Iterator[CompiledTask]:
-    tasks = mapping(component, "dag", "tasks")
-    for name in _in_order(tasks):
-        document = mapping(tasks[name])
-        reference = str(mapping(document, "componentRef").get("name", ""))
-        inner = mapping(pipeline, "components", reference)
-        yield CompiledTask(
-            name=name,
-            kind=_kind(document, inner, pipeline),
-            depth=depth,
-            around=around,
-            document=document,
-            component=inner,
-        )
-        # A component that contains itself is not followed again.
-        if reference not in path:
-            yield from _tasks(pipeline, inner, name, depth + 1, (*path, reference))
-
-
-def _in_order(tasks: Document) -> Iterator[str]:
-    """Sorts names, those first that others wait for; by the alphabet where nothing says more."""
-    left = {name: _waits_for(mapping(task)) & set(tasks) for name, task in tasks.items()}
-    while left:
-        ready = sorted(name for name, before in left.items() if not before & set(left))
-        # What waits for itself in a circle is none of the service's pipelines: shown as it is.
-        for name in ready or sorted(left):
-            yield name
-            del left[name]
-
-
-def _waits_for(task: Document) -> set[str]:
-    found = {str(name) for name in items(task.get("dependentTasks"))}
-    inputs = mapping(task, "inputs")
-    # An order is written down (dependentTasks), or follows from what a task reads.
-    for kind in ("parameters", "artifacts"):
-        for value in mapping(inputs, kind).values():
-            for how in mapping(value).values():
-                producer = mapping(how).get("producerTask")
-                if isinstance(producer, str):
-                    found.add(producer)
-    return found
-
-
-def _kind(document: Document, component: Document, pipeline: Document) -> str:
-    # Loops and conditions are groups as well (`dag`): asked first.
-    if "parameterIterator" in document or "artifactIterator" in document:
-        return "Loop"
-    if "condition" in mapping(document, "triggerPolicy"):
-        return "Condition"
-    if "dag" in component:
-        return "Group"
-    executors = mapping(pipeline, "deploymentSpec", "executors")
-    executor = mapping(executors.get(str(component.get("executorLabel", ""))))
-    return "Import" if "importer" in executor else "Container"
-
-
-def _container(executor: Document) -> dict[str, Json]:
-    """Returns what an executor runs: its image, command, arguments, variables and resources."""
-    container = mapping(executor, "container")
-    named = {_spelt(key): value for key, value in container.items() if key != "env"}
-    for variable in items(container.get("env")):
-        about = mapping(variable)
-        named[f"Variable {about.get('name')}"] = about.get("value")
-    if "importer" in executor:
-        named["Import"] = executor["importer"]
-    return named
-
-
-def _platform_executors(spec: CompiledSpec) -> Document:
-    kubernetes = mapping(spec.platforms, "platforms", "kubernetes")
-    return mapping(kubernetes, "deploymentSpec", "executors")
-
-
-def _input(name: str, about: Document) -> Input:
-    return Input(
-        name=name,
-        kind=str(about.get("parameterType", "STRING")),
-        text=str(about.get("description") or ""),
-        default=_plain(about.get("defaultValue")),
-        is_optional=bool(about.get("isOptional")) or "defaultValue" in about,
-        choices=tuple(items(about.get("literals"))),
-    )
-
-
-def _readable_input(found: Input) -> Json:
-    default = found.default
-    if isinstance(default, str) and default.lstrip().startswith("{"):
-        # The workload travels as text: what changed in it is told by its keys.
-        try:
-            default = json.loads(default)
-        except ValueError:
-            default = found.default
-    shown: dict[str, Json] = {"Name": found.name, "Type": found.kind, "DefaultValue": default}
-    if found.choices:
-        shown["EnumValues"] = list(found.choices)
-    if found.text:
-        shown["description"] = found.text
-    return shown
-
-
-def _without_compiler(pipeline: Document) -> Document:
-    # Another version of kfp (sdkVersion) alone makes no other pipeline.
-    return {key: value for key, value in pipeline.items() if key != _COMPILER}
+def readable(pipeline: Mapping[str, Json], platforms: Mapping[str, Json]) -> Json:
+    """Returns both documents in one: the same, whichever kfp compiled them."""
+    # Another version of kfp alone makes no other pipeline.
+    told = {key: value for key, value in pipeline.items() if key != "sdkVersion"}
+    return _plain({"pipeline": told, "platforms": platforms})
 
 
 def _plain(value: Json) -> Json:
-    """Makes 3.0 into 3, and the like: a trip through protobuf turns whole numbers into floats."""
+    """Makes 3.0 into 3, as protobuf makes whole numbers floats; texts of JSON into objects."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
+    if isinstance(value, str) and value.startswith("{"):
+        # The workload travels as text.
+        with contextlib.suppress(ValueError):
+            document: Json = json.loads(value)
+            return _plain(document)
     return value
-
-
-def _spelt(key: str) -> str:
-    """Spells `cachingOptions` as `caching options`, for people."""
-    return "".join(f" {c.lower()}" if c.isupper() else c for c in key).capitalize()
 
 
 def _loader() -> type[yaml.SafeLoader]:

@@ -19,11 +19,11 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.orchestrators.base import sagemaker_of, schedule_name
-from stoker.orchestrators.sagemaker.schedules import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
+from stoker.orchestrators.sagemaker.client import MAX_AGE_SECONDS, RETRIES, SCHEDULE_GROUP
 from stoker.platforms.aws import split_uri
-from stoker.platforms.sagemaker.checks import file_system, text
+from stoker.platforms.sagemaker.checks import file_system
 from stoker.records import Json, SageMakerSettings, TrackingSettings, Workload
-from stoker.records.base import mapping, mappings
+from stoker.records.base import mapping
 from stoker.settings import cloud_region
 
 Part = Literal["execution", "step", "pipeline", "scheduler", "starter", "caller"]
@@ -118,34 +118,6 @@ def role_arns(settings: SageMakerSettings) -> dict[Part, str]:
     if settings.schedule_role:
         found["scheduler"] = settings.schedule_role
     return found
-
-
-def trusts(document: Json, *, service: str, account: str) -> bool:
-    """Returns whether a trust policy lets a service take the role on for an account.
-
-    Of conditions aws:SourceAccount is looked at; others are for IAM to judge.
-    """
-    return any(
-        text(statement, "Effect") == "Allow"
-        and {"sts:AssumeRole", "sts:*", "*"} & {*_texts(statement.get("Action"))}
-        and service in _texts(mapping(statement.get("Principal")).get("Service"))
-        and all(
-            account in _texts(value)
-            for test in mapping(statement.get("Condition")).values()
-            for key, value in mapping(test).items()
-            if key.lower() == "aws:sourceaccount"
-        )
-        for statement in _statements(mapping(document).get("Statement"))
-    )
-
-
-def _statements(value: Json) -> list[Mapping[str, Json]]:
-    # IAM takes one of a list without the list.
-    return [value] if isinstance(value, Mapping) else mappings(value)
-
-
-def _texts(value: Json) -> list[str]:
-    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
 
 def roles_of(workload: Workload) -> list[AwsRole]:
@@ -975,30 +947,4 @@ class _Rights:
         images = (self.workload.image, settings.control.image or self.workload.image)
         yield _allow("PushTheImage", [*_PULL, *_PUSH, "ecr:DescribeImages"], self._images(*images))
         yield _allow("LogInToTheRegistry", ["ecr:GetAuthorizationToken"])
-        yield from self._examine(arns)
         yield from self._keys()
-
-    def _examine(self, arns: Mapping[Part, str]) -> Iterator[Statement]:
-        """Yields what `stoker doctor --aws` asks for, besides what the caller may do anyway."""
-        yield _allow("LookAtTheRoles", ["iam:GetRole"], [*arns.values()])
-        yield _allow(
-            "LookAtQuotas",
-            ["servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"],
-        )
-        data = [split_uri(uri)[0] for uri in self._data()]
-        if data:
-            yield _allow(
-                "LookForTheData", ["s3:ListBucket"], [self._bucket(bucket) for bucket in data]
-            )
-        if self.settings.vpc:
-            yield _allow(
-                "LookAtTheNetwork",
-                [
-                    "ec2:DescribeRouteTables",
-                    "ec2:DescribeSecurityGroups",
-                    "ec2:DescribeSubnets",
-                    "ec2:DescribeVpcEndpoints",
-                ],
-            )
-        # Needs no permission; here for the reader.
-        yield _allow("SayWhoAsks", ["sts:GetCallerIdentity"])

@@ -1,45 +1,45 @@
-"""SageMaker's model registry holds models; the last approved one of a group is in use."""
+"""SageMaker's model registry: the last approved model of a group is the one in use."""
 
 import json
+from collections.abc import Mapping
 
 from stoker.errors import PlatformError
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.checks import text
-from stoker.records import Json
-from stoker.records.base import mapping
+from stoker.records.base import mapping, mappings
 
 
-def champion_quality(aws: Aws, group: str) -> Json:
-    """Returns the registered quality of a group's last approved model; None where there is none.
+def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
+    """Returns the metrics of a group's last approved model; None where there is none.
 
     Raises:
-        PlatformError: If the service refuses, or the approved model has no such record.
+        PlatformError: If the service refuses, or the approved model has no metrics.
     """
+    named = {"ModelPackageGroupName": group, "ModelApprovalStatus": "Approved"}
+    order = {"SortBy": "CreationTime", "SortOrder": "Descending", "MaxResults": 1}
     try:
-        listed = aws.call(
-            "sagemaker",
-            "ListModelPackages",
-            ModelPackageGroupName=group,
-            ModelApprovalStatus="Approved",
-            SortBy="CreationTime",
-            SortOrder="Descending",
-            MaxResults=1,
-        ).get("ModelPackageSummaryList")
+        listed = aws.call("sagemaker", "ListModelPackages", **named, **order)
     except AwsError as err:
         if err.is_missing:
             return None
         raise
-    if not isinstance(listed, list) or not listed:
+    models = mappings(listed.get("ModelPackageSummaryList"))
+    if not models:
         return None
-    name = text(mapping(listed[0]), "ModelPackageArn")
+    name = text(models[0], "ModelPackageArn")
     found = aws.call("sagemaker", "DescribeModelPackage", ModelPackageName=name)
     quality = mapping(mapping(found.get("ModelMetrics")).get("ModelQuality"))
     uri = text(mapping(quality.get("Statistics")), "S3Uri")
     if not uri:
         raise PlatformError(
-            f"the approved model {name} has no metrics to be held against",
+            f"the approved model {name} has no metrics to compare with",
             where=f"model package group {group}",
             fix="approve a model that a pipeline of stoker registered, or use a gate of numbers",
         )
-    document: Json = json.loads(aws.read_object(uri))
-    return document
+    told = {
+        metric: mapping(value).get("value")
+        for kind, part in mapping(json.loads(aws.read_object(uri))).items()
+        if kind.endswith("_metrics") and isinstance(part, Mapping)
+        for metric, value in part.items()
+    }
+    return {metric: float(v) for metric, v in told.items() if isinstance(v, int | float)}

@@ -1,0 +1,447 @@
+"""Pipelines, runs and recurring runs of Kubeflow Pipelines, through kfp's own client."""
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import json
+import re
+import secrets
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
+
+from stoker.errors import MissingExtraError, PlatformError, StokerError, UsageError
+from stoker.orchestrators.base import Run, RunStep, schedule_name
+from stoker.orchestrators.kubeflow.compile import (
+    inputs_of,
+    kubeflow_request,
+    spec_of_answer,
+    spec_of_text,
+    workload_text,
+)
+from stoker.orchestrators.sagemaker.compile import Compiled
+from stoker.parameters import parameters_of, parse, truth_value
+from stoker.platforms.kubernetes.api import ClusterApi
+from stoker.platforms.kubernetes.submit import delete_jobs_of
+from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload, nearest
+from stoker.records.base import mapping, mappings
+from stoker.settings import kubeflow_environment
+
+# To connect, and between two reads.
+TIMEOUT_SECONDS = (10.0, 60.0)
+# A pod has its grace period, and the exit handler runs after it.
+STOP_SECONDS = 600.0
+POLL_SECONDS = 3.0
+# Of the service's tables: a longer one is refused by some of its databases.
+_MAX_DESCRIPTION = 255
+# The pipeline's own tasks: Argo adds drivers, executors and attempts NAME(0).
+_TASK = re.compile(r"(?!root$|executor$)[a-z0-9-]+(?<!-driver)")
+_GATE = re.compile(r"gate(-\d+)?")
+_RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# robfig/cron's six fields, seconds first, or one of its words, such as @daily and @every 12h.
+_EXPRESSION = re.compile(r"@[a-z]+( \S+)?|\S+( \S+){5}")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "NUMBER_INTEGER": (int,),
+    "NUMBER_DOUBLE": (int, float),
+    "BOOLEAN": (bool,),
+    "LIST": (list,),
+    "STRUCT": (dict,),
+}
+_LOGIN = (
+    "kubectl create token default-editor -n NAMESPACE --audience pipelines.kubeflow.org > F, then "
+    "--token-file F; with Kubeflow's dashboard the host is https://SITE/pipeline"
+)
+_REACH = (
+    "check --host and --ca-file; or kubectl port-forward -n kubeflow svc/ml-pipeline 8888, then "
+    "--host http://localhost:8888"
+)
+
+
+class KubeflowError(PlatformError):
+    """Kubeflow Pipelines refused a call, or did not answer (`status` 0)."""
+
+    status = 0
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same call may succeed later."""
+        return self.status in (0, 404, 429, 502, 503, 504)
+
+
+class KubeflowClient:
+    """The verbs of pipelines on one installation of Kubeflow Pipelines.
+
+    Args:
+        workload: Its settings count less than the other arguments, and more than the environment.
+        host: Address of the API; None: what kfp finds.
+        token_file: Read before each call.
+    """
+
+    def __init__(
+        self,
+        workload: Workload | None,
+        *,
+        host: str | None = None,
+        namespace: str | None = None,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        kubernetes = (workload.kubernetes if workload else None) or KubernetesSettings()
+        self._settings = settings = kubernetes.kubeflow or KubeflowSettings()
+        environment = kubeflow_environment()
+        # People copy what the browser shows.
+        self._host = (host or settings.host or "").partition("#")[0] or None
+        self._context = kubernetes.context
+        named = namespace or settings.namespace or kubernetes.namespace
+        self._namespace = named or environment.namespace
+        self._token, self._token_file = environment.token, token_file or settings.token_file
+        self._ca_file = ca_file or settings.ca_file
+        self._clock, self._sleep = clock, sleep
+
+    @cached_property
+    def namespace(self) -> str | None:
+        """The user's namespace; None if the installation has a single user."""
+        if self._health.get("multi_user") and not self._namespace:
+            raise UsageError(
+                "this Kubeflow has many users, each with a namespace",
+                where=self._place,
+                fix="name yours: --namespace N, or kubernetes.kubeflow.namespace in the workload",
+            )
+        return self._namespace if self._health.get("multi_user") else None
+
+    @property
+    def version(self) -> tuple[int, int] | None:
+        """The server's version; None if it does not say, as custom builds do."""
+        found = re.match(r"v?(\d+)\.(\d+)", str(self._health.get("tag_name") or ""))
+        return (int(found[1]), int(found[2])) if found else None
+
+    def compared(self, compiled: Compiled) -> tuple[Json, Json]:
+        """Returns the latest version, None if there is none, and the compiled one."""
+        found = self._find(compiled.name)
+        spec = spec_of_answer(found[1].get("pipeline_spec")) if found else None
+        return spec, spec_of_text(compiled.definition)
+
+    def upload(self, compiled: Compiled, *, is_changed: bool) -> dict[str, Json]:
+        """Adds a version to the pipeline, which is created if necessary."""
+        about = {"description": compiled.description[:_MAX_DESCRIPTION]}
+        found = self._find(compiled.name)
+        action = "updated" if found else "created"
+        if found is None:
+            pipeline = {"name": compiled.name, "display_name": compiled.name, **about}
+            made = self.call("pipelines", "create_pipeline", pipeline=self._owned(pipeline))
+            found = str(made.get("pipeline_id")), {}
+        id, version = found
+        if version and not is_changed:
+            action = "unchanged"
+        else:
+            # The service takes a version's name once.
+            now = datetime.now(UTC)
+            about["name"] = f"{compiled.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+            with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
+                file = Path(folder, "pipeline.yaml")
+                file.write_text(compiled.definition, encoding="utf-8")
+                made = {"uploadfile": str(file), "pipelineid": id, **about}
+                version = self.call("upload", "upload_pipeline_version", **made)
+        page = self._page(f"pipelines/details/{id}/version/{version.get('pipeline_version_id')}")
+        name = version.get("name") or version.get("display_name")
+        return {"action": action, "id": id, "version": name, "url": page}
+
+    def start(self, workload: Workload, parameters: Sequence[str]) -> Run:
+        """Starts a run of the latest version; `parameters` are NAME=VALUE."""
+        run = self._request(workload, parameters)
+        run["display_name"] = f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        return self._run(self.call("run", "create_run", run=run))
+
+    def schedule(
+        self,
+        workload: Workload,
+        parameters: Sequence[str],
+        *,
+        expression: str,
+        name: str | None,
+        time_zone: str,
+    ) -> str:
+        """Makes the recurring run that starts the latest version; replaces one of its name."""
+        if time_zone != "UTC" or not _EXPRESSION.fullmatch(expression):
+            raise UsageError(
+                f"--cron '{expression}' --time-zone {time_zone} is not for Kubeflow's scheduler",
+                fix="six fields, seconds first, such as '0 30 6 * * 1-5', in UTC; or '@every 12h'",
+            )
+        wanted = self._request(workload, parameters)
+        reference = mapping(wanted, "pipeline_version_reference")
+        wanted |= {
+            "display_name": schedule_name(workload, name),
+            "description": f"Starts the pipeline {workload.name}; made by stoker",
+            # Without a version the service takes the latest; kfp's client insists on one.
+            "pipeline_version_reference": {"pipeline_id": reference["pipeline_id"]},
+            "trigger": {"cron_schedule": {"cron": expression}},
+            "mode": "ENABLE",
+            "max_concurrency": "1",
+            "no_catchup": True,
+        }
+        there = list(self._all("recurring_run", "list_recurring_runs", "recurringRuns"))
+        self.call("recurring_run", "create_recurring_run", recurring_run=wanted)
+        # After the new one was created: no start is missed in between.
+        for item in there:
+            is_same = item.get("display_name") == wanted["display_name"]
+            if is_same and _pipeline_of(item) == reference["pipeline_id"]:
+                id = item.get("recurring_run_id")
+                self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
+        return str(wanted["display_name"])
+
+    def status(self, run: str) -> Run:
+        """Returns the run of an id, of its page's address, or the newest of a pipeline."""
+        if named := _RUN_ID.search(run.lower()):
+            return self._run(self.call("run", "get_run", run_id=named[0]))
+        found = self._find(run)
+        runs = self._all("run", "list_runs", "runs", sort_by="created_at desc") if found else ()
+        for item in runs:
+            if found and _pipeline_of(item) == found[0]:
+                return self.status(str(item.get("run_id")))
+        raise UsageError(
+            f"there is no run of a pipeline {run}",
+            where=self._place,
+            fix="RUN is a run's id, the address of its page, or the name of a pipeline that ran",
+        )
+
+    def stop(self, run: str) -> Run:
+        """Terminates a run, deletes the jobs that its steps follow, and waits until it has ended.
+
+        Raises:
+            PlatformError: If it has not ended after `STOP_SECONDS`.
+        """
+        state = self.status(run)
+        if not state.has_ended:
+            try:
+                self.call("run", "terminate_run", run_id=state.run)
+            except KubeflowError:
+                # It may have ended meanwhile.
+                if not self.status(state.run).has_ended:
+                    raise
+        # Also if it had ended: its last step may have been unable to delete them.
+        note = self._delete_jobs(state.run)
+        deadline = self._clock() + STOP_SECONDS
+        while not (state := self.status(state.run)).has_ended:
+            if self._clock() >= deadline:
+                raise PlatformError(
+                    f"run {state.run} is {state.status} after {STOP_SECONDS:.0f} s",
+                    where=self._place,
+                    fix=f"it was asked to stop; see stoker status kubeflow {state.run}",
+                )
+            self._sleep(POLL_SECONDS)
+        return dataclasses.replace(state, note=note)
+
+    def _delete_jobs(self, run_id: str) -> str:
+        # Kubeflow ends a run's own pods, and no job.
+        namespace = self.namespace or self._namespace or "kubeflow"
+        try:
+            deleted = delete_jobs_of(ClusterApi(context=self._context, namespace=namespace), run_id)
+        except StokerError as err:
+            return f"its jobs are left to the run's own last step: {err.what}"
+        return f"deleted in namespace {namespace}: {', '.join(deleted) or 'no job was left'}"
+
+    def is_up_to_date(self, workload: Workload) -> bool:
+        """Returns whether the latest version carries this workload."""
+        _, version = self._find(workload.name) or ("", {})
+        there = inputs_of(spec_of_answer(version.get("pipeline_spec")))
+        held = mapping(there.get("workload")).get("defaultValue")
+        return bool(held == json.loads(workload_text(kubeflow_request(workload).workload)))
+
+    def _request(self, workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
+        """Returns what runs and recurring runs have in common."""
+        id, version = self._find(workload.name) or ("", {})
+        if not version:
+            raise UsageError(
+                f"pipeline {workload.name} is not uploaded",
+                where=self._place + (f", namespace {self.namespace}" if self.namespace else ""),
+                fix="stoker upload kubeflow WORKLOAD",
+            )
+        there = inputs_of(spec_of_answer(version.get("pipeline_spec")))
+        values = _values(there, workload, texts)
+        name = self._settings.experiment or workload.name
+        experiment = self._named("experiment", "list_experiments", "experiments", name)
+        if experiment is None:
+            owned = self._owned({"display_name": name})
+            experiment = self.call("experiment", "create_experiment", experiment=owned)
+        account = self._settings.service_account
+        return {
+            "experiment_id": experiment.get("experiment_id"),
+            "pipeline_version_reference": {
+                "pipeline_id": id,
+                "pipeline_version_id": version.get("pipeline_version_id"),
+            },
+            "runtime_config": {"parameters": values},
+            **({"service_account": account} if account else {}),
+        }
+
+    def _find(self, name: str) -> tuple[str, Mapping[str, Json]] | None:
+        """Returns a pipeline's id and its latest version, {} without one; None: no pipeline."""
+        found = self._named("pipelines", "list_pipelines", "pipelines", name)
+        if found is None:
+            return None
+        asked = {"pipeline_id": str(found.get("pipeline_id")), "sort_by": "created_at desc"}
+        answer = self.call("pipelines", "list_pipeline_versions", page_size=1, **asked)
+        return asked["pipeline_id"], next(iter(mappings(answer, "pipeline_versions")), {})
+
+    def _named(self, api: str, operation: str, items: str, name: str) -> Mapping[str, Json] | None:
+        predicate = {"operation": "EQUALS", "key": "display_name", "string_value": name}
+        found = self._all(api, operation, items, filter=json.dumps({"predicates": [predicate]}))
+        return next((each for each in found if each.get("display_name") == name), None)
+
+    def _owned(self, document: Mapping[str, Json]) -> dict[str, Json]:
+        return {**document, **({"namespace": self.namespace} if self.namespace else {})}
+
+    def _run(self, document: Mapping[str, Json]) -> Run:
+        id, state = str(document.get("run_id")), str(document.get("state") or "PENDING")
+        details = mappings(document, "run_details", "task_details")
+        steps = tuple(
+            RunStep(name=str(each.get("display_name")), status=str(each.get("state") or "PENDING"))
+            for each in sorted(details, key=lambda each: str(each.get("start_time")))
+            if _TASK.fullmatch(str(each.get("display_name")))
+        )
+        has_gate = any(_GATE.fullmatch(s.name) and s.status == "FAILED" for s in steps)
+        told = [document, *reversed(mappings(document, "state_history"))]
+        reasons = (str(mapping(each, "error").get("message") or "") for each in told)
+        return Run(
+            run=id,
+            status=state,
+            has_ended=state in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED"),
+            exit_code=0 if state == "SUCCEEDED" else 3 if has_gate else 4,
+            url=self._page(f"runs/details/{id}"),
+            reason=next((text for text in reasons if text), ""),
+            steps=steps,
+            note=f"logs: kubectl logs -l pipeline/runid={id} -c main --prefix --tail=-1",
+        )
+
+    def _page(self, path: str) -> str:
+        # kfp reads KF_PIPELINES_UI_ENDPOINT; with a kube config it knows no address of pages.
+        home = str(getattr(self._kfp, "_uihost", None) or "").rstrip("/")
+        return f"{home}/#/{path}" if home else ""
+
+    def _all(
+        self, api: str, operation: str, items: str, **asked: object
+    ) -> Iterator[Mapping[str, Json]]:
+        asked |= {"namespace": self.namespace, "page_size": 100}
+        while answer := self.call(api, operation, **asked):
+            yield from mappings(answer, items)
+            asked["page_token"] = answer.get("next_page_token")
+            if not asked["page_token"]:
+                return
+
+    def call(self, api: str, operation: str, **arguments: object) -> dict[str, Json]:
+        """Sends one request of kfp's generated client; returns the answer's document.
+
+        Raises:
+            KubeflowError: If it is refused or not answered, or if a login page answers.
+        """
+        prefix = {"upload": "", "pipelines": "pipeline_service_"}.get(api, f"{api}_service_")
+        send = getattr(getattr(self._kfp, f"_{api}_api"), f"{prefix}{operation}")
+        given = {key: value for key, value in arguments.items() if value is not None}
+        refused = importlib.import_module("kfp_server_api").ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            answer = send(**given, _preload_content=False, _request_timeout=TIMEOUT_SECONDS)
+            status, body = 200, bytes(answer.data).decode(errors="replace")
+        except refused as err:
+            status, body = int(err.status or 0), str(err.body or err.reason or "")
+        except (HTTPError, OSError) as err:
+            status, body = 0, str(getattr(err, "reason", None) or err)
+        document: Json = None
+        with contextlib.suppress(ValueError):
+            document = json.loads(body or "{}")
+        if status == 200 and isinstance(document, dict):
+            return document
+        is_page = body.lstrip().startswith("<")
+        words = mapping(document).get("message") or mapping(document).get("error") or body
+        words = "a web page in place of JSON, such as a login" if is_page else str(words)
+        error = KubeflowError(
+            f"Kubeflow Pipelines, {status or 'no answer'}: {' '.join(words.split())[:400]}",
+            where=self._place,
+            fix=_LOGIN if is_page or status in (401, 403) else _REACH if status in (0, 404) else "",
+        )
+        error.status = 401 if is_page else status
+        raise error
+
+    @property
+    def _place(self) -> str:
+        return str(getattr(self._kfp, "_existing_config").host)  # noqa: B009
+
+    @cached_property
+    def _health(self) -> dict[str, Json]:
+        return self.call("healthz", "get_healthz")
+
+    @cached_property
+    def _kfp(self) -> object:
+        """kfp's client; nothing is sent yet."""
+        # At its start it would ask for health for 25 s, and write a pod's namespace to a file.
+        quiet = {"get_kfp_healthz": lambda client: SimpleNamespace(multi_user=False)}
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            try:
+                kfp = importlib.import_module("kfp")
+            except ModuleNotFoundError as err:
+                raise MissingExtraError.of(err, extra="kubeflow") from None
+            credentials = None
+            if self._token_file:
+                file = Path(self._token_file).expanduser()
+                if not file.is_file():
+                    raise UsageError(f"no such file: {file}", where="token for Kubeflow Pipelines")
+                # Reads the file before each call, as it may be renewed.
+                credentials = kfp.client.ServiceAccountTokenVolumeCredentials(path=str(file))
+            client = type("Client", (kfp.Client,), quiet)(
+                host=self._host,
+                existing_token=None if credentials else self._token or None,
+                credentials=credentials,
+                ssl_ca_cert=str(self._ca_file) if self._ca_file else None,
+                kube_context=self._context,
+            )
+        config = client._existing_config
+        address, renew = config.host, config.refresh_api_key_hook
+
+        def renew_token(config: SimpleNamespace) -> None:
+            # A kube config's hook also sets the host, without the path of the service.
+            renew(config)
+            config.host, config.refresh_api_key_hook = address, renew_token
+
+        config.refresh_api_key_hook = renew_token if renew else None
+        return client
+
+
+def _pipeline_of(document: Mapping[str, Json]) -> Json:
+    return mapping(document, "pipeline_version_reference").get("pipeline_id")
+
+
+def _values(there: Mapping[str, Json], workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
+    """Returns NAME=VALUE texts as the uploaded version's parameters, each of its type."""
+    known = {p.camel_name: p.name for p in parameters_of(workload)}
+    values: dict[str, Json] = {}
+    for text in texts:
+        typed, _, value = text.partition("=")
+        name = known.get(typed.strip(), typed.strip())
+        if name not in there:
+            raise UsageError(
+                f"the uploaded pipeline has no parameter {name}",
+                fix=f"{nearest(name, sorted(there))}; a new one: stoker upload kubeflow WORKLOAD",
+            )
+        if name in known.values():
+            value = parse([f"{name}={value}"], workload=workload)[name]
+        if name == "reuse_profile" and Path(value).is_file():
+            value = Path(value).read_text()
+        kind = str(mapping(there[name]).get("parameterType"))
+        found: Json = value.strip()
+        if kind in _KINDS:
+            with contextlib.suppress(ValueError):
+                found = json.loads(truth_value(value) if kind == "BOOLEAN" else value)
+            if type(found) not in _KINDS[kind]:
+                raise UsageError(f"--param {name}={value}: expected {kind}")
+        values[name] = found
+    return values

@@ -1,0 +1,438 @@
+"""The verbs of pipelines on Kubeflow, on a server that checks requests by the published API."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("kfp")
+
+from stoker.errors import PlatformError, UsageError
+from stoker.orchestrators.kubeflow.client import KubeflowError
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.records import Json
+from support.command import stoker
+from support.kfp_server import KfpServer
+from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
+from support.kubeflow_orchestrator import ROOT, WORKLOAD, client_at, compiled, upload, workload
+from support.kubernetes_api import NAMESPACE, KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_jobs import job as kubernetes_job
+from support.platform_jobs import use_kube_config
+
+pytestmark = pytest.mark.usefixtures("quick_kfp")
+
+PAGE = "<!DOCTYPE html><html><title>Log in</title></html>"
+
+
+@pytest.fixture
+def server() -> Iterator[KfpServer]:
+    with KfpServer() as made:
+        yield made
+    assert made.problems == []
+
+
+@pytest.fixture
+def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder with the product's pipelines, and a workload."""
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
+    document = json.loads(json.dumps(WORKLOAD))
+    document["kubernetes"]["kubeflow"] = {"host": server.url}
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_upload_start_status_and_stop_as_people_run_them(server: KfpServer, project: Path) -> None:
+    uploaded = stoker("upload", "kubeflow", "w.yaml")
+    assert uploaded.returncode == 0, uploaded.stderr
+    (pipeline,) = server.kept["pipelines"]
+    assert f"created: {pipeline['pipeline_id']}" in uploaded.stdout
+    assert f"/#/pipelines/details/{pipeline['pipeline_id']}/version/" in uploaded.stdout
+    assert "next:    stoker start kubeflow w.yaml" in uploaded.stdout
+    started = stoker("start", "kubeflow", "w.yaml", "--param", "epochs=3")
+    assert started.returncode == 0, started.stderr
+    assert "warning" not in started.stderr
+    assert server.run()["runtime_config"] == {"parameters": {"epochs": 3}}
+    shown = stoker("status", "kubeflow", "mnist", "--workload", "w.yaml", "--json")
+    run = json.loads(shown.stdout)
+    assert (shown.returncode, run["run"]) == (0, started.stdout.strip())
+    stopped = stoker("stop", "kubeflow", run["url"], "--host", server.url)
+    assert stopped.returncode == 0, stopped.stderr
+    assert f"{run['run']}  CANCELED" in stopped.stdout
+    assert server.sent() == [
+        "POST /pipelines",
+        "POST /pipelines/upload_version",
+        "POST /experiments",
+        "POST /runs",
+        f"POST /runs/{run['run']}:terminate",
+    ]
+
+
+def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(
+    server: KfpServer, project: Path
+) -> None:
+    assert stoker("upload", "kubeflow", "w.yaml").returncode == 0
+    (versions,) = server.versions.values()
+    spec = versions[0]["pipeline_spec"]
+    assert isinstance(spec, dict)
+    # Another kfp compiled it.
+    spec["pipeline_spec"]["sdkVersion"] = "kfp-9.9.9"  # type: ignore[index,call-overload]
+    before = server.sent()
+    again = stoker("upload", "kubeflow", "w.yaml")
+    assert (again.returncode, server.sent()) == (0, before)
+    assert "pipeline mnist: no change" in again.stderr
+    assert again.stdout.startswith("unchanged: ")
+    changed = stoker("upload", "kubeflow", "w.yaml", "--set", "feed.credits=5")
+    assert changed.returncode == 0, changed.stderr
+    added = [line.split() for line in changed.stderr.splitlines() if line.startswith("+")]
+    # The workload is text in the pipeline, and compared by its keys.
+    assert ["+", '"credits":', "5,"] in added
+    assert "next:    stoker start kubeflow w.yaml --set feed.credits=5\n" in changed.stdout
+    assert server.sent().count("POST /pipelines") == 1
+    assert len(versions) == 2
+
+
+def test_a_content_that_comes_back_is_a_version_of_its_own(server: KfpServer) -> None:
+    assert upload(server)["action"] == "created"
+    assert upload(server, "feed.credits=5")["action"] == "updated"
+    assert upload(server)["action"] == "updated"
+    (versions,) = server.versions.values()
+    assert len(versions) == 3
+
+
+def test_a_pipeline_whose_first_version_failed_gets_it_with_the_next_upload(
+    server: KfpServer,
+) -> None:
+    server.trouble("POST /pipelines/upload_version", 500, "{}", times=1)
+    with pytest.raises(PlatformError, match="500"):
+        upload(server)
+    assert upload(server)["action"] == "updated"
+    assert server.sent().count("POST /pipelines") == 1
+
+
+def test_a_run_has_typed_parameters_and_the_workload_s_account_and_experiment(
+    server: KfpServer,
+) -> None:
+    upload(server)
+    where = "kubernetes.kubeflow={service_account: trainer, experiment: nightly}"
+    client = client_at(server, where)
+    texts = ("Epochs=3", "gate=accuracy>=0.5", "cache_days=0", "max_usd_per_hour=2.50")
+    for _ in range(2):
+        client.start(workload(where), texts)
+    sent = server.run()
+    (experiment,) = server.kept["experiments"]
+    assert experiment["display_name"] == "nightly"
+    assert sent["experiment_id"] == experiment["experiment_id"]
+    assert sent["service_account"] == "trainer"
+    assert sent["runtime_config"] == {
+        "parameters": {
+            "epochs": 3,
+            "gate": "accuracy>=0.5",
+            "cache_days": 0,
+            "max_usd_per_hour": "2.50",
+        }
+    }
+    ((version,),) = server.versions.values()
+    reference = sent["pipeline_version_reference"]
+    assert isinstance(reference, dict)
+    assert reference["pipeline_version_id"] == version["pipeline_version_id"]
+
+
+def test_a_profile_to_reuse_is_sent_as_the_text_of_its_file(
+    server: KfpServer, tmp_path: Path
+) -> None:
+    upload(server)
+    (tmp_path / "profile.json").write_text('{"kind": "profile"}')
+    client_at(server).start(workload(), [f"reuse_profile={tmp_path / 'profile.json'}"])
+    config = server.run()["runtime_config"]
+    assert config == {"parameters": {"reuse_profile": '{"kind": "profile"}'}}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epoch=3", "has no parameter epoch.*did you mean epochs"),
+        ("epochs=three", "expected a whole number"),
+        ("cache_days=soon", "cache_days=soon: expected NUMBER_INTEGER"),
+        ("cache_days=true", "cache_days=true: expected NUMBER_INTEGER"),
+        ("objective=speed", "objective=speed is not possible"),
+    ],
+)
+def test_a_parameter_that_cannot_be_starts_nothing(
+    server: KfpServer, text: str, words: str
+) -> None:
+    upload(server)
+    with pytest.raises(UsageError) as caught:
+        client_at(server).start(workload(), [text])
+    assert pytest.importorskip("re").search(words, f"{caught.value.what} {caught.value.fix}")
+    assert server.kept["runs"] == []
+
+
+def test_what_is_not_uploaded_or_was_with_another_workload_is_said_to_be_so(
+    server: KfpServer, project: Path
+) -> None:
+    done = stoker("start", "kubeflow", "w.yaml")
+    assert done.returncode == 2
+    assert "pipeline mnist is not uploaded" in done.stderr
+    upload(server)
+    done = stoker("start", "kubeflow", "w.yaml", "--set", "feed.credits=5")
+    assert done.returncode == 0
+    assert "warning: the uploaded pipeline has another workload" in done.stderr
+
+
+def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(
+    server: KfpServer, project: Path
+) -> None:
+    upload(server)
+    words = ("schedule", "kubeflow", "w.yaml", "--cron")
+    done = stoker(*words, "0 30 6 * * 1-5", "--param", "epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "scheduled: stoker-mnist  0 30 6 * * 1-5\n"
+    (made,) = server.kept["recurringruns"]
+    ((pipeline_id, _),) = server.versions.items()
+    assert made["pipeline_version_reference"] == {"pipeline_id": pipeline_id}
+    assert made["trigger"] == {"cron_schedule": {"cron": "0 30 6 * * 1-5"}}
+    assert made["runtime_config"] == {"parameters": {"epochs": 2}}
+    assert (made["status"], made["max_concurrency"], made["no_catchup"]) == ("ENABLED", "1", True)
+    assert stoker(*words, "@every 12h", "--name", "often").returncode == 0
+    assert stoker(*words, "@daily").returncode == 0
+    triggers = {s["display_name"]: s["trigger"] for s in server.kept["recurringruns"]}
+    assert triggers == {
+        "stoker-mnist": {"cron_schedule": {"cron": "@daily"}},
+        "stoker-mnist-often": {"cron_schedule": {"cron": "@every 12h"}},
+    }
+
+
+def test_a_run_whose_gate_failed_is_told_by_its_tasks_and_ends_with_3(
+    server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    """The strict double makes the nodes as Kubeflow's compiler and Argo do."""
+    upload(server)
+    monkeypatch.setattr("stoker.cli.pipelines.WAIT_SECONDS", 0.0)
+
+    def execute(step: Step) -> int:
+        outputs = step.executor_input["outputs"]
+        for name in (*outputs["artifacts"], *outputs.get("parameters", {})):
+            if name != "executor-logs":
+                step.output(name).write_text("1")
+        return 3 if step.task == "gate" else 0
+
+    played = KubeflowRun(
+        Pipeline(compiled().definition), execute=execute, store=Store(tmp_path / "store")
+    )
+    assert played.run() == "FAILED"
+
+    def ends() -> None:
+        server.tell(*played.workflow_nodes())
+        server.end("FAILED")
+
+    server.script = [lambda: None, ends]
+    waited = stoker("start", "kubeflow", "w.yaml", "--wait")
+    assert waited.returncode == 3, waited.stderr
+    shown = stoker("status", "kubeflow", "mnist", "--workload", "w.yaml", "--json")
+    assert shown.returncode == 3
+    steps = {step["name"]: step["status"] for step in json.loads(shown.stdout)["steps"]}
+    assert steps["gate"] == "FAILED"
+    assert steps["finish"] == steps["evaluate"] == "SUCCEEDED"
+    assert not any("driver" in name or "(" in name or name == "root" for name in steps)
+
+
+@pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 4), ("CANCELED", 4)])
+def test_a_run_that_ended_otherwise_ends_with_0_or_4(
+    server: KfpServer, project: Path, state: str, code: int
+) -> None:
+    upload(server)
+    client_at(server).start(workload(), ())
+    server.end(state, error={"message": "no node"})
+    done = stoker("status", "kubeflow", "mnist", "--workload", "w.yaml")
+    assert done.returncode == code
+    assert f"{state}: no node" in done.stdout
+
+
+def test_a_run_that_is_not_there_is_named(server: KfpServer) -> None:
+    upload(server)
+    with pytest.raises(UsageError, match="no run of a pipeline mnist"):
+        client_at(server).status("mnist")
+    with pytest.raises(KubeflowError, match="404"):
+        client_at(server).status("5b1f6c3e-0000-4000-8000-00000000abcd")
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+    """The cluster where steps make jobs."""
+    with kubernetes_api() as made:
+        use_kube_config(monkeypatch, kube_config(tmp_path, made.url))
+        yield made
+
+
+def make_job(name: str, **settings: Json) -> None:
+    """Makes the job that a step of a run follows."""
+    platform = KubernetesPlatform()
+    spec = kubernetes_job(name=name, settings={"namespace": NAMESPACE, **settings})
+    platform.submit(platform.plan(spec))
+
+
+@pytest.mark.parametrize(("kind", "plural"), [("jobset", "jobsets"), ("trainer", "trainjobs")])
+def test_stop_deletes_the_jobs_of_the_run_and_no_others(
+    server: KfpServer, api: KubernetesApi, kind: str, plural: str
+) -> None:
+    upload(server)
+    client = client_at(server, namespace=NAMESPACE)
+    id = client.start(workload(), ()).run
+    name = workload().run_name(id)
+    for job in (name, "mnist-0badcafe"):
+        make_job(job, api=kind)
+    state = client.stop(id)
+    assert state.status == "CANCELED"
+    assert f"deleted in namespace {NAMESPACE}: " in state.note
+    assert name in state.note
+    assert api.names(plural) == ["mnist-0badcafe"]
+
+
+def test_stop_of_a_run_that_has_ended_deletes_the_job_that_its_last_step_could_not(
+    server: KfpServer, api: KubernetesApi
+) -> None:
+    upload(server)
+    client = client_at(server, namespace=NAMESPACE)
+    id = client.start(workload(), ()).run
+    server.end("FAILED")
+    make_job(workload().run_name(id))
+    assert client.stop(id).status == "FAILED"
+    assert api.names("jobsets") == []
+    assert not any("terminate" in line for line in server.sent())
+
+
+def test_stop_says_who_ends_the_jobs_if_the_cluster_refuses(
+    server: KfpServer, api: KubernetesApi
+) -> None:
+    upload(server)
+    client = client_at(server, namespace=NAMESPACE)
+    api.denied |= {("list", "jobsets"), ("list", "trainjobs")}
+    state = client.stop(client.start(workload(), ()).run)
+    assert "its jobs are left to the run's own last step" in state.note
+
+
+def test_stop_waits_no_longer_than_its_deadline(server: KfpServer) -> None:
+    server.on_terminate = None
+    upload(server)
+    client = client_at(server)
+    with pytest.raises(PlatformError, match="is CANCELING after 600 s"):
+        client.stop(client.start(workload(), ()).run)
+
+
+def test_a_run_that_ends_while_it_is_asked_to_stop_is_no_error(server: KfpServer) -> None:
+    upload(server)
+    client = client_at(server)
+    id = client.start(workload(), ()).run
+    server.trouble(".*:terminate", 400, '{"message": "not running"}')
+    server.script = [lambda: None, lambda: server.end("SUCCEEDED")]
+    assert client.stop(id).status == "SUCCEEDED"
+
+
+def test_many_users_need_a_namespace_and_it_goes_with_everything(
+    server: KfpServer, project: Path
+) -> None:
+    server.multi_user = True
+    done = stoker("start", "kubeflow", "w.yaml", "--set", "kubernetes.namespace=null")
+    assert done.returncode == 2
+    assert "many users, each with a namespace" in done.stderr
+    for verb in ("upload", "start"):
+        done = stoker(verb, "kubeflow", "w.yaml", "--namespace", "ada")
+        assert done.returncode == 0, done.stderr
+    assert "--workload w.yaml --namespace ada" in done.stderr
+    assert server.kept["pipelines"][0]["namespace"] == "ada"
+    assert server.kept["experiments"][0]["namespace"] == "ada"
+    with pytest.raises(UsageError, match="no run of a pipeline mnist"):
+        client_at(server, namespace="bob").status("mnist")
+
+
+def test_one_user_s_kubeflow_gets_no_namespace_though_one_is_named(server: KfpServer) -> None:
+    upload(server, namespace="ada")
+    assert all("namespace" not in request.query for request in server.requests)
+
+
+# What is in the way.
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words", "fix"),
+    [
+        (400, '{"message": "bad token"}', "400: bad token", ""),
+        (401, '{"message": "no identity"}', "401: no identity", "--token-file F"),
+        (403, '{"message": "not allowed"}', "403: not allowed", "--token-file F"),
+        (503, "no healthy upstream", "503: no healthy upstream", ""),
+        (200, PAGE, "a web page in place of JSON, such as a login", "https://SITE/pipeline"),
+        (404, PAGE, "a web page in place of JSON", "https://SITE/pipeline"),
+        (200, "pong", "pong", ""),
+    ],
+)
+def test_a_refusal_is_one_sentence_with_what_to_do(
+    server: KfpServer, status: int, body: str, words: str, fix: str
+) -> None:
+    server.trouble(".*", status, body)
+    with pytest.raises(KubeflowError) as caught:
+        client_at(server).status("5b1f6c3e-0000-4000-8000-00000000abcd")
+    error = caught.value
+    assert words in error.what
+    assert fix in error.fix
+    assert "<" not in error.what
+    assert (error.where, error.exit_code) == (server.url, 4)
+
+
+def test_a_server_that_does_not_answer_is_named_with_the_way_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with KfpServer() as gone:
+        pass
+    with pytest.raises(KubeflowError, match="no answer") as caught:
+        upload(gone)
+    assert caught.value.where == gone.url
+    assert "port-forward" in caught.value.fix
+    monkeypatch.setattr("stoker.orchestrators.kubeflow.client.TIMEOUT_SECONDS", (5.0, 0.1))
+    with KfpServer() as slow, pytest.raises(KubeflowError, match=r"no answer.*timed out"):
+        slow.stall("GET .*")
+        upload(slow)
+
+
+def test_a_token_is_read_before_each_call_and_is_in_no_error(
+    server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.token = "second"
+    file = tmp_path / "token"
+    file.write_text("first")
+    client = client_at(server, token_file=file)
+    with pytest.raises(KubeflowError, match="401") as caught:
+        client.compared(compiled())
+    assert "first" not in f"{caught.value.what} {caught.value.fix}"
+    file.write_text("second\n")
+    assert client.compared(compiled())[0] is None
+    monkeypatch.setenv("STOKER_KUBEFLOW_TOKEN", "second")
+    assert client_at(server).compared(compiled())[0] is None
+    with pytest.raises(UsageError, match="no such file"):
+        client_at(server, token_file=tmp_path / "none").compared(compiled())
+
+
+def test_a_kube_config_s_renewed_login_keeps_the_path_of_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kubernetes_api() as api:
+        config = yaml.safe_load(kube_config(tmp_path, api.url).read_text())
+        config["users"][0]["user"] = {"token": "of-the-cluster"}
+        file = tmp_path / "with-a-token"
+        file.write_text(yaml.safe_dump(config))
+        use_kube_config(monkeypatch, file)
+        from stoker.orchestrators.kubeflow.client import KubeflowClient
+
+        client = KubeflowClient(None)
+        for _ in range(2):
+            with pytest.raises(KubeflowError) as caught:
+                client.call("healthz", "get_healthz")
+            assert "/services/ml-pipeline:http/proxy" in caught.value.where
+
+
+def test_flags_of_kubeflow_are_refused_elsewhere(project: Path) -> None:
+    done = stoker("status", "sagemaker", "mnist", "--host", "http://a")
+    assert done.returncode == 2
+    assert "--host http://a is only for kubeflow" in done.stderr
