@@ -18,8 +18,6 @@ from moto import mock_aws
 
 from stoker.errors import UsageError
 from stoker.orchestrators.sagemaker.compile import compile_pipeline, pipeline_request
-from stoker.orchestrators.sagemaker.pipelines import SageMakerPipeline
-from stoker.orchestrators.sagemaker.runs import checked_parameters
 from stoker.parameters import overrides_of
 from support import sagemaker_pipeline as sample
 from support.examples import project
@@ -296,25 +294,7 @@ def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not() 
 def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs() -> None:
     """The service would find it when a run reaches the step."""
 
-    def steps(
-        run: sagemaker.PipelineRun, day: str = "today", dry: bool = False
-    ) -> list[sagemaker.Step]:
-        return named_day(run, day)
-
-    document = json.loads(sagemaker.pipeline(request(), steps))
-    deployed = SageMakerPipeline(
-        name="mnist", arn="arn", description="", role="", definition=document, domain=""
-    )
-
-    def given(text: str) -> dict[str, str]:
-        return checked_parameters(deployed, sample.WORKLOAD, [text])
-
     longest = "x" * (256 - len("--param=Day="))
-    assert given(f"day={longest}") == {"Day": longest}
-    with pytest.raises(UsageError, match="has 245 characters, at most 244"):
-        given(f"Day={longest}y")
-    # A Boolean arrives as the service spells it in a text, which is nowhere said.
-    assert [given(f"Dry={text}")["Dry"] for text in ("True", "true", "1", "1.0")] == ["true"] * 4
 
     def too_long(run: sagemaker.PipelineRun, day: str = f"{longest}y") -> list[sagemaker.Step]:
         return named_day(run, day)
