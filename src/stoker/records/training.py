@@ -27,6 +27,7 @@ from stoker.records.base import (
 )
 from stoker.records.decision import Action, Group
 from stoker.records.profile import Spread
+from stoker.records.workload import Gate
 from stoker.text import wait_share
 
 # The event with which the leader's record begins.
@@ -196,7 +197,7 @@ class Training(Record, frozen=True, kw_only=True):
         return self == other or (same_job and began == others and bool(began))
 
 
-class GateResult(Record, frozen=True, kw_only=True):
+class GateResult(Gate, frozen=True, kw_only=True):
     """A gate's result says whether what the run reported is within the gate's bounds.
 
     Attributes:
@@ -212,19 +213,9 @@ class GateResult(Record, frozen=True, kw_only=True):
         passed: Whether the value is within the bounds.
     """
 
-    metric: Name
     value: float | None = None
-    min: float | None = None
-    max: float | None = None
-    min_champion: float | None = None
-    max_champion: float | None = None
     champion: float | None = None
     passed: bool
-
-    @property
-    def needs_champion(self) -> bool:
-        """Returns whether it holds the metric against another model's."""
-        return self.min_champion is not None or self.max_champion is not None
 
     @property
     def is_inside(self) -> bool:
