@@ -359,7 +359,7 @@ def test_one_user_s_kubeflow_gets_no_namespace_though_one_is_named(server: KfpSe
 @pytest.mark.parametrize(
     ("status", "body", "words", "fix"),
     [
-        (400, '{"message": "bad token"}', "400: bad token", ""),
+        (400, '{"message": "bad token"}', "answers 400: bad token", ""),
         (401, '{"message": "no identity"}', "401: no identity", "--token-file F"),
         (403, '{"message": "not allowed"}', "403: not allowed", "--token-file F"),
         (503, "no healthy upstream", "503: no healthy upstream", ""),

@@ -10,14 +10,20 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators.base import RunState, RunStep, pack_inputs, sagemaker_of, schedule_name
+from stoker.orchestrators.base import (
+    RunState,
+    RunStep,
+    pack_inputs,
+    sagemaker_of,
+    schedule_name,
+    told_parameters,
+)
 from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argument_of
 from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
-from stoker.parameters import camel, parameters_of, parse
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, job_state, stop_job
-from stoker.records import Json, SageMakerSettings, Workload, nearest
+from stoker.records import Json, SageMakerSettings, Workload
 from stoker.records.base import mapping, mappings
 
 # The scheduler retries a start: a run that is an hour late is better left to the next one.
@@ -117,9 +123,8 @@ class SageMakerClient:
             ClientRequestToken=secrets.token_hex(16),
         )
         id = str(answer["PipelineExecutionArn"]).rpartition("/")[2]
-        return RunState(
-            run=f"{workload.name}/{id}", status="Starting", has_ended=False, exit_code=4
-        )
+        run = f"{workload.name}/{id}"
+        return RunState(run=run, status="Starting", has_ended=False, exit_code=4)
 
     def schedule(
         self,
@@ -294,29 +299,17 @@ class SageMakerClient:
             )
         definition: Json = json.loads(str(found.get("PipelineDefinition")))
         there = [str(item.get("Name")) for item in mappings(definition, "Parameters")]
-        known = {p.camel_name: p for p in parameters_of(workload)}
         values = {}
-        for text in texts:
-            typed, _, value = text.partition("=")
-            name = camel(typed.strip())
-            # The service does not refuse unknown names.
-            if name not in there:
+        told = told_parameters(texts, workload=workload, there=there, is_camel=True)
+        for name, value, own in told:
+            # The steps read FOLDER/profile.json.
+            values[name] = value.rstrip("/") if name == "ReuseProfile" else value
+            if own and len(word := argument_of(own, value)) > MAX_ARGUMENT:
+                at_most = MAX_ARGUMENT - len(word) + len(value)
                 raise UsageError(
-                    f"the uploaded pipeline has no parameter {name}",
-                    fix=f"{nearest(name, there)}; a new one: stoker upload sagemaker WORKLOAD",
+                    f"--param {name}: its value has {len(value)} characters, at most {at_most}",
+                    fix="set a longer value in the workload and upload that",
                 )
-            if name in known:
-                own = known[name]
-                value = parse([f"{own.name}={value}"], workload=workload)[own.name]
-                # The steps read FOLDER/profile.json.
-                value = value.rstrip("/") if own.name == "reuse_profile" else value
-                if len(argument_of(own, value)) > MAX_ARGUMENT:
-                    raise UsageError(
-                        f"--param {typed}: its value has {len(value)} characters, at most "
-                        f"{MAX_ARGUMENT - len(argument_of(own, ''))}",
-                        fix="set a longer value in the workload and upload that",
-                    )
-            values[name] = value
         return str(found["PipelineArn"]), [{"Name": n, "Value": v} for n, v in values.items()]
 
     def _find(self, name: str) -> dict[str, Json] | None:
