@@ -119,10 +119,6 @@ def start_verb(
     try:
         with working(f"starting {of.name}", quiet=as_json):
             run = client.start(of, params or ())
-            is_old = not client.is_up_to_date(of)
-        if is_old:
-            what = "warning: the uploaded pipeline has another workload or code than this folder"
-            say(f"{what} (stoker upload {target} changes that)", quiet=False)
         # With --wait the one document is that of the end.
         if not as_json:
             # For scripts: run=$(stoker start ...). All words are on stderr.

@@ -20,10 +20,8 @@ from stoker.errors import MissingExtraError, PlatformError, StokerError, UsageEr
 from stoker.orchestrators.base import RunState, RunStep, schedule_name, told_parameters
 from stoker.orchestrators.kubeflow.compile import (
     inputs_of,
-    kubeflow_request,
     spec_of_answer,
     spec_of_text,
-    workload_text,
 )
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import truth_value
@@ -247,13 +245,6 @@ class KubeflowClient:
         except StokerError as err:
             return f"its jobs are left to the run's own last step: {err.what}"
         return f"deleted in namespace {namespace}: {', '.join(deleted) or 'no job was left'}"
-
-    def is_up_to_date(self, workload: Workload) -> bool:
-        """Returns whether the latest version carries this workload."""
-        _, version = self._find(workload.name) or ("", {})
-        there = inputs_of(spec_of_answer(version.get("pipeline_spec")))
-        held = mapping(there.get("workload")).get("defaultValue")
-        return bool(held == json.loads(workload_text(kubeflow_request(workload).workload)))
 
     def _request(self, workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
         """Returns what runs and recurring runs have in common."""

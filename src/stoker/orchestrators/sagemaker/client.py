@@ -5,15 +5,11 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import msgspec
 
 from stoker.errors import PlatformError, UsageError
 from stoker.orchestrators.base import (
     RunState,
     RunStep,
-    pack_inputs,
     sagemaker_of,
     schedule_name,
     told_parameters,
@@ -22,7 +18,7 @@ from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argum
 from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.registry import tag_group
-from stoker.platforms.sagemaker.submit import find_job, job_state, stop_job
+from stoker.platforms.sagemaker.submit import find_job, stop_job
 from stoker.records import Json, SageMakerSettings, Workload
 from stoker.records.base import mapping, mappings
 
@@ -103,13 +99,6 @@ class SageMakerClient:
                 aws.call("sagemaker", "AddTags", ResourceArn=found["PipelineArn"], Tags=tags)
         id = found["PipelineArn"]
         return {"action": action, "id": id, "version": version, "url": "", "inputs": missing}
-
-    def is_up_to_date(self, workload: Workload) -> bool:
-        """Returns whether the uploaded pipeline reads this workload and code."""
-        here = msgspec.structs.replace(workload, platform="sagemaker")
-        # The address of the inputs is a digest of them.
-        uri = pack_inputs(here, folder=Path.cwd()).uri
-        return f'"{uri}/' in str((self._find(workload.name) or {}).get("PipelineDefinition"))
 
     def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
         """Starts a run; `parameters` are NAME=VALUE."""
@@ -198,7 +187,14 @@ class SageMakerClient:
         found = self._find(name) if ":training-job/" not in run else None
         if found is None:
             if (job := find_job(self._aws, name)) is not None and not id:
-                return _job(job)
+                status = str(job.get("TrainingJobStatus"))
+                return RunState(
+                    run=name,
+                    status=status,
+                    has_ended=status not in UNDER_WAY,
+                    exit_code=0 if status == "Completed" else 4,
+                    reason=str(job.get("FailureReason") or ""),
+                )
             raise UsageError(
                 f"there is no pipeline and no training job {name}",
                 where=f"region {self._aws.region}",
@@ -228,7 +224,7 @@ class SageMakerClient:
             RunStep(
                 name=str(step.get("StepName")),
                 status=str(step.get("StepStatus")),
-                reason=_words(step.get("FailureReason")),
+                reason=str(step.get("FailureReason") or ""),
             )
             for step in steps
         ]
@@ -245,7 +241,7 @@ class SageMakerClient:
             status=state,
             has_ended=state not in UNDER_WAY,
             exit_code=0 if state == "Succeeded" else 3 if has_gate else 4,
-            reason=_words(answer.get("FailureReason")),
+            reason=str(answer.get("FailureReason") or ""),
             steps=tuple(shown),
             note="page: SageMaker Studio, Pipelines",
         )
@@ -319,21 +315,3 @@ class SageMakerClient:
             if err.is_missing:
                 return None
             raise
-
-
-def _job(answer: Mapping[str, Json]) -> RunState:
-    job = job_state(answer)
-    groups = (f"{name} {count} x {kind}" for name, (kind, count) in job.groups.items())
-    return RunState(
-        run=job.name,
-        status=job.status,
-        has_ended=job.status not in UNDER_WAY,
-        exit_code=0 if job.status == "Completed" else 4,
-        url=job.url,
-        reason=job.reason,
-        note=", ".join(groups),
-    )
-
-
-def _words(value: Json) -> str:
-    return str(value) if value and value != "None" else ""
