@@ -995,7 +995,7 @@ def files_page() -> str:
         "",
         "dnn hosts also reach each other on ports that NCCL, gloo or MPI choose, and hosts of "
         "engine ray on ports that Ray chooses. What each port accepts: "
-        "[threat-model.md](../threat-model.md). On Kubernetes `stoker render network-policy` "
+        "[threat-model.md](../threat-model.md). On Kubernetes configs/kubernetes/network-policy.yaml "
         "closes the others.",
         "",
         "## Exit codes",

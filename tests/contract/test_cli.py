@@ -130,8 +130,7 @@ VERBS = {
     "status": {"--besides"} | REACH | {"--workload", "--json", "--debug"},
     "stop": REACH | {"--workload", "--json", "--debug"},
     "render": {
-        *("--decision", "--group", "--service-account", "--out"),
-        *("--set", "--debug"),
+        *("--out", "--set", "--debug"),
     },
     "launch": set(),
 }

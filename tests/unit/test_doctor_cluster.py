@@ -107,7 +107,7 @@ def test_rights_are_asked_as_the_role_gives_them(api: KubernetesApi) -> None:
     rights = one(found(), "rights")
     assert rights.state == "fail"
     assert rights.text.endswith(f"in namespace {NAMESPACE}: create secrets, list events")
-    assert rights.fix.startswith("stoker render rbac WORKLOAD")
+    assert rights.fix.startswith("kubectl apply -k configs/kubernetes")
     # A run does without it.
     api.denied = {("list", "events")}
     assert one(found(), "rights").state == "warn"

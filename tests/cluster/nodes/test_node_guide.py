@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[3]
 WORKLOAD, POOLS = Path("configs/mnist-kubeflow.yaml"), Path("configs/kubernetes/pools.csv")
+RIGHTS = Path("configs/kubernetes/kustomization.yaml")
 
 
 def put_names_in(workload: Path, given: Given) -> None:
@@ -39,7 +40,6 @@ def on_this_cluster(line: str, given: Given) -> str:
     line = line.replace("dnn=gpu:", f"dnn={given.train[1]}:")
     line = line.replace("data=cpu:", f"data={given.feed[1]}:")
     line = line.replace("node_pools.py", f"node_pools.py --pool-label {given.train[0]}")
-    line = line.replace("--service-account pipeline-runner", f"--service-account {given.account}")
     return line.replace("-n kubeflow ", f"-n {given.namespace} ")
 
 
@@ -63,6 +63,9 @@ def test_the_ten_steps_as_they_stand(given: Given, tmp_path: Path) -> None:
                 assert done.returncode == 0, f"{title}: {line}\n{done.stdout}{done.stderr}"
             if title.startswith("2."):
                 put_names_in(project / WORKLOAD, given)
+                text = (project / RIGHTS).read_text()
+                text = text.replace("namespace: kubeflow", f"namespace: {given.namespace}")
+                (project / RIGHTS).write_text(text.replace("pipeline-runner", given.account))
             if title.startswith("6."):
                 put_prices(project / POOLS, {given.train[1]: 1.0, given.feed[1]: 0.1})
     finally:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from stoker.settings import read_workload
+from support.cluster_files import rbac
 from support.node_cluster import (
     LOST,
     MINUTES,
@@ -72,8 +72,7 @@ class PipelineProject:
 
     def _allow(self, given: Given) -> None:
         """Applies step 3's Role, as kubectl does."""
-        words = ("render", "rbac", str(self.file), "--service-account", given.account)
-        for each in yaml.safe_load_all(self.cluster.typed(*words)):
+        for each in rbac(namespace=given.namespace, account=given.account):
             plural = f"{each['kind'].lower()}s"
             path = self.cluster.path(plural, each["metadata"]["name"])
             query = "?fieldManager=stoker-test&force=true"
