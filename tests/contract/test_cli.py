@@ -160,9 +160,6 @@ VERBS = {
     },
     "status": {"--besides"} | REACH | {"--workload", "--set", "--json", "--debug"},
     "stop": REACH | {"--workload", "--set", "--json", "--debug"},
-    "render": {
-        *("--out", "--set", "--debug"),
-    },
     "launch": set(),
 }
 
