@@ -81,7 +81,7 @@ cluster:
 channels:
   training: {{uri: s3://BUCKET/{name}}}
 sagemaker:
-  # stoker render iam writes a policy for each of these roles.
+  # configs/sagemaker/stoker.yaml (stoker init) makes these roles.
   role: arn:aws:iam::ACCOUNT:role/stoker-training
   pipeline_role: arn:aws:iam::ACCOUNT:role/stoker-pipeline
   schedule_role: arn:aws:iam::ACCOUNT:role/stoker-scheduler

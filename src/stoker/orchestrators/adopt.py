@@ -759,7 +759,7 @@ def platform_entries(
     ours = sorted(n for n in job.environment if n.startswith("STOKER_") or n == MLFLOW_RUN)
     environment = {k: v for k, v in sorted(job.environment.items()) if k not in ours}
     plain: list[tuple[str, Json, tuple[str, ...]]] = [
-        ("role", job.role_arn, ("It needs what stoker render iam prints as execution-role.json.",)),
+        ("role", job.role_arn, ("configs/sagemaker/stoker.yaml has the rights that it needs.",)),
         ("output_uri", output.s3_output_path.rstrip("/"), ()),
         ("region", region, ()),
         ("source", start.source, ()),
