@@ -201,6 +201,15 @@ def test_the_group_that_trains_is_todays_cluster(tmp_path: Path) -> None:
     assert "the job's group gpus; correct it" in words
     assert "feeders (2 x ml.c5.9xlarge), is left out" in words
     plan(workload, tmp_path)
+    preferred = {
+        "InstancePreferences": [{"InstanceType": "ml.g6.xlarge", "InstanceCount": 3}],
+        "SelectedInstanceType": "ml.g6.xlarge",
+        "SelectedInstanceCount": 3,
+        "VolumeSizeInGB": 30,
+    }
+    workload = made({**SCRIPT_MODE, "ResourceConfig": preferred}, tmp_path)[1]
+    assert workload.cluster is not None
+    assert (workload.cluster.dnn.instance_type, workload.cluster.dnn.count) == ("ml.g6.xlarge", 3)
     of_cpus = grouped(("data_group", "ml.c5.9xlarge", 1), ("b", "ml.c5.2xlarge", 1))
     workload = made(of_cpus, tmp_path)[1]
     assert workload.cluster is not None
