@@ -735,7 +735,6 @@ PUBLIC = MappingProxyType(
         "STOKER_COMMAND": "you set it for an image whose command line is fixed",
         "STOKER_FEED": "you set it, for a script that runs alone",
         "STOKER_INSTANCE_TYPE": "you set it",
-        "STOKER_KUBEFLOW_COOKIE": "you set it",
         "STOKER_KUBEFLOW_NAMESPACE": "you set it",
         "STOKER_KUBEFLOW_TOKEN": "you set it",
         "STOKER_METRICS": "a script without stoker in its environment writes to it",
@@ -759,8 +758,6 @@ MEANINGS = MappingProxyType(
         "JOB_COMPLETION_INDEX": "Number of this pod in its group, by Kubernetes.",
         "KFP_POD_NAME": "Name of the pod of a Kubeflow step, where POD_NAME is not set.",
         "KFP_POD_UID": "UID of the pod of a Kubeflow step, where POD_UID is not set.",
-        "KF_PIPELINES_ENDPOINT": "Address of Kubeflow Pipelines' API: `kubernetes.kubeflow.host`.",
-        "KF_PIPELINES_UI_ENDPOINT": "Address of its pages: `kubernetes.kubeflow.ui`.",
         "OMP_NUM_THREADS": "Threads of a rank. Where it is not set, and a pod asks for CPUs, each "
         "rank gets its share of them.",
         "OMPI_COMM_WORLD_RANK": "Global rank, by Open MPI, with strategy mpi.",
@@ -777,7 +774,6 @@ MEANINGS = MappingProxyType(
         "SM_NETWORK_INTERFACE_NAME": "Network interface between the hosts, by SageMaker.",
         "SM_RESOURCE_CONFIG": "Hosts and groups, where resourceconfig.json is not there.",
         "STOKER_INSTANCE_TYPE": "What this host is called in a catalog; a profile names it so.",
-        "STOKER_KUBEFLOW_COOKIE": "Cookie of a session, as NAME=VALUE. A secret.",
         "STOKER_KUBEFLOW_NAMESPACE": "Namespace of the user in Kubeflow Pipelines.",
         "STOKER_KUBEFLOW_TOKEN": "Token that Kubeflow Pipelines asks for. A secret. A file that "
         "`--token-file` or `kubernetes.kubeflow.token_file` names wins over it.",
@@ -999,7 +995,7 @@ def files_page() -> str:
         "",
         "dnn hosts also reach each other on ports that NCCL, gloo or MPI choose, and hosts of "
         "engine ray on ports that Ray chooses. What each port accepts: "
-        "[threat-model.md](../threat-model.md). On Kubernetes `stoker render network-policy` "
+        "[threat-model.md](../threat-model.md). On Kubernetes configs/kubernetes/network-policy.yaml "
         "closes the others.",
         "",
         "## Exit codes",

@@ -18,10 +18,9 @@ import pytest
 
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobSpec
-from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS, follower_priority
+from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.job import KubernetesRun
-from stoker.platforms.kubernetes.submit import rbac
-from stoker.records import KubernetesSettings
+from support.cluster_files import follower_priority, rbac
 from support.control_planes import DoublePlane, Plane, RealPlane, argo_crd
 from support.kubernetes_api import kubernetes_api
 from support.kubernetes_jobs import job as described_job
@@ -139,8 +138,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(
 def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane: Plane) -> None:
     """The double admits no pods: what an admission policy does is the real thing's to say."""
     assert isinstance(plane, RealPlane)
-    settings = KubernetesSettings(namespace=plane.namespace)
-    with plane.applied(follower_priority(settings)):
+    with plane.applied(follower_priority(plane.namespace)):
 
         def admitted(labels: Mapping[str, str]) -> Mapping[str, Any]:
             spec: Mapping[str, Any] = plane.admitted_step("step-1", labels)["spec"]
@@ -184,8 +182,7 @@ def test_a_job_that_has_ended_goes_by_its_ttl(plane: Plane, tmp_path: Path, foll
 
 
 def test_the_rendered_role_is_enough(plane: Plane, tmp_path: Path, follow: Follow) -> None:
-    settings = KubernetesSettings(namespace=plane.namespace)
-    plane.platform = plane.as_account(rbac(settings, service_account="runner"))
+    plane.platform = plane.as_account(rbac(namespace=plane.namespace, account="runner"))
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME)
     plane.end(NAME, 0)
@@ -360,8 +357,8 @@ def test_a_train_job_s_jobset_has_no_ttl_and_the_last_step_deletes_it_all(
     plane: Plane, tmp_path: Path, follow: Follow
 ) -> None:
     need(plane, "trainer")
-    settings = KubernetesSettings(namespace=plane.namespace, api="trainer")
-    plane.platform = plane.as_account(rbac(settings, service_account="runner"))
+    role = rbac(namespace=plane.namespace, account="runner", api="trainer")
+    plane.platform = plane.as_account(role)
     spec = described(plane, tmp_path, api="trainer", keep_seconds=1)
     followed = follow(submit(plane, spec))
     until(lambda: plane.names("jobsets") == [NAME], what="its JobSet is there", seconds=SECONDS)

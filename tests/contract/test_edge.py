@@ -130,6 +130,17 @@ pathlib.Path("done").touch()
     assert (tmp_path / "t.json").exists()
 
 
+def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path: Path) -> None:
+    # What was a folder when it began is a file when it ends.
+    script = "import pathlib; p = pathlib.Path('out'); p.rmdir(); p.touch()"
+    (tmp_path / "out").mkdir()
+    command = [*CLI, "train", "--out", "out/t.json", "--", sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if "no record of this training" in line]
+    assert "cannot write out/t.json" in told
+
+
 def test_what_only_prints_says_that_the_disk_is_full() -> None:
     with Path("/dev/full").open("wb") as full:
         printed = subprocess.run(

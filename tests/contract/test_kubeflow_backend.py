@@ -5,9 +5,7 @@ pipeline that shows it.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,12 @@ pytest.importorskip("kfp")
 from kfp import dsl, kubernetes
 from kfp.dsl import Artifact, ContainerSpec, Input, Output, PipelineTaskFinalStatus
 
-from stoker import kubeflow, orchestrators
+from stoker import kubeflow
 from stoker.orchestrators.kubeflow.compile import COMPONENTS, compile_kubeflow
 from stoker.records import Workload
 from stoker.settings import read_workload
 from support import examples
 from support import kubeflow_pipeline as sample
-from support.command import Done, stoker
-from support.kfp_server import KfpServer
 from support.kubeflow_backend import (
     KubeflowRun,
     NotPlayedError,
@@ -35,7 +31,6 @@ from support.kubeflow_backend import (
     Step,
     Store,
 )
-from support.kubeflow_orchestrator import target_at
 
 pytestmark = pytest.mark.usefixtures("quick_kfp")
 
@@ -200,122 +195,6 @@ def test_a_profile_of_the_same_inputs_comes_from_the_cache_of_another_run(tmp_pa
     # Argo has no executor(0) then, and the task itself has succeeded.
     boundary = next(name for name in again.nodes if name.endswith(".profile(0)"))
     assert again.nodes[f"{boundary}.executor"].phase == "Skipped"
-
-
-# What people see of a run: nothing of the machinery's nodes.
-
-
-@pytest.fixture
-def server() -> Iterator[KfpServer]:
-    with KfpServer() as made:
-        yield made
-    assert made.problems == []
-
-
-@pytest.fixture
-def followed(
-    server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Done]:
-    """Returns what plays a run while `stoker start --wait` follows it, and returns what it said."""
-    document = json.loads(examples.document("mnist-kubeflow.yaml"))
-    document["kubernetes"]["kubeflow"] = {"host": server.url}
-    (tmp_path / "w.yaml").write_text(yaml.safe_dump(document))
-    examples.project(tmp_path)
-    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.url)
-    monkeypatch.setattr(orchestrators, "POLL_SECONDS", 0.0)
-
-    def follow(*, changed: Mapping[str, str] | None = None, **ends: list[int | str]) -> Done:
-        workload = read_workload("w.yaml")
-        target = target_at(server)
-        definition = compile_kubeflow(workload, folder=ROOT)
-        target.upload(target.plan(definition))
-        player = Player(ends, seconds={"profile": [60.0], "train": [60.0]})
-        looks: list[list[dict[str, Any]]] = []
-
-        def execute(step: Step) -> int | str:
-            looks.append(run.workflow_nodes())
-            return player(step)
-
-        text = definition.definition
-        for before, after in (changed or {}).items():
-            assert before in text
-            text = text.replace(before, after)
-        run = KubeflowRun(Pipeline(text), execute=execute, store=Store(tmp_path / "store"))
-        player.run = run
-        state = run.run()
-
-        def look(nodes: list[dict[str, Any]]) -> None:
-            server.run()["state"] = "RUNNING"
-            server.tell(*nodes)
-
-        def end() -> None:
-            server.tell(*run.workflow_nodes())
-            server.end(state)
-
-        for name, text in run.logs.items():
-            own = "" if name.endswith("-driver(0)") else f"{SAID}\n"
-            server.logs[run.nodes[name].pod] = f"{own}{text}\n"
-        server.script = [*(partial(look, nodes) for nodes in looks), end]
-        return stoker("start", "kubeflow", "w.yaml", "--wait")
-
-    return follow
-
-
-# A command's own last words; what the launcher and the driver say comes behind them.
-SAID = "error: no pool has what the training needs\ntry:   stoker catalog refresh"
-STEPS = ("period", "profile", "decide", "train", "evaluate", "gate", "finish")
-MACHINERY = re.compile(r"\(\d+\)|-driver|executor|onExit|\broot\b")
-
-
-def test_waiting_prints_when_each_step_begins_and_ends(
-    followed: Callable[..., Done], server: KfpServer
-) -> None:
-    done = followed()
-    assert done.returncode == 0, done.stderr
-    assert not MACHINERY.search(done.stderr)
-    for step in STEPS:
-        assert re.search(rf" {step} +running", done.stderr), done.stderr
-        assert re.search(rf" {step} +succeeded", done.stderr), done.stderr
-    shown = stoker("status", "kubeflow", str(server.run()["run_id"]))
-    print(done.stderr, shown.stdout)
-    assert not MACHINERY.search(shown.stdout)
-    assert re.findall(r"^ *(\w+) +Container +succeeded", shown.stdout, re.MULTILINE) == [*STEPS]
-
-
-def test_a_failed_run_names_the_step_and_those_that_never_ran(
-    followed: Callable[..., Done], server: KfpServer
-) -> None:
-    done = followed(decide=[1])
-    assert done.returncode != 0
-    assert not MACHINERY.search(done.stderr)
-    assert "has failed: decide: " in done.stderr
-    assert SAID.splitlines()[0] in done.stderr
-    shown = stoker("status", "kubeflow", str(server.run()["run_id"]))
-    print(done.stderr, shown.stdout)
-    assert not MACHINERY.search(shown.stdout)
-    assert SAID.splitlines()[0] in shown.stdout
-    for step in ("train", "evaluate", "gate"):
-        assert re.search(rf"^ *{step} .* not run", shown.stdout, flags=re.MULTILINE), shown.stdout
-
-
-def test_a_step_whose_driver_failed_is_told_with_the_drivers_words(
-    followed: Callable[..., Done], server: KfpServer
-) -> None:
-    placeholder = "'{{$.inputs.parameters[''absent'']}}'"
-    done = followed(
-        changed={
-            "        command:\n        - stoker\n        - decide\n": (
-                f"        command:\n        - stoker\n        - decide\n        - {placeholder}\n"
-            )
-        }
-    )
-    assert done.returncode != 0
-    words = 'parameter "absent" not found in executor input'
-    assert words in done.stderr
-    shown = stoker("status", "kubeflow", str(server.run()["run_id"]))
-    assert words in shown.stdout
 
 
 # Inputs.

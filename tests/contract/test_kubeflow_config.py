@@ -14,7 +14,6 @@ from stoker.decide import decide
 from stoker.errors import UsageError
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.submit import rbac
 from stoker.records import Profile, ProfiledHost, StepTerms, Workload
 from stoker.settings import read_workload
 from support.examples import project
@@ -87,13 +86,6 @@ def test_a_starved_gpu_gets_what_the_cluster_has(workload: Workload) -> None:
     types = {group.instance_type for plan in decision.plans for group in plan.groups}
     assert types == {"gpu", "gpu-large", "cpu"}
     assert decision.action in ("scale_up", "heterogeneous")
-
-
-def test_the_example_says_what_rights_it_needs(workload: Workload) -> None:
-    assert workload.kubernetes is not None
-    role, binding = rbac(workload.kubernetes, service_account="pipeline-runner")
-    assert role["metadata"]["namespace"] == workload.kubernetes.namespace  # type: ignore[call-overload, index]
-    assert binding["kind"] == "RoleBinding"
 
 
 @pytest.mark.usefixtures("quick_kfp")

@@ -11,22 +11,12 @@ import pytest
 import yaml
 
 from stoker.platforms.kubernetes import KubernetesPlatform
-from stoker.platforms.kubernetes.objects import network_policies
-from stoker.platforms.kubernetes.request import manifest, plan_runtime
-from stoker.platforms.kubernetes.submit import rbac
-from stoker.records import Json, KubernetesSettings
-from stoker.settings import workload_from
 from support.command import stoker
 from support.kubernetes_jobs import DNN, EVERYTHING, POOLS, job
 from support.kubernetes_rules import rule_problems
 
 FOLDER = Path(__file__).parent / "kubernetes_objects"
 TRAINER = {"namespace": "team-a", "api": "trainer", "output": "pvc://outputs/runs"}
-WORKLOAD: Mapping[str, Json] = {
-    "name": "mnist",
-    "command": ["python", "train.py"],
-    "kubernetes": {"namespace": "team-a"},
-}
 
 
 def _planned(**how: object) -> str:
@@ -41,14 +31,6 @@ MANIFESTS: Mapping[str, Callable[[], str]] = {
     "jobset-homogeneous": lambda: _planned(groups=(msgspec.structs.replace(DNN, count=2),)),
     "jobset-profile": lambda: _planned(groups=(DNN,), profile=True),
     "trainer": lambda: _planned(settings=TRAINER),
-    "runtime": lambda: manifest([plan_runtime(job(settings=TRAINER), name="stoker-mnist")]),
-    "rbac": lambda: manifest(rbac(KubernetesSettings(namespace="team-a"))),
-    "rbac-trainer": lambda: manifest(
-        rbac(
-            KubernetesSettings(namespace="team-a", api="trainer"), service_account="default-editor"
-        )
-    ),
-    "network-policy": lambda: manifest(network_policies(workload_from(WORKLOAD))),
 }
 
 
@@ -91,59 +73,16 @@ def test_a_dry_run_for_machines_is_a_list_that_kubectl_takes(project: Path) -> N
     assert len(document["items"]) == 4
 
 
-def test_render_rbac_prints_what_submitting_takes(project: Path) -> None:
-    arguments = ("render", "rbac", "mnist.yaml", "--set", "kubernetes.namespace=team-a")
-    kinds = [d["kind"] for d in yaml.safe_load_all(stoker(*arguments, cwd=project).stdout)]
-    assert kinds == ["ServiceAccount", "Role", "RoleBinding"]
-    done = stoker(*arguments, "--service-account", "pipeline-runner", cwd=project)
-    role, binding = yaml.safe_load_all(done.stdout)
-    assert role["kind"] == "Role"
-    assert binding["subjects"][0]["name"] == "pipeline-runner"
-
-
-def test_render_rbac_asks_for_the_namespace(project: Path) -> None:
-    done = stoker("render", "rbac", "mnist.yaml", cwd=project)
-    assert done.returncode == 2
-    assert "key kubernetes.namespace" in done.stderr
-
-
-def test_render_network_policy_prints_one_for_each_role(project: Path) -> None:
-    done = stoker("render", "network-policy", "mnist.yaml", cwd=project)
-    policies = list(yaml.safe_load_all(done.stdout))
-    assert [p["kind"] for p in policies] == ["NetworkPolicy"] * 2
-    assert [p["metadata"]["name"] for p in policies] == ["stoker-data", "stoker-dnn"]
-
-
-def test_render_priority_gives_a_class_to_followers_of_one_namespace(project: Path) -> None:
-    arguments = ("render", "priority", "mnist.yaml", "--set", "kubernetes.namespace=team-a")
-    own, policy, binding = yaml.safe_load_all(stoker(*arguments, cwd=project).stdout)
-    assert (own["kind"], own["preemptionPolicy"]) == ("PriorityClass", "Never")
-    selector = policy["spec"]["matchConstraints"]["objectSelector"]
-    assert selector == {"matchLabels": {"stoker/role": "follower"}}
-    (mutation,) = policy["spec"]["mutations"]
-    assert f"priority: {own['value']}" in mutation["applyConfiguration"]["expression"]
-    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
-    assert "team-a" in str(binding["spec"]["matchResources"])
-    done = stoker("render", "priority", "mnist.yaml", cwd=project)
-    assert (done.returncode, "key kubernetes.namespace" in done.stderr) == (2, True)
-
-
-def test_a_run_fits_the_runtime_that_was_rendered_for_it(project: Path) -> None:
+def test_a_run_fits_the_runtime_that_was_applied_for_it(project: Path) -> None:
     groups = ("--group", "dnn=1", "--group", "data=c7i.4xlarge:3:15")
-    done = stoker("render", "runtime", "mnist.yaml", *groups, cwd=project)
-    (runtime,) = yaml.safe_load_all(done.stdout)
-    assert (runtime["kind"], runtime["metadata"]["name"]) == ("TrainingRuntime", "stoker-mnist")
-    sets = ("--set", "kubernetes.api=trainer", "--set", "kubernetes.runtime=stoker-mnist")
-    done = stoker("train", "--dry-run", "mnist.yaml", *groups, *sets, cwd=project)
+    trainer = ("train", "--dry-run", "mnist.yaml", *groups, "--set", "kubernetes.api=trainer")
+    shown = yaml.safe_load_all(stoker(*trainer, "--name", "stoker-mnist", cwd=project).stdout)
+    (runtime,) = (each for each in shown if each["kind"] == "TrainingRuntime")
+    assert runtime["metadata"]["name"] == "stoker-mnist"
+    done = stoker(*trainer, "--set", "kubernetes.runtime=stoker-mnist", cwd=project)
     *_, train_job = yaml.safe_load_all(done.stdout)
     assert train_job["spec"]["runtimeRef"]["name"] == "stoker-mnist"
     assert list(rule_problems(train_job, among=[runtime])) == []
-
-
-def test_render_names_what_it_knows(project: Path) -> None:
-    done = stoker("render", "rback", "mnist.yaml", cwd=project)
-    assert done.returncode == 2
-    assert "did you mean rbac?" in done.stderr
 
 
 if __name__ == "__main__":

@@ -2011,8 +2011,7 @@ def test_missing_rights_are_named_with_the_role_before_anything_is_made(
     assert "create jobsets.jobset.x-k8s.io" in error.what
     assert ("get pods/log" in error.what) == reviews_work
     assert "kind: Role\n" in error.fix
-    assert "stoker render rbac WORKLOAD" in error.fix
-    assert ("name: runner" in error.fix) == (not reviews_work)
+    assert "kubectl apply -k configs/kubernetes" in error.fix
     assert (USER in error.where) == (not reviews_work)
     assert api.names("jobsets") == []
 

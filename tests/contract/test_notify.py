@@ -145,16 +145,12 @@ def finish_words(workload: Workload, *, outcome: Json) -> list[str]:
 def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kubeflow.example/")
     status = {"state": "FAILED", "error": {"message": "task gate failed"}}
     for state in ("FAILED", "SUCCEEDED", "COMPLETE"):
         assert command(finish_words(of(), outcome={**status, "state": state})) == 0
     (body,) = receiver.bodies
     assert body["stoker"]["run"] == "mnist-0a1b2c3d"
     assert body["stoker"]["error"] == "task gate failed"
-    assert body["stoker"]["links"] == {
-        "run": "https://kubeflow.example/#/runs/details/0a1b2c3d-4e5f"
-    }
     assert SECRET not in "".join(capsys.readouterr())
 
 

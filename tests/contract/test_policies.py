@@ -14,8 +14,7 @@ import yaml
 from botocore.model import OperationModel
 
 from stoker.errors import UsageError
-from stoker.orchestrators.base import Timing
-from stoker.orchestrators.sagemaker import SageMakerOrchestrator
+from stoker.orchestrators.sagemaker.client import SageMakerClient
 from stoker.orchestrators.sagemaker.compile import compile_pipeline
 from stoker.orchestrators.sagemaker.roles import iam_files, roles_of, stack
 from stoker.platforms.aws import Aws
@@ -99,6 +98,9 @@ OF_MLFLOW = {
         "UpdateRun",
     )
 }
+OF_OTHERS |= dict.fromkeys(
+    ("scheduler:DeleteSchedule", "scheduler:ListSchedules"), "people, by aws scheduler"
+)
 OF_OTHERS |= dict.fromkeys(OF_MLFLOW, "MLflow's client")
 # Actions of IAM that are no operation of the API.
 PERMISSION_ONLY = {"iam:PassRole", "s3:ListBucket", *OF_MLFLOW}
@@ -297,7 +299,7 @@ def test_the_rights_are_those_that_are_used() -> None:
         if name == "caller.json"
         for action, _ in actions(policy)
     }
-    assert {action.partition(":")[0] for action in theirs - called.keys()} == {"ecr", "iam", "kms"}
+    assert {action.partition(":")[0] for action in theirs - called.keys()} == {"ecr", "iam", "kms", "scheduler"}
 
 
 @pytest.fixture
@@ -387,15 +389,15 @@ def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(
     for service in ("s3", "sagemaker", "scheduler"):
         events = aws.client(service).meta.events  # type: ignore[attr-defined]
         events.register("before-parameter-build", noted)
-    target = SageMakerOrchestrator(settings=example().sagemaker, aws=aws, folder=ROOT)
+    client = SageMakerClient(example().sagemaker, aws=aws)
     pipeline = compile_pipeline(example(), folder=ROOT)
-    target.upload(target.plan(pipeline))
-    target.upload(target.plan(dataclasses.replace(pipeline, description="another")))
-    target.start(example(), parameters=["Epochs=3"])
-    timing = Timing(expression="cron(0 3 ? * MON *)", time_zone="UTC")
-    made = target.schedule(example(), timing=timing, parameters=["Epochs=3"], name=None)
-    target.schedule(example(), timing=timing, parameters=["Epochs=4"], name=None)
-    target.unschedule(example(), name=made.name)
+    for _ in range(2):
+        client.compared(pipeline)
+        client.upload(pipeline, is_changed=True)
+    client.start(example(), ["Epochs=3"])
+    when = {"expression": "cron(0 3 ? * MON *)", "time_zone": "UTC", "name": None}
+    for _ in range(2):
+        client.schedule(example(), ["Epochs=3"], **when)
     assert {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"} <= {
         action for action, _ in calls
     }

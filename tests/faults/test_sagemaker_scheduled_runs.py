@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, moto_process: AwsServer) -> I
         )
         reuse = f"ReuseProfile={project.profile()}"
         project.stoker(
-            *("schedule", "sagemaker", "workload.yaml", "--cron", "0 3 ? * MON *"),
+            *("schedule", "sagemaker", "workload.yaml", "--cron", "cron(0 3 ? * MON *)"),
             *("--param", "Epochs=2", "--param", reuse),
         )
         first = project.scheduled()

@@ -120,8 +120,12 @@ def kubectl(arguments: list[str]) -> None:
         print(json.dumps({"items": nodes}))
     if "apply" not in arguments:
         return
-    name = option(arguments, "-f")
-    text = sys.stdin.read() if name == "-" else Path(name).read_text()
+    name = option(arguments, "-f") or option(arguments, "-k")
+    if "-k" in arguments:
+        named = yaml.safe_load((Path(name) / "kustomization.yaml").read_text())["resources"]
+        text = "---\n".join((Path(name) / each).read_text() for each in named)
+    else:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
     documents = [each for each in yaml.safe_load_all(text) if each]
     expect(documents, f"no objects in {name}")
     for document in documents:

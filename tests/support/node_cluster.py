@@ -417,6 +417,12 @@ class PipelinesServer:
     def state(self, run: str) -> str:
         return str(self.call("GET", f"runs/{run}").get("state", ""))
 
+    def delete_schedules(self, name: str) -> None:
+        """Deletes the recurring runs of a name."""
+        for each in self.call("GET", "recurringruns?page_size=100").get("recurringRuns", []):
+            if each["display_name"] == name:
+                self.call("DELETE", f"recurringruns/{each['recurring_run_id']}")
+
     def ended(self, run: str, seconds: float = 40 * MINUTES) -> str:
         """Waits for the end of a run; returns its state."""
         over = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")

@@ -9,7 +9,8 @@ import boto3
 from botocore.stub import Stubber
 
 from stoker.orchestrators.base import pack_inputs
-from stoker.parameters import Parameter, defaults_of, parameters_of
+from stoker.orchestrators.sagemaker.compile import Compiled
+from stoker.parameters import defaults_of, parameters_of
 from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from stoker.settings import workload_from
@@ -121,20 +122,11 @@ def _control(name: str, arguments: Sequence[Json], uri: str) -> dict[str, Json]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class HandMade:
-    """Stands in for a compiled pipeline."""
-
-    name: str = "mnist"
-    description: str = "Retrains mnist."
-    definition: str
-    parameters: tuple[Parameter, ...]
-    uploads: Mapping[str, bytes] = field(default_factory=dict)
-
-
-def hand_made(of: Workload, *, added: Sequence[Json] = ()) -> HandMade:
+def hand_made(of: Workload, *, added: Sequence[Json] = ()) -> Compiled:
     inputs = pack_inputs(of)
-    return HandMade(
+    return Compiled(
+        name="mnist",
+        description="Retrains mnist.",
         definition=json.dumps(definition(of, added=added)),
         parameters=parameters_of(of),
         uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
@@ -176,51 +168,29 @@ class Recorded:
     def add_state(
         self,
         status: str,
-        steps: Sequence[Mapping[str, object]],
-        *,
-        of: Workload,
-        launched: Mapping[str, object] | None = None,
+        *steps: Mapping[str, object],
+        jobs: Mapping[str, str] | None = None,
         reason: str = "",
     ) -> None:
-        """Adds what one look at the run asks for."""
+        """Adds what one look at the run asks for; `jobs` are training jobs with their status."""
         execution: dict[str, object] = {
-            "PipelineArn": PIPELINE,
-            "PipelineExecutionArn": EXECUTION,
             "PipelineExecutionStatus": status,
-            "CreationTime": at(0),
-            "LastModifiedTime": at(50),
             **({"FailureReason": reason} if reason else {}),
         }
+        self.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
         self.add("describe_pipeline_execution", execution, PipelineExecutionArn=EXECUTION)
-        self.add(
-            "list_pipeline_parameters_for_execution",
-            {"PipelineParameters": [{"Name": "Epochs", "Value": "3"}]},
-        )
         self.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": list(steps)})
-        self.add_definition(of)
-        if launched is not None:
-            self.add_jobs(LAUNCHED)
-            self.add("describe_training_job", launched, TrainingJobName=LAUNCHED)
-
-    def add_definition(self, of: Workload, *, added: Sequence[Json] = ()) -> None:
-        """Adds the run's own definition."""
-        document = json.dumps(definition(of, added=added))
-        self.add("describe_pipeline_definition_for_execution", {"PipelineDefinition": document})
-
-    def add_jobs(self, *names: str) -> None:
-        """Adds the training jobs whose names contain the first one's."""
         summaries = [
             {
                 "TrainingJobName": name,
                 "TrainingJobArn": f"{ARN}:training-job/{name}",
                 "CreationTime": at(2),
-                "TrainingJobStatus": "InProgress",
+                "TrainingJobStatus": state,
             }
-            for name in names
+            for name, state in (jobs or {}).items()
         ]
         listed = {"TrainingJobSummaries": summaries}
-        oldest_first = {"SortBy": "CreationTime", "SortOrder": "Ascending"}
-        self.add("list_training_jobs", listed, NameContains=names[0], **oldest_first)
+        self.add("list_training_jobs", listed, NameContains=EXECUTION.rpartition("/")[2])
 
 
 def recorded() -> Recorded:
@@ -235,10 +205,6 @@ def recorded() -> Recorded:
 
 def step(name: str, status: str, **more: object) -> dict[str, object]:
     return {"StepName": name, "StepStatus": status, "StartTime": at(1), **more}
-
-
-def processing(job: str) -> dict[str, object]:
-    return {"ProcessingJob": {"Arn": f"{ARN}:processing-job/{job}"}}
 
 
 def training_job(status: str, secondary: str, reason: str = "") -> dict[str, object]:

@@ -91,7 +91,7 @@ def test_a_cluster_that_has_what_a_workload_needs_is_told_line_by_line(
     ]
     assert one(findings, "cluster").text == f"Kubernetes v1.34.1, namespace {NAMESPACE}"
     assert one(findings, "api").text == "jobsets.jobset.x-k8s.io, v1alpha2"
-    assert one(findings, "kubeflow").text == "Kubeflow Pipelines 2.17.0"
+    assert one(findings, "kubeflow").text == "Kubeflow Pipelines 2.17"
     # It asked, and made nothing.
     assert not api.names("jobsets")
     assert not api.has("configmaps", "mnist-doctor-follower")
@@ -107,7 +107,7 @@ def test_rights_are_asked_as_the_role_gives_them(api: KubernetesApi) -> None:
     rights = one(found(), "rights")
     assert rights.state == "fail"
     assert rights.text.endswith(f"in namespace {NAMESPACE}: create secrets, list events")
-    assert rights.fix.startswith("stoker render rbac WORKLOAD")
+    assert rights.fix.startswith("kubectl apply -k configs/kubernetes")
     # A run does without it.
     api.denied = {("list", "events")}
     assert one(found(), "rights").state == "warn"
@@ -269,8 +269,8 @@ def test_a_cluster_that_does_not_answer_is_the_only_finding(
     ("version", "state", "words"),
     [
         ("2.3.0", "fail", "pipelines need 2.14 or later"),
-        ("2.15.2", "warn", "before 2.16 steps run as the user of their image"),
-        ("2.16.0", "warn", "before 2.17 a schedule keeps to one version"),
+        ("2.15.2", "warn", "steps run as the user of their image"),
+        ("2.16.0", "warn", "a schedule may start two runs at once"),
         ("unknown", "warn", "does not tell its version: pipelines need 2.14"),
     ],
 )

@@ -17,7 +17,7 @@ from stoker.platforms import platform_named
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes import KubernetesPlatform, KubernetesRequest
 from stoker.platforms.kubernetes.objects import MAX_NAME, is_dns_label, object_name, verbatim
-from stoker.platforms.kubernetes.request import NO_TOKEN, plan_runtime
+from stoker.platforms.kubernetes.request import NO_TOKEN
 from support.kubernetes_jobs import CPU, DATA, DNN, EVERYTHING, GPU, POOLS, job
 from support.kubernetes_rules import security_problems as insecurities
 
@@ -396,10 +396,14 @@ def test_a_changed_pool_is_another_request_with_trainer_too() -> None:
 
 
 def test_a_runtime_is_the_same_for_all_runs_of_a_plan() -> None:
-    first = plan_runtime(job(name="run-1"), name="stoker-mnist")
-    assert plan_runtime(job(name="run-2", hyperparameters={}), name="stoker-mnist") == first
+    def spec(name: str, **how: object) -> object:
+        runtime = plan(job(name=name, settings={"api": "trainer"}, **how)).runtime  # type: ignore[arg-type]
+        assert runtime is not None
+        return runtime["spec"], runtime["metadata"]["annotations"]  # type: ignore[call-overload, index]
+
+    first = spec("run-1")
+    assert spec("run-2", hyperparameters={}) == first
     assert "run-1" not in json.dumps(first)
-    assert plan_runtime(job(name="torch.v2"), name="stoker-mnist") == first
 
 
 def test_a_runtime_that_is_there_already_is_not_made_again() -> None:
@@ -407,7 +411,11 @@ def test_a_runtime_that_is_there_already_is_not_made_again() -> None:
     request = plan(job(settings=settings))
     kinds = ["Secret", "ConfigMap", "PodDisruptionBudget", "TrainJob"]
     assert [o["kind"] for o in request.objects] == kinds
-    assert request.runtime == plan_runtime(job(settings=settings), name="stoker-mnist")
+    own = plan(job(settings={"api": "trainer"}))
+    assert own.runtime is not None
+    assert request.runtime is not None
+    assert request.runtime["spec"] == own.runtime["spec"]
+    assert request.runtime["metadata"]["name"] == "stoker-mnist"  # type: ignore[call-overload, index]
 
 
 def patched(request: KubernetesRequest) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def test_set_wins_over_the_file(tmp_path: Path) -> None:
         ("command: [a]\n", "key name is missing", "key name"),
         ("- a\n", "a mapping", "w.yaml"),
         (GOOD + "platform: locl\n", "'locl' is not one of", "w.yaml:7, key platform"),
+        (GOOD.replace("credits: 3", "replace_dataloader: so"), "auto, true, false", "w.yaml:4"),
         (GOOD + "constraints: {deadline_hours: 2}\n", "number of steps", "w.yaml:7"),
         (GOOD + "tracking: {mlflow: 'https://TOKEN@host'}\n", "holds a user", "w.yaml:7"),
         (GOOD + "tracking: {mlflow: 'https://[mlflow'}\n", "cannot be read", "w.yaml:7"),

@@ -122,7 +122,7 @@ def test_no_variable_of_a_run_is_spelled_that_is_not_declared() -> None:
     declared = set(FULL.to_environ()) | {
         # Of the user, of pipelines, and between the parts of one strategy.
         *("STOKER_INSTANCE_TYPE", "STOKER_MPI", "STOKER_PROFILED_CLUSTER"),
-        *("STOKER_KUBEFLOW_NAMESPACE", "STOKER_KUBEFLOW_TOKEN", "STOKER_KUBEFLOW_COOKIE"),
+        *("STOKER_KUBEFLOW_NAMESPACE", "STOKER_KUBEFLOW_TOKEN"),
         *("STOKER_WEBHOOK_URL", "STOKER_PIPELINE_RUN"),
         # Of a pod, by the cluster itself.
         "STOKER_CPU_REQUEST_MILLI",

@@ -39,8 +39,8 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "upload": "Creates or updates the pipeline, after showing what changes.",
             "start": "Starts a run of the uploaded pipeline.",
             "schedule": "Starts runs of the uploaded pipeline at regular times.",
-            "status": "Shows the steps of a run, with times, errors and links.",
-            "stop": "Stops a run or a training job, and waits until it has ended.",
+            "status": "Shows the steps of a run; exits with 3 if its gate failed.",
+            "stop": "Stops a run and its jobs, and waits until they have ended.",
         },
         "Look inside": {
             "watch": "Shows the hosts, rates and waits of a run while it trains.",

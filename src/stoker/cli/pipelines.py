@@ -23,7 +23,7 @@ from stoker.errors import (
 )
 
 if TYPE_CHECKING:
-    from stoker.orchestrators.base import Run
+    from stoker.orchestrators.base import RunState
     from stoker.orchestrators.kubeflow.client import KubeflowClient
     from stoker.orchestrators.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
@@ -188,7 +188,7 @@ def start_verb(
     client = reach.client(target, of=of)
     where = reach.words(workload if target == "kubeflow" else None)
     confirm_run(told, assume_yes=yes, quiet=as_json)
-    run: Run | None = None
+    run: RunState | None = None
     try:
         with working(f"starting {of.name}", quiet=as_json):
             run = client.start(of, params or ())
@@ -212,7 +212,9 @@ def start_verb(
             return 0
         with working(f"waiting until {run.run} has ended", quiet=as_json):
             run = wait_for(client, run.run, show=partial(say, quiet=as_json))
-        _show(run, as_json=as_json)
+        if as_json:
+            print(json.dumps(asdict(run), indent=2))
+        say(f"{run.run} has ended: {run.status}\n{run.note}", quiet=as_json)
         return run.exit_code
     except (KeyboardInterrupt, TerminatedError) as err:
         name = run.run if run else of.name
@@ -229,7 +231,7 @@ def wait_for(
     show: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> "Run":
+) -> "RunState":
     """Asks for a run until it has ended; tells each step that changes.
 
     Raises:
@@ -282,11 +284,11 @@ def schedule_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Starts runs of the uploaded pipeline at regular times; replaces the schedule of that name.
+    """Starts runs of the uploaded pipeline at regular times.
 
     Examples:
-        stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron '0 0 6 * * *'
-        stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'cron(0 6 * * ? *)'
+        stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
+        stoker schedule sagemaker configs/mnist-sagemaker.yaml --cron 'rate(1 day)'
     """
     from stoker.cli.workloads import with_params
 
@@ -316,7 +318,7 @@ def status_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
-    """Shows the steps of a run; ends with 3 if a gate failed, with 4 if something else did.
+    """Shows the steps of a run; exits with 3 if its gate failed.
 
     Examples:
         stoker status sagemaker RUN
@@ -350,7 +352,7 @@ def stop_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> None:
-    """Stops a run and the jobs of its steps, or a training job, and waits until they have ended.
+    """Stops a run and its jobs, and waits until they have ended.
 
     Examples:
         stoker stop sagemaker RUN
@@ -377,7 +379,7 @@ def _diff(old: "Json", new: "Json") -> list[str]:
     return [line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}…" for line in lines]
 
 
-def _show(run: "Run", *, as_json: bool) -> None:
+def _show(run: "RunState", *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(run), indent=2))
         return

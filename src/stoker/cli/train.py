@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -302,17 +303,24 @@ def train_verb(
             ending.status = record.status
     file = outputs.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs)
-    # The record may go elsewhere, and its timeline with it: it is named relative to it.
-    record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
-    deliver(
-        record,
-        outputs=replace(outputs, out=file),
-        name="training",
-        explain=training_words,
-        as_json=as_json,
-        told=told_of_training(record),
-        model_uri=record.model_uri or "",
-    )
+    try:
+        # The record may go elsewhere, and its timeline with it: it is named relative to it.
+        record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
+        deliver(
+            record,
+            outputs=replace(outputs, out=file),
+            name="training",
+            explain=training_words,
+            as_json=as_json,
+            told=told_of_training(record),
+            model_uri=record.model_uri or "",
+        )
+    except (UsageError, OSError) as err:
+        if outputs.executor is not None:
+            raise
+        # A training is worth more than its record; a pipeline's next step needs it, and looks.
+        print(training_words(record))
+        print(f"warning: no record of this training: {err}", file=sys.stderr)
     try:
         page = report_of_run(run_dir, workload=workload, command=again).resolve().as_uri()
     except StokerError as err:

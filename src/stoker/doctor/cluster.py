@@ -104,12 +104,11 @@ def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding
     needed, where = [*needed_rights(settings, cluster.namespace)], f"namespace {cluster.namespace}"
     missing = [action for action in needed if not is_allowed(cluster, action)]
     if not missing:
-        return Finding(
-            "rights", "ok", f"all {len(needed)} rights of stoker render rbac, in {where}"
-        )
+        words = f"all {len(needed)} rights of configs/kubernetes/rbac.yaml, in {where}"
+        return Finding("rights", "ok", words)
     named = ", ".join(action.right for action in missing)
     words = f"{len(missing)} of {len(needed)} are missing in {where}: {named}"
-    fix = "stoker render rbac WORKLOAD --service-account ACCOUNT | kubectl apply -f -"
+    fix = "kubectl apply -k configs/kubernetes, with your account in kustomization.yaml"
     return Finding("rights", "warn" if all(map(is_useful, missing)) else "fail", words, fix)
 
 
@@ -127,7 +126,7 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     if request.runtime and not request.runtime_is_ours:
         if cluster.find(api.RUNTIMES, name_of(shown)) is not None:
             return Finding("job", "ok", f"TrainingRuntime {name_of(shown)} is there")
-        fix = "stoker render runtime WORKLOAD | kubectl apply -f -"
+        fix = "apply the TrainingRuntime of stoker train --dry-run, with this name"
         return Finding("job", "fail", f"TrainingRuntime {name_of(shown)} is not there", fix)
     cluster.create(api.OF_KIND[text(shown, "kind")], shown, is_dry_run=True)
     if request.runtime is not None:

@@ -124,10 +124,10 @@ def why_not_found(program: str, *, folder: Path | None = None) -> tuple[str, str
     if os.path.dirname(program) and path.is_file():
         fix = f"chmod +x {program}"
         return f"{program} is not executable", (
-            f"{fix}, or: python {program}" if program.endswith(".py") else fix
+            f"{fix}, or: -- python {program}" if program.endswith(".py") else fix
         )
     if program.endswith(".py") and path.is_file():
-        return f"{program} is a script, and no program on the PATH", f"python {program}"
+        return f"{program} is a script, and no program on the PATH", f"-- python {program}"
     return f"command not found: {program}", "check its spelling and the PATH"
 
 

@@ -4,9 +4,9 @@
     follower(measured, run, name="Profile")
 
 The functions that place a step take and return kfp's own task, so that they can be used on any
-step of any pipeline. kfp-kubernetes cannot give a pod a priority class (`stoker render priority`
-lets the cluster do it), variables from all keys of a secret, node affinity by a rule, a seccomp
-profile or an fsGroup: Kubeflow Pipelines 2.16 and later set the seccomp profile and drop
+step of any pipeline. kfp-kubernetes cannot give a pod a priority class (the cluster does, with
+configs/kubernetes/priority.yaml), variables from all keys of a secret, node affinity by a rule, a
+seccomp profile or an fsGroup: Kubeflow Pipelines 2.16 and later set the seccomp profile and drop
 capabilities themselves.
 """
 
@@ -314,7 +314,7 @@ def follower(task: Task, run: PipelineRun, *, name: str, num_retries: int = 3) -
     """Places a step that creates a job and follows it: a small pod that autoscalers leave alone.
 
     It knows its own pod, has no time limit but the job's own, and a label that
-    `stoker render priority` gives a priority.
+    configs/kubernetes/priority.yaml gives a priority.
 
     Args:
         task: A step of kfp.

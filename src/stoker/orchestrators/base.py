@@ -29,7 +29,7 @@ class RunStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunState:
     """A run of a pipeline, or a job, in its service's own words.
 
     Attributes:

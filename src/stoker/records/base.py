@@ -452,6 +452,8 @@ def _types_at(kind: type[Record], path: str) -> list[object]:
 
 
 def _choices(leaf: object) -> list[str]:
+    if leaf is bool:
+        return ["true", "false"]
     return [leaf] if isinstance(leaf, str) else []
 
 

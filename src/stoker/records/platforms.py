@@ -465,7 +465,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
     Attributes:
         api: Object that a job is. jobset: a JobSet; trainer: a TrainJob of Kubeflow Trainer with
             its runtime, for clusters whose jobs Trainer runs.
-        runtime: With trainer: a TrainingRuntime that is there already (`stoker render runtime`).
+        runtime: With trainer: a TrainingRuntime that is there already.
             Absent: one is made for each run.
         namespace: Namespace of the job. Absent: that of the pod stoker runs in, else of the kube
             config.

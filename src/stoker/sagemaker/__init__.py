@@ -1,4 +1,4 @@
-"""Pipelines of your own on SageMaker use these steps of stoker; a definition is made of them.
+"""Steps of stoker for pipelines on SageMaker.
 
     from sagemaker.mlops.workflow.pipeline import Pipeline
     from stoker.sagemaker import PipelineRun, decide_step, profile_step, upload_inputs
@@ -27,6 +27,8 @@ from stoker.evaluate import metadata_names
 from stoker.orchestrators.sagemaker.compile import ONLY_RUN, PipelineRequest, no_profile
 from stoker.parameters import main_channel
 from stoker.platforms.sagemaker.request import PROFILE_FOLDER
+from stoker.records import Json
+from stoker.records.base import mapping, mappings
 from stoker.sagemaker.steps import (
     EXECUTION_ARN,
     EXECUTION_ID,
@@ -102,7 +104,7 @@ def profile_step(
         {
             **_job_request(run, request, image=image),
             "ResourceConfig": {
-                **_mapping(request["ResourceConfig"]),
+                **mapping(request["ResourceConfig"]),
                 "InstanceType": instance_type,
                 "InstanceCount": instance_count,
             },
@@ -112,7 +114,7 @@ def profile_step(
             "InputDataConfig": _channels(run, request) or None,
             "Environment": variables,
             "OutputDataConfig": {
-                **_mapping(request["OutputDataConfig"]),
+                **mapping(request["OutputDataConfig"]),
                 "S3OutputPath": f"{run.output_uri}/stoker/jobs/{run.workload.name}",
             },
         },
@@ -402,7 +404,7 @@ def register_step(
                 for name in metadata_names(run.workload)
             },
         }
-        if "report" in left
+        if any(file.name == "Metadata" for file in evaluation.property_files)
         else None
     )
     return RequestStep(
@@ -494,23 +496,25 @@ def _waits_for(profile: RequestStep | Text) -> list[Step]:
     return [profile] if isinstance(profile, RequestStep) else []
 
 
-def _job_request(run: PipelineRun, request: Mapping[str, object], *, image: Text | None) -> Request:
+def _job_request(run: PipelineRun, request: Mapping[str, Json], *, image: Text | None) -> Request:
     """Returns the request with the image by its parameter, and without what is one job's only.
 
     That is its name, and the digests among its tags, by which a launched job is adopted.
     """
-    tags = [tag for tag in _items(request.get("Tags")) if not str(tag["Key"]).startswith("stoker:")]
+    tags = [
+        tag for tag in mappings(request.get("Tags")) if not str(tag["Key"]).startswith("stoker:")
+    ]
     return {
         **_without(request, ("TrainingJobName",)),
         "AlgorithmSpecification": {
-            **_mapping(request["AlgorithmSpecification"]),
+            **mapping(request["AlgorithmSpecification"]),
             "TrainingImage": image or run.image,
         },
         "Tags": tags or None,
     }
 
 
-def _channels(run: PipelineRun, request: Mapping[str, object]) -> list[Request]:
+def _channels(run: PipelineRun, request: Mapping[str, Json]) -> list[Request]:
     """Returns the channels: input data named by its parameter, without the token of a single job.
 
     A file system stays as it is: it has no address that a parameter could replace.
@@ -520,7 +524,7 @@ def _channels(run: PipelineRun, request: Mapping[str, object]) -> list[Request]:
         _placed(channel, text(run.value("input_data")))
         if channel["ChannelName"] == main and has_address
         else dict(channel)
-        for channel in _items(request.get("InputDataConfig"))
+        for channel in mappings(request.get("InputDataConfig"))
         if channel["ChannelName"] != _TOKEN
     ]
 
@@ -529,28 +533,19 @@ def _has_address(run: PipelineRun) -> bool:
     return any(parameter.name == "input_data" for parameter in run.request.parameters)
 
 
-def _hyperparameters(run: PipelineRun, request: Mapping[str, object]) -> Request:
+def _hyperparameters(run: PipelineRun, request: Mapping[str, Json]) -> Request:
     """Returns the request's hyperparameters, those by their parameters that a run can change."""
     known = {p.hyperparameter: text("", run.value(p.name)) for p in run.request.hyperparameters}
-    return {**_mapping(request.get("HyperParameters") or {}), **known}
+    return {**mapping(request.get("HyperParameters") or {}), **known}
 
 
-def _placed(channel: Mapping[str, object], uri: Text) -> Request:
-    source = _mapping(_mapping(channel["DataSource"])["S3DataSource"])
+def _placed(channel: Mapping[str, Json], uri: Text) -> Request:
+    source = mapping(mapping(channel["DataSource"])["S3DataSource"])
     return {**channel, "DataSource": {"S3DataSource": {**source, "S3Uri": uri}}}
 
 
-def _without(request: object, keys: Collection[str]) -> Request:
-    return {key: value for key, value in _mapping(request).items() if key not in keys}
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    assert isinstance(value, Mapping)
-    return value
-
-
-def _items(value: object) -> Sequence[Mapping[str, object]]:
-    return value if isinstance(value, list | tuple) else ()
+def _without(request: Json, keys: Collection[str]) -> Request:
+    return {key: value for key, value in mapping(request).items() if key not in keys}
 
 
 __all__ = [

@@ -1,9 +1,9 @@
-"""A step of a SageMaker pipeline is a literal request, and a pipeline of steps is a definition.
+"""Steps of a SageMaker pipeline as literal requests, and the definition made of them.
 
 The SDK's own step classes want a session, look roles up and upload code while a pipeline is built.
 A `RequestStep` carries the literal API request instead, so a definition is the same text whenever
-and wherever it is made. The values that differ from run to run are pipeline variables. Steps of
-both kinds go into one pipeline: this one is the SDK's, too.
+and wherever it is made. The values that differ from run to run are pipeline variables. Both kinds
+of steps go into one pipeline, since this one is an SDK step, too.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ _NOT_OFFLINE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ENDPOINT_URL", "AWS_S
 def offline() -> Iterator[None]:
     """Hides the account and the configuration from the SDK, which then asks nobody for them.
 
-    Afterwards the process is as before: whoever compiles and then uploads has the account back.
+    Afterwards the process is as before, so that an upload can follow.
     """
     names = (*_OFFLINE, *_NOT_OFFLINE)
     before = {name: os.environ.pop(name) for name in names if name in os.environ}
@@ -113,11 +113,11 @@ with offline():
 
 
 class PipelineVariable(Protocol):
-    """A pipeline's variable has no value before a run starts, or an earlier step has ended."""
+    """A pipeline's variable, without a value before a run starts or an earlier step ends."""
 
     @property
     def expr(self) -> Mapping[str, object]:
-        """Returns it as the definition holds it."""
+        """The variable as the definition holds it."""
         ...
 
 
@@ -153,7 +153,7 @@ _SHAPES = {
 
 
 class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
-    """Adds to a pipeline the literal request of a job, or of a model's registration, as a step.
+    """A step of a pipeline: the literal request of a job, or of a model's registration.
 
     Args:
         name: Unique in the pipeline: letters, digits and dashes.
@@ -196,12 +196,12 @@ class RequestStep(ConfigurableRetryStep):  # type: ignore[misc]
 
     @property
     def arguments(self) -> Request:
-        """Returns the request."""
+        """The request."""
         return self._request
 
     @property
     def properties(self) -> Properties:
-        """Returns what its Describe call will tell of the job or model package: for later steps."""
+        """What the Describe call will return of the job or model package, for later steps."""
         return self._properties
 
     def to_request(self) -> Request:
@@ -289,7 +289,7 @@ def value_in(step: RequestStep, path: str, *, file: str = "") -> PipelineVariabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SageMakerPipelineRun:
-    """Steps are made for a run: its workload, and the values of the pipeline's parameters.
+    """A run that steps are made for: its workload, and the values of the parameters.
 
     Attributes:
         request: What the pipeline is compiled from.
@@ -344,38 +344,38 @@ class SageMakerPipelineRun:
 
     @property
     def workload(self) -> Workload:
-        """Returns the workload, with its code's address in place of its folder."""
+        """The workload, with the address of its code in place of its folder."""
         return self.request.workload
 
     @property
     def settings(self) -> SageMakerSettings:
-        """Returns the workload's settings for SageMaker."""
+        """The workload's settings for SageMaker."""
         assert self.workload.sagemaker
         return self.workload.sagemaker
 
     @property
     def output_uri(self) -> str:
-        """Returns the prefix of all outputs, with no slash at its end."""
+        """The prefix of all outputs, without a slash at its end."""
         return self.settings.output_uri.rstrip("/")
 
     @property
     def job_name(self) -> Text:
-        """Returns the name of the training job that a launched train step starts, or adopts."""
+        """The name of the training job that the train step starts or adopts."""
         return text(f"{self.workload.name}-", self.execution_id)
 
     @property
     def reused_profile(self) -> Text:
-        """Returns the folder of a profile.json that a run may be given."""
+        """The folder of a profile.json that a run may be given."""
         return text(self.value("reuse_profile"))
 
     @property
     def image(self) -> Text:
-        """Returns the image that trains."""
+        """The image that trains."""
         return text(self.value("image"))
 
     @property
     def control_image(self) -> Text:
-        """Returns the image of the steps that train nothing."""
+        """The image of the small steps."""
         return self.settings.control.image or self.image
 
     def uri(self, path: str) -> Text:
@@ -400,7 +400,7 @@ class SageMakerPipelineRun:
 
     @property
     def told_run(self) -> Mapping[str, Text]:
-        """Returns the variable that names this run to MLflow and the webhook; {} without both."""
+        """The variable that names this run to MLflow and the webhook; {} without both."""
         is_told = self.workload.notify or self.workload.tracking.mlflow
         return {"STOKER_PIPELINE_RUN": self.job_name} if is_told else {}
 

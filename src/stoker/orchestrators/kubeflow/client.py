@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from stoker.errors import MissingExtraError, PlatformError, StokerError, UsageError
-from stoker.orchestrators.base import Run, RunStep, schedule_name
+from stoker.orchestrators.base import RunState, RunStep, schedule_name
 from stoker.orchestrators.kubeflow.compile import (
     inputs_of,
     kubeflow_request,
@@ -154,7 +154,7 @@ class KubeflowClient:
         name = version.get("name") or version.get("display_name")
         return {"action": action, "id": id, "version": name, "url": page}
 
-    def start(self, workload: Workload, parameters: Sequence[str]) -> Run:
+    def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
         """Starts a run of the latest version; `parameters` are NAME=VALUE."""
         run = self._request(workload, parameters)
         run["display_name"] = f"{workload.name} {time.strftime('%Y-%m-%d %H:%M:%S')}"
@@ -197,7 +197,7 @@ class KubeflowClient:
                 self.call("recurring_run", "delete_recurring_run", recurring_run_id=id)
         return str(wanted["display_name"])
 
-    def status(self, run: str) -> Run:
+    def status(self, run: str) -> RunState:
         """Returns the run of an id, of its page's address, or the newest of a pipeline."""
         if named := _RUN_ID.search(run.lower()):
             return self._run(self.call("run", "get_run", run_id=named[0]))
@@ -212,7 +212,7 @@ class KubeflowClient:
             fix="RUN is a run's id, the address of its page, or the name of a pipeline that ran",
         )
 
-    def stop(self, run: str) -> Run:
+    def stop(self, run: str) -> RunState:
         """Terminates a run, deletes the jobs that its steps follow, and waits until it has ended.
 
         Raises:
@@ -299,7 +299,7 @@ class KubeflowClient:
     def _owned(self, document: Mapping[str, Json]) -> dict[str, Json]:
         return {**document, **({"namespace": self.namespace} if self.namespace else {})}
 
-    def _run(self, document: Mapping[str, Json]) -> Run:
+    def _run(self, document: Mapping[str, Json]) -> RunState:
         id, state = str(document.get("run_id")), str(document.get("state") or "PENDING")
         details = mappings(document, "run_details", "task_details")
         steps = tuple(
@@ -310,7 +310,7 @@ class KubeflowClient:
         has_gate = any(_GATE.fullmatch(s.name) and s.status == "FAILED" for s in steps)
         told = [document, *reversed(mappings(document, "state_history"))]
         reasons = (str(mapping(each, "error").get("message") or "") for each in told)
-        return Run(
+        return RunState(
             run=id,
             status=state,
             has_ended=state in ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED"),
@@ -318,7 +318,8 @@ class KubeflowClient:
             url=self._page(f"runs/details/{id}"),
             reason=next((text for text in reasons if text), ""),
             steps=steps,
-            note=f"logs: kubectl logs -l pipeline/runid={id} -c main --prefix --tail=-1",
+            note=f"logs: kubectl logs -n {self._namespace or 'kubeflow'} -l pipeline/runid={id} "
+            "-c main --prefix --tail=-1",
         )
 
     def _page(self, path: str) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators.base import Run, RunStep, pack_inputs, sagemaker_of, schedule_name
+from stoker.orchestrators.base import RunState, RunStep, pack_inputs, sagemaker_of, schedule_name
 from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argument_of
 from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
 from stoker.parameters import camel, parameters_of, parse
 from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.sagemaker.registry import tag_group
 from stoker.platforms.sagemaker.submit import find_job, job_state, stop_job
 from stoker.records import Json, SageMakerSettings, Workload, nearest
 from stoker.records.base import mapping, mappings
@@ -54,10 +55,12 @@ class SageMakerClient:
         }
         if not found:
             return None, wanted
-        arn = found["PipelineArn"]
-        listed = self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
-        # Those of others stay.
-        tags = {str(t["Key"]): t.get("Value") for t in listed if t.get("Key") in settings.tags}
+        tags: dict[str, Json] = {}
+        if settings.tags:
+            arn = found["PipelineArn"]
+            listed = self._aws.pages("sagemaker", "ListTags", items="Tags", ResourceArn=arn)
+            # Those of others stay.
+            tags = {str(t["Key"]): t.get("Value") for t in listed if t.get("Key") in settings.tags}
         return {
             "definition": json.loads(str(found.get("PipelineDefinition"))),
             "description": found.get("PipelineDescription"),
@@ -73,6 +76,8 @@ class SageMakerClient:
         # Before the definition: a run that a schedule starts in between finds them.
         for uri in missing:
             aws.write_object(uri, compiled.uploads[uri], kms_key=settings.output_kms_key)
+        if settings.tags:
+            tag_group(aws, settings.model.group or compiled.name, settings.tags)
         found = self._find(compiled.name)
         tags = [{"Key": key, "Value": value} for key, value in sorted(settings.tags.items())]
         request: dict[str, object] = {
@@ -100,7 +105,7 @@ class SageMakerClient:
         uri = pack_inputs(here, folder=Path.cwd()).uri
         return f'"{uri}/' in str((self._find(workload.name) or {}).get("PipelineDefinition"))
 
-    def start(self, workload: Workload, parameters: Sequence[str]) -> Run:
+    def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
         """Starts a run; `parameters` are NAME=VALUE."""
         _, values = self._checked(workload, parameters)
         answer = self._aws.call(
@@ -112,7 +117,9 @@ class SageMakerClient:
             ClientRequestToken=secrets.token_hex(16),
         )
         id = str(answer["PipelineExecutionArn"]).rpartition("/")[2]
-        return Run(run=f"{workload.name}/{id}", status="Starting", has_ended=False, exit_code=4)
+        return RunState(
+            run=f"{workload.name}/{id}", status="Starting", has_ended=False, exit_code=4
+        )
 
     def schedule(
         self,
@@ -179,7 +186,7 @@ class SageMakerClient:
         )
         return full_name
 
-    def status(self, run: str) -> Run:
+    def status(self, run: str) -> RunState:
         """Returns a run by its ARN or PIPELINE/ID, the newest of a pipeline, or a training job."""
         named = _RUN.fullmatch(run)
         name, id = named.groups() if named else (run, None)
@@ -228,7 +235,7 @@ class SageMakerClient:
             RunStep(name=f"{_JOB}{j['TrainingJobName']}", status=str(j.get("TrainingJobStatus")))
             for j in jobs
         ]
-        return Run(
+        return RunState(
             run=f"{name}/{id}",
             status=state,
             has_ended=state not in UNDER_WAY,
@@ -238,7 +245,7 @@ class SageMakerClient:
             note="page: SageMaker Studio, Pipelines",
         )
 
-    def stop(self, run: str) -> Run:
+    def stop(self, run: str) -> RunState:
         """Stops a run and the jobs that its steps started, or a job; waits until they have ended.
 
         Raises:
@@ -321,10 +328,10 @@ class SageMakerClient:
             raise
 
 
-def _job(answer: Mapping[str, Json]) -> Run:
+def _job(answer: Mapping[str, Json]) -> RunState:
     job = job_state(answer)
     groups = (f"{name} {count} x {kind}" for name, (kind, count) in job.groups.items())
-    return Run(
+    return RunState(
         run=job.name,
         status=job.status,
         has_ended=job.status not in UNDER_WAY,

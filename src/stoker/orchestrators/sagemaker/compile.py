@@ -1,4 +1,4 @@
-"""A workload's pipeline on SageMaker is compiled: parameters, literal requests, the definition."""
+"""The compiler of a workload's pipeline on SageMaker: parameters, requests, the definition."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import UsageError
 from stoker.orchestrators.base import (
     check_complete,
     pack_inputs,
@@ -20,9 +19,8 @@ from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.platforms.sagemaker.checks import file_system
 from stoker.records import Group, Json, Workload
 
-# Limits of the service's model: a definition, a description, a parameter's value, and an argument
-# of a processing job, which is how the steps get the parameters.
-MAX_DEFINITION_BYTES = 1 << 20
+# Limits of the service's model: a description, and an argument of a processing job, which is how
+# the steps get the parameters.
 MAX_DESCRIPTION = 3072
 MAX_ARGUMENT = 256
 
@@ -35,7 +33,7 @@ _OF_THE_PIPELINE = ("model_group", "approval", "reuse_profile")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRequest:
-    """Holds all that a file in pipelines/ builds a definition from.
+    """What a file in pipelines/ builds a definition from.
 
     Attributes:
         workload: Workload as the steps read it.
@@ -58,7 +56,7 @@ class PipelineRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """Holds a compiled pipeline: all that an upload needs.
+    """A compiled pipeline, with what an upload needs.
 
     Attributes:
         name: Name of the workload.
@@ -91,12 +89,6 @@ def compile_pipeline(workload: Workload, *, folder: Path | None = None) -> Compi
     # The SDK is imported by the module that hides the account from it, before the project does it.
     with project_pipeline("sagemaker", folder=here, library="stoker.sagemaker") as module:
         definition = str(module.build(request))
-    if len(definition.encode()) > MAX_DEFINITION_BYTES:
-        raise UsageError(
-            f"the definition has {len(definition.encode())} bytes, at most {MAX_DEFINITION_BYTES}",
-            where="pipelines/sagemaker.py",
-            fix="use fewer steps, or shorter texts in them",
-        )
     return Compiled(
         name=request.workload.name,
         description=describe(request.workload, request.parameters),
@@ -137,7 +129,7 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
     if main and file_system(placed.channels[main].uri):
         # It has an id and a folder, and no address that one value could replace.
         known = [p for p in known if p.name != "input_data"]
-    request = PipelineRequest(
+    return PipelineRequest(
         workload=placed,
         inputs_uri=inputs.uri,
         parameters=tuple(known),
@@ -148,8 +140,6 @@ def pipeline_request(workload: Workload, *, folder: Path | None) -> PipelineRequ
         profile=SageMakerPlatform().plan(profiled).body,
         uploads={f"{inputs.uri}/{name}": content for name, content in inputs.files.items()},
     )
-    _check_defaults(request)
-    return request
 
 
 def describe(workload: Workload, parameters: Sequence[Parameter]) -> str:
@@ -190,20 +180,6 @@ def argument_of(parameter: Parameter, value: str | int | float) -> str:
     """Returns the word in which a step hands a parameter's value on to stoker."""
     # There may be many hyperparameters, and a step takes 100 words: theirs is one word, not two.
     return f"{'--param=' if parameter.hyperparameter else ''}{parameter.name}={value}"
-
-
-def _check_defaults(request: PipelineRequest) -> None:
-    for parameter in request.parameters:
-        argument = argument_of(parameter, parameter.default(request.workload))
-        # Told here: the service would find it when a run starts its first step.
-        is_passed = parameter.name in request.passed or parameter.hyperparameter
-        if len(argument) > MAX_ARGUMENT and is_passed:
-            raise UsageError(
-                f"parameter {parameter.name} has {len(argument)} characters with its name, "
-                f"at most {MAX_ARGUMENT}",
-                where=f"workload {request.workload.name}",
-                fix=f"shorten it: {parameter.text}",
-            )
 
 
 __all__ = [

@@ -61,5 +61,5 @@ def under_way_before(
 def steps_of(aws: Aws, arn: str) -> list[Mapping[str, Json]]:
     """Returns the steps of a run that have begun, in their order."""
     asked = {"PipelineExecutionArn": arn, "SortOrder": "Ascending"}
-    operation, key = "ListPipelineExecutionSteps", "PipelineExecutionSteps"
-    return list(aws.pages("sagemaker", operation, items=key, **asked))
+    key = "PipelineExecutionSteps"
+    return list(aws.pages("sagemaker", "ListPipelineExecutionSteps", items=key, **asked))

@@ -769,10 +769,7 @@ class _Rights:
             yield _allow("LookForOtherRuns", ["sagemaker:ListPipelineExecutions"], pipeline)
             yield _allow(
                 "LookAtOtherRuns",
-                [
-                    "sagemaker:ListPipelineExecutionSteps",
-                    "sagemaker:ListPipelineParametersForExecution",
-                ],
+                ["sagemaker:ListPipelineExecutionSteps"],
                 [f"{pipeline[0]}/execution/*"],
             )
         yield _allow(
@@ -895,10 +892,8 @@ class _Rights:
         yield _allow(
             "FollowItsRuns",
             [
-                "sagemaker:DescribePipelineDefinitionForExecution",
                 "sagemaker:DescribePipelineExecution",
                 "sagemaker:ListPipelineExecutionSteps",
-                "sagemaker:ListPipelineParametersForExecution",
                 "sagemaker:StopPipelineExecution",
             ],
             [f"{pipeline}/execution/*"],

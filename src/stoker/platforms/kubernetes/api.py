@@ -153,7 +153,7 @@ def refusal(code: int, body: str, action: Action) -> ApiError:
         fix = "log in again (kubectl get pods shows whether), or set kubernetes.context"
     elif user:
         what = f"the right {action.right} is missing in namespace {action.namespace}: {message}"
-        fix = "stoker render rbac WORKLOAD | kubectl apply -f -"
+        fix = "kubectl apply -k configs/kubernetes"
     elif code == 403 and "exceeded quota" in message:
         what = f"the namespace's quota does not allow it: {message}"
         fix = "free some of it, or ask for more (kubectl describe quota)"

@@ -21,13 +21,11 @@ from stoker.errors import StokerError
 from stoker.logs import Log, now_utc
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ApiError, ClusterApi, text
 from stoker.platforms.kubernetes.objects import (
-    MANAGED_BY_LABEL,
     ROLE_LABEL,
     STEP_LABEL,
     lease_map,
-    named_namespace,
 )
-from stoker.records import Json, KubernetesSettings
+from stoker.records import KubernetesSettings
 from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE, OwnPod
 
@@ -38,9 +36,6 @@ RENEW_SECONDS = 60.0
 # In a pod. A person who closes a laptop has not abandoned the training.
 LEASE_MINUTES = 60
 FOLLOWER_LABELS = {ROLE_LABEL: "follower"}
-PRIORITY_CLASS = "stoker-follower"
-# Users' own classes may have up to 10^9. Above what trainings usually have, far below the system's.
-_PRIORITY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,75 +190,3 @@ class LeaseKeeper(threading.Thread):
     def close(self) -> None:
         """Ends the renewals; may be called twice, and before the start."""
         self._is_over.set()
-
-
-def follower_priority(settings: KubernetesSettings) -> list[dict[str, Json]]:
-    """Returns a PriorityClass, and the admission policy that gives it to the pods that follow jobs.
-
-    Kubeflow Pipelines cannot set a step's class, so the cluster does. These pods are then preempted
-    after pods of a lower priority, and preempt none themselves.
-
-    Args:
-        settings: Settings of the workload: the namespace that its steps run in.
-
-    Raises:
-        UsageError: If the workload names no namespace.
-    """
-    namespace = named_namespace(settings, "the priority is given to pods of a namespace")
-    # A class is the cluster's, a policy for each namespace: two namespaces do not replace each
-    # other's.
-    policy = f"{PRIORITY_CLASS}-{namespace}"
-    labels: dict[str, Json] = {MANAGED_BY_LABEL: "stoker"}
-    # With the number: the cluster looks it up before policies run, and compares it after them.
-    spec = (
-        f'Object.spec{{priorityClassName: "{PRIORITY_CLASS}", priority: {_PRIORITY}, '
-        'preemptionPolicy: "Never"}'
-    )
-    return [
-        {
-            "apiVersion": "scheduling.k8s.io/v1",
-            "kind": "PriorityClass",
-            "metadata": {"name": PRIORITY_CLASS, "labels": labels},
-            "value": _PRIORITY,
-            "preemptionPolicy": "Never",
-            "description": "Small pods that follow a training from a step of a pipeline.",
-        },
-        {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "MutatingAdmissionPolicy",
-            "metadata": {"name": policy, "labels": labels},
-            "spec": {
-                # A step without the priority is better than none.
-                "failurePolicy": "Ignore",
-                "reinvocationPolicy": "Never",
-                "matchConstraints": {
-                    "objectSelector": {"matchLabels": dict(FOLLOWER_LABELS)},
-                    "resourceRules": [
-                        {
-                            "apiGroups": [""],
-                            "apiVersions": ["v1"],
-                            "operations": ["CREATE"],
-                            "resources": ["pods"],
-                        }
-                    ],
-                },
-                "mutations": [
-                    {
-                        "patchType": "ApplyConfiguration",
-                        "applyConfiguration": {"expression": f"Object{{spec: {spec}}}"},
-                    }
-                ],
-            },
-        },
-        {
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "MutatingAdmissionPolicyBinding",
-            "metadata": {"name": policy, "labels": labels},
-            "spec": {
-                "policyName": policy,
-                "matchResources": {
-                    "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-                },
-            },
-        },
-    ]

@@ -1,7 +1,6 @@
 """A run's objects are made of names, groups, volumes, environment and pods.
 
-The JobSet or TrainJob itself is made of them in `request`. They come in this order; the network
-policies that `stoker render` prints are at the end.
+The JobSet or TrainJob itself is made of them in `request`. They come in this order.
 """
 
 import hashlib
@@ -37,7 +36,6 @@ from stoker.records import (
     bare_type,
 )
 from stoker.records.base import mapping
-from stoker.records.engine import completed
 from stoker.records.platforms import amount, lacks_arm_image, written
 from stoker.settings import RunEnvironment, RunGroup
 
@@ -822,71 +820,3 @@ def _expression(rule: NodeRule) -> dict[str, Json]:
     if rule.values:
         expression["values"] = list(rule.values)
     return expression
-
-
-def named_namespace(settings: KubernetesSettings, why: str) -> str:
-    """Returns the namespace that the workload names.
-
-    Args:
-        settings: Settings of the workload.
-        why: Words on what is done in it alone.
-
-    Raises:
-        UsageError: If the workload names none.
-    """
-    if settings.namespace is None:
-        raise UsageError(
-            f"{why}, and none is named",
-            where="key kubernetes.namespace",
-            fix="add --set kubernetes.namespace=NAME; with Kubeflow's profiles the profile's own",
-        )
-    return settings.namespace
-
-
-def network_policies(workload: Workload) -> list[dict[str, Json]]:
-    """Returns one policy for each role: only pods of runs reach its pods.
-
-    Data hosts are reached on the feed's two ports and those of the workload's engine, dnn hosts on
-    any port. The metrics port, if metrics are served to other hosts, is open to all pods.
-
-    Args:
-        workload: Its ports, engine and namespace.
-    """
-    feed = workload.feed
-    engine = completed(workload.engine_settings)
-    data: dict[str, Json] = {"from": [{"podSelector": _pods("dnn", "data")}]}
-    # Ray also listens on ports that it chooses itself.
-    if engine.name != "ray":
-        data["ports"] = _tcp(feed.port, feed.port + 1, *sorted(set(engine.ports.values())))
-    # On any port: NCCL, gloo and MPI choose theirs when they start.
-    dnn: list[Json] = [{"from": [{"podSelector": _pods("dnn", "data")}]}]
-    if feed.metrics_port and feed.metrics_address:
-        # Prometheus is usually in a namespace of its own, whose labels nobody knows here.
-        dnn.append({"from": [{"namespaceSelector": {}}], "ports": _tcp(feed.metrics_port)})
-    return [_policy(workload, "data", [data]), _policy(workload, "dnn", dnn)]
-
-
-def _policy(workload: Workload, role: str, ingress: list[Json]) -> dict[str, Json]:
-    settings = workload.kubernetes
-    described: dict[str, Json] = {"name": f"stoker-{role}"}
-    if settings is not None and settings.namespace:
-        described["namespace"] = settings.namespace
-    described["labels"] = {MANAGED_BY_LABEL: "stoker"}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": described,
-        # What pods reach themselves (storage, registries) is not restricted.
-        "spec": {"podSelector": _pods(role), "policyTypes": ["Ingress"], "ingress": ingress},
-    }
-
-
-def _pods(*roles: str) -> dict[str, Json]:
-    return {
-        "matchLabels": {MANAGED_BY_LABEL: "stoker"},
-        "matchExpressions": [{"key": ROLE_LABEL, "operator": "In", "values": list(roles)}],
-    }
-
-
-def _tcp(*ports: int) -> list[Json]:
-    return [{"protocol": "TCP", "port": port} for port in ports]

@@ -3,21 +3,19 @@
 The objects come from `objects`, a pod's spec from `objects.pod_template`.
 
 Nothing here needs an alpha feature of JobSet. A TrainingRuntime is the same for all runs of a
-workload on one plan, and may be there already, applied by those who run the cluster (`stoker render
-runtime`); what is a run's alone is patched in by its TrainJob.
+workload on one plan, and may be there already, applied by those who run the cluster; what is a
+run's alone is patched in by its TrainJob.
 
 What users write is checked here; what stoker itself writes is held against the schemas of JobSet
 and Kubeflow Trainer, and the restricted profile, by its tests.
 """
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import yaml
 
 from stoker.errors import UsageError
@@ -52,7 +50,7 @@ from stoker.platforms.kubernetes.objects import (
     volumes_of_run,
     zone_affinity,
 )
-from stoker.records import Json, KubernetesSettings
+from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
@@ -707,23 +705,6 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
     )
     check_objects(_checked(request))
     return request
-
-
-def plan_runtime(job: JobSpec, *, name: str) -> Document:
-    """Returns the TrainingRuntime for runs like `job`, to be applied before and named by them.
-
-    Raises:
-        UsageError: If the cluster would refuse it.
-    """
-    settings = job.platform_settings.kubernetes or KubernetesSettings()
-    with_trainer = msgspec.structs.replace(
-        job.platform_settings, kubernetes=msgspec.structs.replace(settings, api="trainer")
-    )
-    # A runtime is the same for all runs, and its name may be one that no run can have.
-    any_run = dataclasses.replace(job, name="any-run", platform_settings=with_trainer)
-    runtime = training_runtime(lay_out(any_run), name=name)
-    check_objects((runtime,))
-    return runtime
 
 
 def _checked(request: KubernetesRequest) -> tuple[Document, ...]:

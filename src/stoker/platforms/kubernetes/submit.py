@@ -8,7 +8,7 @@ makes up for it. So the token is never read back, and nobody needs the right to.
 An attempt that finds its own job continues with it. One that has failed is deleted and made anew
 under the same name; another job of that name is left alone.
 
-Submitting needs rights in the namespace (`stoker render rbac`), which neither Kubeflow's
+Submitting needs rights in the namespace (configs/kubernetes/rbac.yaml), which neither Kubeflow's
 `pipeline-runner` nor a profile's `default-editor` has. The caller's rights are checked first.
 
 Network policies are for a namespace, and applied once: pods of all runs are known by their labels.
@@ -21,8 +21,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 from stoker.errors import PlatformError, StokerError, TerminatedError
 from stoker.logs import Log, now_utc
@@ -55,7 +53,6 @@ from stoker.platforms.kubernetes.objects import (
     finished_map,
     lease_map,
     name_of_workload,
-    named_namespace,
     records_map,
 )
 from stoker.platforms.kubernetes.request import (
@@ -199,7 +196,7 @@ def provide_runtime(
             raise PlatformError(
                 f"TrainingRuntime {name} {what}",
                 where=f"namespace {cluster.namespace}, key kubernetes.runtime",
-                fix="let an administrator apply what stoker render runtime prints for this plan, "
+                fix="let an administrator apply the TrainingRuntime of stoker train --dry-run, "
                 "or leave kubernetes.runtime out",
             )
         return False
@@ -808,40 +805,6 @@ def _place(request: KubernetesRequest, namespace: str) -> str:
     return f"{request.main['kind']} {request.name} in namespace {namespace}"
 
 
-ROLE = "stoker-submit"
-
-
-def rbac(
-    settings: KubernetesSettings, *, service_account: str | None = None
-) -> list[dict[str, Json]]:
-    """Returns ServiceAccount, Role and RoleBinding for those who submit runs.
-
-    Args:
-        settings: Settings of the workload: its namespace, and whose API it uses.
-        service_account: An existing one, such as pipeline-runner; absent: `stoker-submit` is made.
-
-    Raises:
-        UsageError: If the workload names no namespace.
-    """
-    namespace = named_namespace(settings, "a service account's rights hold in a namespace")
-    account = service_account or ROLE
-    objects: list[dict[str, Json]] = []
-    if service_account is None:
-        objects.append(_object("v1", "ServiceAccount", settings, account))
-    role = _object("rbac.authorization.k8s.io/v1", "Role", settings, ROLE)
-    role["rules"] = rules(settings)
-    # A binding for each account: applying it for another one leaves the first one's rights.
-    name = ROLE if service_account is None else f"{ROLE}-{account}"
-    binding = _object("rbac.authorization.k8s.io/v1", "RoleBinding", settings, name)
-    binding["roleRef"] = {
-        "apiGroup": "rbac.authorization.k8s.io",
-        "kind": "Role",
-        "name": ROLE,
-    }
-    binding["subjects"] = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
-    return [*objects, role, binding]
-
-
 def rules(settings: KubernetesSettings) -> list[Json]:
     """Returns the Role's rules; deleting a job deletes what it owns, without another right."""
     # Patched: an attempt that adopts a job adds its own Workflow to the owners.
@@ -879,18 +842,6 @@ def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> dict[st
     return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
 
 
-def _object(api: str, kind: str, settings: KubernetesSettings, name: str) -> dict[str, Json]:
-    return {
-        "apiVersion": api,
-        "kind": kind,
-        "metadata": {
-            "name": name,
-            "namespace": settings.namespace,
-            "labels": {**settings.labels, MANAGED_BY_LABEL: "stoker"},
-        },
-    }
-
-
 # A run goes on without them: pods tell most of what events would; a new attempt's Workflow does not
 # become an owner of its predecessor's job; there is no lease and no disruption budget; no cancelled
 # run is told apart; a retried step knows no record of a job that is gone.
@@ -903,7 +854,6 @@ _USEFUL = (
     "get configmaps",
     "patch configmaps",
 )
-_ACCOUNT = "system:serviceaccount:"
 
 
 def check_rights(
@@ -955,17 +905,17 @@ def denied(
 ) -> PlatformError:
     """Returns the error for missing rights: all of them by name, and what to apply."""
     named = ", ".join(action.right for action in actions)
-    account = None
-    if user.startswith(_ACCOUNT):
-        place, _, name = user.removeprefix(_ACCOUNT).partition(":")
-        account = name if place == namespace else None
-    here = msgspec.structs.replace(settings, namespace=namespace)
-    objects = rbac(here, service_account=account or "YOUR-SERVICE-ACCOUNT")
+    role: dict[str, Json] = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": "stoker-submit", "namespace": namespace},
+        "rules": rules(settings),
+    }
     return PlatformError(
         f"rights are missing in namespace {namespace}: {named}",
         where=f"role of {user or 'the caller'}",
-        fix=f"let an administrator apply this (stoker render rbac WORKLOAD"
-        f"{f' --service-account {account}' if account else ''}):\n{manifest(objects)}".rstrip(),
+        fix="let an administrator add the account to configs/kubernetes/kustomization.yaml "
+        f"(kubectl apply -k configs/kubernetes). This is its Role:\n{manifest([role])}".rstrip(),
     )
 
 

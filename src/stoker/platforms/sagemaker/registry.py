@@ -43,3 +43,18 @@ def champion_quality(aws: Aws, group: str) -> dict[str, float] | None:
         for metric, value in part.items()
     }
     return {metric: float(v) for metric, v in told.items() if isinstance(v, int | float)}
+
+
+def tag_group(aws: Aws, group: str, tags: Mapping[str, str]) -> None:
+    """Tags a group of models, which a model takes its tags from; makes the group if needed."""
+    listed = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
+    try:
+        found = aws.call("sagemaker", "DescribeModelPackageGroup", ModelPackageGroupName=group)
+    except AwsError as err:
+        if not err.is_missing:
+            raise
+        named = {"ModelPackageGroupName": group, "Tags": listed}
+        aws.call("sagemaker", "CreateModelPackageGroup", **named)
+    else:
+        arn = found["ModelPackageGroupArn"]
+        aws.call("sagemaker", "AddTags", ResourceArn=arn, Tags=listed)

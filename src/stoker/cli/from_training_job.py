@@ -1,0 +1,315 @@
+"""A workload made from a SageMaker training job: `stoker init DIR --from-training-job NAME`.
+
+It knows jobs that stoker started, script mode of the SageMaker SDK (the program is a
+hyperparameter), and images with an entry point.
+"""
+
+import json
+import posixpath
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+
+import yaml
+
+from stoker.errors import UsageError
+from stoker.platforms.aws import Aws, AwsError
+from stoker.platforms.base import MLFLOW_RUN
+from stoker.platforms.sagemaker.checks import text
+from stoker.records import Json
+from stoker.records.base import mapping, mappings
+
+# Of a line, without the mark of a comment.
+_WIDTH = 96
+# The times that the SDK appends to the names of jobs.
+_STAMP = re.compile(r"-(\d{14}|\d{4}-\d{2}-\d{2}-\d{2}-\d{2}-\d{2}-\d{3})$")
+# AWS's images have framework and version in their address.
+_FRAMEWORK = re.compile(r"/(pytorch|tensorflow)-training[^:]*:(\d+\.\d+(?:\.\d+)?)")
+_ACCELERATED = ("ml.p", "ml.g", "ml.trn")
+# Keys of `sagemaker`, and what they are called in DescribeTrainingJob.
+_SETTINGS = {
+    "role": "RoleArn",
+    "output_uri": "OutputDataConfig.S3OutputPath",
+    "output_kms_key": "OutputDataConfig.KmsKeyId",
+    "volume_gb": "ResourceConfig.VolumeSizeInGB",
+    "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
+    "max_run_seconds": "StoppingCondition.MaxRuntimeInSeconds",
+    "encrypt_traffic": "EnableInterContainerTrafficEncryption",
+    "network_isolation": "EnableNetworkIsolation",
+    "checkpoint_uri": "CheckpointConfig.S3Uri",
+}
+# Keys of a channel, likewise.
+_CHANNEL = {
+    "data_type": "DataSource.S3DataSource.S3DataType",
+    "distribution": "DataSource.S3DataSource.S3DataDistributionType",
+    "mode": "InputMode",
+    "attribute_names": "DataSource.S3DataSource.AttributeNames",
+    "record_wrapper": "RecordWrapperType",
+}
+_DEFAULTS = ("S3Prefix", "FullyReplicated", "File", "None", "/opt/ml/checkpoints")
+# What else of a request, or of one channel, is read here.
+_READ = re.compile(
+    r"TrainingJobName|HyperParameters|Environment|VpcConfig|ChannelName"
+    r"|AlgorithmSpecification\.(TrainingI.*|MetricDefinitions|Container.*)"
+    r"|ResourceConfig\.Instance(Type|Count|Groups)"
+    r"|DataSource\.(FileSystemDataSource|S3DataSource\.(S3Uri|InstanceGroupNames))"
+)
+
+
+def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
+    """Returns the name and the YAML text of the workload that a training job becomes.
+
+    Raises:
+        PlatformError: If there is no such job, or it may not be read.
+        UsageError: If no workload can describe it.
+    """
+    try:
+        job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
+    except AwsError as err:
+        # DescribeTrainingJob answers so for a job that does not exist.
+        if err.is_missing or err.code == "ValidationException":
+            raise AwsError(
+                f"there is no training job {name} in {aws.region}",
+                where="sagemaker:DescribeTrainingJob",
+                fix="correct its name, or its region: --region R",
+            ) from err
+        raise
+    image = _at(job, "AlgorithmSpecification.TrainingImage")
+    if not image:
+        raise UsageError(
+            f"training job {name} has no image of its own to run stoker in",
+            fix="name a job with an image, such as AWS's framework images",
+        )
+    notes = [
+        f"Made from SageMaker's training job {name} ({text(job, 'TrainingJobStatus')}, created "
+        f"{text(job, 'CreationTime')[:10]}, {aws.region}). All keys: stoker schema workload."
+    ]
+    command, source, processes = _start(job, notes)
+    dnn, roles = _hosts(job, notes)
+    channels = _channels(job, roles, source, notes)
+    # Of a job that stoker started: the next one gets its own.
+    environment = {
+        key: value
+        for key, value in mapping(job, "Environment").items()
+        if not key.startswith("STOKER_") and key != MLFLOW_RUN
+    }
+    framework = _FRAMEWORK.search(str(image))
+    settings: dict[str, Json] = {key: _at(job, path) for key, path in _SETTINGS.items()}
+    settings |= {
+        "output_uri": str(settings["output_uri"]).rstrip("/"),
+        "region": aws.region,
+        "source": source,
+        "framework": {"name": framework[1], "version": framework[2]} if framework else None,
+        "vpc": {
+            "subnets": _at(job, "VpcConfig.Subnets"),
+            "security_groups": _at(job, "VpcConfig.SecurityGroupIds"),
+        }
+        if job.get("VpcConfig")
+        else None,
+        "environment": environment,
+        "tags": _tags(job, aws, notes),
+        "metric_definitions": [
+            {"name": text(metric, "Name"), "regex": text(metric, "Regex")}
+            for metric in mappings(job, "AlgorithmSpecification", "MetricDefinitions")
+        ],
+    }
+    workload = re.sub(r"[^a-z0-9-]+", "-", _STAMP.sub("", name).lower())[:40].strip("-")
+    document: dict[str, Json] = {
+        "schema": "stoker.workload/v1",
+        "name": workload or "training",
+        "command": command,
+        "image": image,
+        "platform": "sagemaker",
+        "cluster": {"dnn": dnn | ({"processes_per_host": processes} if processes else {})},
+        "channels": channels,
+        "hyperparameters": {
+            key: _decoded(str(value))
+            for key, value in sorted(mapping(job, "HyperParameters").items())
+            if not key.startswith("sagemaker_")
+        },
+        "sagemaker": {key: value for key, value in settings.items() if value},
+    }
+    ended = ", ".join(
+        f"{text(metric, 'MetricName')} {metric.get('Value')}"
+        for metric in mappings(job, "FinalMetricDataList")
+    )
+    notes += [
+        "A job does not say how good the model must be, nor how long it trains. Add gate: "
+        "[{metric: accuracy, min: 0.94}] for what the script reports with stoker.log_metrics, and "
+        "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}."
+        + (f" The job's metrics ended at {ended}." if ended else ""),
+        "Environment variables stand in requests and logs: keep no secret there.",
+    ]
+    model = getattr(aws.client("sagemaker"), "meta").service_model  # noqa: B009
+    settable = model.operation_model("CreateTrainingJob").input_shape.members
+    request = {key: job.get(key) for key in settable}
+    if left := sorted(_not_taken(request)):
+        notes.append(f"Not taken, as a workload has no key for it: {', '.join(left)}.")
+    lines = [textwrap.wrap(note, _WIDTH, break_on_hyphens=False) for note in notes]
+    head = "\n".join(f"# {line}" for note in lines for line in note)
+    body = {key: value for key, value in document.items() if value}
+    dumped = yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    return workload or "training", f"{head}\n{dumped}"
+
+
+def _at(document: Json, path: str) -> Json:
+    *parents, last = path.split(".")
+    return mapping(document, *parents).get(last)
+
+
+def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | None, int | None]:
+    """Returns the command, the package of its code, and its processes on each host."""
+    uris = {text(c, "ChannelName"): _uri(c) for c in mappings(job, "InputDataConfig")}
+    words: list[str] = []
+    for key in ("ContainerEntrypoint", "ContainerArguments"):
+        found = _at(job, f"AlgorithmSpecification.{key}")
+        words += map(str, found if isinstance(found, list) else [])
+    if words[:2] == ["stoker", "launch"]:
+        # Where stoker packed the code, the channel is the folder around the package.
+        uri = uris.get("stoker_code")
+        name = posixpath.basename(str(_at(job, "Environment.STOKER_CODE_FILE") or "code.tar.gz"))
+        source = uri if not uri or uri.endswith(".tar.gz") else f"{uri.rstrip('/')}/{name}"
+        return words[words.index("--") + 1 :] if "--" in words else words[2:], source, None
+    notes.append(
+        "image: stoker must be in it. Build one on top of it (make image BASE_IMAGE=..., "
+        "containers/launcher), and put its address here."
+    )
+    given = {k: _decoded(str(v)) for k, v in mapping(job, "HyperParameters").items()}
+    program = str(given.get("sagemaker_program", ""))
+    if not program:
+        if not words:
+            notes.append(
+                "command: the job names no program. SageMaker ran the image's own entry point with "
+                "the argument `train`: write its words here (docker inspect shows them)."
+            )
+        return words or ["train"], None, 1
+    packages = (str(given.get("sagemaker_submit_directory", "")), uris.get("code"))
+    source = next((uri for uri in packages if uri and re.match(r"s3://.*\.tar\.gz$", uri)), None)
+    notes.append(
+        "sagemaker.source: stoker installs nothing when the job starts; what requirements.txt "
+        "names belongs in the image."
+        if source
+        else "sagemaker.source: the job does not say where its code came from. Name a folder or a "
+        "package (.tar.gz) in S3, unless the code is in the image."
+    )
+    run = {".py": ["python"], ".sh": ["bash"]}.get(program[-3:], ["python", "-m"])
+    # Of `distribution`: MPI names its processes; torchrun starts one for each GPU, as stoker does.
+    count = given.get("sagemaker_mpi_num_of_processes_per_host")
+    if isinstance(count, int) and count > 0:
+        return [*run, program], source, count
+    is_distributed = any(k.endswith("_enabled") and v is True for k, v in given.items())
+    return [*run, program], source, None if is_distributed else 1
+
+
+def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
+    """Returns `cluster.dnn`, and each instance group's role."""
+    resources = mapping(job, "ResourceConfig")
+    groups = mappings(resources, "InstanceGroups")
+    if not groups and not resources.get("InstanceType"):
+        raise UsageError(
+            f"training job {text(job, 'TrainingJobName')} runs serverless, or has no hosts yet",
+            fix="name a job that ran on instances",
+        )
+    # The first one of those with accelerators, and never one that is called data.
+    hosts = min(
+        groups or [resources],
+        key=lambda group: (
+            text(group, "InstanceGroupName").lower().startswith("data"),
+            not text(group, "InstanceType").startswith(_ACCELERATED),
+        ),
+    )
+    if len(groups) > 1:
+        others = ", ".join(
+            f"{text(g, 'InstanceGroupName')} ({g.get('InstanceCount')} x {g.get('InstanceType')})"
+            for g in groups
+            if g is not hosts
+        )
+        notes.append(
+            f"cluster.dnn: the job's group {text(hosts, 'InstanceGroupName')}; correct it if "
+            f"another one trains. The rest, {others}, is left out: stoker decide says which hosts "
+            "feed it."
+        )
+    count = hosts.get("InstanceCount")
+    dnn: dict[str, Json] = {"instance_type": hosts.get("InstanceType"), "count": count or 1}
+    return dnn, {text(g, "InstanceGroupName"): "dnn" if g is hosts else "data" for g in groups}
+
+
+def _uri(channel: Mapping[str, Json]) -> str:
+    """Returns the address of a channel's data as workloads write it; empty for another source."""
+    disk = mapping(channel, "DataSource", "FileSystemDataSource")
+    if disk:
+        scheme = "efs" if disk.get("FileSystemType") == "EFS" else "fsx"
+        folder = text(disk, "DirectoryPath").lstrip("/")
+        return f"{scheme}://{text(disk, 'FileSystemId')}/{folder}"
+    return text(mapping(channel, "DataSource", "S3DataSource"), "S3Uri")
+
+
+def _channels(
+    job: Mapping[str, Json], roles: Mapping[str, str], source: str | None, notes: list[str]
+) -> dict[str, Json]:
+    found: dict[str, Json] = {}
+    default = _at(job, "AlgorithmSpecification.TrainingInputMode")
+    for channel in mappings(job, "InputDataConfig"):
+        name, uri = text(channel, "ChannelName"), _uri(channel)
+        if name.startswith("stoker_") or uri == source:
+            continue
+        if not uri:
+            notes.append(f"channels.{name} is left out: it is not read from S3 or a file system.")
+            continue
+        groups = _at(channel, "DataSource.S3DataSource.InstanceGroupNames")
+        named = {roles[g] for g in groups if g in roles} if isinstance(groups, list) else set()
+        values: dict[str, Json] = {key: _at(channel, path) for key, path in _CHANNEL.items()}
+        values["mode"] = None if uri[:3] in ("efs", "fsx") else values["mode"] or default
+        values["groups"] = sorted(named)
+        kept = {key: value for key, value in values.items() if value and value not in _DEFAULTS}
+        found[name] = {"uri": uri, **kept}
+    return found
+
+
+def _tags(job: Mapping[str, Json], aws: Aws, notes: list[str]) -> dict[str, Json]:
+    try:
+        listed = aws.pages(
+            "sagemaker", "ListTags", items="Tags", ResourceArn=text(job, "TrainingJobArn")
+        )
+        # Nobody else may set AWS's own tags.
+        return {k: tag.get("Value") for tag in listed if (k := text(tag, "Key"))[:4] != "aws:"}
+    except AwsError as err:
+        notes.append(f"sagemaker.tags: the job's tags could not be read ({err.code or err.what}).")
+        return {}
+
+
+def _not_taken(value: Json, path: str = "", shown: str = "") -> Iterator[str]:
+    """Yields the path of each setting that this module does not read and that is no default."""
+    known = path in _SETTINGS.values() or path in _CHANNEL.values()
+    if known or _READ.fullmatch(path) or value in (None, "", False, [], {}, *_DEFAULTS):
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _not_taken(item, f"{path}.{key}".strip("."), f"{shown}.{key}".strip("."))
+    elif path == "InputDataConfig":
+        for channel in mappings({path: value}, path):
+            yield from _not_taken(channel, "", f"{path}.{text(channel, 'ChannelName')}")
+    else:
+        yield shown
+
+
+def _decoded(word: str) -> str | int | float | bool:
+    """Returns the value that a hyperparameter's text means.
+
+    A text that a run would write in another way stays as it is: `1e-3`, `01`, `"true"`.
+    """
+    value = _json(word)
+    if isinstance(value, str):
+        return value if value and _json(value) == value else word
+    if isinstance(value, bool | int | float) and json.dumps(value) == word:
+        return value
+    return word
+
+
+def _json(word: str) -> Json:
+    """Returns the JSON value; the text itself if it is none."""
+    try:
+        value: Json = json.loads(word, parse_constant=str)
+    except ValueError:
+        return word
+    return value

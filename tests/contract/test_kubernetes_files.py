@@ -1,0 +1,122 @@
+"""configs/kubernetes has the rights that runs use, and opens the ports that they listen on."""
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from stoker.platforms.kubernetes import KubernetesPlatform
+from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
+from stoker.platforms.kubernetes.request import replicated_jobs
+from stoker.platforms.kubernetes.submit import rules
+from stoker.records import FeedSettings, KubernetesSettings
+from stoker.records.engine import PRESETS
+from support.cluster_files import FOLDER, objects, rbac
+from support.kubernetes_jobs import EVERYTHING, job
+from support.kubernetes_rules import rule_problems
+
+STRANGER = {"app": "web"}
+
+
+def labels_of_pods(api: str) -> dict[str, dict[str, str]]:
+    """Returns the labels of a planned run's pods, by role."""
+    request = KubernetesPlatform().plan(job(settings={**EVERYTHING, "api": api}))
+    documents = request.objects
+    main: Any = next(d for d in documents if d["kind"] in ("JobSet", "TrainingRuntime"))
+    found = {}
+    for replicated in replicated_jobs(main):
+        labels: Any = replicated.template["metadata"]["labels"]  # type: ignore[index, call-overload]
+        found[labels["stoker/role"]] = labels
+    return found
+
+
+def is_selected(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    return all(labels.get(k) == v for k, v in selector.get("matchLabels", {}).items()) and all(
+        labels.get(e["key"]) in e["values"] for e in selector.get("matchExpressions", ())
+    )
+
+
+def reaches(
+    source: Mapping[str, str], target: Mapping[str, str], port: int, *, is_served: bool = False
+) -> bool:
+    """Says whether a pod of the namespace reaches a TCP port of another one.
+
+    Args:
+        is_served: Metrics are served to other hosts, as the file's comment says.
+    """
+    policies = objects("network-policy.yaml", is_all=is_served)
+    isolating = [p["spec"] for p in policies if is_selected(p["spec"]["podSelector"], target)]
+    assert isolating, "no policy selects the pod: everybody reaches it"
+    return any(
+        any(
+            "namespaceSelector" in peer or is_selected(peer["podSelector"], source)
+            for peer in rule["from"]
+        )
+        and ("ports" not in rule or port in [p["port"] for p in rule["ports"]])
+        for spec in isolating
+        for rule in spec["ingress"]
+    )
+
+
+@pytest.mark.parametrize("api", ["jobset", "trainer"])
+def test_pods_of_a_run_reach_each_other_and_strangers_reach_none(api: str) -> None:
+    pods = labels_of_pods(api)
+    for port in (7600, 7601):
+        assert reaches(pods["dnn"], pods["data"], port)
+        assert not reaches(STRANGER, pods["data"], port)
+    for port in (7600, 7602, 41234):
+        assert reaches(pods["dnn"], pods["dnn"], port)
+        assert not reaches(STRANGER, pods["dnn"], port)
+    assert reaches(pods["data"], pods["dnn"], 7600)
+
+
+def test_a_data_host_shows_the_ports_of_feed_and_engine_and_no_others() -> None:
+    pods, feed = labels_of_pods("jobset"), FeedSettings()
+    ports = {feed.port, feed.port + 1, *PRESETS["tf.data.service"].ports.values()}
+    near = {22, *(port + step for port in ports for step in (-1, 0, 1))}
+    assert {port for port in near if reaches(pods["dnn"], pods["data"], port)} == ports
+    # Of the others, Ray alone has ports: those it chooses itself are none to be listed.
+    assert {name for name, preset in PRESETS.items() if preset.ports} == {"tf.data.service", "ray"}
+
+
+def test_metrics_are_open_to_the_cluster_only_where_they_are_served_to_other_hosts() -> None:
+    pods = labels_of_pods("jobset")
+    assert reaches(STRANGER, pods["dnn"], 9400, is_served=True)
+    assert not reaches(STRANGER, pods["dnn"], 9401, is_served=True)
+    assert not reaches(STRANGER, pods["dnn"], 9400)
+
+
+@pytest.mark.parametrize("api", ["jobset", "trainer"])
+def test_the_role_has_the_rights_that_are_asked_for(api: Literal["jobset", "trainer"]) -> None:
+    role, binding = rbac(namespace="team-a", account="runner", api=api)
+    assert role["rules"] == rules(KubernetesSettings(api=api))
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def test_followers_get_the_priority_of_their_class() -> None:
+    own, policy, binding = objects("priority.yaml")
+    assert (own["kind"], own["preemptionPolicy"]) == ("PriorityClass", "Never")
+    selector = policy["spec"]["matchConstraints"]["objectSelector"]
+    assert selector == {"matchLabels": FOLLOWER_LABELS}
+    (mutation,) = policy["spec"]["mutations"]
+    expression = mutation["applyConfiguration"]["expression"]
+    assert f'"{own["metadata"]["name"]}", priority: {own["value"]}' in expression
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", ["rbac.yaml", "network-policy.yaml", "priority.yaml"])
+def test_no_object_breaks_a_rule(name: str) -> None:
+    found = objects(name, is_all=True)
+    assert [problem for each in found for problem in rule_problems(each, among=found)] == []
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")
+def test_kustomize_names_namespace_and_account_once() -> None:
+    words = ("kubectl", "kustomize", str(FOLDER))
+    made = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    found = {each["kind"]: each for each in yaml.safe_load_all(made)}
+    assert {each["metadata"]["namespace"] for each in found.values()} == {"kubeflow"}
+    assert found["RoleBinding"] == rbac(namespace="kubeflow", account="pipeline-runner")[1]

@@ -1,0 +1,565 @@
+"""The verbs of pipelines on SageMaker: on moto's server, and over recorded answers.
+
+moto has neither the steps of a run nor its stop: those are recorded.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stoker.cli import pipelines
+from stoker.errors import PlatformError
+from stoker.orchestrators.base import RunState
+from stoker.orchestrators.sagemaker.client import POLL_SECONDS, STOP_SECONDS, SageMakerClient
+from stoker.orchestrators.sagemaker.compile import ONLY_RUN
+from stoker.orchestrators.sagemaker.overlap import under_way_before
+from stoker.platforms.aws import Aws
+from stoker.records import Json
+from support.command import stoker
+from support.moto import ACCOUNT, REGION, AwsServer
+from support.sagemaker_orchestrator import (
+    BUCKET,
+    EXECUTION,
+    LAUNCHED,
+    PIPELINE,
+    ROLE,
+    RUN,
+    SCHEDULE_ROLE,
+    WORKLOAD,
+    Recorded,
+    at,
+    hand_made,
+    recorded,
+    step,
+    training_job,
+    workload,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def server(aws_server: AwsServer) -> AwsServer:
+    aws_server.make_bucket(BUCKET)
+    return aws_server
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes a project folder with the product's pipelines, code and a workload."""
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print(1)\n")
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(WORKLOAD))))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def upload(*overrides: str) -> dict[str, Json]:
+    """Uploads the pipeline made by hand: what a test is about comes after it."""
+    of = workload(*overrides)
+    client = SageMakerClient(of.sagemaker)
+    there, wanted = client.compared(hand_made(of))
+    return client.upload(hand_made(of), is_changed=there != wanted)
+
+
+def described() -> dict[str, Json]:
+    return Aws(region=REGION).call("sagemaker", "DescribePipeline", PipelineName="mnist")
+
+
+def scheduled(name: str = "stoker-mnist") -> dict[str, Json]:
+    return Aws(region=REGION).call("scheduler", "GetSchedule", Name=name)
+
+
+# The product's own pipeline, compiled and uploaded by the verb itself.
+
+
+def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
+    server: AwsServer, project: Path
+) -> None:
+    words = ("upload", "sagemaker", "w.yaml", "--set", "sagemaker.source=code", "--json")
+    done = stoker(*words)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["action"], told["id"]) == ("created", PIPELINE)
+    assert [uri.rpartition("/")[2] for uri in told["inputs"]] == ["code.tar.gz", "workload.json"]
+    assert all(Aws(region=REGION).has_object(uri) for uri in told["inputs"])
+    pipeline = described()
+    assert pipeline["RoleArn"] == ROLE
+    definition = json.loads(str(pipeline["PipelineDefinition"]))
+    assert definition["Version"] == "2020-12-01"
+    tags = Aws(region=REGION).call("sagemaker", "ListTags", ResourceArn=PIPELINE)
+    assert tags["Tags"] == [{"Key": "team", "Value": "vision"}]
+
+
+def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_difference(
+    server: AwsServer, project: Path
+) -> None:
+    assert stoker("upload", "sagemaker", "w.yaml").returncode == 0
+    before = described()
+    again = stoker("upload", "sagemaker", "w.yaml")
+    assert "pipeline mnist: no change" in again.stderr
+    assert again.stdout.startswith(f"unchanged: {PIPELINE}")
+    assert described() == before
+    cheaper = ("--set", "sagemaker.control.instance_type=ml.m5.large")
+    changed = stoker("upload", "sagemaker", "w.yaml", *cheaper)
+    assert changed.returncode == 0, changed.stderr
+    assert "pipeline mnist changes:" in changed.stderr
+    lines = [line.split() for line in changed.stderr.splitlines()]
+    assert ["-", '"InstanceType":', '"ml.t3.medium",'] in lines
+    assert ["+", '"InstanceType":', '"ml.m5.large",'] in lines
+    assert '/workload.json"' in changed.stderr
+    assert changed.stdout.startswith(f"updated: {PIPELINE}")
+    assert "next:    stoker start sagemaker w.yaml" in changed.stdout
+    assert "ml.m5.large" in str(described()["PipelineDefinition"])
+
+
+def test_a_fresh_upload_starts_with_no_warning(server: AwsServer, project: Path) -> None:
+    assert stoker("upload", "sagemaker", "w.yaml").returncode == 0
+    started = stoker("start", "sagemaker", "w.yaml", "--param", "epochs=3")
+    assert started.returncode == 0, started.stderr
+    assert "warning" not in started.stderr
+
+
+# From here on the pipeline is one made by hand: no SDK, no compiling.
+
+
+def test_an_input_that_was_deleted_is_uploaded_again(server: AwsServer, project: Path) -> None:
+    upload()
+    (uri,) = hand_made(workload()).uploads
+    Aws(region=REGION).delete_object(uri)
+    done = upload()
+    assert (done["action"], done["inputs"]) == ("unchanged", [uri])
+    assert Aws(region=REGION).has_object(uri)
+
+
+def test_a_new_tag_and_a_new_role_are_changes(server: AwsServer, project: Path) -> None:
+    upload()
+    other = "arn:aws:iam::123456789012:role/pipeline"
+    changes = (f"sagemaker.pipeline_role={other}", "sagemaker.tags.owner=ada")
+    assert upload(*changes)["action"] == "updated"
+    assert described()["RoleArn"] == other
+    tags = Aws(region=REGION).pages("sagemaker", "ListTags", items="Tags", ResourceArn=PIPELINE)
+    assert {tag["Key"]: tag["Value"] for tag in tags} == {"team": "vision", "owner": "ada"}
+    assert upload(*changes)["action"] == "unchanged"
+
+
+def test_parameters_arrive_under_the_services_names(server: AwsServer, project: Path) -> None:
+    upload()
+    words = ("--param", "epochs=3", "--param", "MaxUsdPerHour=12", "--param", "DataInstanceCount=4")
+    done = stoker("start", "sagemaker", "w.yaml", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    name, _, id = json.loads(done.stdout)["run"].partition("/")
+    answer = Aws(region=REGION).call(
+        "sagemaker",
+        "ListPipelineParametersForExecution",
+        PipelineExecutionArn=f"{PIPELINE}/execution/{id}",
+    )
+    assert name == "mnist"
+    assert answer["PipelineParameters"] == [
+        {"Name": "Epochs", "Value": "3"},
+        {"Name": "MaxUsdPerHour", "Value": "12"},
+        {"Name": "DataInstanceCount", "Value": "4"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [
+        ("epoch=3", ["no parameter Epoch", "did you mean Epochs?"]),
+        ("DataInstanceCounts=3", ["no parameter DataInstanceCounts", "DataInstanceCount?"]),
+        ("epochs=three", ["expected a whole number"]),
+        ("objective=speed", ["objective=speed is not possible", "use cost, time"]),
+        (f"model_group={'x' * 300}", ["300 characters, at most 244"]),
+    ],
+)
+def test_a_parameter_that_cannot_be_starts_nothing(
+    server: AwsServer, project: Path, parameter: str, words: list[str]
+) -> None:
+    upload()
+    done = stoker("start", "sagemaker", "w.yaml", "--param", parameter)
+    assert done.returncode == 2
+    for word in words:
+        assert word in done.stderr
+    runs = Aws(region=REGION).call("sagemaker", "ListPipelineExecutions", PipelineName="mnist")
+    assert runs["PipelineExecutionSummaries"] == []
+
+
+def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server: AwsServer, project: Path) -> None:
+    done = stoker("start", "sagemaker", "w.yaml")
+    assert done.returncode == 2
+    assert "pipeline mnist is not uploaded" in done.stderr
+    assert "stoker upload sagemaker" in done.stderr
+
+
+def test_an_upload_older_than_the_workload_is_said_to_be_so(
+    server: AwsServer, project: Path
+) -> None:
+    upload("training.epochs=1")
+    done = stoker("start", "sagemaker", "w.yaml")
+    assert done.returncode == 0
+    assert "warning: the uploaded pipeline has another workload" in done.stderr
+
+
+# The service's steps are what moto lacks: the wait itself is replaced by a long one.
+WAITING = """
+import time
+from stoker.cli import edge
+from stoker.cli import pipelines
+pipelines.wait_for = lambda *asked, **more: time.sleep(60)
+edge.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_waiting_and_not_the_run(
+    server: AwsServer, project: Path, number: signal.Signals, code: int
+) -> None:
+    upload()
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", WAITING, "start", "sagemaker", "w.yaml", "--wait"],
+        cwd=project,
+        env=server.environ(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert waiting.stderr
+    try:
+        said = ""
+        while "next:" not in said:
+            line = waiting.stderr.readline()
+            assert line, said
+            said += line
+        waiting.send_signal(number)
+        said += waiting.communicate(timeout=60)[1]
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert waiting.returncode == code, said
+    assert "stopped waiting; the run goes on" in said
+    assert "stop:    stoker stop sagemaker mnist/" in said
+    assert "told to stop" not in said
+
+
+def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    cron = ("--cron", "cron(30 6 ? * MON-FRI *)", "--time-zone", "Europe/Berlin")
+    queue = "arn:aws:sqs:eu-central-1:123456789012:given-up"
+    more = ("--param", "epochs=2", "--set", f"sagemaker.dead_letter_queue={queue}")
+    done = stoker("schedule", "sagemaker", "w.yaml", *cron, *more)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "scheduled: stoker-mnist  cron(30 6 ? * MON-FRI *)\n"
+    found = scheduled()
+    assert found["ScheduleExpression"] == "cron(30 6 ? * MON-FRI *)"
+    assert found["ScheduleExpressionTimezone"] == "Europe/Berlin"
+    assert found["FlexibleTimeWindow"] == {"Mode": "OFF"}
+    assert found["State"] == "ENABLED"
+    assert found["Target"] == {
+        "Arn": PIPELINE,
+        "RoleArn": SCHEDULE_ROLE,
+        "SageMakerPipelineParameters": {
+            "PipelineParameterList": [{"Name": "Epochs", "Value": "2"}]
+        },
+        "RetryPolicy": {"MaximumRetryAttempts": 3, "MaximumEventAgeInSeconds": 3600},
+        "DeadLetterConfig": {"Arn": queue},
+    }
+
+
+def test_another_schedule_has_another_name_and_one_of_the_same_is_replaced(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    words = ("schedule", "sagemaker", "w.yaml", "--json", "--cron")
+    for expression in ("rate(12 hours)", "cron(0 7 * * ? *)"):
+        assert json.loads(stoker(*words, expression).stdout)["name"] == "stoker-mnist"
+    assert stoker(*words, "rate(7 days)", "--name", "weekly").returncode == 0
+    assert scheduled()["ScheduleExpression"] == "cron(0 7 * * ? *)"
+    assert scheduled("stoker-mnist-weekly")["ScheduleExpression"] == "rate(7 days)"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--cron", "0 6 * * *"), "is not an expression of EventBridge Scheduler"),
+        (("--cron", "cron(0 6 * * *)"), "minute hour day month weekday year"),
+        (("--cron", "rate(1 day)", "--param", "epoch=1"), "did you mean Epochs?"),
+        (
+            ("--cron", "rate(1 day)", "--set", "sagemaker.schedule_role=null"),
+            "key sagemaker.schedule_role",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_not_made(
+    server: AwsServer, project: Path, words: tuple[str, ...], said: str
+) -> None:
+    upload()
+    done = stoker("schedule", "sagemaker", "w.yaml", *words)
+    assert done.returncode == 2, done.stdout
+    assert said in done.stderr
+    assert Aws(region=REGION).call("scheduler", "ListSchedules")["Schedules"] == []
+
+
+def test_a_schedule_of_that_name_that_starts_something_else_is_left_alone(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    target = {"Arn": f"arn:aws:sqs:{REGION}:{ACCOUNT}:queue", "RoleArn": SCHEDULE_ROLE}
+    Aws(region=REGION).call(
+        "scheduler",
+        "CreateSchedule",
+        Name="stoker-mnist",
+        ScheduleExpression="rate(1 day)",
+        FlexibleTimeWindow={"Mode": "OFF"},
+        Target=target,
+    )
+    done = stoker("schedule", "sagemaker", "w.yaml", "--cron", "rate(2 days)")
+    assert done.returncode == 2
+    assert "starts something else" in done.stderr
+    assert scheduled()["ScheduleExpression"] == "rate(1 day)"
+
+
+def make_training_job() -> str:
+    job = training_job("InProgress", "Training")
+    Aws(region=REGION).call(
+        "sagemaker",
+        "CreateTrainingJob",
+        TrainingJobName=job["TrainingJobName"],
+        AlgorithmSpecification={"TrainingImage": "image", "TrainingInputMode": "File"},
+        RoleArn=ROLE,
+        OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/out"},
+        ResourceConfig=job["ResourceConfig"],
+        StoppingCondition=job["StoppingCondition"],
+    )
+    return str(job["TrainingJobName"])
+
+
+def test_a_training_job_is_shown_with_its_groups_and_need_not_be_stopped(
+    server: AwsServer, project: Path
+) -> None:
+    name = make_training_job()
+    for verb in ("status", "stop"):
+        done = stoker(verb, "sagemaker", name)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{name}  Completed")
+        assert "dnn 1 x ml.g4dn.xlarge, data 2 x ml.c5.2xlarge" in done.stdout
+        assert f"#/jobs/{name}" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["status", "stop"])
+def test_a_run_that_is_not_there_is_a_usage_error(
+    server: AwsServer, project: Path, verb: str
+) -> None:
+    done = stoker(verb, "sagemaker", "nothing")
+    assert done.returncode == 2
+    assert "no pipeline and no training job nothing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("status", "sagmaker", "x"), "did you mean sagemaker?"),
+        (("start", "sagemaker", "w.yaml", "--set", "sagemaker=null"), "no settings for SageMaker"),
+        (("start", "sagemaker", "mnist"), "mnist is not a workload file"),
+    ],
+)
+def test_a_wrong_command_line_asks_nobody(
+    server: AwsServer, project: Path, words: tuple[str, ...], said: str
+) -> None:
+    done = stoker(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Over recorded answers.
+
+TRAIN = step("Train", "Executing")
+DONE = step("Train", "Succeeded", EndTime=at(9))
+
+
+def shown(status: str, *steps: dict[str, object], reason: str = "") -> RunState:
+    answers = recorded()
+    answers.add_state(status, *steps, jobs={LAUNCHED: "Completed"}, reason=reason)
+    run = SageMakerClient(None, aws=answers.aws()).status(EXECUTION)
+    answers.stubber.assert_no_pending_responses()
+    return run
+
+
+def test_a_run_is_shown_with_its_steps_and_the_jobs_that_they_started() -> None:
+    failed = step("Evaluate", "Failed", FailureReason="ClientError: no image")
+    run = shown("Failed", DONE, failed, reason="Step failure")
+    assert (run.run, run.status, run.reason) == (RUN, "Failed", "Step failure")
+    assert [(step.name, step.status) for step in run.steps] == [
+        ("Train", "Succeeded"),
+        ("Evaluate", "Failed"),
+        (f"job {LAUNCHED}", "Completed"),
+    ]
+    assert run.steps[1].reason == "ClientError: no image"
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "code"),
+    [
+        ("Succeeded", {}, 0),
+        ("Stopped", {}, 4),
+        ("Failed", {"FailureReason": "ClientError: no image"}, 4),
+        ("Failed", {"FailureReason": "AlgorithmError: , exit code: 6"}, 4),
+        ("Failed", {"FailureReason": "AlgorithmError: , exit code: 3"}, 3),
+        ("Failed", {"Metadata": {"Fail": {"ErrorMessage": "accuracy is 0.61"}}}, 3),
+    ],
+)
+def test_the_exit_code_says_whether_a_gate_failed(
+    status: str, failed: dict[str, object], code: int
+) -> None:
+    assert shown(status, step("Last", status, **failed)).exit_code == code
+
+
+def test_a_pipelines_name_means_its_newest_run_and_an_arn_names_its_region() -> None:
+    answers = recorded()
+    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+    newest = {"PipelineExecutionSummaries": [{"PipelineExecutionArn": EXECUTION}]}
+    answers.add("list_pipeline_executions", newest)
+    answers.add(
+        "describe_pipeline_execution",
+        {"PipelineExecutionStatus": "Executing"},
+        PipelineExecutionArn=EXECUTION,
+    )
+    answers.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": []})
+    answers.add("list_training_jobs", {"TrainingJobSummaries": []})
+    run = SageMakerClient(None, aws=answers.aws()).status("mnist")
+    assert (run.run, run.has_ended) == (RUN, False)
+
+
+def test_a_missing_permission_is_not_taken_for_a_missing_run() -> None:
+    answers = recorded()
+    answers.refuse("describe_pipeline", "AccessDeniedException", "not authorized to perform")
+    with pytest.raises(PlatformError, match="permission"):
+        SageMakerClient(None, aws=answers.aws()).status("mnist")
+
+
+def wait(answers: Recorded) -> tuple[RunState, list[str]]:
+    aws, lines = answers.aws(), list[str]()
+    client = SageMakerClient(None, aws=aws)
+    run = pipelines.wait_for(client, RUN, show=lines.append, sleep=aws.sleep, clock=aws.clock)
+    return run, [" ".join(line.split()) for line in lines]
+
+
+def test_waiting_tells_each_change_of_a_step_once_and_outlasts_a_service_that_is_away() -> None:
+    answers = recorded()
+    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+    answers.refuse("describe_pipeline_execution", "ResourceNotFound", "does not exist")
+    answers.add_state("Executing", TRAIN)
+    answers.add_state("Executing", TRAIN)
+    for _ in range(3):
+        answers.refuse("describe_pipeline", "ThrottlingException", "Rate exceeded")
+    answers.add_state("Succeeded", DONE)
+    run, lines = wait(answers)
+    assert run.exit_code == 0
+    assert lines == ["Train Executing", "Train Succeeded"]
+
+
+def test_waiting_ends_if_the_service_stays_away_or_refuses() -> None:
+    answers = recorded()
+    for _ in range(1000):
+        answers.refuse("describe_pipeline", "ThrottlingException", "Rate exceeded")
+    with pytest.raises(PlatformError, match="throttled"):
+        wait(answers)
+    assert 0 <= answers.seconds - pipelines.PATIENCE_SECONDS < 60
+    answers = recorded()
+    answers.refuse("describe_pipeline", "AccessDeniedException", "not authorized")
+    with pytest.raises(PlatformError, match="permission"):
+        wait(answers)
+    assert answers.slept == []
+
+
+def test_a_stop_ends_the_jobs_that_the_run_left_behind() -> None:
+    answers = recorded()
+    going = {LAUNCHED: "InProgress", f"{LAUNCHED}-plan2": "InProgress"}
+    answers.add_state("Executing", TRAIN, jobs=going)
+    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+    answers.add("stop_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
+    # While the run is stopping its step may stop them.
+    answers.add_state("Stopping", TRAIN, jobs=going)
+    answers.add_state("Stopped", jobs=going)
+    for name in going:
+        answers.add("stop_training_job", {}, TrainingJobName=name)
+    answers.add_state("Stopped", jobs=dict.fromkeys(going, "Stopping"))
+    answers.add_state("Stopped", jobs=dict.fromkeys(going, "Stopped"))
+    run = SageMakerClient(None, aws=answers.aws()).stop(EXECUTION)
+    assert run.status == "Stopped"
+    answers.stubber.assert_no_pending_responses()
+
+
+def test_a_run_that_has_ended_is_not_stopped_but_its_job_is() -> None:
+    answers = recorded()
+    for _ in range(2):
+        answers.add_state("Failed", jobs={LAUNCHED: "InProgress"})
+    answers.add("stop_training_job", {}, TrainingJobName=LAUNCHED)
+    answers.add_state("Failed", jobs={LAUNCHED: "Stopped"})
+    assert SageMakerClient(None, aws=answers.aws()).stop(EXECUTION).status == "Failed"
+    answers.stubber.assert_no_pending_responses()
+
+
+def test_a_stop_that_takes_too_long_says_where_to_look() -> None:
+    answers = recorded()
+    answers.add_state("Executing")
+    answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
+    answers.add("stop_pipeline_execution", {"PipelineExecutionArn": EXECUTION})
+    for _ in range(int((STOP_SECONDS + 60) / POLL_SECONDS)):
+        answers.add_state("Stopping")
+    with pytest.raises(PlatformError) as refused:
+        SageMakerClient(None, aws=answers.aws()).stop(EXECUTION)
+    assert f"stoker status sagemaker {RUN}" in refused.value.fix
+    assert STOP_SECONDS <= answers.seconds < STOP_SECONDS + 60
+
+
+# A step of the pipeline asks for runs to give way to.
+
+
+def listed(execution: str, minute: int, status: str = "Executing") -> dict[str, object]:
+    return {
+        "PipelineExecutionArn": f"{PIPELINE}/execution/{execution}",
+        "PipelineExecutionStatus": status,
+        "StartTime": at(minute),
+    }
+
+
+def before(execution: str, *runs: dict[str, object], later: str = "") -> tuple[str, ...]:
+    answers = recorded()
+    newest, oldest = runs[:1], runs[1:]
+    # Next to a day's training an hourly schedule leaves many refused runs.
+    refused = [listed(f"refused-{n}", 2, "Failed") for n in range(99)]
+    summaries = "PipelineExecutionSummaries"
+    answers.add("list_pipeline_executions", {summaries: [*newest, *refused], "NextToken": "more"})
+    answers.add("list_pipeline_executions", {summaries: list(oldest)})
+    if later:
+        guard = [step("Profile", "Succeeded"), step("Guard", later, StepDisplayName=ONLY_RUN)]
+        answers.add("list_pipeline_execution_steps", {"PipelineExecutionSteps": guard})
+    found = under_way_before("mnist", execution, aws=answers.aws())
+    answers.stubber.assert_no_pending_responses()
+    return found
+
+
+def test_of_two_runs_that_are_under_way_only_the_later_one_gives_way() -> None:
+    runs = (listed("later", 2), listed("earlier", 1), listed("before", 0, "Succeeded"))
+    assert before("later", *runs) == ("mnist/earlier",)
+    # The later one is at its own check.
+    assert before("earlier", *runs, later="Executing") == ()
+    # It passed the check while this one had failed, which is tried again now.
+    assert before("earlier", *runs, later="Succeeded") == ("mnist/later",)
+    assert before("not-listed-yet", *runs) == ("mnist/later", "mnist/earlier")
+
+
+def test_the_pipeline_s_own_step_fails_with_4_if_it_has_to_give_way(
+    server: AwsServer, project: Path
+) -> None:
+    upload()
+    alone = stoker("status", "sagemaker", "mnist", "--besides", "abc")
+    assert (alone.returncode, "no run of mnist" in alone.stdout) == (0, True)

@@ -1,0 +1,37 @@
+"""Reads the files of configs/kubernetes that an administrator applies, as their comments say."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "configs" / "kubernetes"
+
+
+def objects(name: str, *, is_all: bool = False) -> list[dict[str, Any]]:
+    """Returns the objects of a file.
+
+    Args:
+        name: Name of the file.
+        is_all: With what stands there as a comment, to be put in by those who need it.
+    """
+    text = (FOLDER / name).read_text()
+    return [*yaml.safe_load_all(re.sub(r"(?m)^( *)# (- \{)", r"\1\2", text) if is_all else text)]
+
+
+def rbac(*, namespace: str, account: str, api: str = "jobset") -> list[dict[str, Any]]:
+    """Returns Role and RoleBinding, as kustomize makes them."""
+    role, binding = objects("rbac.yaml", is_all=api == "trainer")
+    if api == "trainer":
+        role["rules"] = [r for r in role["rules"] if r["apiGroups"] != ["jobset.x-k8s.io"]]
+    binding["subjects"] = [{"kind": "ServiceAccount", "name": account, "namespace": namespace}]
+    return [each | {"metadata": each["metadata"] | {"namespace": namespace}} for each in
+            (role, binding)]  # fmt: skip
+
+
+def follower_priority(namespace: str) -> list[Mapping[str, Any]]:
+    """Returns the priority of the pods that follow jobs from a namespace."""
+    text = (FOLDER / "priority.yaml").read_text()
+    return [*yaml.safe_load_all(text.replace("values: [kubeflow]", f"values: [{namespace}]"))]
