@@ -115,7 +115,14 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--cluster", "--set", "--json", "--debug"},
-    "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
+    "init": {
+        "--script",
+        "--example",
+        "--platform",
+        "--from-training-job",
+        "--region",
+        "--debug",
+    },
     "compile": {
         "--out",
         "--components",

@@ -35,8 +35,8 @@ _FIX = "pack the folder anew with `tar -C FOLDER -czf code.tar.gz .`, and data a
 def unpack(package: Path, folder: Path) -> Path:
     """Unpacks a package into `folder`, over what is there, and returns `folder`.
 
-    What is there stays as it is if the package is refused. Python's data filter refuses members that
-    lead out of the folder (from 3.11.4 on).
+    What is there stays as it is if the package is refused. Python's data filter (3.11.4 and newer)
+    refuses members that lead out of the folder.
 
     Args:
         package: A tar file with gzip.
