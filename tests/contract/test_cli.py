@@ -136,9 +136,6 @@ VERBS = {
     | {"--cron", "--name", "--time-zone", "--param", "--set", "--json", "--debug"},
     "status": {"--besides"} | REACH | {"--workload", "--json", "--debug"},
     "stop": REACH | {"--workload", "--json", "--debug"},
-    "render": {
-        *("--out", "--set", "--debug"),
-    },
     "launch": set(),
 }
 

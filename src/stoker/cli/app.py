@@ -50,7 +50,6 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Set up": {
             "init": "Makes a project of a script, a training job or an example.",
             "doctor": "Checks what a host or a cluster lacks.",
-            "render": "Prints what an administrator applies once.",
             "launch": "Starts this host's part of a job; the entry point of the image.",
         },
     }

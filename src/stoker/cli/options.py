@@ -7,8 +7,9 @@ Options that only the steps of a pipeline use are hidden from help (docs/command
 import contextlib
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -170,6 +171,62 @@ StepParams = Annotated[
         hidden=True,
     ),
 ]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's id, ARN or page, a pipeline (its newest run), or a job."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Where Kubeflow is, as far as the command line says it; `workload` for verbs of a run."""
+
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="URL", help="Kubeflow: its URL (default: the workload's)."),
+    ] = None
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace", metavar="N", help="Kubeflow: your namespace (default: the workload's)."
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="F", help="Kubeflow: your token (default: the workload's)."
+        ),
+    ] = None
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file",
+            metavar="F",
+            help="Kubeflow: certificates to trust (default: the workload's, or the system's).",
+        ),
+    ] = None
+
+    def words(self, file: str | None) -> str:
+        """Returns the flags with which `status` and `stop` reach the same place, after a blank."""
+        given = {"workload": file, **asdict(self)}
+        words = (w for k, v in given.items() if v for w in (f"--{k.replace('_', '-')}", str(v)))
+        return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReach(Reach):
+    """The same for verbs that name a run."""
+
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload", metavar="W", help="Kubeflow: workload that says where (default: --host)."
+        ),
+    ] = None
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout instead of text.")]
 Report = Annotated[
     Path | None,

@@ -13,9 +13,9 @@ from types import ModuleType
 import msgspec
 
 from stoker.errors import MissingExtraError, UsageError, install_command
-from stoker.parameters import Kind, Parameter
+from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
 from stoker.platforms.sagemaker.submit import pack
-from stoker.records import SageMakerSettings, Workload, to_document, to_json
+from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +66,29 @@ def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
         default=lambda workload: default,
         overrides=lambda value: (),
     )
+
+
+def told_parameters(
+    texts: Sequence[str], *, workload: Workload, there: Sequence[str], is_camel: bool
+) -> Iterator[tuple[str, str, Parameter | None]]:
+    """Yields name, checked value, and the workload's own parameter, of NAME=VALUE texts.
+
+    Args:
+        there: Names of the uploaded pipeline's parameters.
+        is_camel: Whether they are in camel case.
+
+    Raises:
+        UsageError: If the pipeline has no such parameter, or its value cannot be.
+    """
+    known = {name: p for p in parameters_of(workload) for name in (p.name, p.camel_name)}
+    for text in texts:
+        typed, _, value = text.partition("=")
+        own = known.get(typed.strip())
+        name = camel(typed.strip()) if is_camel else own.name if own else typed.strip()
+        if name not in there:
+            fix = f"{nearest(name, sorted(there))}; a new one: stoker upload TARGET WORKLOAD"
+            raise UsageError(f"the uploaded pipeline has no parameter {name}", fix=fix)
+        yield name, parse([text], workload=workload)[own.name] if own else value, own
 
 
 def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:
