@@ -236,10 +236,6 @@ def entered(
         ),
         (entered(), ("train",), 1, "the job names no program"),
         (
-            entered(ContainerEntrypoint=["stoker", "launch", "--"], ContainerArguments=["python"]),
-            *(("python",), None, "Made from"),
-        ),
-        (
             entered({"sagemaker_program": "go.sh"}),
             *(("bash", "go.sh"), 1, "does not say where its code came from"),
         ),
@@ -254,7 +250,7 @@ def entered(
 def test_the_command_is_what_the_job_ran(
     request_of: dict[str, object],
     command: tuple[str, ...],
-    processes: int | None,
+    processes: int,
     said: str,
     tmp_path: Path,
 ) -> None:
@@ -265,28 +261,6 @@ def test_the_command_is_what_the_job_ran(
     assert said in words
 
 
-def test_a_job_that_stoker_started_loses_what_stoker_added(tmp_path: Path) -> None:
-    request = entered(
-        ContainerEntrypoint=["stoker", "launch", "--"], ContainerArguments=["python", "t.py"]
-    ) | {
-        "InputDataConfig": [
-            channel("training", "s3://photos/train/"),
-            channel("stoker_token", "s3://photos/out/job/stoker_token/"),
-            channel("stoker_code", "s3://photos/out/job/stoker_code/"),
-        ],
-        "Environment": {
-            "STOKER_CODE_FILE": "/opt/ml/input/data/stoker_code/code.tar.gz",
-            "STOKER_FEED": "{}",
-            "MINE": "1",
-        },
-    }
-    _, workload = made(request, tmp_path)
-    assert list(workload.channels) == ["training"]
-    assert workload.sagemaker is not None
-    assert workload.sagemaker.environment == {"MINE": "1"}
-    assert workload.sagemaker.source == "s3://photos/out/job/stoker_code/code.tar.gz"
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -295,6 +269,7 @@ def test_a_job_that_stoker_started_loses_what_stoker_added(tmp_path: Path) -> No
             "no image of its own",
         ),
         ({"ResourceConfig": {"VolumeSizeInGB": 30}}, "runs serverless"),
+        (entered(ContainerEntrypoint=["stoker", "launch", "--"]), "was started by stoker"),
     ],
 )
 def test_a_job_that_no_workload_can_hold_is_refused(
