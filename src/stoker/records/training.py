@@ -386,7 +386,7 @@ def training_record(facts: TrainingFacts) -> Training:
         groups=facts.groups,
         decision_id=facts.decision_id,
         # The platform saw more than the leader could write, for one the leader's own death.
-        status="stopped" if facts.is_interrupted else facts.status,
+        status=_status(facts, is_unfed=inside.is_unfed),
         exit_code=exit_code,
         failure=_failure(facts),
         hosts=inside.hosts,
@@ -440,6 +440,13 @@ def copied_to(
             record, measured=msgspec.structs.replace(record.measured, timeline_file=name)
         )
     return msgspec.structs.replace(record, model_uri=model_uri or record.model_uri)
+
+
+def _status(facts: TrainingFacts, *, is_unfed: bool) -> Literal["succeeded", "failed", "stopped"]:
+    if facts.is_interrupted:
+        return "stopped"
+    # The platform saw the command end well: its data hosts fed nobody all the same.
+    return "failed" if is_unfed and facts.status == "succeeded" else facts.status
 
 
 def _failure(facts: TrainingFacts) -> str | None:
