@@ -72,11 +72,9 @@ OF_OTHERS = {
     "logs:CreateLogStream": "the service, for a job's lines",
     "logs:PutLogEvents": "the service, for a job's lines",
     "sagemaker:CreateModelPackage": "the pipeline's step",
-    "sagemaker:CreateModelPackageGroup": "the pipeline's step",
     "sagemaker:CreateProcessingJob": "the pipeline's steps",
     "sagemaker:DescribeProcessingJob": "the pipeline, of its steps",
     "sagemaker:StopProcessingJob": "the pipeline, of its steps",
-    "sagemaker:DescribeModelPackageGroup": "the pipeline's step",
     "sqs:SendMessage": "the scheduler, with a dead-letter queue",
 }
 # MLflow's client asks for these under IAM's names for them; no service of botocore has them.
