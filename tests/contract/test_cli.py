@@ -115,7 +115,14 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--cluster", "--set", "--json", "--debug"},
-    "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
+    "init": {
+        "--script",
+        "--example",
+        "--platform",
+        "--from-training-job",
+        "--region",
+        "--debug",
+    },
     "compile": {
         "--out",
         "--components",
@@ -129,9 +136,6 @@ VERBS = {
     | {"--cron", "--name", "--time-zone", "--param", "--set", "--json", "--debug"},
     "status": {"--besides"} | REACH | {"--workload", "--json", "--debug"},
     "stop": REACH | {"--workload", "--json", "--debug"},
-    "render": {
-        *("--out", "--set", "--debug"),
-    },
     "launch": set(),
 }
 

@@ -93,7 +93,6 @@ def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name: 
         "upload sagemaker",
         "start sagemaker",
         "schedule sagemaker --list",
-        "render iam --out policies",
         "decide profile.json --workload",
     ],
 )

@@ -89,7 +89,8 @@ def test_a_run_without_one_fed_batch_has_failed_by_its_cause(
         end = job.end()
         record = job.training()
         told = job.failure_file() or ""
-    assert (end.status, record.status) == ("failed" if why else "succeeded",) * 2
+    # The hosts end well: a platform keeps the model then, and does not train once more.
+    assert (end.status, record.status) == ("succeeded", "failed" if why else "succeeded")
     # The command itself ended well.
     assert (record.exit_code, record.steps, record.is_unfed) == (0, steps, bool(why))
     assert why in told

@@ -151,6 +151,8 @@ def test_with_shards_enough_a_stream_is_as_any_loader() -> None:
 
 
 OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoader", reach="own")
+# Torch's class, in a script that imports stoker's.
+LEFT = ProfiledLoader(class_name=STREAM.class_name, reach="left")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,7 @@ OWN = ProfiledLoader(class_name="litdata.streaming.dataloader.StreamingDataLoade
             ProfiledLoader(class_name=STREAM.class_name, reach="torch"),
             FeedSettings(replace_dataloader=False),
         ),
+        (LEFT, FeedSettings()),
     ],
 )
 def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(
@@ -186,6 +189,10 @@ def test_a_chain_stops_before_a_training_that_the_feed_cannot_reach() -> None:
     assert "feed.replace_dataloader: false" in caught.value.fix
     refuse_unfed(profile, workload(feed=FeedSettings(replace_dataloader=False)))
     refuse_unfed(profile, workload(engine="ray"))
+    with pytest.raises(UsageError, match="imports stoker's DataLoader") as caught:
+        refuse_unfed(profile_of(LEFT), workload())
+    assert "--replace-dataloader true" in caught.value.fix
+    refuse_unfed(profile_of(LEFT), workload(feed=FeedSettings(replace_dataloader=True)))
     refuse_unfed(profile_of(STREAM), workload())
     refuse_unfed(profile_of(None), workload())
 

@@ -56,7 +56,7 @@ def test_batches_of_the_main_loader_come_before_optimizer_steps(tmp_path: Path) 
 def test_a_loader_that_was_made_and_never_read_did_no_step(tmp_path: Path) -> None:
     (tmp_path / FILE.format(rank=0)).write_text(COLUMNS + "\n")
     assert counted_steps(tmp_path, {}, {}) == 0
-    assert why_unfed(say(tmp_path, Loading(is_fed=True)), {}, {}) == ""
+    assert why_unfed(say(tmp_path, Loading(is_fed=True)), {}) == ""
 
 
 @pytest.mark.parametrize(
@@ -82,20 +82,22 @@ def test_a_loader_that_was_made_and_never_read_did_no_step(tmp_path: Path) -> No
 def test_a_run_without_a_fed_batch_is_told_by_its_cause(
     tmp_path: Path, loadings: tuple[Loading, ...], why: str
 ) -> None:
-    words = why_unfed(say(tmp_path, *loadings), {}, {})
+    words = why_unfed(say(tmp_path, *loadings), {})
     assert why in words
     assert words.startswith("no batch came from its data hosts: ") is bool(why)
 
 
 def test_batches_of_the_feed_count_wherever_they_were_made(tmp_path: Path) -> None:
     say(tmp_path, Loading(is_fed=True, optimizer_steps=9))
-    assert why_unfed(tmp_path, TIMELINE, {}) == ""
-    assert why_unfed(tmp_path, {}, PROGRESS) == ""
+    assert why_unfed(tmp_path, PROGRESS) == ""
+    (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
+    assert why_unfed(tmp_path, {}) == ""
 
 
 def test_batches_that_are_only_timed_are_none_of_the_feed(tmp_path: Path) -> None:
     say(tmp_path, Loading(optimizer_steps=9, own=("x.Loader",)))
-    assert "x.Loader makes batches in its own way" in why_unfed(tmp_path, TIMELINE, {})
+    (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
+    assert "x.Loader makes batches in its own way" in why_unfed(tmp_path, {})
 
 
 def test_what_an_earlier_attempt_said_is_forgotten(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def test_a_streams_shards_are_those_of_all_ranks() -> None:
     ("given", "words"),
     [
         ({"reach": "own", "class_name": "litdata.X"}, "litdata.X makes batches in its own way"),
+        ({"reach": "left"}, "or use --replace-dataloader true"),
         ({}, f"loader: {TORCHS}; data hosts can make its batches, without a change"),
         ({"iterable": True, "divides": False}, "more workers would only repeat its samples"),
     ],
@@ -170,6 +171,16 @@ def test_a_streams_shards_are_those_of_all_ranks() -> None:
 def test_one_line_says_how_far_data_hosts_can_help(given: dict[str, object], words: str) -> None:
     facts = loader_of(ONE_CORE, **({"class_name": TORCHS} | given))
     assert words in " ".join(explain(combined(changed(ONE_CORE, loader=facts))).split())
+
+
+def test_a_script_that_imports_stokers_class_is_not_fed_by_torchs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(stoker, "DataLoader", raising=False)
+    loader = torch.utils.data.DataLoader([1])  # type: ignore[arg-type]
+    assert facts_of(loader).reach == "torch"
+    assert facts_of(stoker.DataLoader([1])).reach == "stoker"  # type: ignore[arg-type]
+    assert facts_of(loader).reach == "left"
 
 
 def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either() -> None:
@@ -180,8 +191,6 @@ def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either(
     class Mine(StreamingDataLoader):
         pass
 
-    assert facts_of(torch.utils.data.DataLoader([1])).reach == "torch"  # type: ignore[arg-type]
-    assert facts_of(stoker.DataLoader([1])).reach == "stoker"  # type: ignore[arg-type]
     for kind in (StreamingDataLoader, Mine):
         found = facts_of(kind([1]))  # type: ignore[arg-type]
         assert found.reach == "own"

@@ -102,6 +102,7 @@ def test_what_was_observed_is_said_and_is_a_record() -> None:
     error = reason(rank())
     assert "it ran 10.0 s and used 5.0 CPU-seconds: 25% of 2 vCPUs" in error.where
     assert "num_workers=3" in error.where
+    assert "or lower profile.budget_seconds (--budget)" in error.fix
     assert error.observed is not None
     assert error.observed.step is None
     assert error.observed.observed is not None

@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
 
+from stoker.catalog import load_catalog
+from stoker.cli.kept_training import train_and_keep
 from stoker.cli.train import command_line
 from stoker.errors import PlatformError
 from stoker.platforms.base import JobSpec
-from stoker.records import Evaluation, Event, Training, write_json
+from stoker.records import Evaluation, Event, Training, to_json, write_json
 from support.command import stoker
 from support.sample_records import training
 
@@ -32,6 +35,62 @@ def test_the_command_that_goes_on_has_the_words_of_the_first(
 def _begun(when: str, what: str = "agent joined") -> Training:
     events = (Event(when=when, what="training started"), Event(when=when, what=what))
     return msgspec.structs.replace(training(), events=events)
+
+
+class Keeper:
+    """Takes a platform's place that kept the record of an earlier attempt."""
+
+    name = "local"
+
+    def __init__(self, record: Training) -> None:
+        self.record = record
+
+    def plan(self, job: JobSpec) -> JobSpec:
+        return job
+
+    def kept(self, _: JobSpec) -> str:
+        return to_json(self.record)
+
+    def keep(self, _: JobSpec, record: str) -> None:
+        self.record = msgspec.json.decode(record, type=Training)
+
+    is_cancelled = lost = adopting = submit = describe = plan
+
+
+@pytest.mark.parametrize(
+    ("status", "is_unfed", "is_taken"),
+    [("succeeded", False, True), ("failed", True, True), ("failed", False, False)],
+)
+def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: Literal["succeeded", "failed"],
+    is_unfed: bool,
+    is_taken: bool,
+) -> None:
+    record = msgspec.structs.replace(training(), status=status, is_unfed=is_unfed)
+    again: list[JobSpec] = []
+
+    def train_again(job: JobSpec, **_: object) -> Training:
+        again.append(job)
+        return record
+
+    monkeypatch.setattr("stoker.train.train", train_again)
+    monkeypatch.setattr("stoker.cli.kept_training.git_state", lambda _: {})
+    job = JobSpec(name="a-1", command=("true",), groups=(), run_dir=tmp_path, records={"step": "t"})
+    found = train_and_keep(
+        job,
+        platform=Keeper(record),  # type: ignore[arg-type]
+        catalog=load_catalog("local"),
+        decision=None,
+        total_steps=None,
+        out=None,
+        again="",
+        quiet=True,
+        echo=False,
+        on_submit=lambda: None,
+    )
+    assert (found, not again) == (record, is_taken)
 
 
 MONDAY, TUESDAY = "2026-11-16T08:00:00.000Z", "2026-11-17T08:00:00.000Z"

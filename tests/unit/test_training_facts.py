@@ -66,6 +66,13 @@ def test_the_platform_s_end_counts_before_the_leader_s() -> None:
     assert told(leader=led(status="succeeded"), status="failed").status == "failed"
 
 
+def test_a_training_that_nobody_fed_has_failed_though_its_hosts_ended_well() -> None:
+    unfed = led(status="failed", exit_code=0, is_unfed=True, failure="no batch came")
+    found = told(leader=unfed, exit_code=0)
+    assert (found.status, found.exit_code, found.failure) == ("failed", 0, "no batch came")
+    assert told(leader=unfed, is_interrupted=True).status == "stopped"
+
+
 def test_the_leader_s_words_of_a_failure_count_before_the_platform_s() -> None:
     failed = led(status="failed", failure="its words")
     assert told(leader=failed, status="failed", failure="exit code 1").failure == "its words"

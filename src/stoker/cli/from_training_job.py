@@ -51,7 +51,7 @@ _DEFAULTS = ("S3Prefix", "FullyReplicated", "File", "None", "/opt/ml/checkpoints
 _READ = re.compile(
     r"TrainingJobName|HyperParameters|Environment|VpcConfig|ChannelName"
     r"|AlgorithmSpecification\.(TrainingI.*|MetricDefinitions|Container.*)"
-    r"|ResourceConfig\.Instance(Type|Count|Groups)"
+    r"|ResourceConfig\.(Selected)?Instance(Type|Count|Groups)"
     r"|DataSource\.(FileSystemDataSource|S3DataSource\.(S3Uri|InstanceGroupNames))"
 )
 
@@ -138,7 +138,6 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         "[{metric: accuracy, min: 0.94}] for what the script reports with stoker.log_metrics, and "
         "training: {epochs: 10, samples_per_epoch: 50000, global_batch_size: 256}."
         + (f" The job's metrics ended at {ended}." if ended else ""),
-        "Environment variables stand in requests and logs: keep no secret there.",
     ]
     model = getattr(aws.client("sagemaker"), "meta").service_model  # noqa: B009
     settable = model.operation_model("CreateTrainingJob").input_shape.members
@@ -203,7 +202,10 @@ def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | 
 
 def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], dict[str, str]]:
     """Returns `cluster.dnn`, and each instance group's role."""
-    resources = mapping(job, "ResourceConfig")
+    resources = dict(mapping(job, "ResourceConfig"))
+    # A job may name several types (InstancePreferences): the one that it got.
+    for key in ("InstanceType", "InstanceCount"):
+        resources[key] = resources.get(f"Selected{key}") or resources.get(key)
     groups = mappings(resources, "InstanceGroups")
     if not groups and not resources.get("InstanceType"):
         raise UsageError(

@@ -57,7 +57,8 @@ def train_and_keep(
 ) -> "Training":
     """Trains and shows how far it is; keeps the record of a training that is stopped.
 
-    The step of a pipeline (`job.records`) takes the record of an earlier attempt that succeeded.
+    The step of a pipeline (`job.records`) takes the record of an earlier attempt that succeeded, or
+    whose data hosts fed nobody.
 
     Args:
         job: What to train; its folder gets the record of a training that is stopped.
@@ -80,7 +81,9 @@ def train_and_keep(
     keeper = platform if job.records and isinstance(platform, RecoveringPlatform) else None
     request = keeper.plan(job) if keeper else None
     kept = keeper.kept(request) if keeper else ""
-    if kept and (found := read_json(kept, Training)).status == "succeeded":
+    found = read_json(kept, Training) if kept else None
+    # One whose data hosts fed nobody would feed nobody again.
+    if found and (found.status == "succeeded" or found.is_unfed):
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
         return found

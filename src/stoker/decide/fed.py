@@ -11,7 +11,12 @@ def unfed_words(profile: Profile, feed: FeedSettings) -> str:
         return ""
     if loader.reach == "own":
         return f"{loader.class_name} makes batches in its own way, so that data hosts cannot help"
-    if loader.reach == "torch" and feed.replace_dataloader is False:
+    if loader.reach == "left" and feed.replace_dataloader == "auto":
+        return (
+            f"the script imports stoker's DataLoader and reads {loader.class_name}, for which data "
+            "hosts make no batches (read stoker's class, or use --replace-dataloader true)"
+        )
+    if loader.reach != "stoker" and feed.replace_dataloader is False:
         return (
             "feed.replace_dataloader is false, so that data hosts make no batches for "
             f"{loader.class_name}"
@@ -26,13 +31,16 @@ def refuse_unfed(profile: Profile, workload: Workload) -> None:
         UsageError: If it is so, and the workload does not say that the feed is not to take it over.
     """
     loader, feed = profile.loader, workload.feed
-    if loader is None or loader.reach != "own" or feed.replace_dataloader is False:
+    words = unfed_words(profile, feed)
+    if loader is None or not words or feed.replace_dataloader is False:
         return
     if workload.engine_settings.name != "feed":
         return
+    fix = "give the training a loader of torch's or stoker's"
+    if loader.reach == "left":
+        fix = "read stoker's class, or train with --replace-dataloader true"
     raise UsageError(
-        unfed_words(profile, feed),
+        words,
         where=f"workload {workload.name}, the loader that was profiled",
-        fix="give the training a loader of torch's or stoker's; or set feed.replace_dataloader: "
-        "false, to train without data hosts",
+        fix=f"{fix}; or set feed.replace_dataloader: false, to train without data hosts",
     )

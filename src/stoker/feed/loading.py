@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.feed.timeline import MeasuredStep, has_no_step
+from stoker.feed.timeline import MeasuredStep, has_no_step, read_timelines
 from stoker.feed.wire.protocol import Progress
 
 # By process: a rank's number is also the one of what started it, or helps it.
@@ -100,21 +100,19 @@ def counted_steps(
     return 0 if is_idle else None
 
 
-def why_unfed(
-    output: Path,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
-    progress: Mapping[int, Progress],
-) -> str:
+def why_unfed(output: Path, progress: Mapping[int, Progress]) -> str:
     """Returns why no batch of a run came through the feed; empty: one did, or there was no step.
 
     Args:
-        output: Folder of the leader's ranks.
-        timelines: The main loader's steps of these ranks.
+        output: Folder of the leader's ranks, with their timelines.
         progress: Last report of each rank that took batches from the feed.
     """
-    loadings = read_loadings(output)
+    # It tells of most runs: timelines of days are long to read.
+    if any(report.steps for report in progress.values()):
+        return ""
+    loadings, timelines = read_loadings(output), read_timelines(output)
     is_fed = any(each.is_fed for each in loadings)
-    if any(report.steps for report in progress.values()) or (timelines and is_fed):
+    if timelines and is_fed:
         return ""
     if is_fed and any(each.epochs for each in loadings):
         why = "a loader of stoker's was read and gave no batch; is its dataset empty?"

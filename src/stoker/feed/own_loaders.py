@@ -6,7 +6,7 @@ The table is light to import: the feed warns by it, and a profile says by it wha
 import sys
 from typing import Literal
 
-Reach = Literal["stoker", "torch", "own"]
+Reach = Literal["stoker", "torch", "left", "own"]
 
 _STOKERS = "stoker.feed.loader.DataLoader"
 # Module: the class in it that makes batches in a way of its own.
@@ -25,6 +25,12 @@ def own_loaders() -> list[str]:
     return [f"{module}.{name}" for module, name in OWN_LOADERS.items() if module in sys.modules]
 
 
+def imports_stokers() -> bool:
+    """Returns whether the script has asked for stoker's DataLoader, which says what is fed."""
+    # The package keeps each name once it is asked for; stoker imports the class from its module.
+    return "DataLoader" in vars(sys.modules["stoker"])
+
+
 def reach_of(kind: type) -> tuple[str, Reach]:
     """Returns the full name of a loader's class, and how far data hosts can make its batches.
 
@@ -35,4 +41,6 @@ def reach_of(kind: type) -> tuple[str, Reach]:
     found = next((name for name in names if name in own), None)
     if found is not None:
         return found, "own"
-    return names[0], "stoker" if _STOKERS in names else "torch"
+    if _STOKERS in names:
+        return names[0], "stoker"
+    return names[0], "left" if imports_stokers() else "torch"

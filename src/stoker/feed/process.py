@@ -445,12 +445,6 @@ class TrainerProcess:
         return each + (self.settings.local_rank < rest)
 
 
-def imports_stokers() -> bool:
-    """Returns whether the script has asked for stoker's DataLoader, which says what is fed."""
-    # The package keeps each name once it is asked for; stoker imports the class from its module.
-    return "DataLoader" in vars(sys.modules["stoker"])
-
-
 def this_process() -> TrainerProcess:
     """Returns the one of this process; a forked child has its own.
 

@@ -35,8 +35,8 @@ _FIX = "pack the folder anew with `tar -C FOLDER -czf code.tar.gz .`, and data a
 def unpack(package: Path, folder: Path) -> Path:
     """Unpacks a package into `folder`, over what is there, and returns `folder`.
 
-    What is there stays as it is if the package is refused. Python's data filter refuses members that
-    lead out of the folder (from 3.11.4 on).
+    What is there stays as it is if the package is refused. Python's data filter (3.11.4) refuses
+    members that lead out of the folder.
 
     Args:
         package: A tar file with gzip.
@@ -233,7 +233,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Plays this host's part to its end; returns the exit code of the process.
 
     On a dnn host that is the training command's own code, or 4 where another host was lost; on a
-    data host 0 whenever the dnn group decided, 5 if it never came. Blocks for the whole run.
+    data host 0 whenever the dnn group decided, 5 if it never came. Where data hosts fed nobody it is
+    0, too, and only the record says that the run failed. Blocks for the whole run.
 
     Args:
         command: Program and arguments of the training; `train` alone means the command that

@@ -21,10 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import PlatformError, UsageError, WorkloadError
+from stoker.errors import PlatformError, UsageError
 from stoker.feed.loading import forget_loadings, why_unfed
 from stoker.feed.process import Unfed
-from stoker.feed.timeline import read_timelines
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
@@ -163,7 +162,8 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
             ending = _await_followers(run, coordinator, ending, causes)
         outcome, code = _judge(run, _as_a_pod_ends(run, ending), causes)
         if outcome.status == "succeeded" and coordinator:
-            outcome, code = _fed(run, coordinator, outcome)
+            # Its code stays 0: platforms keep the model then, and do not train once more.
+            outcome = _fed(run, coordinator, outcome)
         if lease.failure:
             outcome = RunOutcome(status="failed", exit_code=None, failure=lease.failure)
             code = ABANDONED
@@ -478,18 +478,13 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
     return RunOutcome(status="succeeded", exit_code=0), 0
 
 
-def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> tuple[RunOutcome, int]:
+def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcome:
     """Returns how a run ended whose command ended well: it failed if its data hosts fed nobody."""
-    told = coordinator.progress
     is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
-    why = ""
-    # A rank's report tells of most runs: timelines of days are long to read.
-    if is_planned and run.settings.profile is None and not any(p.steps for p in told.values()):
-        why = why_unfed(run.output, read_timelines(run.output), told)
-    if not why:
-        return ended, 0
-    failed = dataclasses.replace(ended, status="failed", failure=why, is_unfed=True)
-    return failed, WorkloadError.exit_code
+    if not is_planned or run.settings.profile is not None:
+        return ended
+    why = why_unfed(run.output, coordinator.progress)
+    return dataclasses.replace(ended, status="failed", failure=why, is_unfed=True) if why else ended
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:

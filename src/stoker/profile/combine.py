@@ -39,6 +39,10 @@ from stoker.records.base import Value
 
 # Rows of the table of parts.
 _MAX_ROWS = 20
+LONGER = (
+    "profile a command that trains longer: more epochs, or more data; or lower "
+    "profile.budget_seconds (--budget)"
+)
 # Clocks are read at slightly different times: only more than this was more than the pod asks for.
 _MORE_THAN_ASKED = 1.05
 
@@ -348,7 +352,7 @@ def _complete(ranks: Sequence[RankResult]) -> Sequence[RankResult]:
             raise UsageError(
                 f"not enough was measured: {rank.missing or 'the process was cut off'}",
                 where=f"rank {rank.rank}, host {rank.host}",
-                fix="profile a command that trains longer: more epochs, or more data",
+                fix=LONGER,
             )
     world = ranks[0].world_size
     if len({rank.rank for rank in ranks}) != world:

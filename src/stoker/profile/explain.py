@@ -114,6 +114,11 @@ def loader_words(loader: ProfiledLoader) -> str:
     name = loader.class_name
     if loader.reach == "own":
         return f"loader: {name} makes batches in its own way, so that data hosts cannot help it"
+    if loader.reach == "left":
+        return (
+            f"loader: {name}, in a script that imports stoker's DataLoader: only that one is fed; "
+            "read stoker's class, or use --replace-dataloader true"
+        )
     how = "" if loader.reach == "stoker" else ", without a change of the script"
     if not loader.iterable:
         return f"loader: {name}; data hosts can make its batches{how}"

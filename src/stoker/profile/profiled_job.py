@@ -28,7 +28,7 @@ from stoker.platforms.base import (
     Run,
     leave_or_stop,
 )
-from stoker.profile.combine import combine
+from stoker.profile.combine import LONGER, combine
 from stoker.profile.grown_files import files_of, with_grown_files, words_of
 from stoker.profile.rank_results import RankResult, read_ranks
 from stoker.profile.step_watch import NO_BATCH
@@ -117,7 +117,6 @@ _COPY = (
     "stoker profile --copy runs the script in a copy of its folder; or let the script save to "
     "another folder, or less often"
 )
-_LONGER = "profile a command that trains longer: more epochs, or more data"
 # With other loaders, the step and its wait can be known.
 _TIMED = (
     "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
@@ -278,7 +277,7 @@ def unmeasured(
     else:
         problem, fix = _cut_off(packages, seconds=cut_off_seconds)
     if timed and not ranks:
-        problem, fix = timed, _LONGER
+        problem, fix = timed, LONGER
     loader = None if ranks else own_loader_in(seen)
     if loader:
         problem += (
@@ -337,7 +336,7 @@ def _problem(
     if any(rank.missing == NO_BATCH for rank in ranks):
         return (f"the script ended, and {_too_soon(ranks)}", "is the dataset empty?")
     if ranks:
-        return (f"the script ended too soon: {_too_soon(ranks)}", _LONGER)
+        return (f"the script ended too soon: {_too_soon(ranks)}", LONGER)
     problems = [process.problem for process in seen if process.problem]
     if problems:
         return (

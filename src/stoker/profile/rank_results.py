@@ -263,7 +263,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str
     torch_threads: int | None = None
     class_name: str = ""
-    reach: Literal["stoker", "torch", "own"] = "torch"
+    reach: Literal["stoker", "torch", "left", "own"] = "torch"
     iterable: bool = False
     divides: bool | None = None
 

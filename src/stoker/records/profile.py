@@ -275,8 +275,9 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     Attributes:
         class_name: Full name of its class.
         reach: Whether data hosts can make its batches. stoker: it is stoker's class; torch: torch's
-            class or a subclass, which stoker feeds, too; own: it makes batches in its own way, so
-            that data hosts cannot.
+            class or a subclass, which stoker feeds, too; left: torch's class in a script that
+            imports stoker's, which is fed only with `replace_dataloader: true`; own: it makes
+            batches in its own way, so that data hosts cannot.
         iterable: Whether its dataset is an iterable one: a stream.
         shards: Shards of the stream, of all ranks: ranks x max(1, num_workers). No more workers can
             be busy. Absent: it is no stream.
@@ -285,7 +286,7 @@ class ProfiledLoader(Record, frozen=True, kw_only=True):
     """
 
     class_name: Name
-    reach: Literal["stoker", "torch", "own"]
+    reach: Literal["stoker", "torch", "left", "own"]
     iterable: bool = False
     shards: PositiveInt | None = None
     divides: bool | None = None

@@ -249,47 +249,20 @@ def _is_auto() -> bool:
     return os.environ.get("STOKER_REPLACE_DATALOADER") == "auto"
 
 
-def _fail_at_once() -> None:
-    """Ends a failing rank of mpirun without MPI_Finalize, which would wait for the others.
+def _abort_with_mpi() -> None:
+    """Starts a rank of mpirun again as `python -m mpi4py ...`, which aborts all ranks if it fails.
 
-    mpi4py calls it when Python ends, whatever the reason; mpirun then never hears of the failure.
+    Else mpi4py calls MPI_Finalize when Python ends, whatever the reason, and waits for the others;
+    mpirun then never hears of the failure.
     """
-    if "OMPI_COMM_WORLD_RANK" not in os.environ:
-        return
-    import _thread
+    from importlib.util import find_spec
 
-    previous, leave, main = sys.excepthook, sys.exit, _thread.get_ident()
-
-    def end(kind: type[BaseException], error: BaseException, trace: "TracebackType | None") -> None:
-        previous(kind, error, trace)
-        _end_now(1)
-
-    class RankExit(SystemExit):
-        @property
-        def code(self) -> object:  # type: ignore[override]
-            status = self.args[0] if self.args else None
-            try:
-                sys._getframe(1)
-            except ValueError:
-                # Nobody's frame asks, so it is the interpreter, as it ends.
-                if isinstance(status, int) and status:
-                    _end_now(status & 0xFF)
-            return status
-
-    def leave_rank(status: "str | int | None" = None, /) -> None:
-        if isinstance(status, int) and status and _thread.get_ident() == main:
-            raise RankExit(status)
-        leave(status)
-
-    sys.excepthook = end
-    setattr(sys, "exit", leave_rank)  # noqa: B010
-
-
-def _end_now(code: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(code)
+    # Options and program; `python -m MODULE` has one word less in sys.argv.
+    words = len(sys.argv) + (sys.argv[0] in ("-m", "-c"))
+    options, program = sys.orig_argv[1:-words], sys.orig_argv[-words:]
+    is_rank = "OMPI_COMM_WORLD_RANK" in os.environ and program[1:2] != ["mpi4py"]
+    if is_rank and sys.argv[0] and find_spec("mpi4py"):
+        os.execv(sys.executable, [sys.executable, *options, "-m", "mpi4py", *program])
 
 
 def _choose_backend() -> None:
@@ -315,9 +288,9 @@ def _guarded(function: "Callable[[], None]") -> None:
 
 _guarded(_chain_on)
 if _is_rank():
+    _guarded(_abort_with_mpi)
     _guarded(_keep_failures)
     _guarded(_end_with_torchrun)
-    _guarded(_fail_at_once)
 if os.environ.get("STOKER_LAUNCHER_PID"):
     # At any depth: who trains may be started by a script that is started by a script.
     _guarded(_watch_steps)

@@ -140,7 +140,7 @@ class SageMakerClient:
             raise UsageError(
                 "no role with which the scheduler may start the pipeline",
                 where=f"workload {workload.name}, key sagemaker.schedule_role",
-                fix="name one; stoker render cloudformation WORKLOAD makes it",
+                fix="name one; configs/sagemaker/stoker.yaml makes it",
             )
         arn, values = self._checked(workload, parameters)
         place = {"Name": full_name, "GroupName": SCHEDULE_GROUP}
