@@ -139,7 +139,7 @@ VERBS = {
     "launch": set(),
 }
 
-# Only steps of pipelines use them: they work, and no help shows them (components/README.md does).
+# Only steps of pipelines use them: they work, and no help shows them.
 HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},

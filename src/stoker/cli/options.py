@@ -1,7 +1,7 @@
 """Several verbs share these options, one by one or as a dataclass of options.
 
 A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
-Options that only steps of pipelines use are hidden from help (components/README.md lists them).
+Options that only steps of pipelines use are hidden from help.
 """
 
 import contextlib
