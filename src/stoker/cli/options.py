@@ -128,7 +128,10 @@ def typed_keys(
         overrides: The values of --set.
     """
     typed = {names: value for names, value in keys.items() if value is not None}
-    return dict(typed), [*(overrides or ()), *(f"{key}={typed[key, flag]}" for key, flag in typed)]
+    return dict(typed.keys()), [
+        *(overrides or ()),
+        *(f"{key}={typed[key, flag]}" for key, flag in typed),
+    ]
 
 
 def offered(*words: str) -> Callable[[str], list[str]]:
