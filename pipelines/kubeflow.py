@@ -8,7 +8,8 @@ workload says so. A training that fails does not fail its step: it has its repor
 the gate stops the run. Period ends what Kubeflow has cached of a profile.
 
 Edit it: steps of your own go before, between and after, and further arguments of `steps`, with
-types and defaults, are parameters of the pipeline, too (docs/kubeflow.md has an example).
+types and defaults, are parameters of the pipeline, too (docs/kubeflow.md of stoker's checkout
+has an example).
 `stoker compile kubeflow WORKLOAD --out F` reads it from the folder it is run in.
 """
 

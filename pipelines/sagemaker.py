@@ -9,7 +9,8 @@
 profile are made twice; those on a re-used one are called DecideAgain, TrainAgain and so on.
 
 Edit it: steps of your own go before, between and after, and further arguments of `steps`, with
-types and defaults, are parameters of the pipeline, too (docs/sagemaker.md has an example).
+types and defaults, are parameters of the pipeline, too (docs/sagemaker.md of stoker's checkout
+has an example).
 `stoker compile sagemaker WORKLOAD --out F` reads it from the folder it is run in.
 """
 

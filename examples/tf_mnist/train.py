@@ -22,7 +22,8 @@ try:
 except ModuleNotFoundError:
     raise SystemExit(
         "this example needs TensorFlow, in an environment of its own: "
-        "pip install --no-deps -r examples/tf_mnist/requirements.txt (docs/engines.md)"
+        "pip install --no-deps -r examples/tf_mnist/requirements.txt "
+        "(docs/engines.md of stoker's checkout)"
     ) from None
 
 SIDE = 96

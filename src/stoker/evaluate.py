@@ -85,14 +85,7 @@ def evaluate(
 
 def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Evaluation:
     """Judges a model that passed against the one that is in use by now. Pure."""
-    gates = tuple(
-        _result(
-            Gate(**{name: getattr(gate, name) for name in Gate.__struct_fields__}),
-            gate.value,
-            champion,
-        )
-        for gate in evaluation.gates
-    )
+    gates = tuple(_result(gate, gate.value, champion) for gate in evaluation.gates)
     outcome = outcome_of_gates(gates)
     return msgspec.structs.replace(
         evaluation,

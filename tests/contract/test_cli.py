@@ -115,7 +115,14 @@ VERBS = {
     "schema": {"--debug"},
     "watch": {"--once", "--json", "--debug"},
     "doctor": {"--peer", "--cluster", "--set", "--json", "--debug"},
-    "init": {"--script", "--platform", "--from-training-job", "--region", "--debug"},
+    "init": {
+        "--script",
+        "--example",
+        "--platform",
+        "--from-training-job",
+        "--region",
+        "--debug",
+    },
     "compile": {
         "--out",
         "--components",
@@ -129,13 +136,10 @@ VERBS = {
     | {"--cron", "--name", "--time-zone", "--param", "--set", "--json", "--debug"},
     "status": {"--besides"} | REACH | {"--workload", "--json", "--debug"},
     "stop": REACH | {"--workload", "--json", "--debug"},
-    "render": {
-        *("--out", "--set", "--debug"),
-    },
     "launch": set(),
 }
 
-# Only the steps of a pipeline use them: they work, and no help shows them (docs/commands.md does).
+# Only steps of pipelines use them: they work, and no help shows them.
 HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},
@@ -181,7 +185,7 @@ def test_hidden_flags_equal_the_list_and_are_documented() -> None:
         for name, command in commands.items()
     }
     assert {name: flags for name, flags in found.items() if flags} == HIDDEN
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "components" / "README.md").read_text()
     assert set().union(*HIDDEN.values()) <= set(re.findall(r"`(--[a-z-]+)", page))
 
 

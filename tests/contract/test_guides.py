@@ -154,26 +154,12 @@ def jobs_leave(content: bytes) -> Iterator[None]:
         key = f"{prefix}/{body['TrainingJobName']}/output/output.tar.gz"
         boto3.Session().client("s3").put_object(Bucket=bucket, Key=key, Body=content)
 
-    def quotas(**_: object) -> tuple[AWSResponse, object]:
-        types = (
-            "ml.g5.xlarge",
-            "ml.g5.2xlarge",
-            "ml.g5.4xlarge",
-            "ml.c7i.2xlarge",
-            "ml.c7i.4xlarge",
-        )
-        names = [f"{kind} for training job usage" for kind in types]
-        names += ["ml.t3.medium for processing job usage"]
-        listed = [{"QuotaName": name, "Value": 10.0} for name in names]
-        return AWSResponse("", 200, {}, None), {"Quotas": listed}
-
     def no_steps(**_: object) -> tuple[AWSResponse, object]:
         return AWSResponse("", 200, {}, None), {"PipelineExecutionSteps": []}
 
     events = session.events
     events.register("before-call.sagemaker.CreateTrainingJob", made)
     # Which moto does not have.
-    events.register("before-call.service-quotas", quotas)
     events.register("before-call.sagemaker.ListPipelineExecutionSteps", no_steps)
     try:
         yield

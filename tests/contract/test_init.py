@@ -1,121 +1,94 @@
-"""Checks what `stoker init` puts into a project folder, and what it never writes over."""
+"""`stoker init` writes what was asked for, and never over a file that exists."""
 
 import os
+import re
 import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
-from stoker.cli.init import (
-    FOLDERS,
-    INSTALL_EXAMPLE,
-    init_verb,
-    project_files,
-    project_source,
-    write_project,
-)
+from stoker.cli.init import project_source, write_project
 from stoker.errors import UsageError
 from stoker.settings import read_workload
 from support.command import process, stoker
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+FILES: dict[Path, Path | str] = {
+    Path(f"configs/{name}.yaml"): f"name: {name}\n" for name in ("a", "b", "c", "d", "e", "f", "g")
+}
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    """Makes a small checkout."""
-    for name in FOLDERS:
-        (tmp_path / "source" / name).mkdir(parents=True)
-        (tmp_path / "source" / name / "README.md").write_text(name)
-    script = tmp_path / "source" / "containers" / "build"
-    script.write_text("#!/bin/sh\n")
-    script.chmod(0o755)
-    return tmp_path / "source"
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_project_is_a_copy_of_the_parts_that_people_edit(source: Path, tmp_path: Path) -> None:
-    files = project_files(source)
-    write_project(tmp_path / "mine", files)
-    assert {str(name) for name in files} == {
-        "configs/README.md",
-        "containers/README.md",
-        "containers/build",
-        "examples/README.md",
-        "pipelines/README.md",
-        "tools/README.md",
-    }
-    assert (tmp_path / "mine" / "pipelines" / "README.md").read_text() == "pipelines"
-    assert os.access(tmp_path / "mine" / "containers" / "build", os.X_OK)
+def test_another_file_in_the_way_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "a.yaml").write_text("my own")
+    with pytest.raises(UsageError, match=r"other files of these names: configs/a\.yaml"):
+        write_project(tmp_path, FILES)
+    assert files_in(tmp_path) == {"configs/a.yaml"}
+    assert (tmp_path / "configs" / "a.yaml").read_text() == "my own"
 
 
-def test_what_work_leaves_behind_is_not_copied(source: Path) -> None:
-    for name in ("__pycache__", ".mypy_cache", "wheels"):
-        (source / "pipelines" / name).mkdir()
-        (source / "pipelines" / name / "x").write_text("x")
-    assert len(project_files(source)) == 6
-
-
-def test_another_file_in_the_way_is_named_and_nothing_is_written(
-    source: Path, tmp_path: Path
-) -> None:
-    mine = tmp_path / "mine"
-    (mine / "configs").mkdir(parents=True)
-    (mine / "configs" / "README.md").write_text("my own")
-    with pytest.raises(UsageError, match=r"other files of these names: configs/README\.md"):
-        write_project(mine, project_files(source))
-    assert [p.name for p in mine.iterdir()] == ["configs"]
-    assert (mine / "configs" / "README.md").read_text() == "my own"
-
-
-def test_a_file_where_a_folder_is_needed_is_in_the_way(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "pipelines").write_text("")
-    with pytest.raises(UsageError, match=r"other files of these names: pipelines/README\.md"):
-        write_project(tmp_path / "mine", project_files(source))
-
-
-def test_many_files_in_the_way_are_counted(source: Path, tmp_path: Path) -> None:
-    (source / "examples" / "train.py").write_text("")
-    files = project_files(source)
-    write_project(tmp_path / "mine", files)
-    for name in files:
-        (tmp_path / "mine" / name).write_text("changed")
+def test_what_is_in_the_way_of_a_folder_is_found_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "configs").write_text("")
     with pytest.raises(UsageError, match="and 2 more"):
-        write_project(tmp_path / "mine", files)
-
-
-def test_other_files_and_equal_ones_stay(source: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    write_project(mine, project_files(source))
-    (mine / "notes.txt").write_text("mine")
-    before = (mine / "configs" / "README.md").stat().st_mtime_ns
-    write_project(mine, {**project_files(source), Path("configs") / "new.yaml": "name: new\n"})
-    assert (mine / "configs" / "README.md").stat().st_mtime_ns == before
-    assert (mine / "configs" / "new.yaml").read_text() == "name: new\n"
-    assert (mine / "notes.txt").read_text() == "mine"
-
-
-def test_a_file_is_no_folder(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("")
+        write_project(tmp_path, FILES)
     with pytest.raises(UsageError, match="is a file"):
-        write_project(tmp_path / "mine", project_files(source))
+        write_project(tmp_path / "configs", FILES)
+
+
+def test_other_files_and_equal_ones_stay(tmp_path: Path) -> None:
+    write_project(tmp_path, FILES)
+    (tmp_path / "notes.txt").write_text("mine")
+    before = (tmp_path / "configs" / "a.yaml").stat().st_mtime_ns
+    write_project(tmp_path, {**FILES, Path("configs") / "new.yaml": "name: new\n"})
+    assert (tmp_path / "configs" / "a.yaml").stat().st_mtime_ns == before
+    assert (tmp_path / "configs" / "new.yaml").read_text() == "name: new\n"
+    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_an_editable_installation_takes_its_checkout() -> None:
     assert project_source() == ROOT
 
 
-def test_the_checkouts_own_project_is_whole() -> None:
-    names = {str(name) for name in project_files(ROOT)}
-    assert {
-        "pipelines/sagemaker.py",
-        "pipelines/kubeflow.py",
-        "containers/launcher/Dockerfile",
-        "configs/mnist.yaml",
-        "configs/mnist-sagemaker.yaml",
-        "examples/mnist/train.py",
-        "examples/lambda_start/handler.py",
-    } <= names
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_comes_with_what_it_needs_and_nothing_else(name: str, tmp_path: Path) -> None:
+    done = stoker("init", "mine", "--example", name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = files_in(tmp_path / "mine")
+    text = (tmp_path / "mine" / "configs" / f"{name}.yaml").read_text()
+    command = yaml.safe_load(text)["command"]
+    assert {word for word in command if word.startswith("examples/")} <= made
+    # One workload; of the pipelines only the platform's.
+    assert {file for file in made if re.fullmatch(r"configs/[\w-]+\.yaml", file)} == {
+        f"configs/{name}.yaml"
+    }
+    platform = yaml.safe_load(text).get("platform", "local")
+    pipelines = {"sagemaker": {"pipelines/sagemaker.py"}, "kubernetes": {"pipelines/kubeflow.py"}}
+    assert {f for f in made if f.startswith("pipelines/")} == pipelines.get(platform, set())
+    assert all(
+        f.startswith(("configs/", "pipelines/", "tools/", "examples/", ".git")) for f in made
+    )
+    # Files that comments name are in the project, or said to be in stoker's checkout.
+    for file in made:
+        if not file.endswith((".yaml", ".py")):
+            continue
+        words = " ".join((tmp_path / "mine" / file).read_text().replace("\n#", " ").split())
+        for page, where in re.findall(r"(docs/[\w/-]+\.md)(.{0,21})", words):
+            assert (ROOT / page).is_file()
+            assert where == " of stoker's checkout", f"{file}: {page}"
+
+
+def test_an_example_of_another_name_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    done = stoker("init", "mine", "--example", "mnits", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no example mnits" in done.stderr
+    assert "mnist" in done.stderr.partition("try:")[2]
+    assert not (tmp_path / "mine").exists()
 
 
 def test_an_installed_wheel_makes_a_project(tmp_path: Path) -> None:
@@ -128,27 +101,10 @@ def test_an_installed_wheel_makes_a_project(tmp_path: Path) -> None:
         wheel.extractall(installed)
     done = process("init", "mine", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)})
     assert done.returncode == 0, done.stderr
-    assert INSTALL_EXAMPLE in done.stdout
-    assert INSTALL_EXAMPLE in (tmp_path / "mine" / "README.md").read_text()
-    made = {str(p.relative_to(tmp_path / "mine")) for p in (tmp_path / "mine").rglob("*.*")}
-    assert made >= {str(name) for name in project_files(ROOT) if name.suffix}
+    assert "pip install -r examples/mnist/requirements.txt" in done.stdout
+    stoker("init", "ours", cwd=tmp_path)
+    assert files_in(tmp_path / "mine") == files_in(tmp_path / "ours")
     assert read_workload(tmp_path / "mine" / "configs" / "mnist.yaml").name == "mnist"
-
-
-def test_a_readme_of_ones_own_stays_and_is_not_in_the_way(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "README.md").write_text("mine")
-    init_verb(tmp_path, script=None, platform="local", from_training_job=None, region=None)
-    assert (tmp_path / "README.md").read_text() == "mine"
-    assert "made:" in capsys.readouterr().out
-
-
-def test_a_region_without_a_job_is_refused(tmp_path: Path) -> None:
-    done = process("init", "mine", "--region", "eu-central-1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--region is only for --from-training-job" in done.stderr
-    assert not (tmp_path / "mine").exists()
 
 
 def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path: Path) -> None:
@@ -174,7 +130,13 @@ def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [([], "no folder and no script"), (["--script", "none.py"], "no such script: none.py")],
+    [
+        ([], "no folder and no script"),
+        (["--script", "none.py"], "no such script: none.py"),
+        (["mine", "--platform", "sagemaker"], "--platform is only for --script"),
+        (["mine", "--region", "eu-central-1"], "--region is only for --from-training-job"),
+        (["mine", "--example", "mnist", "--from-training-job", "j"], "cannot be used with"),
+    ],
 )
 def test_init_says_what_is_missing(tmp_path: Path, words: list[str], said: str) -> None:
     done = stoker("init", *words, cwd=tmp_path)
@@ -193,6 +155,9 @@ def test_a_script_s_workload_compiles_as_a_pipeline_once_its_names_are_written(
     (line,) = [line for line in done.stdout.splitlines() if "stoker compile" in line]
     _, *words = line.partition("      the")[0].split()
     assert words[:3] == ["compile", target, "train.yaml"]
+    job = yaml.safe_load((tmp_path / ".github" / "workflows" / "stoker.yml").read_text())
+    assert job["jobs"]["compile"]["steps"][-1]["run"] == " ".join(["stoker", *words])
+    assert "pip install stoker" not in str(job)
     file = tmp_path / "train.yaml"
     assert "a placeholder is left" in stoker(*words, cwd=tmp_path).stderr
     names = {"ACCOUNT": "123456789012", "REGION": "eu-west-1", "BUCKET": "mine", "REGISTRY": "r.io"}
@@ -202,8 +167,3 @@ def test_a_script_s_workload_compiles_as_a_pipeline_once_its_names_are_written(
     file.write_text(text)
     done = stoker(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_platform_is_for_a_script(tmp_path: Path) -> None:
-    done = stoker("init", "mine", "--platform", "sagemaker", cwd=tmp_path)
-    assert "--platform is only for --script" in done.stderr

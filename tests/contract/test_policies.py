@@ -1,47 +1,49 @@
-"""`stoker render iam` and `cloudformation` write the rights that are used, and no others."""
+"""configs/sagemaker/stoker.yaml gives the rights that are used, and no others."""
 
 import ast
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import botocore.session
-import msgspec
 import pytest
-import yaml
 from botocore.model import OperationModel
 
-from stoker.errors import UsageError
-from stoker.orchestrators.sagemaker.client import SageMakerClient
+from stoker.orchestrators.base import schedule_name
+from stoker.orchestrators.sagemaker.client import (
+    MAX_AGE_SECONDS,
+    RETRIES,
+    SCHEDULE_GROUP,
+    SageMakerClient,
+)
 from stoker.orchestrators.sagemaker.compile import compile_pipeline
-from stoker.orchestrators.sagemaker.roles import iam_files, roles_of, stack
 from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group
-from support.command import stoker
 from support.moto import AwsServer
 from support.policies import (
     ACCOUNT,
     EVERYTHING,
+    EXAMPLE,
     POLICIES,
     REGION,
+    ROLES,
     ROOT,
-    TRUSTS,
+    TEMPLATE,
     actions,
-    everything,
     example,
     is_allowed,
     rendered,
     resources,
     s3_arn,
+    stack,
     statements,
 )
 
 SOURCES = ROOT / "src" / "stoker"
-README = ROOT / "configs" / "sagemaker" / "README.md"
 
 # What no source calls: who does, under the role or with the policy.
 OF_OTHERS = {
@@ -72,11 +74,9 @@ OF_OTHERS = {
     "logs:CreateLogStream": "the service, for a job's lines",
     "logs:PutLogEvents": "the service, for a job's lines",
     "sagemaker:CreateModelPackage": "the pipeline's step",
-    "sagemaker:CreateModelPackageGroup": "the pipeline's step",
     "sagemaker:CreateProcessingJob": "the pipeline's steps",
     "sagemaker:DescribeProcessingJob": "the pipeline, of its steps",
     "sagemaker:StopProcessingJob": "the pipeline, of its steps",
-    "sagemaker:DescribeModelPackageGroup": "the pipeline's step",
     "sqs:SendMessage": "the scheduler, with a dead-letter queue",
 }
 # MLflow's client asks for these under IAM's names for them; no service of botocore has them.
@@ -101,6 +101,7 @@ OF_MLFLOW = {
 OF_OTHERS |= dict.fromkeys(
     ("scheduler:DeleteSchedule", "scheduler:ListSchedules"), "people, by aws scheduler"
 )
+OF_MLFLOW.add("sagemaker:CallMlflowAppApi")
 OF_OTHERS |= dict.fromkeys(OF_MLFLOW, "MLflow's client")
 # Actions of IAM that are no operation of the API.
 PERMISSION_ONLY = {"iam:PassRole", "s3:ListBucket", *OF_MLFLOW}
@@ -144,15 +145,12 @@ def test_every_action_is_an_operation_that_exists() -> None:
 
 def rendered_actions() -> set[str]:
     """Returns all actions of all policies, whatever the workload says."""
-    return {
-        action for name, policy in everything() if name in POLICIES for action, _ in actions(policy)
-    }
+    return {action for policy in rendered(is_all=True).values() for action, _ in actions(policy)}
 
 
-@pytest.mark.parametrize("more", [(), EVERYTHING], ids=["example", "everything"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_nothing_is_allowed_wholesale(name: str, more: tuple[str, ...]) -> None:
-    for action, statement in actions(rendered(*more)[name]):
+def test_nothing_is_allowed_wholesale(name: str) -> None:
+    for action, statement in actions(rendered(is_all=True)[name]):
         assert "*" not in action
         assert statement["Effect"] == "Allow"
         if action in NO_RESOURCE:
@@ -163,93 +161,35 @@ def test_nothing_is_allowed_wholesale(name: str, more: tuple[str, ...]) -> None:
             assert "iam:PassedToService" in json.dumps(statement["Condition"])
 
 
-@pytest.mark.parametrize("more", [(), EVERYTHING], ids=["example", "everything"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_statements_are_named_once_and_fit_into_a_role(name: str, more: tuple[str, ...]) -> None:
-    policy = rendered(*more)[name]
+def test_statements_are_named_once_and_fit_into_a_policy(name: str) -> None:
+    policy = rendered(is_all=True)[name]
     sids = [statement["Sid"] for statement in statements(policy)]
     assert len(sids) == len(set(sids))
-    assert all(re.fullmatch(r"[A-Za-z0-9]+", str(sid)) for sid in sids)
     # IAM's limits, white space not counted: 10,240 inline in a role, 6,144 managed.
     assert len(re.sub(r"\s", "", json.dumps(policy))) < 6144
 
 
-@pytest.mark.parametrize("name", TRUSTS)
-def test_a_role_is_trusted_to_one_service_that_works_for_this_account(name: str) -> None:
-    (statement,) = statements(rendered()[name])
-    service = name.removeprefix("trust-").removesuffix(".json")
-    assert statement["Principal"] == {"Service": f"{service}.amazonaws.com"}
-    assert statement["Action"] == "sts:AssumeRole"
-    assert (ACCOUNT in json.dumps(statement)) == (service != "lambda")
+def test_a_role_is_trusted_to_one_service_that_works_for_this_account() -> None:
+    made = stack(EXAMPLE)
+    services = dict.fromkeys(ROLES, "sagemaker") | {"scheduler": "scheduler", "starter": "lambda"}
+    for part, service in services.items():
+        properties = made[ROLES[part]]["Properties"]
+        assert isinstance(properties, dict)
+        (statement,) = statements(properties["AssumeRolePolicyDocument"])
+        assert statement["Principal"] == {"Service": f"{service}.amazonaws.com"}
+        assert statement["Action"] == "sts:AssumeRole"
+        # Lambda sends no such condition.
+        assert (ACCOUNT in json.dumps(statement)) == (service != "lambda")
 
 
-def test_the_readme_explains_every_statement_and_no_other() -> None:
-    text = README.read_text()
-    for name in (*POLICIES, *TRUSTS):
-        assert f"`{name}`" in text
-    tables = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    explained = {sid for cell in tables for sid in re.findall(r"`([A-Z]\w+)`", cell)}
-    written = {
-        str(statement["Sid"]).rstrip("0123456789")
-        for name, policy in everything()
-        if name in POLICIES
-        for statement in statements(policy)
-    }
-    assert explained == written
-
-
-def test_roles_that_are_one_have_the_rights_of_all_of_them() -> None:
-    settings = example().sagemaker
-    assert settings
-    alone = msgspec.structs.replace(
-        settings,
-        pipeline_role=None,
-        schedule_role=None,
-        control=msgspec.structs.replace(settings.control, role=None),
-    )
-    files = iam_files(msgspec.structs.replace(example(), sagemaker=alone))
-    assert set(files) == {
-        *("execution-role.json", "starter-role.json", "caller.json"),
-        *("trust-sagemaker.json", "trust-lambda.json"),
-    }
-    parts = ("execution-role.json", "step-role.json", "pipeline-role.json")
-    assert {action for action, _ in actions(files["execution-role.json"])} == {
-        action for name in parts for action, _ in actions(rendered()[name])
-    }
-    sids = [statement["Sid"] for statement in statements(files["execution-role.json"])]
-    assert len(sids) == len(set(sids))
-    # Who has no role for the scheduler need not be allowed to schedule.
-    assert not any(a.startswith("scheduler:") for a, _ in actions(files["caller.json"]))
-    both = msgspec.structs.replace(settings, schedule_role=settings.role)
-    with pytest.raises(UsageError, match="a role of its own"):
-        roles_of(msgspec.structs.replace(example(), sagemaker=both))
-
-
-@pytest.mark.parametrize(
-    ("override", "match"),
-    [
-        ("image=registry.example/stoker:1", "not an image in ECR"),
-        ("sagemaker.region=null", "none is known"),
-    ],
-)
-def test_what_a_policy_cannot_name_is_asked_for(
-    override: str, match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AWS_REGION", raising=False)
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
-    with pytest.raises(UsageError, match=match):
-        iam_files(example(override))
-
-
-def test_render_iam_prints_all_or_writes_a_file_for_each(tmp_path: Path) -> None:
-    workload = tmp_path / "w.json"
-    workload.write_bytes(msgspec.json.encode(example()))
-    done = stoker("render", "iam", "w.json", cwd=tmp_path)
-    assert json.loads(done.stdout) == rendered()
-    done = stoker("render", "iam", "w.json", "--out", "iam", cwd=tmp_path)
-    written = {file.name: json.loads(file.read_text()) for file in (tmp_path / "iam").iterdir()}
-    assert written == rendered()
-    assert set(done.stdout.split()) == {f"iam/{name}" for name in written}
+def test_the_stack_makes_the_roles_that_the_example_names() -> None:
+    settings, made = example().sagemaker, stack(EXAMPLE)
+    assert settings is not None
+    parts = ("ExecutionRole", "StepRole", "PipelineRole", "SchedulerRole")
+    names = [f"role/{made[part]['Properties']['RoleName']}" for part in parts]  # type: ignore[call-overload, index]
+    named = (settings.role, settings.control.role, settings.pipeline_role, settings.schedule_role)
+    assert [str(arn).rpartition(":")[2] for arn in named] == names
 
 
 def calls_of_the_sources() -> dict[str, str]:
@@ -293,13 +233,9 @@ def test_the_rights_are_those_that_are_used() -> None:
     assert rendered_actions() - used == set()
     assert called.keys() & OF_OTHERS.keys() == set()
     # People push images, hand over roles and have keys; what services do is not theirs.
-    theirs = {
-        action
-        for name, policy in everything()
-        if name == "caller.json"
-        for action, _ in actions(policy)
-    }
-    assert {action.partition(":")[0] for action in theirs - called.keys()} == {"ecr", "iam", "kms", "scheduler"}
+    theirs = {action for action, _ in actions(rendered(is_all=True)["caller"])}
+    others = {action.partition(":")[0] for action in theirs - called.keys()}
+    assert others == {"ecr", "iam", "kms", "scheduler"}
 
 
 @pytest.fixture
@@ -324,39 +260,22 @@ def test_the_training_job_may_read_its_channels_and_nothing_of_others(
         "stoker_token": uris["stoker_token"] + "token",
     }
     for uri in objects.values():
-        assert is_allowed("execution-role.json", "s3:GetObject", s3_arn(uri))
+        assert is_allowed("execution", "s3:GetObject", s3_arn(uri))
     other = objects["stoker_token"].replace("mnist-4xk2", "other-4xk2")
-    assert not is_allowed("execution-role.json", "s3:GetObject", s3_arn(other))
+    assert not is_allowed("execution", "s3:GetObject", s3_arn(other))
     for action in ("s3:PutObject", "s3:DeleteObject"):
-        assert not is_allowed("execution-role.json", action, s3_arn(objects["stoker_token"]))
-
-
-def test_a_channels_prefix_is_the_start_of_keys_and_no_folder() -> None:
-    more = ("channels.training.uri=s3://bucket/day", "sagemaker.checkpoint_uri=s3://bucket/kept/")
-    by_sid = {str(each["Sid"]): each for each in statements(rendered(*more)["execution-role.json"])}
-    assert by_sid["ReadTheData"]["Resource"] == ["arn:aws:s3:::bucket/day*"]
-    assert listed(by_sid["ListTheData"]) == ["day*"]
-    assert listed(by_sid["ListCheckpoints"]) == ["kept/*", "kept"]
-    whole = rendered("channels.training.uri=s3://bucket")["execution-role.json"]
-    by_sid = {str(each["Sid"]): each for each in statements(whole)}
-    assert by_sid["ReadTheData"]["Resource"] == ["arn:aws:s3:::bucket/*"]
-
-
-def listed(statement: Mapping[str, object]) -> object:
-    condition = statement["Condition"]
-    assert isinstance(condition, Mapping)
-    return condition["StringLike"]["s3:prefix"]
+        assert not is_allowed("execution", action, s3_arn(objects["stoker_token"]))
 
 
 def test_schedules_of_another_workload_are_out_of_reach() -> None:
     home = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default"
     for name, is_own in (("stoker-mnist", True), ("stoker-mnist-weekly", True), ("mnist2", False)):
-        own = is_allowed("caller.json", "scheduler:DeleteSchedule", f"{home}/{name}")
+        own = is_allowed("caller", "scheduler:DeleteSchedule", f"{home}/{name}")
         assert own == is_own
-    assert not is_allowed("caller.json", "scheduler:DeleteSchedule", f"{home}/stoker-mnist2")
+    assert not is_allowed("caller", "scheduler:DeleteSchedule", f"{home}/stoker-mnist2")
 
 
-@pytest.mark.parametrize("policy", ["step-role.json", "caller.json"])
+@pytest.mark.parametrize("policy", ["step", "caller"])
 def test_who_starts_the_job_may_do_so_and_write_its_token(
     policy: str, body: Mapping[str, object]
 ) -> None:
@@ -401,7 +320,7 @@ def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(
     assert {"s3:PutObject", "sagemaker:UpdatePipeline", "scheduler:UpdateSchedule"} <= {
         action for action, _ in calls
     }
-    assert [call for call in calls if not is_allowed("caller.json", *call)] == []
+    assert [call for call in calls if not is_allowed("caller", *call)] == []
 
 
 def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tuple[str, str]:
@@ -421,133 +340,58 @@ def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tup
 def test_only_who_starts_jobs_may_create_them() -> None:
     job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/mnist-1"
     create = "sagemaker:CreateTrainingJob"
-    for name in ("execution-role.json", "scheduler-role.json", "starter-role.json"):
+    for name in ("execution", "scheduler", "starter"):
         assert not is_allowed(name, create, job)
 
 
 def test_the_scheduler_may_start_this_pipeline_only() -> None:
     pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/"
     start = "sagemaker:StartPipelineExecution"
-    assert is_allowed("scheduler-role.json", start, f"{pipeline}mnist")
-    assert not is_allowed("scheduler-role.json", start, f"{pipeline}other")
-    assert [action for action, _ in actions(rendered()["scheduler-role.json"])] == [start]
+    assert is_allowed("scheduler", start, f"{pipeline}mnist")
+    assert not is_allowed("scheduler", start, f"{pipeline}other")
+    assert [action for action, _ in actions(rendered()["scheduler"])] == [start]
 
 
-def test_an_app_of_mlflow_asks_for_a_right_more_than_a_server() -> None:
-    app = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-0a1b2c"
-    policies = rendered(f"tracking.mlflow={app}")
-    for part in ("execution", "step"):
-        of_part = actions(policies[f"{part}-role.json"])
-        found = {action for action, statement in of_part if statement["Resource"] == [app]}
-        assert found == {"sagemaker:CallMlflowAppApi", *OF_MLFLOW}
-    assert "sagemaker:CallMlflowAppApi" not in rendered_actions()
+def test_a_part_that_a_workload_does_not_use_has_no_rights() -> None:
+    few = {action for policy in rendered().values() for action, _ in actions(policy)}
+    services = {action.partition(":")[0] for action in rendered_actions() - few}
+    assert services == {"ec2", "kms", "sagemaker", "sagemaker-mlflow", "secretsmanager", "sqs"}
+    assert rendered_actions() - few >= OF_MLFLOW
+    # People use the key, too; the scheduler and the function do not.
+    with_key = {p for p, policy in rendered(is_all=True).items() if "kms:" in json.dumps(policy)}
+    assert with_key == {"caller", "execution", "step", "pipeline"}
 
 
-@pytest.fixture(scope="module")
-def template() -> str:
-    """Renders the stack of a workload that says all it may."""
-    return stack(example(*EVERYTHING))
-
-
-def test_the_stack_makes_the_roles_that_the_workload_names(template: str) -> None:
-    made = yaml.safe_load(template)
-    found = made["Resources"]
-    roles = {
-        found[name]["Properties"]["RoleName"]: found[name]["Properties"]["Policies"]
-        for name in ("ExecutionRole", "StepRole", "PipelineRole", "SchedulerRole")
+def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for() -> None:
+    few, made = stack(EXAMPLE), stack(EVERYTHING)
+    mail = {"ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
+    assert made.keys() - few.keys() == {
+        *(*mail, "Schedule", "NetworkPolicy", "MlflowPolicy"),
+        *("KeyPolicy", "WebhookPolicy", "QueuePolicy"),
     }
-    policies = rendered(*EVERYTHING)
-    for part in ("execution", "step", "pipeline", "scheduler"):
-        settings = {"execution": "training"}.get(part, part)
-        (inline,) = roles[f"stoker-{settings}"]
-        assert inline["PolicyDocument"] == policies[f"{part}-role.json"]
-    managed = found["CallerPolicy"]["Properties"]["PolicyDocument"]
-    assert managed == policies["caller.json"]
-    # Aliases of YAML are refused.
-    assert not re.search(r"[&*]id\d", template)
-    assert len(template.encode()) < 51200, "a longer one has to be put into S3"
-
-
-def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for(template: str) -> None:
-    made = yaml.safe_load(template)
-    by_condition = {
-        name: resource["Condition"]
-        for name, resource in made["Resources"].items()
-        if "Condition" in resource
-    }
-    assert by_condition == {
-        "Schedule": "HasSchedule",
-        **dict.fromkeys(
-            ("ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"),
-            "HasFailureEmail",
-        ),
-    }
-    schedule = made["Resources"]["Schedule"]["Properties"]
     pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/mnist"
+    schedule: Any = made["Schedule"]["Properties"]
     assert (schedule["Name"], schedule["Target"]["Arn"]) == ("stoker-mnist", pipeline)
-    topic = made["Resources"]["FailureTopicPolicy"]["Properties"]["PolicyDocument"]["Statement"]
-    # In a topic's policy EventBridge supports no conditions.
-    assert {each["Principal"]["Service"]: each.get("Condition") for each in topic} == {
-        "events.amazonaws.com": None,
-        "cloudwatch.amazonaws.com": {
-            "StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}
-        },
+    # As stoker schedule makes it.
+    assert schedule["Name"] == schedule_name(example(), None)
+    assert schedule["Target"]["RetryPolicy"] == {
+        "MaximumRetryAttempts": RETRIES,
+        "MaximumEventAgeInSeconds": MAX_AGE_SECONDS,
     }
+    assert schedule["Target"]["DeadLetterConfig"] == {"Arn": EVERYTHING["DeadLetterQueue"]}
     # A start that is given up is no run, of which the rule could tell.
-    alarm = made["Resources"]["ScheduleAlarm"]["Properties"]
-    assert (alarm["MetricName"], alarm["TreatMissingData"]) == (
-        "InvocationDroppedCount",
-        "notBreaching",
-    )
-    assert alarm["AlarmActions"] == [{"Ref": "FailureTopic"}]
-    # The service counts all schedules of the group.
-    assert "of the group default" in alarm["AlarmDescription"]
-    rule = made["Resources"]["FailureRule"]["Properties"]["EventPattern"]
-    assert rule["detail"]["pipelineArn"] == [pipeline]
+    alarm: Any = made["ScheduleAlarm"]["Properties"]
+    assert alarm["MetricName"] == "InvocationDroppedCount"
+    assert alarm["Dimensions"] == [{"Name": "ScheduleGroup", "Value": SCHEDULE_GROUP}]
+    rule: Any = made["FailureRule"]["Properties"]
+    assert rule["EventPattern"]["detail"]["pipelineArn"] == [pipeline]
 
 
-def test_the_stack_is_what_cloudformation_takes(template: str) -> None:
+def test_the_template_is_what_cloudformation_takes() -> None:
     from cfnlint import core
     from cfnlint.api import lint
 
-    rules = core.get_rules([], [], [])
-    assert [str(match) for match in lint(template, rules, [REGION])] == []
+    text, rules = TEMPLATE.read_text(), core.get_rules([], [], [])
+    assert [str(match) for match in lint(text, rules, [REGION])] == []
     assert lint("Resources: {R: {Type: AWS::IAM::Role, Properties: {Rolename: r}}}", rules)
-
-
-def test_what_the_stack_makes_has_the_workload_s_tags() -> None:
-    from cfnlint.api import lint
-
-    workload = example(*EVERYTHING, 'sagemaker.tags={"cost-centre": "7", "owner": "ada"}')
-    template = stack(workload)
-    tags = [{"Key": "cost-centre", "Value": "7"}, {"Key": "owner", "Value": "ada"}]
-    made = yaml.safe_load(template)["Resources"].values()
-    untagged = {each["Type"] for each in made if each["Properties"].get("Tags") != tags}
-    # These two have none.
-    assert untagged <= {
-        "AWS::IAM::ManagedPolicy",
-        "AWS::SNS::TopicPolicy",
-        "AWS::Scheduler::Schedule",
-    }
-    assert [str(match) for match in lint(template, regions=[REGION])] == []
-
-
-def test_a_callers_policy_that_is_too_long_for_one_is_made_in_parts() -> None:
-    prefix = f"sagemaker.output_uri=s3://{'b' * 60}/{'p' * 400}"
-    found = yaml.safe_load(stack(example(prefix, *EVERYTHING)))["Resources"]
-    parts = [
-        found[name]["Properties"]["PolicyDocument"] for name in sorted(found) if "Call" in name
-    ]
-    assert len(parts) > 1
-    assert all(len(re.sub(r"\s", "", json.dumps(part))) <= 6144 for part in parts)
-    whole = rendered(prefix, *EVERYTHING)["caller.json"]
-    assert [s for part in parts for s in statements(part)] == statements(whole)
-
-
-def test_a_workload_without_a_schedules_role_has_a_stack_without_a_schedule() -> None:
-    settings = example().sagemaker
-    assert settings
-    without = msgspec.structs.replace(settings, schedule_role=None)
-    made = yaml.safe_load(stack(msgspec.structs.replace(example(), sagemaker=without)))
-    assert "Schedule" not in made["Resources"]
-    assert set(made["Parameters"]) == {"FailureEmail"}
+    assert len(text.encode()) < 51200, "a longer one has to be put into S3"

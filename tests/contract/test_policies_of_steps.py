@@ -1,4 +1,4 @@
-"""The compiled pipeline's roles suffice: each step reaches what it names."""
+"""The stack's roles suffice for the compiled pipeline: each step reaches what it names."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from stoker.records import Json
 from support import sagemaker_pipeline as sample
 from support.policies import ACCOUNT, REGION, ROOT, example, is_allowed, s3_arn
 
-POLICIES = {"stoker-step": "step-role.json", "stoker-training": "execution-role.json"}
+POLICIES = {"stoker-step": "step", "stoker-training": "execution"}
 READS = ("ProcessingInputs", "InputDataConfig")
 WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
 
@@ -71,7 +71,7 @@ def test_steps_run_under_roles_that_the_pipeline_may_hand_over(
     assert {role.rpartition("/")[2] for role in roles} == set(POLICIES)
     service = {"iam:PassedToService": "sagemaker.amazonaws.com"}
     for role in roles:
-        assert is_allowed("pipeline-role.json", "iam:PassRole", role, context=service)
+        assert is_allowed("pipeline", "iam:PassRole", role, context=service)
 
 
 def test_the_pipeline_may_register_the_model_in_its_group(
@@ -80,7 +80,7 @@ def test_the_pipeline_may_register_the_model_in_its_group(
     groups = {str(r["ModelPackageGroupName"]) for _, r in steps if "ModelPackageGroupName" in r}
     assert groups == {"mnist"}
     arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:model-package-group/mnist"
-    assert is_allowed("pipeline-role.json", "sagemaker:CreateModelPackage", arn)
+    assert is_allowed("pipeline", "sagemaker:CreateModelPackage", arn)
 
 
 @pytest.mark.parametrize("policy", POLICIES.values())

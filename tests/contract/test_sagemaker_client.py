@@ -119,13 +119,6 @@ def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_differe
     assert "ml.m5.large" in str(described()["PipelineDefinition"])
 
 
-def test_a_fresh_upload_starts_with_no_warning(server: AwsServer, project: Path) -> None:
-    assert stoker("upload", "sagemaker", "w.yaml").returncode == 0
-    started = stoker("start", "sagemaker", "w.yaml", "--param", "epochs=3")
-    assert started.returncode == 0, started.stderr
-    assert "warning" not in started.stderr
-
-
 # From here on the pipeline is one made by hand: no SDK, no compiling.
 
 
@@ -195,15 +188,6 @@ def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server: AwsServer, pro
     assert done.returncode == 2
     assert "pipeline mnist is not uploaded" in done.stderr
     assert "stoker upload sagemaker" in done.stderr
-
-
-def test_an_upload_older_than_the_workload_is_said_to_be_so(
-    server: AwsServer, project: Path
-) -> None:
-    upload("training.epochs=1")
-    done = stoker("start", "sagemaker", "w.yaml")
-    assert done.returncode == 0
-    assert "warning: the uploaded pipeline has another workload" in done.stderr
 
 
 # The service's steps are what moto lacks: the wait itself is replaced by a long one.
@@ -340,16 +324,12 @@ def make_training_job() -> str:
     return str(job["TrainingJobName"])
 
 
-def test_a_training_job_is_shown_with_its_groups_and_need_not_be_stopped(
-    server: AwsServer, project: Path
-) -> None:
+def test_a_training_job_is_shown_and_need_not_be_stopped(server: AwsServer, project: Path) -> None:
     name = make_training_job()
     for verb in ("status", "stop"):
         done = stoker(verb, "sagemaker", name)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(f"{name}  Completed")
-        assert "dnn 1 x ml.g4dn.xlarge, data 2 x ml.c5.2xlarge" in done.stdout
-        assert f"#/jobs/{name}" in done.stdout
 
 
 @pytest.mark.parametrize("verb", ["status", "stop"])

@@ -174,13 +174,6 @@ def test_every_parameter_reaches_a_step() -> None:
         assert f'"Parameters.{parameter.camel_name}"' in text, parameter.name
 
 
-def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
-    text = (sample.ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([A-Z]\w+) \|", text, re.MULTILINE)
-    of_all = [p for p in sample.compiled().parameters if not p.hyperparameter]
-    assert rows == [parameter.camel_name for parameter in of_all]
-
-
 def test_the_cli_understands_what_the_small_steps_say() -> None:
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     for step in sample.steps(sample.definition()):

@@ -1,25 +1,21 @@
 """Plays Kubeflow Pipelines on loopback: keeps what it is sent, and checks it by the API."""
 
-import base64
 import email.parser
 import email.policy
 import http.server
 import json
 import re
-import ssl
 import threading
 import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import TracebackType
 
 import yaml
 
 from stoker.records import Json
-from stoker.records.base import mapping
 from support.kfp_api import operation_at, problems
 
 _ROOT = "/apis/v2beta1"
@@ -35,11 +31,6 @@ _IDS = {
     "runs": "run_id",
     "recurringruns": "recurring_run_id",
 }
-# Paths outside the published API: a run with its Workflow, and logs of its nodes.
-_OLD_RUN = re.compile(r"/apis/v1beta1/runs/([^/]+)")
-_OF_NODE = re.compile(
-    r"/apis/(?:v1alpha1|v2beta1)/runs/([^/]+)/nodes/([^/]+)/(?:log|artifacts/(main-logs):read)"
-)
 _BEGAN = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
 
 
@@ -67,7 +58,6 @@ class Trouble:
     status: int
     body: str
     content_type: str = "application/json"
-    location: str = ""
     times: int = 1_000_000
 
 
@@ -90,14 +80,11 @@ class KfpServer:
         problems: What the API's definitions do not allow in requests or in this server's answers.
         on_terminate: What a run becomes that is asked to stop: None: nothing but CANCELING.
         script: What happens at each look at a run, before it is answered; the last one stays.
-        logs: Logs by pod, while the pods are there.
-        kept_logs: Logs by pod, as Argo keeps them once a pod has ended (`archiveLogs`).
     """
 
     multi_user: bool = False
     version: str = "2.17.0"
     token: str = ""
-    tls: tuple[Path, Path] | None = None
     on_terminate: str | None = "CANCELED"
     problems: list[str] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -105,9 +92,6 @@ class KfpServer:
     script: list[Callable[[], None]] = field(default_factory=list)
     kept: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
     versions: dict[str, list[dict[str, Json]]] = field(default_factory=dict)
-    logs: dict[str, str] = field(default_factory=dict)
-    kept_logs: dict[str, str] = field(default_factory=dict)
-    workflows: dict[str, dict[str, Json]] = field(default_factory=dict)
 
     def __enter__(self) -> "KfpServer":
         self.kept = {name: [] for name in _LISTS}
@@ -136,10 +120,6 @@ class KfpServer:
 
         self._http = Server(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
-        if self.tls:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(*map(str, self.tls))
-            self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True)
         self._thread.start()
         return self
@@ -157,8 +137,7 @@ class KfpServer:
 
     @property
     def url(self) -> str:
-        scheme = "https" if self.tls else "http"
-        return f"{scheme}://127.0.0.1:{self._http.server_address[1]}"
+        return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     # What tests ask and set.
 
@@ -195,12 +174,7 @@ class KfpServer:
         (backend/src/apiserver/server/api_converter.go of 2.17.0): nothing of a node's id, pod and
         message is in them.
         """
-        run = self.run()
-        self.workflows[str(run["run_id"])] = {
-            "metadata": {"name": str(nodes[0]["name"]).partition("(")[0]},
-            "status": {"nodes": {str(node["id"]): dict(node) for node in nodes}},
-        }
-        run["run_details"] = {"task_details": [_task_detail(node) for node in nodes]}
+        self.run()["run_details"] = {"task_details": [_task_detail(node) for node in nodes]}
 
     # The service.
 
@@ -218,32 +192,26 @@ class KfpServer:
             self._over.wait(60)
             handler.close_connection = True
             return
-        status, text, kind, location = self._answer(request)
+        status, text, kind = self._answer(request)
         content = text.encode()
         handler.send_response(status)
         handler.send_header("Content-Type", kind)
         handler.send_header("Content-Length", str(len(content)))
-        if location:
-            handler.send_header("Location", location)
         handler.end_headers()
         handler.wfile.write(content)
 
-    def _answer(self, request: Request) -> tuple[int, str, str, str]:
+    def _answer(self, request: Request) -> tuple[int, str, str]:
         with self._lock:
             for trouble in self.troubles:
                 if trouble.times and re.fullmatch(trouble.pattern, request.line):
                     trouble.times -= 1
-                    return trouble.status, trouble.body, trouble.content_type, trouble.location
-            if found := _OF_NODE.fullmatch(request.path):
-                return self._log(*found.groups())
-            if found := _OLD_RUN.fullmatch(request.path):
-                return self._old_run(found[1])
+                    return trouble.status, trouble.body, trouble.content_type
             try:
-                return 200, json.dumps(self._checked(request)), "application/json", ""
+                return 200, json.dumps(self._checked(request)), "application/json"
             except RefusedError as err:
                 code = {401: 16, 403: 7, 404: 5, 409: 6}.get(err.status, 3)
                 text = json.dumps({"error": str(err), "code": code, "message": str(err)})
-                return err.status, text, "application/json", ""
+                return err.status, text, "application/json"
 
     def _checked(self, request: Request) -> Json:
         """Answers a request that the API allows."""
@@ -317,35 +285,6 @@ class KfpServer:
             case "POST", ["runs", id, "terminate"]:
                 return self._terminate(self._get("runs", id))
         raise AssertionError(f"not in this server: {request.line}")
-
-    def _old_run(self, run: str) -> tuple[int, str, str, str]:
-        """Answers with a run of v1beta1, in which alone the Workflow is."""
-        workflow = self.workflows.get(run, {"metadata": {"name": "mnist-x7k2p"}, "status": {}})
-        runtime = {"workflow_manifest": json.dumps(workflow)}
-        answer = {"run": {"id": run}, "pipeline_runtime": runtime}
-        return 200, json.dumps(answer), "application/json", ""
-
-    def _log(self, run: str, node: str, artifact: str | None) -> tuple[int, str, str, str]:
-        """Answers with a log of a node, or with what was kept of it.
-
-        `run_log_server.go` of 2.17.0 has sent status 200 before it looks for the log: an error is
-        JSON behind it. It takes the pod's name, of 2.16 and older only while the pod is there;
-        `run_artifact_server.go` takes a node's id or its pod's name, too.
-        """
-        nodes = mapping(self.workflows.get(run, {}), "status", "nodes").values()
-        pod = next(
-            (pod_of(mapping(n)) for n in nodes if node in (mapping(n)["id"], pod_of(mapping(n)))),
-            "",
-        )
-        text = self.kept_logs.get(pod)
-        if artifact is None:
-            text = self.logs.get(node, text)
-            missing = json.dumps({"error_message": "no such pod", "error_details": "no such pod"})
-            return 200, missing if text is None else text, "text/plain", ""
-        if text is None:
-            return 404, json.dumps({"error_message": "artifact not found"}), "application/json", ""
-        data = base64.b64encode(text.encode()).decode()
-        return 200, json.dumps({"data": data}), "application/json", ""
 
     def _list(self, kind: str, request: Request) -> Json:
         namespace = request.query.get("namespace", "")
@@ -477,12 +416,6 @@ class KfpServer:
     def _now(self) -> str:
         self._seconds += 1
         return (_BEGAN + timedelta(seconds=self._seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def pod_of(node: Mapping[str, Json]) -> str:
-    """Returns the name of a node's pod, as `RetrievePodName` of 2.17.0 makes it."""
-    name, _, digits = str(node["id"]).rpartition("-")
-    return f"{name}-{node['templateName']}-{digits}"
 
 
 # Words that the API has for phases of nodes; `Omitted` is none of them (model/run.go of 2.17.0).

@@ -1,40 +1,116 @@
-"""Reads what `stoker render iam` writes, as IAM reads it: actions, resources and conditions."""
+"""Reads the policies of configs/sagemaker/stoker.yaml as IAM reads them."""
 
 import fnmatch
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from stoker.orchestrators.sagemaker.roles import iam_files
+import yaml
+
 from stoker.records import Json, Workload
 from stoker.settings import read_workload
 from support.examples import document
 
 ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "configs" / "sagemaker" / "stoker.yaml"
 ACCOUNT, REGION = "123456789012", "eu-central-1"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
-# What a workload may say and the example does not, so that every statement is there.
-EVERYTHING = (
-    "sagemaker.checkpoint_uri=s3://bucket/checkpoints",
-    "sagemaker.output_kms_key=alias/outputs",
-    "sagemaker.volume_kms_key=1234abcd-12ab-34cd-56ef-1234567890ab",
-    "sagemaker.overlap=refuse",
-    f"sagemaker.dead_letter_queue=arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
-    "sagemaker.vpc.subnets=[subnet-1]",
-    "sagemaker.vpc.security_groups=[sg-1]",
-    "tracking.tensorboard=true",
-    f"tracking.mlflow=arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
-    f"notify.secret_arn=arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:webhook-a1b2c3",
-)
-POLICIES = (
-    "caller.json",
-    "execution-role.json",
-    "pipeline-role.json",
-    "scheduler-role.json",
-    "starter-role.json",
-    "step-role.json",
-)
-TRUSTS = ("trust-lambda.json", "trust-sagemaker.json", "trust-scheduler.json")
+# What the stack of the example is made with, and what it may be made with.
+EXAMPLE = {"Name": "mnist", "Bucket": "bucket", "Data": "mnist/"}
+EVERYTHING = {
+    **EXAMPLE,
+    "VpcId": "vpc-1",
+    "KmsKey": f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab",
+    "MlflowArn": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-0a1b2c",
+    "WebhookSecret": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:webhook-a1b2c3",
+    "DeadLetterQueue": f"arn:aws:sqs:{REGION}:{ACCOUNT}:starts",
+    "ScheduleExpression": "rate(1 day)",
+    "FailureEmail": "ada@example.org",
+}
+# By the part of the work.
+ROLES = {
+    "execution": "ExecutionRole",
+    "step": "StepRole",
+    "pipeline": "PipelineRole",
+    "scheduler": "SchedulerRole",
+    "starter": "StarterRole",
+}
+POLICIES = ("caller", *ROLES)
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads CloudFormation's short forms as its long ones."""
+
+
+def _function(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> Json:
+    match node:
+        case yaml.ScalarNode():
+            value: Json = loader.construct_scalar(node)
+        case yaml.SequenceNode():
+            value = loader.construct_sequence(node, deep=True)
+        case _:
+            raise AssertionError(name)
+    return {name if name == "Ref" else f"Fn::{name}": value}
+
+
+_Loader.add_multi_constructor("!", _function)
+
+
+@functools.cache
+def template() -> dict[str, Json]:
+    """Returns the template, in its long form."""
+    found: dict[str, Json] = yaml.load(TEMPLATE.read_text(), Loader=_Loader)
+    return found
+
+
+def stack(given: Mapping[str, str]) -> dict[str, Mapping[str, Json]]:
+    """Returns the resources that a stack with these parameters has, as CloudFormation fills in."""
+    whole: Mapping[str, Json] = template()
+    parameters, named = whole["Parameters"], whole["Resources"]
+    assert isinstance(parameters, dict)
+    assert isinstance(named, dict)
+    names: dict[str, str] = {
+        "AWS::Partition": "aws",
+        "AWS::Region": REGION,
+        "AWS::AccountId": ACCOUNT,
+        **{name: str(each.get("Default", "")) for name, each in parameters.items()},
+        **given,
+    }
+    assert names.keys() - parameters.keys() == {"AWS::Partition", "AWS::Region", "AWS::AccountId"}
+
+    def filled(value: Json) -> Json:
+        match value:
+            case {"Ref": str(name)}:
+                return None if name == "AWS::NoValue" else names.get(name, name)
+            case {"Fn::Sub": str(text)}:
+                return re.sub(r"\$\{([\w:]+)\}", lambda found: names[found[1]], text)
+            case {"Fn::GetAtt": str(text)}:
+                role = named[text.removesuffix(".Arn")]["Properties"]["RoleName"]
+                return f"arn:aws:iam::{ACCOUNT}:role/{filled(role)}"
+            case {"Fn::If": [name, then, other]}:
+                return filled(then if is_so(str(name)) else other)
+            case dict():
+                return {key: filled(item) for key, item in value.items()}
+            case list():
+                return [each for each in map(filled, value) if each is not None]
+        return value
+
+    def is_so(condition: str) -> bool:
+        match whole["Conditions"]:
+            case dict() as conditions:
+                ((equals,),) = conditions[condition].values()
+                ((left, right),) = equals.values()
+                return filled(left) != right
+        raise AssertionError(condition)
+
+    made: dict[str, Mapping[str, Json]] = {}
+    for name, resource in named.items():
+        if "Condition" not in resource or is_so(resource["Condition"]):
+            found = filled(resource)
+            assert isinstance(found, dict)
+            made[name] = found
+    return made
 
 
 @functools.cache
@@ -45,14 +121,25 @@ def example(*more: str) -> Workload:
 
 
 @functools.cache
-def rendered(*more: str) -> Mapping[str, Mapping[str, Json]]:
-    """Renders the example's policies: file name to policy."""
-    return iam_files(example(*more))
+def rendered(*, is_all: bool = False) -> Mapping[str, Mapping[str, Json]]:
+    """Returns the policy of each part: all that a role may do, or a caller.
 
-
-def everything() -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """Yields (file name, policy) with all that a workload may say."""
-    yield from rendered(*EVERYTHING).items()
+    Args:
+        is_all: With every parameter, so that every statement is there.
+    """
+    found: dict[str, list[Json]] = {part: [] for part in POLICIES}
+    for name, resource in stack(EVERYTHING if is_all else EXAMPLE).items():
+        properties = resource["Properties"]
+        assert isinstance(properties, dict)
+        document = properties.get("PolicyDocument")
+        if not str(resource["Type"]).endswith("Policy") or name == "FailureTopicPolicy":
+            continue
+        assert isinstance(document, dict)
+        roles = properties.get("Roles", [])
+        for part, role in (*ROLES.items(), ("caller", "")):
+            if role in roles or (part == "caller" and "Managed" in str(resource["Type"])):
+                found[part] += document["Statement"]
+    return {part: {"Version": "2012-10-17", "Statement": each} for part, each in found.items()}
 
 
 def statements(policy: Mapping[str, Json]) -> list[Mapping[str, Json]]:

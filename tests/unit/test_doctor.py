@@ -21,7 +21,6 @@ from stoker.launch.topology import Topology, from_resourceconfig
 from stoker.logs import Log
 from stoker.records import FeedSettings
 from support.local_job import resource_config
-from support.platform_jobs import use_kube_config
 
 GROUPS = {"dnn": ["localhost"], "data": ["data-1.invalid"]}
 
@@ -140,23 +139,16 @@ def test_a_peer_of_the_same_run_is_known_by_its_handshake(port: int, token_file:
         assert peer_check("127.0.0.1", port=port, token_file=None).state == "ok"
 
 
-def test_a_peer_with_another_token_is_not_of_this_run(
-    port: int, token_file: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "other").write_text(new_token())
-    with coordinator_at(port, token_file):
-        found = peer_check("127.0.0.1", port=port, token_file=tmp_path / "other")
-    assert found.state == "fail"
-    assert "is not of this run" in found.text
-
-
-def test_a_stranger_that_says_nothing_is_not_of_this_run(
-    port: int, token_file: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_peer_with_another_token_or_none_is_not_of_this_run(
+    port: int, token_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.doctor.HANDSHAKE_SECONDS", 0.5)
-    with stranger_at(port):
-        found = peer_check("127.0.0.1", port=port, token_file=token_file)
-    assert found.state == "fail"
+    (tmp_path / "other").write_text(new_token())
+    for listener in (coordinator_at(port, token_file), stranger_at(port)):
+        with listener:
+            found = peer_check("127.0.0.1", port=port, token_file=tmp_path / "other")
+        assert found.state == "fail"
+        assert "is not of this run" in found.text
 
 
 def test_a_peer_that_does_not_listen_or_has_no_name_fails(port: int) -> None:
@@ -190,7 +182,11 @@ def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("version", "state"),
-    [("2.3.0+cu121", "fail"), ("2.3.1", "fail"), ("2.4.0a0+git1", "ok"), ("2.10.0", "ok")],
+    [
+        *(("2.3.0+cu121", "fail"), ("2.3.1", "fail"), ("2.4.0a0+git1", "ok"), ("2.10.0", "ok")),
+        # Not to be read.
+        *(("unknown", "warn"), ("2", "warn")),
+    ],
 )
 def test_a_pytorch_older_than_what_stoker_leans_on_fails(
     monkeypatch: pytest.MonkeyPatch, version: str, state: str
@@ -198,19 +194,9 @@ def test_a_pytorch_older_than_what_stoker_leans_on_fails(
     monkeypatch.setattr("torch.__version__", version)
     finding = doctor.torch_check(trains=True)
     assert (finding.state, version in finding.text) == (state, True)
-    assert ("2.4" in finding.fix) == (state == "fail")
+    assert ("2.4" in finding.fix) == (state != "ok")
     # As the control image on a base with it.
-    assert doctor.torch_check(trains=False).state == ("warn" if state == "fail" else "ok")
-
-
-@pytest.mark.parametrize("version", ["unknown", "2"])
-def test_a_pytorch_whose_version_cannot_be_read_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
-    monkeypatch.setattr("torch.__version__", version)
-    finding = doctor.torch_check(trains=True)
-    assert (finding.state, finding.text.partition(",")[0]) == ("warn", version)
-    assert "2.4" in finding.fix
+    assert doctor.torch_check(trains=False).state == ("ok" if state == "ok" else "warn")
 
 
 def test_the_oldest_pytorch_is_the_one_that_the_package_asks_for() -> None:
@@ -277,16 +263,3 @@ def test_a_workload_that_is_wrong_is_told_before_anything_is_looked_at(
     with pytest.raises(UsageError, match="command"):
         doctor_verb(str(tmp_path / "w.yaml"), cluster=True)
     assert capsys.readouterr().out == ""
-
-
-def test_the_verb_adds_what_a_cluster_lacks(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STOKER_BASE_DIR", str(tmp_path))
-    use_kube_config(monkeypatch, tmp_path / "none")
-    workload = tmp_path / "w.yaml"
-    workload.write_text("{name: mnist, command: [python, train.py]}")
-    assert doctor_verb(str(workload), cluster=True, as_json=True) == 4
-    last = json.loads(capsys.readouterr().out)["checks"][-1]
-    assert (last["name"], last["state"]) == ("cluster", "fail")
-    assert "no cluster is configured" in last["text"]

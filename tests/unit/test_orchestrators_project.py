@@ -82,7 +82,7 @@ def test_without_any_pipeline_the_way_to_one_is_named(tmp_path: Path) -> None:
 
 def test_a_module_that_is_not_next_to_the_pipeline_is_named(tmp_path: Path) -> None:
     folder = project(tmp_path, pipeline="import pipelines.missing\n")
-    with pytest.raises(UsageError, match=r"no module pipelines\.missing"):
+    with pytest.raises(UsageError, match=r"cannot be imported: .*pipelines\.missing"):
         built(folder)
 
 
@@ -93,40 +93,12 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> Non
     assert caught.value.where.endswith("pipelines/sagemaker.py:2")
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [
-        ("kubeflow", "components.decide.kubeflow"),
-        ("kubeflow", "components.kubeflow_steps"),
-        ("sagemaker", "components.decide.sagemaker"),
-        ("sagemaker", "components.sagemaker_steps"),
-        ("sagemaker", "components.training_requests"),
-    ],
-)
-def test_components_that_an_earlier_init_copied_are_refused_with_what_to_do(
-    tmp_path: Path, name: str, module: str
-) -> None:
-    folder = project(tmp_path, name=name, pipeline=f"from {module} import decide_step\n")
-    with pytest.raises(UsageError, match=f"imports {module}") as caught:
-        built(folder, name=name)
-    assert "stoker init" in caught.value.fix
-    assert f"docs/{name}.md" in caught.value.fix
-    assert caught.value.where.endswith(f"pipelines/{name}.py")
-
-
 @pytest.mark.parametrize("line", ["import kfp.no_such_module", "from kfp import no_such_name"])
 def test_a_missing_or_older_sdk_is_a_matter_of_installing_it(tmp_path: Path, line: str) -> None:
     folder = project(tmp_path, pipeline=f"{line}\n")
     with pytest.raises(UsageError, match="kfp is not installed") as caught:
         built(folder)
     assert caught.value.fix == install_command("kubeflow")
-
-
-def test_a_module_of_components_that_are_gone_is_named(tmp_path: Path) -> None:
-    folder = project(tmp_path, pipeline="from components.prepare import prepare_step\n")
-    with pytest.raises(UsageError, match=r"imports components") as caught:
-        built(folder)
-    assert "pipelines/" in caught.value.fix
 
 
 def test_other_missing_modules_are_not_explained_away(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_a_launcher_s_own_words_replace_what_it_was_told() -> None:
     assert from_environment({**FULL.to_environ(), **told}).host == "algo-9"
 
 
-# The words are those of a pipeline's parameter, which sets the variable of a native train step.
+# As the launcher writes it, and as a person may.
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("auto", "auto"), ("1", True), ("true", True), ("0", False), ("false", False), ("", False)],

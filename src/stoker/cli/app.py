@@ -48,9 +48,8 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "schema": "Prints the JSON Schema of a record.",
         },
         "Set up": {
-            "init": "Makes a project folder with pipelines, configs and examples.",
+            "init": "Makes a project of a script, a training job or an example.",
             "doctor": "Checks what a host or a cluster lacks.",
-            "render": "Prints what an administrator applies once.",
             "launch": "Starts this host's part of a job; the entry point of the image.",
         },
     }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -13,36 +14,17 @@ from stoker.cli.progress import working
 from stoker.errors import UsageError
 from stoker.platforms import PLATFORMS
 
-FOLDERS = ("pipelines", "configs", "containers", "examples", "tools")
-
 # Names of what work leaves behind in a checkout.
-_LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "wheels", "dist")
+_LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 _MAX_NAMED = 5
-
-INSTALL_EXAMPLE = "pip install -r examples/mnist/requirements.txt"
-_README = f"""\
-# A stoker project
-
-These files are yours to edit. To see everything work on this machine, on two cores and without a
-GPU:
-
-    {INSTALL_EXAMPLE}
-    stoker run configs/mnist.yaml
-
-| folder | what it holds |
-| --- | --- |
-| configs | workloads, and the manifests that administrators apply |
-| examples | the scripts that they train; each has its requirements.txt |
-| pipelines | profile, decide, train, evaluate as steps of a pipeline; your own steps go in here |
-| containers | the images that hosts run |
-| tools | scripts: today's prices of AWS, the node pools of a cluster |
-
-With a training script of your own: `stoker profile -- python train.py`.
-
-Workloads for SageMaker and Kubernetes have placeholders (ACCOUNT, REGION, BUCKET, REGISTRY): write
-your own names there. Until then stoker refuses them.
-"""
-
+_DEFAULT_EXAMPLE = "mnist"
+# What an example of a platform needs besides its workload and its script.
+_OF_PLATFORM = {
+    "sagemaker": ("pipelines/sagemaker.py", "configs/sagemaker", "tools/refresh_prices.py"),
+    "kubernetes": ("pipelines/kubeflow.py", "configs/kubernetes", "tools/node_pools.py"),
+}
+# The pipeline service of a platform, and the file that is compiled for it.
+_TARGETS = {"sagemaker": ("sagemaker", "p.json"), "kubernetes": ("kubeflow", "p.yaml")}
 
 # What runs write; a model or a data set of a user's is theirs to name.
 _GITIGNORE = """\
@@ -54,6 +36,23 @@ runs/
 /evaluation.json
 /report.html
 __pycache__/
+"""
+_CI_FILE = Path(".github/workflows/stoker.yml")
+_CI = """\
+# Compiles the pipeline, so that a workload that is wrong fails here and not at night.
+name: stoker
+on: [push, pull_request]
+jobs:
+  compile:
+    runs-on: ubuntu-latest
+    steps:
+    - uses: actions/checkout@v4
+    - uses: actions/setup-python@v5
+      with: {{python-version: "3.12"}}
+    # stoker is not on PyPI. Set the repository's variable STOKER to what pip installs: the address
+    # of a wheel, or of a repository: stoker[{target}] @ git+https://HOST/stoker@REVISION
+    - run: pip install "${{{{ vars.STOKER }}}}"
+    - run: stoker compile {target} {file} --out {out}
 """
 _WORKLOAD = """\
 # stoker schema workload lists all keys.
@@ -81,7 +80,8 @@ cluster:
 channels:
   training: {{uri: s3://BUCKET/{name}}}
 sagemaker:
-  # stoker render iam writes a policy for each of these roles.
+  region: REGION
+  # The roles of one stack: configs/sagemaker/stoker.yaml in stoker's checkout.
   role: arn:aws:iam::ACCOUNT:role/stoker-training
   pipeline_role: arn:aws:iam::ACCOUNT:role/stoker-pipeline
   schedule_role: arn:aws:iam::ACCOUNT:role/stoker-scheduler
@@ -130,16 +130,26 @@ def init_verb(
         typer.Option(
             "--script",
             metavar="F",
-            help="Makes a workload file for this training script and a .gitignore, and nothing "
-            "else (default: pipelines, configs and examples).",
+            help="Make a workload for this training script, a .gitignore, and with --platform a CI "
+            "job that compiles the pipeline (default: copy an example).",
         ),
     ] = None,
+    example: Annotated[
+        str,
+        typer.Option(
+            "--example",
+            metavar="NAME",
+            help="Copy this workload of stoker's configs, and the files that it needs (default: "
+            "mnist).",
+            show_default=False,
+        ),
+    ] = "",
     platform: Annotated[
         str,
         typer.Option(
             "--platform",
             metavar="P",
-            help=f"With --script: where it is to run, {PLATFORM_WORDS} (default: local).",
+            help=f"With --script: where it runs, {PLATFORM_WORDS} (default: local).",
             show_default=False,
             autocompletion=offered(*PLATFORMS),
         ),
@@ -149,8 +159,7 @@ def init_verb(
         typer.Option(
             "--from-training-job",
             metavar="NAME",
-            help="Also writes a workload file made from this SageMaker training job (default: "
-            "writes none).",
+            help="Make a workload from this SageMaker training job (default: copy an example).",
         ),
     ] = None,
     region: Annotated[
@@ -160,65 +169,64 @@ def init_verb(
         ),
     ] = None,
 ) -> None:
-    """Makes a project folder with pipelines, configs and examples.
+    """Makes a project of a script, a training job or an example.
 
-    Files that you have edited are never overwritten.
+    Files that exist are never overwritten.
 
     Examples:
         stoker init --script train.py
         stoker init my-project
+        stoker init my-project --example mnist-sagemaker
         stoker init my-project --from-training-job my-job --region eu-west-1
     """
-    from stoker.catalog import load_catalog
-    from stoker.orchestrators.adopt import adopt
-    from stoker.platforms.aws import Aws
     from stoker.records import nearest
 
-    if script:
-        if from_training_job:
-            raise UsageError(
-                "--script cannot be used with --from-training-job", fix="leave one of them out"
-            )
-        if platform not in _PLATFORMS:
-            raise UsageError(
-                f"--platform {platform} is not known", fix=nearest(platform, list(_PLATFORMS))
-            )
-        for line in _of_script(script, folder or Path(), platform=platform):
-            print(line)
-        return
-    if platform != "local":
+    chosen = {"--script": script, "--from-training-job": from_training_job, "--example": example}
+    given = [flag for flag, value in chosen.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} cannot be used with {given[1]}", fix="leave one of them out")
+    if script and platform not in _PLATFORMS:
+        raise UsageError(
+            f"--platform {platform} is not known", fix=nearest(platform, list(_PLATFORMS))
+        )
+    if platform != "local" and not script:
         raise UsageError("--platform is only for --script", fix="name the script, too")
-    if folder is None:
+    if region and not from_training_job:
+        raise UsageError("--region is only for --from-training-job", fix="name the job, too")
+    if folder is None and not script:
         raise UsageError(
             "no folder and no script",
             fix="stoker init DIR, or for a script of yours: stoker init --script train.py",
         )
-    if region and not from_training_job:
-        raise UsageError("--region is only for --from-training-job", fix="name the job, too")
-    # First: a job that cannot be read leaves no incomplete folder behind.
-    adopted = None
-    if from_training_job:
-        catalog = load_catalog("sagemaker")
-        with working(f"reading training job {from_training_job}"):
-            adopted = adopt(from_training_job, aws=Aws(region=region), catalog=catalog)
-    files = project_files(project_source())
-    # A project that is there already has a page of its own.
-    if not (folder / "README.md").exists():
-        files[Path("README.md")] = _README
+    folder = folder or Path()
+    if script:
+        files, commands = _of_script(script, folder, platform=platform)
+    elif from_training_job:
+        files, commands = _of_job(from_training_job, region=region)
+    else:
+        files, commands = _of_example(example or _DEFAULT_EXAMPLE)
     if not (folder / ".gitignore").exists():
         files[Path(".gitignore")] = _GITIGNORE
-    if adopted:
-        files[Path("configs") / f"{adopted.name}.yaml"] = adopted.text
     write_project(folder, files)
-    for line in _next(folder, adopted.name if adopted else None):
-        print(line)
+    if folder != Path():
+        commands.insert(0, f"cd {folder}")
+    named = [str(name) for name in files if name.parts[0] != "examples"]
+    named += sorted(
+        {f"{'/'.join(name.parts[:2])}/" for name in files if name.parts[0] == "examples"}
+    )
+    print(f"made: {', '.join(str(folder / name) for name in named)}")
+    for number, line in enumerate(commands):
+        print(f"{'' if number else 'next:':<6}{line}")
 
 
-def _of_script(script: Path, folder: Path, *, platform: str) -> list[str]:
-    """Makes a workload for a script, and returns the next commands.
+_Made = tuple[dict[Path, Path | str], list[str]]
+
+
+def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
+    """Returns the files of a script's project, and the next commands.
 
     Raises:
-        UsageError: If there is no such script, or a file of that name is there.
+        UsageError: If there is no such script.
     """
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
@@ -234,56 +242,93 @@ def _of_script(script: Path, folder: Path, *, platform: str) -> list[str]:
     text = (_WORKLOAD + _PLATFORMS[platform]).format(
         name=name, command=json.dumps(command), cores=usable_vcpus()
     )
-    files: dict[Path, Path | str] = {file: text}
-    if not (folder / ".gitignore").exists():
-        files[Path(".gitignore")] = _GITIGNORE
-    write_project(folder, files)
     if platform == "local":
-        commands = [
+        return {file: text}, [
             f"stoker profile {file}      what a step waits for; it runs the script",
             f"stoker run {file}          profile, decide, train, evaluate and a report",
         ]
-    else:
-        is_json = platform == "sagemaker"
-        target, out = ("sagemaker", "p.json") if is_json else ("kubeflow", "p.yaml")
-        commands = [
-            f"write your own names into {file} where it has words in capital letters",
-            f"stoker compile {target} {file} --out {out}      the pipeline",
-        ]
-    if folder != Path():
-        commands.insert(0, f"cd {folder}")
-    first, *others = commands
-    made = ", ".join(str(folder / name) for name in files)
-    return [f"made: {made}", f"next: {first}", *(f"      {line}" for line in others)]
+    target, out = _TARGETS[platform]
+    return {file: text, _CI_FILE: _CI.format(target=target, file=file, out=out)}, [
+        f"write your own names into {file} where it has words in capital letters",
+        f"stoker compile {target} {file} --out {out}      the pipeline",
+    ]
+
+
+def _of_job(name: str, *, region: str | None) -> _Made:
+    """Returns the workload that is made from a training job, and the next commands."""
+    from stoker.cli.from_training_job import from_training_job
+    from stoker.platforms.aws import Aws
+
+    with working(f"reading training job {name}"):
+        workload, text = from_training_job(name, aws=Aws(region=region))
+    file = Path(f"{workload}.yaml")
+    return {file: text}, [
+        f"read {file}: the comment at its head says what stoker could not find out",
+        f"stoker train --dry-run {file}      prints the request, sends nothing",
+        f"stoker profile {file} --out profile.json",
+    ]
+
+
+def _of_example(name: str) -> _Made:
+    """Returns an example's workload and what it needs, and the next commands.
+
+    Raises:
+        UsageError: If there is no such example, or this installation carries none.
+    """
+    from stoker.records import nearest
+
+    root = project_source()
+    file = Path("configs") / f"{name}.yaml"
+    if not (root / file).is_file():
+        known = sorted(path.stem for path in (root / "configs").glob("*.yaml"))
+        raise UsageError(
+            f"there is no example {name}",
+            where=f"folder {root / 'configs'}",
+            fix=nearest(name, known),
+        )
+    text = (root / file).read_text()
+    platform = re.search(r"^platform: (\w+)", text, re.MULTILINE)
+    folders = [
+        *sorted(set(re.findall(r"examples/\w+", text))),
+        *_OF_PLATFORM.get(platform[1] if platform else "", ()),
+    ]
+    schema = Path("configs/workload.schema.json")
+    files: dict[Path, Path | str] = {path: root / path for path in (file, schema)}
+    for folder in folders:
+        below = root / folder
+        for path in [below] if below.is_file() else sorted(below.rglob("*")):
+            # Pages of configs/ have links into the checkout.
+            is_kept = not set(path.parts) & set(_LEFT_BEHIND)
+            if path.is_file() and is_kept and (folder[:2] == "ex" or path.suffix != ".md"):
+                files[path.relative_to(root)] = path
+    commands = [
+        f"pip install -r {path}      what the example needs"
+        for path in files
+        if path.name == "requirements.txt"
+    ]
+    if platform and platform[1] in _TARGETS:
+        commands = [f"write your own names into {file} where it has words in capital letters"]
+        target, out = _TARGETS[platform[1]]
+        return files, [*commands, f"stoker compile {target} {file} --out {out}      the pipeline"]
+    return files, [*commands, f"stoker run {file}"]
 
 
 def project_source() -> Path:
-    """Returns the folder that a project is made of: the checkout, else the wheel's data files.
+    """Returns the folder with the examples: the checkout, else the wheel's data files.
 
     Raises:
         UsageError: If this installation has neither.
     """
     from stoker.orchestrators.base import CARRIED
 
-    # One of them is there: the data files of a wheel, or the folders of a checkout.
     for root in CARRIED:
-        if all((root / name).is_dir() for name in FOLDERS):
+        if (root / "configs").is_dir() and (root / "examples").is_dir():
             return root
     raise UsageError(
-        "this installation of stoker has no project files",
+        "this installation of stoker has no examples",
         where=" and ".join(map(str, CARRIED)),
         fix="install stoker from its wheel, or run it in its checkout",
     )
-
-
-def project_files(root: Path) -> dict[Path, Path | str]:
-    """Returns the files of a project, by their path in it."""
-    return {
-        file.relative_to(root): file
-        for name in FOLDERS
-        for file in sorted((root / name).rglob("*"))
-        if file.is_file() and not set(file.relative_to(root).parts) & set(_LEFT_BEHIND)
-    }
 
 
 def write_project(folder: Path, files: dict[Path, Path | str]) -> None:
@@ -334,21 +379,3 @@ def _differs(target: Path, content: Path | str) -> bool:
         return True
     wanted = content.encode() if isinstance(content, str) else content.read_bytes()
     return target.read_bytes() != wanted
-
-
-def _next(folder: Path, workload: str | None) -> list[str]:
-    """Returns the next commands, as they can be typed."""
-    lines = [f"made: {folder}  ({', '.join(FOLDERS)})", f"next: cd {folder}"]
-    if workload is None:
-        return [
-            *lines,
-            f"      {INSTALL_EXAMPLE}      what the example needs",
-            "      stoker run configs/mnist.yaml",
-        ]
-    file = f"configs/{workload}.yaml"
-    return [
-        *lines,
-        f"      read {file}: its comments say what stoker could not find out",
-        f"      stoker train --dry-run {file}      prints the request, sends nothing",
-        f"      stoker profile {file} --out profile.json",
-    ]

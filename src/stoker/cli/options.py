@@ -1,14 +1,15 @@
 """Several verbs share these options, one by one or as a dataclass of options.
 
 A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
-Options that only the steps of a pipeline use are hidden from help (docs/commands.md lists them).
+Options that only steps of pipelines use are hidden from help.
 """
 
 import contextlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -117,6 +118,19 @@ def told_by_flag(flags: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+def typed_keys(
+    keys: Mapping[tuple[str, str], str | float | None], overrides: Sequence[str] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Returns key to flag of the flags that were typed, and the overrides with theirs.
+
+    Args:
+        keys: Key and flag to the value that was typed.
+        overrides: The values of --set.
+    """
+    typed = {names: value for names, value in keys.items() if value is not None}
+    return dict(typed), [*(overrides or ()), *(f"{key}={typed[key, flag]}" for key, flag in typed)]
+
+
 def offered(*words: str) -> Callable[[str], list[str]]:
     """Returns what a shell asks for the words that complete a value."""
     # Typer finds the parameter by its name.
@@ -170,6 +184,62 @@ StepParams = Annotated[
         hidden=True,
     ),
 ]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run's id, ARN or page, a pipeline (its newest run), or a job."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Where Kubeflow is, as far as the command line says it; `workload` for verbs of a run."""
+
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="URL", help="Kubeflow: its URL (default: the workload's)."),
+    ] = None
+    namespace: Annotated[
+        str | None,
+        typer.Option(
+            "--namespace", metavar="N", help="Kubeflow: your namespace (default: the workload's)."
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file", metavar="F", help="Kubeflow: your token (default: the workload's)."
+        ),
+    ] = None
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca-file",
+            metavar="F",
+            help="Kubeflow: certificates to trust (default: the workload's, or the system's).",
+        ),
+    ] = None
+
+    def words(self, file: str | None) -> str:
+        """Returns the flags with which `status` and `stop` reach the same place, after a blank."""
+        given = {"workload": file, **asdict(self)}
+        words = (w for k, v in given.items() if v for w in (f"--{k.replace('_', '-')}", str(v)))
+        return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReach(Reach):
+    """The same for verbs that name a run."""
+
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload", metavar="W", help="Kubeflow: workload that says where (default: --host)."
+        ),
+    ] = None
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout instead of text.")]
 Report = Annotated[
     Path | None,

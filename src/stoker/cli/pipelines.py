@@ -2,17 +2,25 @@
 
 import difflib
 import json
-import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.options import AsJson, Overrides, Params, TargetName, WorkloadFile, Yes
+from stoker.cli.options import (
+    AsJson,
+    Overrides,
+    Params,
+    Reach,
+    RunName,
+    RunReach,
+    TargetName,
+    WorkloadFile,
+    Yes,
+)
 from stoker.cli.progress import ask, say, working
 from stoker.errors import (
     EXIT_INTERRUPTED,
@@ -28,92 +36,11 @@ if TYPE_CHECKING:
     from stoker.orchestrators.sagemaker.client import SageMakerClient
     from stoker.records import Json, Workload
 
-    Client = KubeflowClient | SageMakerClient
-
 WAIT_SECONDS = 10.0
 # A service or network that is away for longer ends the waiting, never the run.
 PATIENCE_SECONDS = 900.0
 # A longer line of a definition, such as an embedded file, is cut.
 _MAX_LINE = 160
-
-RunName = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN", help="A run's id, ARN or page, a pipeline (its newest run), or a job."
-    ),
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """Where Kubeflow is, as far as the command line says it."""
-
-    host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="URL", help="Kubeflow: its URL (default: the workload's)."),
-    ] = None
-    namespace: Annotated[
-        str | None,
-        typer.Option(
-            "--namespace", metavar="N", help="Kubeflow: your namespace (default: the workload's)."
-        ),
-    ] = None
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file", metavar="F", help="Kubeflow: your token (default: the workload's)."
-        ),
-    ] = None
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca-file",
-            metavar="F",
-            help="Kubeflow: certificates to trust (default: the workload's, or the system's).",
-        ),
-    ] = None
-
-    def client(self, target: str, *, of: "Workload | None", run: str = "") -> "Client":
-        """Returns the client of a service; raises UsageError for another, or another's flag."""
-        from stoker.orchestrators.base import sagemaker_of
-        from stoker.orchestrators.kubeflow.client import KubeflowClient
-        from stoker.orchestrators.sagemaker.client import SageMakerClient
-        from stoker.records import nearest
-
-        if target == "kubeflow":
-            return KubeflowClient(of, **asdict(self))
-        if target != "sagemaker":
-            fix = nearest(target, ("kubeflow", "sagemaker"))
-            raise UsageError(f"there is no target {target}", fix=fix)
-        if any(asdict(self).values()):
-            raise UsageError(f"{self.words(None)[1:]} is only for kubeflow", fix="leave it out")
-        return SageMakerClient(sagemaker_of(of) if of else None, run=run)
-
-    def words(self, file: str | None) -> str:
-        """Returns the flags with which `status` and `stop` reach the same place, after a blank."""
-        given = {"workload": file, **asdict(self)}
-        words = (w for k, v in given.items() if v for w in (f"--{k.replace('_', '-')}", str(v)))
-        return "".join(f" {shlex.quote(word)}" for word in words)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunReach(Reach):
-    """The same for verbs that name a run."""
-
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            "--workload", metavar="W", help="Kubeflow: workload that says where (default: --host)."
-        ),
-    ] = None
-
-    def client_of(self, target: str, run: str) -> "Client":
-        """Returns the client of a service for a run."""
-        from stoker.settings import read_workload
-
-        of = read_workload(self.workload) if self.workload else None
-        told = {key: value for key, value in asdict(self).items() if key != "workload"}
-        return Reach(**told).client(target, of=of if target == "kubeflow" else None, run=run)
 
 
 def upload_verb(
@@ -134,7 +61,7 @@ def upload_verb(
     from stoker.cli.compile import again_words, compiled_for
 
     of = workload_of(workload, overrides=overrides or ())
-    client = reach.client(target, of=of)
+    client = client_of(target, of, reach)
     with working(f"comparing {of.name} with what is there", quiet=as_json):
         compiled = compiled_for(target, of)
         deployed, wanted = client.compared(compiled)
@@ -185,20 +112,13 @@ def start_verb(
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value needs no credentials to be seen.
     told = with_params(of, params or ())
-    client = reach.client(target, of=of)
+    client = client_of(target, of, reach)
     where = reach.words(workload if target == "kubeflow" else None)
     confirm_run(told, assume_yes=yes, quiet=as_json)
     run: RunState | None = None
     try:
         with working(f"starting {of.name}", quiet=as_json):
             run = client.start(of, params or ())
-            is_old = not client.is_up_to_date(of)
-        if is_old:
-            say(
-                "warning: the uploaded pipeline has another workload or code than this folder; it "
-                f"runs as it was uploaded (stoker upload {target} changes that)",
-                quiet=False,
-            )
         # With --wait the one document is that of the end.
         if not as_json:
             # For scripts: run=$(stoker start ...). All words are on stderr.
@@ -225,7 +145,7 @@ def start_verb(
 
 
 def wait_for(
-    client: "Client",
+    client: "KubeflowClient | SageMakerClient",
     name: str,
     *,
     show: Callable[[str], None],
@@ -295,7 +215,7 @@ def schedule_verb(
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value needs no credentials to be seen.
     with_params(of, params or ())
-    client = reach.client(target, of=of)
+    client = client_of(target, of, reach)
     with working(f"scheduling {of.name}", quiet=as_json):
         made = client.schedule(of, params or (), expression=cron, time_zone=time_zone, name=name)
     told = {"name": made, "expression": cron}
@@ -324,7 +244,7 @@ def status_verb(
         stoker status sagemaker RUN
         stoker status kubeflow RUN --workload configs/mnist-kubeflow.yaml
     """
-    client = reach.client_of(target, run)
+    client = client_of(target, None, reach, run=run)
     if besides is not None:
         from stoker.orchestrators.sagemaker.overlap import under_way_before
 
@@ -346,21 +266,39 @@ def status_verb(
 
 
 def stop_verb(
-    target: TargetName,
-    run: RunName,
-    *,
-    reach: RunReach,
-    as_json: AsJson = False,
+    target: TargetName, run: RunName, *, reach: RunReach, as_json: AsJson = False
 ) -> None:
     """Stops a run and its jobs, and waits until they have ended.
 
     Examples:
         stoker stop sagemaker RUN
     """
-    client = reach.client_of(target, run)
+    client = client_of(target, None, reach, run=run)
     with working(f"waiting until {run} has ended", quiet=as_json):
         state = client.stop(run)
     _show(state, as_json=as_json)
+
+
+def client_of(
+    target: str, of: "Workload | None", reach: Reach, *, run: str = ""
+) -> "KubeflowClient | SageMakerClient":
+    """Returns the client of a service; raises UsageError for another, or another's flag."""
+    from stoker.orchestrators.base import sagemaker_of
+    from stoker.orchestrators.kubeflow.client import KubeflowClient
+    from stoker.orchestrators.sagemaker.client import SageMakerClient
+    from stoker.records import nearest
+    from stoker.settings import read_workload
+
+    told = {key: value for key, value in asdict(reach).items() if value}
+    if target == "kubeflow":
+        file = told.pop("workload", None)
+        return KubeflowClient(read_workload(file) if file else of, **told)
+    if target != "sagemaker":
+        fix = nearest(target, ("kubeflow", "sagemaker"))
+        raise UsageError(f"there is no target {target}", fix=fix)
+    if told:
+        raise UsageError(f"{reach.words(None)[1:]} is only for kubeflow", fix="leave it out")
+    return SageMakerClient(sagemaker_of(of) if of else None, run=run)
 
 
 def workload_of(file: str, *, overrides: Sequence[str]) -> "Workload":

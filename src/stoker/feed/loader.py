@@ -29,7 +29,6 @@ _SEEDED = (
 _T = TypeVar("_T", covariant=True)
 
 AnyLoader = torch.utils.data.DataLoader[object]
-MakeIterator = Callable[[AnyLoader], _BaseDataLoaderIter]
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):

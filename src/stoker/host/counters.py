@@ -208,14 +208,6 @@ def pids_below() -> list[int]:
     return [child.pid for child in descendants()] if told is None else told
 
 
-def thread_ids() -> set[int]:
-    """Returns native ids of this process's threads; empty where the system does not say."""
-    try:
-        return {int(name) for name in os.listdir("/proc/self/task")}
-    except OSError:
-        return set()
-
-
 def threads_cpu_seconds(ids: set[int]) -> float:
     """Returns CPU-seconds of these threads of this process."""
     return sum(thread_clock(tid) or 0.0 for tid in ids)

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import importlib
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from types import ModuleType
 import msgspec
 
 from stoker.errors import MissingExtraError, UsageError, install_command
-from stoker.parameters import Kind, Parameter
+from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
 from stoker.platforms.sagemaker.submit import pack
-from stoker.records import SageMakerSettings, Workload, to_document, to_json
+from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +66,29 @@ def fixed(name: str, kind: Kind, text: str, default: str | int) -> Parameter:
         default=lambda workload: default,
         overrides=lambda value: (),
     )
+
+
+def told_parameters(
+    texts: Sequence[str], *, workload: Workload, there: Sequence[str], is_camel: bool
+) -> Iterator[tuple[str, str, Parameter | None]]:
+    """Yields name, checked value, and the workload's own parameter, of NAME=VALUE texts.
+
+    Args:
+        there: Names of the uploaded pipeline's parameters.
+        is_camel: Whether they are in camel case.
+
+    Raises:
+        UsageError: If the pipeline has no such parameter, or its value cannot be.
+    """
+    known = {name: p for p in parameters_of(workload) for name in (p.name, p.camel_name)}
+    for text in texts:
+        typed, _, value = text.partition("=")
+        own = known.get(typed.strip())
+        name = camel(typed.strip()) if is_camel else own.name if own else typed.strip()
+        if name not in there:
+            fix = f"{nearest(name, sorted(there))}; a new one: stoker upload TARGET WORKLOAD"
+            raise UsageError(f"the uploaded pipeline has no parameter {name}", fix=fix)
+        yield name, parse([text], workload=workload)[own.name] if own else value, own
 
 
 def check_complete(workload: Workload, *, image: str, instance_type: str) -> None:
@@ -174,11 +196,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
 
 _EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
-# What `stoker init` copied when components were files of the project.
-_COPIED = re.compile(
-    r"^\s*(?:from|import)\s+(components\.(?:[\w.]*(?:kubeflow|sagemaker)\w*|training_requests))",
-    re.MULTILINE,
-)
 
 
 @contextlib.contextmanager
@@ -197,7 +214,7 @@ def project_pipeline(
 
     Raises:
         UsageError: If there is no such pipeline, a file is not Python, the orchestrator's library
-            is not installed, or the pipeline is made of components that an earlier stoker copied.
+            is not installed.
     """
     target = name.partition("_")[0]
     # Not by the name: the installation's own file would be a pipeline without the project's steps.
@@ -207,9 +224,8 @@ def project_pipeline(
         raise UsageError(
             f"there is no pipelines/{name}.py",
             where=f"folder {roots[0] if roots else folder}",
-            fix="stoker init DIR     makes a project folder; run stoker in it, or copy the file",
+            fix=f"stoker init DIR --example mnist-{target} makes one; run stoker in that folder",
         )
-    _refuse_copied(file)
     before = _forget()
     try:
         package = ModuleType("pipelines")
@@ -226,19 +242,6 @@ def project_pipeline(
         sys.modules.update(before)
 
 
-def _refuse_copied(file: Path) -> None:
-    found = _COPIED.search(file.read_text(encoding="utf-8", errors="replace"))
-    if found:
-        target = file.stem.partition("_")[0]
-        raise UsageError(
-            f"pipelines/{file.name} is of an earlier stoker: it imports {found[1]}, and components "
-            f"are part of stoker.{target} now",
-            where=str(file),
-            fix="stoker init NEW makes one of today; bring your own steps over "
-            f"(docs/{target}.md shows how), and remove the folder's components",
-        )
-
-
 def _imported(name: str, *, file: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -251,26 +254,11 @@ def _imported(name: str, *, file: Path) -> ModuleType:
                 f"the library {missing} is not installed, or too old: {err}",
                 fix=install_command(_EXTRAS[missing]),
             ) from err
-        if missing == "components":
-            target = file.stem.partition("_")[0]
+        if missing in ("stoker", "pipelines"):
             raise UsageError(
-                f"{name} imports {err.name}: components are part of stoker.{target} now",
+                f"the pipeline cannot be imported: {err}",
                 where=f"{file} and what it imports",
-                fix=f"move your own modules to pipelines/ (docs/{target}.md shows how)",
-            ) from err
-        if missing == "stoker":
-            target = file.stem.partition("_")[0]
-            raise UsageError(
-                f"the pipeline is of another version of stoker: {err}",
-                where=f"{file} and what it imports",
-                fix="stoker init NEW makes one of this version; bring your own steps over "
-                f"(docs/{target}.md shows how)",
-            ) from err
-        if missing == "pipelines" and isinstance(err, ModuleNotFoundError):
-            raise UsageError(
-                f"there is no module {err.name}",
-                where=f"{file} and what it imports",
-                fix="correct the import, or add the file",
+                fix=f"correct the import, or add the file (docs/{file.stem}.md has an example)",
             ) from err
         raise
     except SyntaxError as err:

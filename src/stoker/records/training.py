@@ -27,6 +27,7 @@ from stoker.records.base import (
 )
 from stoker.records.decision import Action, Group
 from stoker.records.profile import Spread
+from stoker.records.workload import Gate
 from stoker.text import wait_share
 
 # The event with which the leader's record begins.
@@ -143,8 +144,9 @@ class Training(Record, frozen=True, kw_only=True):
         mlflow_run_id: Run of MLflow that the script was told, or that SageMaker made; absent: none.
         steps: Steps that were counted, whichever loader made the batches: batches of the main
             loader, else the optimizer's steps; absent: nothing counted them.
-        what: Facts about what was run, such as the commit of its code (`git`, and `git_dirty` where
-            files differed from it) and the digest of its image; which ones may change.
+        what: Facts about what was run: the commit of its code (`git`, and `git_dirty` where files
+            differed from it), `image_digest`, and on SageMaker `job_arn`, and `input_NAME` and
+            `input_NAME_version` of each channel in S3; which ones may change.
         usd_total: Dollars of the whole run: the time that the platform bills, at the catalog's
             prices. Absent where either is not known: only SageMaker tells what it bills.
         is_unfed: The command ended well, but no batch came through the feed although data hosts
@@ -195,7 +197,7 @@ class Training(Record, frozen=True, kw_only=True):
         return self == other or (same_job and began == others and bool(began))
 
 
-class GateResult(Record, frozen=True, kw_only=True):
+class GateResult(Gate, frozen=True, kw_only=True):
     """A gate's result says whether what the run reported is within the gate's bounds.
 
     Attributes:
@@ -211,19 +213,9 @@ class GateResult(Record, frozen=True, kw_only=True):
         passed: Whether the value is within the bounds.
     """
 
-    metric: Name
     value: float | None = None
-    min: float | None = None
-    max: float | None = None
-    min_champion: float | None = None
-    max_champion: float | None = None
     champion: float | None = None
     passed: bool
-
-    @property
-    def needs_champion(self) -> bool:
-        """Returns whether it holds the metric against another model's."""
-        return self.min_champion is not None or self.max_champion is not None
 
     @property
     def is_inside(self) -> bool:

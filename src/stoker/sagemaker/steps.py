@@ -296,14 +296,12 @@ class SageMakerPipelineRun:
         parameters: Values by name; a parameter that is not there has the workload's value.
         execution_id: Id of the run whose folder the steps write to: letters and digits.
         suffix: The end of each step's name, which tells branches apart.
-        own: Parameters of the pipeline that only its own function knows, by argument.
     """
 
     request: PipelineRequest
     parameters: Mapping[str, Text | int | float] = field(default_factory=dict)
     execution_id: Text = field(default_factory=lambda: EXECUTION_ID)
     suffix: str = ""
-    own: Mapping[str, PipelineVariable] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -581,7 +579,7 @@ def pipeline(
         each.name: _variable(each, default=each.default(request.workload))
         for each in request.parameters
     }
-    run = SageMakerPipelineRun(request=request, parameters=named, own=own)
+    run = SageMakerPipelineRun(request=request, parameters=named)
     bound = inspect.signature(body).bind(run, **own)
     # All that Pipeline does with a session here is to keep clients for calls that we never make.
     clients = SimpleNamespace(client=lambda service: None)

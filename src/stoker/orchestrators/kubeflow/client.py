@@ -17,19 +17,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from stoker.errors import MissingExtraError, PlatformError, StokerError, UsageError
-from stoker.orchestrators.base import RunState, RunStep, schedule_name
+from stoker.orchestrators.base import RunState, RunStep, schedule_name, told_parameters
 from stoker.orchestrators.kubeflow.compile import (
     inputs_of,
-    kubeflow_request,
     spec_of_answer,
     spec_of_text,
-    workload_text,
 )
 from stoker.orchestrators.sagemaker.compile import Compiled
-from stoker.parameters import parameters_of, parse, truth_value
+from stoker.parameters import truth_value
 from stoker.platforms.kubernetes.api import ClusterApi
 from stoker.platforms.kubernetes.submit import delete_jobs_of
-from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload, nearest
+from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.settings import kubeflow_environment
 
@@ -248,13 +246,6 @@ class KubeflowClient:
             return f"its jobs are left to the run's own last step: {err.what}"
         return f"deleted in namespace {namespace}: {', '.join(deleted) or 'no job was left'}"
 
-    def is_up_to_date(self, workload: Workload) -> bool:
-        """Returns whether the latest version carries this workload."""
-        _, version = self._find(workload.name) or ("", {})
-        there = inputs_of(spec_of_answer(version.get("pipeline_spec")))
-        held = mapping(there.get("workload")).get("defaultValue")
-        return bool(held == json.loads(workload_text(kubeflow_request(workload).workload)))
-
     def _request(self, workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
         """Returns what runs and recurring runs have in common."""
         id, version = self._find(workload.name) or ("", {})
@@ -362,12 +353,12 @@ class KubeflowClient:
         if status == 200 and isinstance(document, dict):
             return document
         is_page = body.lstrip().startswith("<")
-        words = mapping(document).get("message") or mapping(document).get("error") or body
-        words = "a web page in place of JSON, such as a login" if is_page else str(words)
+        words = str(mapping(document).get("message") or mapping(document).get("error") or body)
+        words = "a web page in place of JSON, such as a login" if is_page else words
+        what = f"Kubeflow Pipelines answers {status}" if status else "Kubeflow Pipelines: no answer"
+        fix = _LOGIN if is_page or status in (401, 403) else _REACH if status in (0, 404) else ""
         error = KubeflowError(
-            f"Kubeflow Pipelines, {status or 'no answer'}: {' '.join(words.split())[:400]}",
-            where=self._place,
-            fix=_LOGIN if is_page or status in (401, 403) else _REACH if status in (0, 404) else "",
+            f"{what}: {' '.join(words.split())[:400]}", where=self._place, fix=fix
         )
         error.status = 401 if is_page else status
         raise error
@@ -423,25 +414,16 @@ def _pipeline_of(document: Mapping[str, Json]) -> Json:
 
 def _values(there: Mapping[str, Json], workload: Workload, texts: Sequence[str]) -> dict[str, Json]:
     """Returns NAME=VALUE texts as the uploaded version's parameters, each of its type."""
-    known = {p.camel_name: p.name for p in parameters_of(workload)}
     values: dict[str, Json] = {}
-    for text in texts:
-        typed, _, value = text.partition("=")
-        name = known.get(typed.strip(), typed.strip())
-        if name not in there:
-            raise UsageError(
-                f"the uploaded pipeline has no parameter {name}",
-                fix=f"{nearest(name, sorted(there))}; a new one: stoker upload kubeflow WORKLOAD",
-            )
-        if name in known.values():
-            value = parse([f"{name}={value}"], workload=workload)[name]
-        if name == "reuse_profile" and Path(value).is_file():
-            value = Path(value).read_text()
+    told = told_parameters(texts, workload=workload, there=list(there), is_camel=False)
+    for name, value, _ in told:
+        is_file = name == "reuse_profile" and Path(value).is_file()
+        text = Path(value).read_text() if is_file else value.strip()
         kind = str(mapping(there[name]).get("parameterType"))
-        found: Json = value.strip()
+        found: Json = text
         if kind in _KINDS:
             with contextlib.suppress(ValueError):
-                found = json.loads(truth_value(value) if kind == "BOOLEAN" else value)
+                found = json.loads(truth_value(text) if kind == "BOOLEAN" else text)
             if type(found) not in _KINDS[kind]:
                 raise UsageError(f"--param {name}={value}: expected {kind}")
         values[name] = found

@@ -5,19 +5,21 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.orchestrators.base import RunState, RunStep, pack_inputs, sagemaker_of, schedule_name
+from stoker.orchestrators.base import (
+    RunState,
+    RunStep,
+    sagemaker_of,
+    schedule_name,
+    told_parameters,
+)
 from stoker.orchestrators.sagemaker.compile import MAX_ARGUMENT, Compiled, argument_of
 from stoker.orchestrators.sagemaker.overlap import UNDER_WAY, steps_of
-from stoker.parameters import camel, parameters_of, parse
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.sagemaker.registry import tag_group
-from stoker.platforms.sagemaker.submit import find_job, job_state, stop_job
-from stoker.records import Json, SageMakerSettings, Workload, nearest
+from stoker.platforms.sagemaker.submit import find_job, stop_job
+from stoker.records import Json, SageMakerSettings, Workload
 from stoker.records.base import mapping, mappings
 
 # The scheduler retries a start: a run that is an hour late is better left to the next one.
@@ -98,13 +100,6 @@ class SageMakerClient:
         id = found["PipelineArn"]
         return {"action": action, "id": id, "version": version, "url": "", "inputs": missing}
 
-    def is_up_to_date(self, workload: Workload) -> bool:
-        """Returns whether the uploaded pipeline reads this workload and code."""
-        here = msgspec.structs.replace(workload, platform="sagemaker")
-        # The address of the inputs is a digest of them.
-        uri = pack_inputs(here, folder=Path.cwd()).uri
-        return f'"{uri}/' in str((self._find(workload.name) or {}).get("PipelineDefinition"))
-
     def start(self, workload: Workload, parameters: Sequence[str]) -> RunState:
         """Starts a run; `parameters` are NAME=VALUE."""
         _, values = self._checked(workload, parameters)
@@ -117,9 +112,8 @@ class SageMakerClient:
             ClientRequestToken=secrets.token_hex(16),
         )
         id = str(answer["PipelineExecutionArn"]).rpartition("/")[2]
-        return RunState(
-            run=f"{workload.name}/{id}", status="Starting", has_ended=False, exit_code=4
-        )
+        run = f"{workload.name}/{id}"
+        return RunState(run=run, status="Starting", has_ended=False, exit_code=4)
 
     def schedule(
         self,
@@ -146,7 +140,7 @@ class SageMakerClient:
             raise UsageError(
                 "no role with which the scheduler may start the pipeline",
                 where=f"workload {workload.name}, key sagemaker.schedule_role",
-                fix="name one; stoker render cloudformation WORKLOAD makes it",
+                fix="name one; configs/sagemaker/stoker.yaml makes it",
             )
         arn, values = self._checked(workload, parameters)
         place = {"Name": full_name, "GroupName": SCHEDULE_GROUP}
@@ -193,7 +187,14 @@ class SageMakerClient:
         found = self._find(name) if ":training-job/" not in run else None
         if found is None:
             if (job := find_job(self._aws, name)) is not None and not id:
-                return _job(job)
+                status = str(job.get("TrainingJobStatus"))
+                return RunState(
+                    run=name,
+                    status=status,
+                    has_ended=status not in UNDER_WAY,
+                    exit_code=0 if status == "Completed" else 4,
+                    reason=str(job.get("FailureReason") or ""),
+                )
             raise UsageError(
                 f"there is no pipeline and no training job {name}",
                 where=f"region {self._aws.region}",
@@ -223,7 +224,7 @@ class SageMakerClient:
             RunStep(
                 name=str(step.get("StepName")),
                 status=str(step.get("StepStatus")),
-                reason=_words(step.get("FailureReason")),
+                reason=str(step.get("FailureReason") or ""),
             )
             for step in steps
         ]
@@ -240,7 +241,7 @@ class SageMakerClient:
             status=state,
             has_ended=state not in UNDER_WAY,
             exit_code=0 if state == "Succeeded" else 3 if has_gate else 4,
-            reason=_words(answer.get("FailureReason")),
+            reason=str(answer.get("FailureReason") or ""),
             steps=tuple(shown),
             note="page: SageMaker Studio, Pipelines",
         )
@@ -294,29 +295,17 @@ class SageMakerClient:
             )
         definition: Json = json.loads(str(found.get("PipelineDefinition")))
         there = [str(item.get("Name")) for item in mappings(definition, "Parameters")]
-        known = {p.camel_name: p for p in parameters_of(workload)}
         values = {}
-        for text in texts:
-            typed, _, value = text.partition("=")
-            name = camel(typed.strip())
-            # The service does not refuse unknown names.
-            if name not in there:
+        told = told_parameters(texts, workload=workload, there=there, is_camel=True)
+        for name, value, own in told:
+            # The steps read FOLDER/profile.json.
+            values[name] = value.rstrip("/") if name == "ReuseProfile" else value
+            if own and len(word := argument_of(own, value)) > MAX_ARGUMENT:
+                at_most = MAX_ARGUMENT - len(word) + len(value)
                 raise UsageError(
-                    f"the uploaded pipeline has no parameter {name}",
-                    fix=f"{nearest(name, there)}; a new one: stoker upload sagemaker WORKLOAD",
+                    f"--param {name}: its value has {len(value)} characters, at most {at_most}",
+                    fix="set a longer value in the workload and upload that",
                 )
-            if name in known:
-                own = known[name]
-                value = parse([f"{own.name}={value}"], workload=workload)[own.name]
-                # The steps read FOLDER/profile.json.
-                value = value.rstrip("/") if own.name == "reuse_profile" else value
-                if len(argument_of(own, value)) > MAX_ARGUMENT:
-                    raise UsageError(
-                        f"--param {typed}: its value has {len(value)} characters, at most "
-                        f"{MAX_ARGUMENT - len(argument_of(own, ''))}",
-                        fix="set a longer value in the workload and upload that",
-                    )
-            values[name] = value
         return str(found["PipelineArn"]), [{"Name": n, "Value": v} for n, v in values.items()]
 
     def _find(self, name: str) -> dict[str, Json] | None:
@@ -326,21 +315,3 @@ class SageMakerClient:
             if err.is_missing:
                 return None
             raise
-
-
-def _job(answer: Mapping[str, Json]) -> RunState:
-    job = job_state(answer)
-    groups = (f"{name} {count} x {kind}" for name, (kind, count) in job.groups.items())
-    return RunState(
-        run=job.name,
-        status=job.status,
-        has_ended=job.status not in UNDER_WAY,
-        exit_code=0 if job.status == "Completed" else 4,
-        url=job.url,
-        reason=job.reason,
-        note=", ".join(groups),
-    )
-
-
-def _words(value: Json) -> str:
-    return str(value) if value and value != "None" else ""
