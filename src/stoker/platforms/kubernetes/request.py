@@ -648,19 +648,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = "'"
-    if _PLAIN.match(text) and text.lower() not in _WORDS:
-        style = ""
-    elif "\n" in text and _is_block(text):
-        style = "|"
-    elif not text.isprintable():
+    is_plain = _PLAIN.match(text) and text.lower() not in _WORDS
+    style = "" if is_plain else "|" if "\n" in text else "'"
+    if not text.replace("\n", "").isprintable():
         style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-def _is_block(text: str) -> bool:
-    lines = text.split("\n")
-    return all(line.isprintable() and line == line.rstrip() for line in lines) and bool(lines[0])
 
 
 _Dumper.add_representer(str, _text)
@@ -679,25 +671,8 @@ def manifest(
     for document in objects:
         words = (notes or {}).get(str(document.get("kind")), "")
         comment = "".join(f"# {line}\n" for line in words.splitlines())
-        documents.append(comment + _dump(document))
+        written = yaml.dump(
+            document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6
+        )
+        documents.append(comment + written)
     return "---\n".join(documents)
-
-
-def _dump(document: Mapping[str, Json]) -> str:
-    written: str = yaml.dump(
-        _plain(document),
-        Dumper=_Dumper,
-        sort_keys=False,
-        default_flow_style=False,
-        allow_unicode=True,
-        width=10**6,
-    )
-    return written
-
-
-def _plain(value: Json) -> Json:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
