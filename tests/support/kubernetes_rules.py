@@ -2,7 +2,7 @@
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
-What users write is checked by `stoker.platforms.kubernetes.request`, in each run.
+What a server accepts and cannot run is checked by `stoker.platforms.kubernetes.request`.
 """
 
 import gzip
