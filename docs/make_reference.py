@@ -371,8 +371,8 @@ def cli_page() -> str:
     lines = [
         "# Commands and options",
         "",
-        "`stoker --help` lists the commands, `stoker COMMAND --help` the options of one. Exit codes "
-        "are in [files.md](files.md#exit-codes).",
+        "`stoker --help` lists the commands, `stoker COMMAND --help` the options of one. Exit "
+        "codes are in [files.md](files.md#exit-codes).",
         "",
     ]
     for panel, names in by_panel.items():
@@ -994,8 +994,8 @@ def files_page() -> str:
         "",
         "dnn hosts also reach each other on ports that NCCL, gloo or MPI choose, and hosts of "
         "engine ray on ports that Ray chooses. What each port accepts: "
-        "[threat-model.md](../threat-model.md). On Kubernetes configs/kubernetes/network-policy.yaml "
-        "closes the others.",
+        "[threat-model.md](../threat-model.md). On Kubernetes "
+        "configs/kubernetes/network-policy.yaml closes the others.",
         "",
         "## Exit codes",
         "",

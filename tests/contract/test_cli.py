@@ -139,7 +139,7 @@ VERBS = {
     "launch": set(),
 }
 
-# Only the steps of a pipeline use them: they work, and no help shows them (components/README.md does).
+# Only the steps of a pipeline use them: they work, and components/README.md lists them.
 HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},

@@ -1,7 +1,7 @@
 """Several verbs share these options, one by one or as a dataclass of options.
 
 A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
-Options that only the steps of a pipeline use are hidden from help (components/README.md lists them).
+Options that only the steps of a pipeline use are hidden from help: components/README.md has them.
 """
 
 import contextlib
