@@ -139,7 +139,7 @@ VERBS = {
     "launch": set(),
 }
 
-# Only the steps of a pipeline use them: they work, and components/README.md lists them.
+# Only steps of pipelines use them: they work, and no help shows them.
 HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},

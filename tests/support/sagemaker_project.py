@@ -133,7 +133,7 @@ class Project:
             word for name, value in parameters.items() for word in ("--param", f"{name}={value}")
         ]
         started = json.loads(self.stoker("start", "sagemaker", "workload.yaml", *given, "--json"))
-        return self._run(str(started["id"]), started["parameters"])
+        return self._run(str(started["run"]), parameters)
 
     def scheduled(self) -> Execution:
         """Starts a run as EventBridge's scheduler does: by the only schedule's target."""

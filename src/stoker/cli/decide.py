@@ -26,6 +26,7 @@ from stoker.cli.options import (
     StepParams,
     offered,
     told_by_flag,
+    typed_keys,
 )
 from stoker.cli.progress import say, working
 from stoker.errors import UsageError
@@ -190,16 +191,12 @@ def decide_verb(
 
     outputs, given = outputs_of(files, parameters=DECIDE_PARAMETERS), step_inputs(files)
     workload, params = workload or given.workload, [*given.params, *(params or ())]
-    typed_keys = {
+    keys = {
         ("constraints.objective", "--objective"): objective,
         ("constraints.max_usd_per_hour", "--max-usd-per-hour"): max_usd_per_hour,
         ("platform", "--platform"): platform,
     }
-    flags = dict(names for names, value in typed_keys.items() if value is not None)
-    sets = [
-        *(overrides or ()),
-        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
-    ]
+    flags, sets = typed_keys(keys, overrides)
     with told_by_flag(flags):
         named = read_with_params(workload, overrides=sets, params=params) if workload else None
     take_as = _take_as(as_type, cpu_speed, guess, profile=profile)

@@ -1,14 +1,14 @@
 """Several verbs share these options, one by one or as a dataclass of options.
 
 A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
-Options that only the steps of a pipeline use are hidden from help: components/README.md has them.
+Options that only steps of pipelines use are hidden from help.
 """
 
 import contextlib
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
@@ -116,6 +116,19 @@ def told_by_flag(flags: Mapping[str, str]) -> Iterator[None]:
             if err.where.startswith(f"--set {key}=..."):
                 raise UsageError(err.what, where=flag, fix=err.fix) from None
         raise
+
+
+def typed_keys(
+    keys: Mapping[tuple[str, str], str | float | None], overrides: Sequence[str] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Returns key to flag of the flags that were typed, and the overrides with theirs.
+
+    Args:
+        keys: Key and flag to the value that was typed.
+        overrides: The values of --set.
+    """
+    typed = {names: value for names, value in keys.items() if value is not None}
+    return dict(typed), [*(overrides or ()), *(f"{key}={typed[key, flag]}" for key, flag in typed)]
 
 
 def offered(*words: str) -> Callable[[str], list[str]]:

@@ -19,6 +19,7 @@ from stoker.cli.options import (
     Words,
     Yes,
     told_by_flag,
+    typed_keys,
 )
 from stoker.cli.progress import (
     is_of_platform,
@@ -139,16 +140,12 @@ def profile_verb(
             )
         observe(training_job, logs=logs, region=region, outputs=outputs, as_json=as_json)
         return
-    typed_keys = {
+    keys = {
         ("profile.budget_seconds", "--budget"): budget,
         ("platform", "--platform"): platform,
         ("profile.instance_type", "--instance-type"): instance_type or None,
     }
-    flags = dict(names for names, value in typed_keys.items() if value is not None)
-    sets = [
-        *(overrides or ()),
-        *(f"{key}={value}" for (key, _), value in typed_keys.items() if value is not None),
-    ]
+    flags, sets = typed_keys(keys, overrides)
     # Before a file is looked for: a notebook is there, and cannot be run all the same.
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
