@@ -113,6 +113,42 @@ WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
 ]
 # What stoker writes: checked by its tests alone.
 OWN: list[tuple[str, Callable[[Any], None], str]] = [
+    (
+        "folder outside",
+        set_to("../x", *pods(0, "containers", 0, "volumeMounts", 0, "subPathExpr")),
+        "not a folder inside a volume",
+    ),
+    (
+        "variable",
+        set_to("A=B", *pods(0, "containers", 0, "env", 1, "name")),
+        "'A=B' is not a variable",
+    ),
+    ("image", set_to(" x", *pods(0, "containers", 0, "image")), "not an image"),
+    (
+        "half a GPU",
+        set_to("500m", *pods(0, "containers", 0, "resources", "limits", "nvidia.com/gpu")),
+        "needs a whole number",
+    ),
+    (
+        "resource",
+        set_to("1", *pods(0, "containers", 0, "resources", "limits", "gpu")),
+        "there is no resource gpu",
+    ),
+    ("label", set_to("a b", "metadata", "labels", "team"), "not a label value"),
+    ("label's key", set_to("x", "metadata", "labels", "my team"), "'my team' is not a key"),
+    ("account", set_to("A", *pods(0, "serviceAccountName")), "not a name for an object"),
+    ("priority", set_to("A", *pods(0, "priorityClassName")), "not a name for an object"),
+    ("selector", set_to("a b", *pods(0, "nodeSelector", "pool")), "not a label value"),
+    (
+        "toleration",
+        set_to({"key": "a", "operator": "Exists", "value": "b"}, *pods(0, "tolerations", 0)),
+        "Exists has no value",
+    ),
+    (
+        "restarts",
+        set_to(2**31, *POLICY, "maxRestarts"),
+        "does not fit into int32",
+    ),
     ("unknown target", set_to(["gpu"], "spec", "successPolicy", "targetReplicatedJobs"), "gpu"),
     ("operator", set_to("Most", "spec", "successPolicy", "operator"), "not one of All, Any"),
     ("alpha action", set_to("RestartJob", *RULES, 0, "action"), "RestartJob is an alpha feature"),
