@@ -41,6 +41,8 @@ def rule_problems(body: Body) -> Iterator[UsageError]:
     for rule in _RULES:
         yield from rule(body)
     yield from problems(body)
+    for found in over_limits(body, SHAPE, "request"):
+        yield UsageError(found)
 
 
 def check_request(body: Body) -> None:

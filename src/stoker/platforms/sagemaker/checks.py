@@ -1,18 +1,13 @@
 """Checks what users write into a CreateTrainingJob request; each rule has its reason.
 
-What stoker alone writes is held against the service's rules by its tests. Many rules are read from
-the model that botocore brings, without a client, a region or a network, so that they are those of
-the installed version. botocore itself checks only a part of them.
-
-Neither botocore nor SageMaker's own SDK nor moto knows the rules for instance groups: the service
-would refuse a wrong request, minutes later or after a pipeline's first steps were paid for.
+Only rules that nothing else checks in time: botocore checks types and missing members, and the
+service answers wrong lengths and patterns at once and free of charge. Nobody but the service knows
+the rules for instance groups, and it refuses minutes later, or after a pipeline's first steps.
 """
 
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
 
 from stoker.errors import MissingExtraError, UsageError
 from stoker.platforms.base import JobSpec, check_container, check_job
@@ -229,36 +224,6 @@ def _channel_rules(body: Body) -> Iterator[UsageError]:
             )
 
 
-# Classes of characters as Java writes them, for use inside brackets.
-_JAVA_CLASSES = {
-    r"\p{L}": r"\w",
-    r"\p{N}": r"\d",
-    r"\p{Z}": " \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
-    r"\p{Alnum}": "a-zA-Z0-9",
-}
-
-
-class ServiceShape(Protocol):
-    """Describes a part of the model, as botocore does."""
-
-    name: str
-    type_name: str
-    metadata: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """A violation names a value of the request that the API's model does not allow.
-
-    Attributes:
-        path: Path as in `InputDataConfig[0].ChannelName`.
-        what: What is wrong, with the value and the limit.
-    """
-
-    path: str
-    what: str
-
-
 def choices(shape_name: str) -> tuple[str, ...]:
     """Returns all values of an enumeration of the model, such as `TrainingInstanceType`."""
     return tuple(getattr(_shape(shape_name), "enum"))  # noqa: B009
@@ -266,102 +231,20 @@ def choices(shape_name: str) -> tuple[str, ...]:
 
 def maximum(shape_name: str) -> int:
     """Returns the largest number, length or count that the model allows, as of `InstanceGroups`."""
-    return int(str(_shape(shape_name).metadata["max"]))
-
-
-def violations(body: Mapping[str, Json]) -> Iterator[Violation]:
-    """Yields what botocore would send although the model does not allow it.
-
-    Args:
-        body: A CreateTrainingJob request that botocore would send.
-    """
-    yield from _walk(body, _request_shape(), "")
-
-
-def _walk(value: Json, shape: ServiceShape, path: str) -> Iterator[Violation]:
-    if isinstance(value, str):
-        yield from _check_text(value, shape, path)
-    # Before the numbers: in Python a bool is an int.
-    elif isinstance(value, bool):
-        return
-    elif isinstance(value, int | float):
-        yield from _check_bounds(int(value), shape, path, "is", str(value))
-    elif isinstance(value, Mapping):
-        yield from _walk_mapping(value, shape, path)
-    elif isinstance(value, list | tuple):
-        yield from _check_bounds(len(value), shape, path, "has", f"{len(value)} entries")
-        member: ServiceShape = getattr(shape, "member")  # noqa: B009
-        for index, item in enumerate(value):
-            yield from _walk(item, member, f"{path}[{index}]")
-
-
-def _walk_mapping(value: Mapping[str, Json], shape: ServiceShape, path: str) -> Iterator[Violation]:
-    # A structure has a rule for each member; a map (Environment) one for names, one for values.
-    if shape.type_name == "structure":
-        members: Mapping[str, ServiceShape] = getattr(shape, "members")  # noqa: B009
-        for key, item in value.items():
-            yield from _walk(item, members[key], f"{path}.{key}" if path else key)
-        return
-    yield from _check_bounds(len(value), shape, path, "has", f"{len(value)} entries")
-    key_shape: ServiceShape = getattr(shape, "key")  # noqa: B009
-    value_shape: ServiceShape = getattr(shape, "value")  # noqa: B009
-    for key, item in value.items():
-        yield from _walk(key, key_shape, f"{path} (a name)")
-        yield from _walk(item, value_shape, f"{path}.{key}")
-
-
-def _check_text(text: str, shape: ServiceShape, path: str) -> Iterator[Violation]:
-    shown = repr(text if len(text) <= 40 else text[:37] + "...")
-    length = f"{len(text)} characters ({shown})"
-    yield from _check_bounds(len(text), shape, path, "has", length)
-    allowed = tuple(getattr(shape, "enum", ()))
-    if allowed and text not in allowed:
-        listed = ", ".join(allowed) if len(allowed) < 12 else f"one of {len(allowed)} values"
-        yield Violation(path=path, what=f"is {shown}, the service allows {listed}")
-    pattern = shape.metadata.get("pattern")
-    if pattern and not _compiled(str(pattern)).fullmatch(text):
-        # `.` matches all but a line break.
-        problem = "has a line break" if pattern == ".*" else f"does not match {pattern}"
-        yield Violation(path=path, what=f"{problem}: {shown}")
-
-
-def _check_bounds(
-    number: int, shape: ServiceShape, path: str, verb: str, shown: str
-) -> Iterator[Violation]:
-    for limit, is_wrong in (("max", int.__gt__), ("min", int.__lt__)):
-        bound = shape.metadata.get(limit)
-        if isinstance(bound, int) and is_wrong(number, bound):
-            word = "most" if limit == "max" else "least"
-            yield Violation(path=path, what=f"{verb} {shown}, the service allows at {word} {bound}")
+    return int(getattr(_shape(shape_name), "metadata")["max"])  # noqa: B009
 
 
 @functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    for java, python in _JAVA_CLASSES.items():
-        pattern = pattern.replace(java, python)
-    return re.compile(pattern)
-
-
-def _request_shape() -> ServiceShape:
-    return _shape("CreateTrainingJobRequest")
-
-
-@functools.cache
-def _shape(name: str) -> ServiceShape:
-    shape: ServiceShape = getattr(_model(), "shape_for")(name)  # noqa: B009
-    return shape
-
-
-@functools.cache
-def _model() -> object:
+def _shape(name: str) -> object:
     try:
         from botocore.loaders import Loader
         from botocore.model import ServiceModel
     except ImportError as err:
         raise MissingExtraError.of(err, extra="aws") from None
     # Without a client: that would need a region, and look for credentials in the network.
-    model: object = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
-    return model
+    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+    shape: object = model.shape_for(name)
+    return shape
 
 
 # CreateTrainingJob's own words on MaxRuntimeInSeconds; the model does not say it.
@@ -371,17 +254,6 @@ MAX_RUN_SECONDS = 28 * 86400
 OWN_DISKS = re.compile(
     r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
 )
-# What to do about a limit of the model, by the beginning of the path.
-_FIXES = {
-    "TrainingJobName": "choose another --name: letters, digits and dashes",
-    "AlgorithmSpecification.ContainerArguments": "put the command into a script, and call that",
-    "AlgorithmSpecification.MetricDefinitions": "change sagemaker.metric_definitions",
-    "Environment": "shorten it, or hand it over as a file of a channel",
-    "HyperParameters": "shorten it, or hand it over as a file of a channel",
-    "InputDataConfig": "change the workload's channels",
-    "Tags": "change sagemaker.tags",
-    "VpcConfig": "change sagemaker.vpc",
-}
 _GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
 
 
@@ -397,18 +269,8 @@ def check_body(body: Body) -> None:
 
 def problems(body: Body) -> Iterator[UsageError]:
     """Yields each rule that the request breaks."""
-    # Before the model's limits: the reasons of these rules say more.
     for rule in _RULES:
         yield from rule(body)
-    for found in violations(body):
-        yield UsageError(
-            f"{found.path} {found.what}",
-            where=_place(body, found.path),
-            fix=next(
-                (fix for start, fix in _FIXES.items() if found.path.startswith(start)),
-                "change it in the workload",
-            ),
-        )
 
 
 def notes(body: Body) -> list[str]:
@@ -540,8 +402,3 @@ _RULES: tuple[Callable[[Body], Iterator[UsageError]], ...] = (
     _volume_rules,
     _tag_rules,
 )
-
-
-def _place(body: Body, path: str) -> str:
-    found = re.match(r"InputDataConfig\[(\d+)\]", path)
-    return f"channel {channels_of(body)[int(found.group(1))][0]}" if found else "CreateTrainingJob"
