@@ -572,7 +572,8 @@ def _module(module: str) -> Iterator[str]:
         if f"{module}.{name}" in CONSTANTS:
             yield CONSTANTS[f"{module}.{name}"]
         elif node is None:
-            yield f"A class of SageMaker's SDK, `{home}`, for pipelines of your own."
+            library = "kfp" if home.startswith("kfp.") else "SageMaker's SDK"
+            yield f"A class of {library}, `{home}`, for pipelines of your own."
         else:
             if not (isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)):
                 yield from ("```text", *_signature(name, node), "```", "")

@@ -42,14 +42,14 @@ try:
         Output,
         PipelineTaskFinalStatus,
     )
+    from kfp.dsl.base_component import BaseComponent as Component
+    from kfp.dsl.pipeline_task import PipelineTask as Task
 except ModuleNotFoundError as err:
     raise MissingExtraError.of(err, extra="kubeflow") from None
 
 from stoker.kubeflow.steps import (
     RUN_ID,
-    Component,
     PipelineRun,
-    Task,
     TrainingComponent,
     compiled,
     control_step,

@@ -17,11 +17,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from kfp import compiler, dsl, kubernetes
+from kfp.dsl.base_component import BaseComponent as Component
 from kfp.dsl.container_component_class import ContainerComponent
 from kfp.dsl.pipeline_channel import PipelineChannel
+from kfp.dsl.pipeline_task import PipelineTask as Task
 from kfp.dsl.structures import InputSpec
 from kfp.kubernetes import set_security_context
 
@@ -63,118 +64,6 @@ _OWN_POD = {
     "NAMESPACE": "namespace",
     "RUN_ID": "labels['pipeline/runid']",
 }
-
-
-class Value(Protocol):
-    """A pipeline's value is not known before a run starts, or an earlier step has ended."""
-
-    def __eq__(self, other: object) -> bool:
-        """Makes a condition of a pipeline, not a bool."""
-        ...
-
-
-class TaskContainer(Protocol):
-    """Describes the container of a step, as kfp does."""
-
-    image: str
-
-
-class Task(Protocol):
-    """`Task` is kfp's step, as far as it is used here."""
-
-    @property
-    def container_spec(self) -> TaskContainer | None:
-        """Returns its container; None if it has none, such as a pipeline in a pipeline."""
-        ...
-
-    @property
-    def inputs(self) -> Mapping[str, object]:
-        """Returns what the step is given, by name."""
-        ...
-
-    @property
-    def component_spec(self) -> "ComponentSpec":
-        """Returns the component that it is a step of."""
-        ...
-
-    @property
-    def outputs(self) -> Mapping[str, Value]:
-        """Returns parameters and artifacts by name."""
-        ...
-
-    def after(self, *tasks: "Task") -> "Task":
-        """Lets the step wait for others, of which it takes no output."""
-        ...
-
-    def set_display_name(self, name: str) -> "Task":
-        """Names the step in the console."""
-        ...
-
-    def set_caching_options(self, enable_caching: bool) -> "Task":
-        """Says whether an earlier run's outputs of the same inputs will do."""
-        ...
-
-    def set_cpu_request(self, cpu: str) -> "Task":
-        """Says what the pod asks for."""
-        ...
-
-    def set_cpu_limit(self, cpu: str) -> "Task":
-        """Says what the pod may use."""
-        ...
-
-    def set_memory_request(self, memory: str) -> "Task":
-        """Says what the pod asks for."""
-        ...
-
-    def set_memory_limit(self, memory: str) -> "Task":
-        """Says what the pod may use."""
-        ...
-
-    def set_env_variable(self, name: str, value: str) -> "Task":
-        """Sets a variable of the pod's container."""
-        ...
-
-    def set_retry(
-        self,
-        num_retries: int,
-        backoff_duration: str,
-        backoff_factor: float,
-        backoff_max_duration: str,
-    ) -> "Task":
-        """Says how often the step is tried again."""
-        ...
-
-
-class ComponentSpec(Protocol):
-    """Describes the interface of a component, as kfp does."""
-
-    @property
-    def name(self) -> str:
-        """Returns the component's name."""
-        ...
-
-    @property
-    def inputs(self) -> Mapping[str, object] | None:
-        """Returns the inputs by name."""
-        ...
-
-
-class Component(Protocol):
-    """A component of kfp makes a step when it is called inside of a pipeline."""
-
-    @property
-    def name(self) -> str:
-        """Returns its name."""
-        ...
-
-    @property
-    def component_spec(self) -> ComponentSpec:
-        """Returns its interface."""
-        ...
-
-    def __call__(self, **inputs: object) -> Task:
-        """Makes the step with these inputs."""
-        ...
 
 
 class TrainingComponent(ContainerComponent):  # type: ignore[misc]
