@@ -371,9 +371,8 @@ def cli_page() -> str:
     lines = [
         "# Commands and options",
         "",
-        "`stoker --help` lists the commands, `stoker COMMAND --help` the options of one. What the "
-        "commands are for, and how they follow on each other, is in "
-        "[commands.md](../commands.md); their exit codes are in [files.md](files.md#exit-codes).",
+        "`stoker --help` lists the commands, `stoker COMMAND --help` the options of one. Exit "
+        "codes are in [files.md](files.md#exit-codes).",
         "",
     ]
     for panel, names in by_panel.items():
@@ -918,7 +917,7 @@ RUN_FILES = MappingProxyType(
     {
         "workload.json": "The workload as it was run, `--set` and `--param` included. The records "
         "hold its digest; `--from` compares a workload with it, [key by key]"
-        "(../commands.md#what-makes-a-profile-void).",
+        "(../method.md#what-makes-a-profile-void).",
         "profile.json": "The [profile](records.md#profilejson): what a step waits for.",
         "decision.json": "The [decision](records.md#decisionjson): plans, and the chosen one.",
         "training.json": "The [training](records.md#trainingjson): what ran, and its figures.",
@@ -995,8 +994,8 @@ def files_page() -> str:
         "",
         "dnn hosts also reach each other on ports that NCCL, gloo or MPI choose, and hosts of "
         "engine ray on ports that Ray chooses. What each port accepts: "
-        "[threat-model.md](../threat-model.md). On Kubernetes configs/kubernetes/network-policy.yaml "
-        "closes the others.",
+        "[threat-model.md](../threat-model.md). On Kubernetes "
+        "configs/kubernetes/network-policy.yaml closes the others.",
         "",
         "## Exit codes",
         "",

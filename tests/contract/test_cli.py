@@ -139,7 +139,7 @@ VERBS = {
     "launch": set(),
 }
 
-# Only the steps of a pipeline use them: they work, and no help shows them (docs/commands.md does).
+# Only steps of pipelines use them: they work, and no help shows them.
 HIDDEN = {
     "profile": {"--param", "--executor-input"},
     "decide": {"--param", "--executor-input"},
@@ -185,7 +185,7 @@ def test_hidden_flags_equal_the_list_and_are_documented() -> None:
         for name, command in commands.items()
     }
     assert {name: flags for name, flags in found.items() if flags} == HIDDEN
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "components" / "README.md").read_text()
     assert set().union(*HIDDEN.values()) <= set(re.findall(r"`(--[a-z-]+)", page))
 
 

@@ -112,9 +112,9 @@ def test_python_in_the_documents_parses(file: Path) -> None:
 
 
 def test_every_error_that_the_troubleshooting_quotes_is_one_of_stokers() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## By error text")[2]
+    page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## The feed")[2]
     quoted = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
-    assert len(quoted) > 50
+    assert len(quoted) >= 5
     texts = "\n".join(text for file in (ROOT / "src").rglob("*.py") for text in texts_in(file))
     parts = {part.strip() for words in quoted for part in words.split("...")}
     assert [part for part in sorted(parts) if part not in texts] == []

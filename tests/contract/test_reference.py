@@ -9,8 +9,6 @@ from types import ModuleType
 
 import pytest
 
-from stoker.records import Group, to_json
-from support import sagemaker_pipeline
 from support.examples import project
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +110,5 @@ def test_the_examples_of_kubeflow_run(reference: ModuleType) -> None:
 @pytest.mark.usefixtures("_in_a_project")
 def test_the_examples_of_sagemaker_run(reference: ModuleType) -> None:
     pytest.importorskip("sagemaker")
-    data = Group(name="data", role="data", instance_type="ml.c7i.4xlarge", count=2)
-    Path("decision.json").write_text(to_json(sagemaker_pipeline.decision(data=data)))
     # It sends to an account: test_sagemaker_compose.py calls it with a bucket.
     run_examples(reference, "stoker.sagemaker", without=("upload_inputs",))

@@ -1,10 +1,11 @@
-"""stoker.sagemaker fits into pipelines of other people: the guide's examples compile as written."""
+"""stoker.sagemaker fits into other pipelines: the example and the guide compile as written."""
 
 import importlib
 import inspect
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,10 +73,10 @@ def waits(step: Mapping[str, Any]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Compiles the guide's pipeline with steps before, between and after, as users compile it."""
+    """Compiles the example with steps before, between and after, as users compile it."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "pipelines").mkdir()
-    (folder / "pipelines" / "sagemaker.py").write_text(block("def steps("))
+    shutil.copy(sample.ROOT / "examples/sagemaker_pipeline/sagemaker.py", folder / "pipelines")
     return compile_pipeline(sample.WORKLOAD, folder=folder).definition
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.local_job import FED, WITHOUT_TORCH
+from support.local_job import WITHOUT_TORCH
 from support.namespaces import Hosts
 from support.toolkit import toolkit
 
@@ -146,7 +146,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """Runs the job in an image of its own: the launcher is each host's first process."""
-    with lay_out(tmp_path_factory.mktemp("brought"), f"{FED}\nmet = {{}}\n{SAY}") as hosts:
+    with lay_out(tmp_path_factory.mktemp("brought"), f"met = {{}}\n{SAY}") as hosts:
         for host in hosts.names:
             hosts.start(
                 host,

@@ -92,7 +92,7 @@ def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name: 
         "compile sagemaker --out p.json",
         "upload sagemaker",
         "start sagemaker",
-        "schedule sagemaker --list",
+        "schedule sagemaker --cron cron(0)",
         "decide profile.json --workload",
     ],
 )

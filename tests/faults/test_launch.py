@@ -14,7 +14,6 @@ import pytest
 from stoker.errors import UsageError
 from stoker.records import FeedSettings
 from support.local_job import (
-    FED,
     QUICK,
     LocalJob,
     assert_nothing_left,
@@ -487,7 +486,7 @@ def test_a_killed_torchrun_takes_its_ranks_along(tmp_path: Path) -> None:
 def test_a_channel_goes_to_the_groups_that_it_names(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "one").write_text("1")
-    script = FED + "print('found', os.listdir(os.environ['SM_CHANNEL_TRAIN']))"
+    script = "import os; print('found', os.listdir(os.environ['SM_CHANNEL_TRAIN']))"
     with LocalJob(
         tmp_path,
         script,
@@ -510,7 +509,7 @@ def test_a_missing_channel_folder_is_said_before_anything_starts(tmp_path: Path)
 
 
 def test_lines_of_all_hosts_come_while_they_run_and_end_with_the_run(tmp_path: Path) -> None:
-    script = TELL + FED + "print('one'); wait_for('go'); print('two', end='')"
+    script = TELL + "print('one'); wait_for('go'); print('two', end='')"
     with LocalJob(tmp_path, script, data=1, has_torch=False) as job:
         texts = []
         for line in job.run.lines():

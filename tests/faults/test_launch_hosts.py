@@ -15,7 +15,6 @@ import pytest
 from stoker.feed.wire.crypto import new_token
 from stoker.host.processes import free_ports
 from support.local_job import (
-    FED,
     WITHOUT_TORCH,
     assert_nothing_left,
     is_running,
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.fault
 
 # Hosts of a group need not be sorted, and the leader need not be algo-1.
 GROUPS = {"gpu": ["algo-3", "algo-1"], "data_group": ["algo-2"]}
-SAY = FED + (
+SAY = (
     "import os, sys; print('host', os.environ['SM_CURRENT_HOST'], 'of',"
     " os.environ['SM_CURRENT_INSTANCE_GROUP'], 'got', sys.argv[1:], flush=True)"
 )

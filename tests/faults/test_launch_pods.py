@@ -16,11 +16,11 @@ from stoker.host.processes import free_ports
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.pod_outputs import OutputParts
 from support.kubernetes_jobs import job
-from support.local_job import FED, WITHOUT_TORCH, marked_processes, until
+from support.local_job import WITHOUT_TORCH, marked_processes, until
 
 pytestmark = pytest.mark.fault
 
-SAY = FED + (
+SAY = (
     "import json, os, sys; print(json.dumps({'args': sys.argv[1:],"
     " 'channels': json.loads(os.environ['SM_CHANNELS']), 'train': os.environ['SM_CHANNEL_TRAIN'],"
     " 'group': os.environ['SM_CURRENT_INSTANCE_GROUP']}), flush=True)"

@@ -12,7 +12,7 @@ import pytest
 from stoker.logs import parse_line
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import Profile, read_json
-from support.local_job import FED, WITHOUT_TORCH, until
+from support.local_job import WITHOUT_TORCH, until
 from support.namespaces import Hosts
 
 pytestmark = [pytest.mark.root, pytest.mark.fault]
@@ -207,7 +207,9 @@ def test_a_word_that_stands_for_no_command_ends_with_three_lines(
 
 def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path: Path) -> None:
     with Hosts(tmp_path, GROUPS) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", FED, STOKER_STRATEGY="none", **WITHOUT_TORCH)
+        start_all(
+            hosts, *CLI, "--", "python", "-c", "pass", STOKER_STRATEGY="none", **WITHOUT_TORCH
+        )
         assert set(hosts.codes().values()) == {0}
         events = [
             event
@@ -240,7 +242,7 @@ def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> 
         start_all(
             hosts,
             *CLI,
-            *("--", "python", "-c", FED + "print('has begun')"),
+            *("--", "python", "-c", "print('has begun')"),
             STOKER_STRATEGY="none",
             **WITHOUT_TORCH,
         )
@@ -299,7 +301,7 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
 
 def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_path: Path) -> None:
     with Hosts(tmp_path, SMALL) as hosts:
-        start_all(hosts, *CLI, "--", "python", "-c", FED, **WITHOUT_TORCH)
+        start_all(hosts, *CLI, "--", "python", "-c", "pass", **WITHOUT_TORCH)
         assert hosts.codes() == {"algo-1": 0, "algo-2": 0}
         for folder in ("model", "output/data"):
             assert not list((hosts.ml("algo-1") / folder).iterdir())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Line, run_script
-from support.local_job import FED, until
+from support.local_job import until
 from support.pods import WAIT_SECONDS, Pod, Pods
 
 # One training that is struck four times takes a minute.
@@ -241,7 +241,7 @@ print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} reaches the stor
 
 
 def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
-    with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=FED + REACH) as pods:
+    with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=REACH) as pods:
         started = [
             pods.start(group, index, named_after_seconds=None)
             for group, index in (("dnn", 1), ("data", 0), ("dnn", 0))

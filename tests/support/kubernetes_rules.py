@@ -2,7 +2,7 @@
 
 A server prunes unknown fields without a word, so that a misspelt one is only missed when the job
 runs. The schemas are those of JobSet and Kubeflow Trainer, without their descriptions; see NOTICE.
-What users write is checked by `stoker.platforms.kubernetes.request`, in each run.
+What a server accepts and cannot run is checked by `stoker.platforms.kubernetes.request`.
 """
 
 import gzip
@@ -46,6 +46,17 @@ _METADATA: Schema = {
         "annotations": _TEXTS,
     },
 }
+# Kubernetes' own rules for values of labels, keys, names and variables.
+_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
+_QUALIFIED = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
+_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
+_VARIABLE = re.compile(r"^[A-Za-z_.-][A-Za-z0-9_.-]*$")
+_WHOLE = re.compile(r"^[0-9]+$")
+# Resources that may be asked for in parts; all others come whole, and are not overcommitted.
+_DIVISIBLE = ("cpu", "memory", "ephemeral-storage")
+_MAX_ANNOTATIONS = 256 << 10
+# What the API server takes of a ConfigMap or Secret.
+_MAX_BYTES = 1 << 20
 _BITS = {"int32": 31, "int64": 63}
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": Mapping,
@@ -299,6 +310,7 @@ def rule_problems(document: Document, *, among: Sequence[Document] = ()) -> Iter
         yield from _runtime_problems(document)
     if kind == "TrainJob":
         yield from _train_job_problems(document, among)
+    yield from _server_problems(document)
     yield from problems_of(document, among=among)
 
 
@@ -432,3 +444,131 @@ def _patch_problems(patched: Document, jobs: dict[str, ReplicatedJob], path: str
             yield f"{path}: the runtime's {target.name} has no container {name}"
         if name in _RESERVED_CONTAINERS and container.get("env"):
             yield f"{path}: variables of {name} are set by spec.trainer.env only"
+
+
+def _server_problems(document: Document) -> Iterator[str]:
+    """Yields what the API server itself refuses of what users wrote, in any object with pods."""
+    yield from _metadata_problems(mapping(document, "metadata"), "metadata")
+    if document.get("kind") in ("ConfigMap", "Secret"):
+        size = sum(len(k) + len(str(v)) for k, v in mapping(document, "data").items())
+        if size > _MAX_BYTES:
+            yield f"data: {size} bytes are more than {_MAX_BYTES}"
+    for job in replicated_jobs(document):
+        pods = f"{job.path}.template.spec.template"
+        yield from _metadata_problems(mapping(job.template, "metadata"), f"{pods}.metadata")
+        yield from _pod_problems(job.pods, f"{pods}.spec")
+
+
+def _metadata_problems(metadata: Document, path: str) -> Iterator[str]:
+    """Yields what is wrong with labels, annotations, and an object's name where it has one."""
+    if "name" in metadata and not _is_subdomain(text(metadata, "name")):
+        yield f"{path}.name: {metadata['name']} is not a name for an object"
+    for key, value in mapping(metadata, "labels").items():
+        yield from _key_problems(key, f"{path}.labels")
+        if not _LABEL_VALUE.match(str(value)):
+            yield f"{path}.labels: {value!r} is not a label value"
+    annotations = mapping(metadata, "annotations")
+    for key in annotations:
+        yield from _key_problems(key, f"{path}.annotations")
+    if sum(len(k) + len(str(v)) for k, v in annotations.items()) > _MAX_ANNOTATIONS:
+        yield f"{path}.annotations: they are too long"
+
+
+def _pod_problems(pods: Document, path: str) -> Iterator[str]:
+    """Yields what is wrong with a pod's spec, one `path: what` each."""
+    yield from _repeated(pods, "volumes", "name", path)
+    yield from _repeated(pods, "imagePullSecrets", "name", path)
+    for key, value in mapping(pods, "nodeSelector").items():
+        yield from _key_problems(key, f"{path}.nodeSelector")
+        if not _LABEL_VALUE.match(str(value)):
+            yield f"{path}.nodeSelector: {value!r} is not a label value"
+    for key in ("serviceAccountName", "priorityClassName"):
+        if key in pods and not _is_subdomain(text(pods, key)):
+            yield f"{path}.{key}: {pods[key]} is not a name for an object"
+    for secret in mappings(pods, "imagePullSecrets"):
+        if not _is_subdomain(text(secret, "name")):
+            yield f"{path}.imagePullSecrets: {secret.get('name')} is not a name for an object"
+    for index, toleration in enumerate(mappings(pods, "tolerations")):
+        yield from _toleration_problems(toleration, f"{path}.tolerations[{index}]")
+    yield from _affinity_problems(mapping(pods, "affinity", "nodeAffinity"), f"{path}.affinity")
+    for index, container in enumerate(mappings(pods, "containers")):
+        yield from _container_problems(container, f"{path}.containers[{index}]")
+
+
+def _container_problems(container: Document, path: str) -> Iterator[str]:
+    image = text(container, "image")
+    if not image or image != image.strip():
+        yield f"{path}.image: {image!r} is not an image"
+    for variable in mappings(container, "env"):
+        if not _VARIABLE.match(text(variable, "name")):
+            yield f"{path}.env: {variable.get('name')!r} is not a variable name"
+    yield from _repeated(container, "env", "name", path)
+    yield from _repeated(container, "volumeMounts", "mountPath", path)
+    for mount in mappings(container, "volumeMounts"):
+        for key in ("subPath", "subPathExpr"):
+            inner = text(mount, key)
+            if inner.startswith("/") or ".." in inner.split("/"):
+                yield f"{path}.volumeMounts: {inner} is not a folder inside a volume"
+    yield from _resource_problems(mapping(container, "resources"), f"{path}.resources")
+
+
+def _resource_problems(resources: Document, path: str) -> Iterator[str]:
+    requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
+    for name in {**requests, **limits}:
+        yield from _key_problems(name, path)
+        if name in _DIVISIBLE or name.startswith("hugepages-"):
+            continue
+        if "/" not in name:
+            yield f"{path}: there is no resource {name}"
+        limit = limits.get(name)
+        if not _WHOLE.match(str(limit)) or requests.get(name, limit) != limit:
+            yield f"{path}: {name} needs a whole number, and its limit equals its request"
+
+
+def _toleration_problems(toleration: Document, path: str) -> Iterator[str]:
+    key, operator = text(toleration, "key"), text(toleration, "operator") or "Equal"
+    if key:
+        yield from _key_problems(key, path)
+    elif operator != "Exists":
+        yield f"{path}: without a key its operator is Exists"
+    if operator == "Exists" and toleration.get("value"):
+        yield f"{path}: Exists has no value"
+    if not _LABEL_VALUE.match(text(toleration, "value")):
+        yield f"{path}: {toleration.get('value')!r} is not a taint value"
+
+
+def _affinity_problems(affinity: Document, path: str) -> Iterator[str]:
+    terms = mappings(
+        affinity, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
+    )
+    preferred = mappings(affinity, "preferredDuringSchedulingIgnoredDuringExecution")
+    terms += [mapping(term, "preference") for term in preferred]
+    for term in terms:
+        for rule in mappings(term, "matchExpressions"):
+            key, values = text(rule, "key"), texts(rule, "values")
+            yield from _key_problems(key, path)
+            match text(rule, "operator"):
+                case "In" | "NotIn" if not values:
+                    yield f"{path}: {key} names no values"
+                case "Exists" | "DoesNotExist" if values:
+                    yield f"{path}: {key} needs no values"
+                case "Gt" | "Lt" if len(values) != 1 or not _WHOLE.match(values[0]):
+                    yield f"{path}: {key} is compared with exactly one whole number"
+                case _:
+                    pass
+
+
+def _key_problems(key: str, path: str) -> Iterator[str]:
+    prefix, slash, name = key.rpartition("/")
+    if not _QUALIFIED.match(name) or (slash and not _is_subdomain(prefix)):
+        yield f"{path}: {key!r} is not a key"
+
+
+def _is_subdomain(name: str) -> bool:
+    return len(name) <= 253 and bool(_SUBDOMAIN.match(name))
+
+
+def _repeated(document: Document, key: str, name: str, path: str) -> Iterator[str]:
+    names = [text(item, name) for item in mappings(document, key)]
+    for twice in sorted({one for one in names if names.count(one) > 1}):
+        yield f"{path}.{key}: {twice} occurs twice"

@@ -35,12 +35,6 @@ DEADLINE_SECONDS = 60.0
 QUICK = FeedSettings(lease_seconds=2.0)
 # Of hosts whose training has no datasets: what a data host imports for them, it need not.
 _FOLDERS = (str(Path(__file__).parent / "without_torch"), os.environ.get("PYTHONPATH"))
-# Leaves what a rank leaves that was fed, for commands that have no time for torch.
-FED = (
-    "import os, pathlib; fed = pathlib.Path(os.environ['STOKER_OUTPUT']); "
-    "(fed / 'timeline-rank0.csv').write_text('0,0,0,0,0.1,0.1,4'); "
-    """(fed / 'loading-0.json').write_text('{"is_fed": true}'); """
-)
 WITHOUT_TORCH = {"PYTHONPATH": os.pathsep.join(filter(None, _FOLDERS))}
 
 

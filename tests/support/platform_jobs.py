@@ -29,7 +29,7 @@ from support import kubernetes_jobs, sagemaker_job
 from support.aws_answers import Clock
 from support.cloudwatch import put_lines
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.local_job import FED, QUICK, WITHOUT_TORCH, is_running, marked_processes, until
+from support.local_job import QUICK, WITHOUT_TORCH, is_running, marked_processes, until
 from support.moto import REGION, AwsServer
 from support.sagemaker_service import sagemaker_service
 
@@ -151,9 +151,7 @@ class PlatformJob(Protocol):
 
 
 # The leader's script does what the test's file says; a data host runs no script.
-ORDERS = (
-    FED
-    + """
+ORDERS = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(os.environ["STOKER_TEST_DIR"])
 def stopped(*_):
@@ -176,7 +174,6 @@ while True:
     done = len(orders)
     time.sleep(0.01)
 """.replace("CODE", str(EXIT_CODE))
-)
 
 
 class LocalPlatformJob:

@@ -12,7 +12,7 @@ from stoker.platforms.aws import Aws
 from stoker.records import Json, Workload
 from support import sample_records
 from support.command import stoker
-from support.local_job import FED, WITHOUT_TORCH
+from support.local_job import WITHOUT_TORCH
 from support.moto import ACCOUNT, REGION, ROLE
 from support.sagemaker_containers import GO
 from support.sagemaker_execution import Account, Execution
@@ -58,13 +58,17 @@ Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
 """
 # For tests of the steps around a training: its script leaves what they need, and reads no batch.
 # Its data hosts have no torch.
-LIGHT = f"""
-{FED}
+LIGHT = """
 import json
+import os
 from pathlib import Path
+# What a rank leaves that was fed.
+output = Path(os.environ["STOKER_OUTPUT"])
+(output / "timeline-rank0.csv").write_text("0,0,0,0,0.1,0.1,4")
+(output / "loading-0.json").write_text('{"is_fed": true}')
 if (Path(os.environ["SM_CHANNEL_TRAINING"]) / "broken").exists():
     raise ValueError("sample 7 is broken")
-Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({{"accuracy": 0.95}}))
+Path(os.environ["STOKER_METRICS"]).write_text(json.dumps({"accuracy": 0.95}))
 (Path(os.environ["SM_MODEL_DIR"]) / "model.txt").write_text("trained")
 """
 WORKLOAD = {
@@ -133,7 +137,7 @@ class Project:
             word for name, value in parameters.items() for word in ("--param", f"{name}={value}")
         ]
         started = json.loads(self.stoker("start", "sagemaker", "workload.yaml", *given, "--json"))
-        return self._run(str(started["id"]), started["parameters"])
+        return self._run(str(started["run"]), parameters)
 
     def scheduled(self) -> Execution:
         """Starts a run as EventBridge's scheduler does: by the only schedule's target."""

@@ -91,7 +91,7 @@ def test_a_missing_permission_names_the_action(code: str, message: str, action: 
     error = refused(code, message)
     assert isinstance(error, AwsError)
     assert error.what.startswith(f"permission {action} is missing")
-    assert error.fix.startswith(f"allow {action} ")
+    assert error.fix.startswith(f"allow {action}")
     assert error.is_denied
     assert not error.is_missing
     assert error.exit_code == 4

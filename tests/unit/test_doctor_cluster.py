@@ -114,7 +114,7 @@ def test_rights_are_asked_as_the_role_gives_them(api: KubernetesApi) -> None:
     api.reviews_work = False
     unasked = one(found(), "rights")
     assert unasked.state == "warn"
-    assert "may not be looked at" in unasked.text
+    assert "cannot be checked" in unasked.text
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_api_that_is_not_there_or_speaks_another_version_fails(
     api.other_versions[group] = "v9"
     findings = [each for each in found(f"kubernetes.api={api_name}") if each.name == "api"]
     assert {each.state for each in findings} == {"fail"}
-    assert all("is there in v9, and stoker speaks" in each.text for each in findings)
+    assert all("has version v9; stoker needs" in each.text for each in findings)
     api.other_versions.clear()
     api.installed.remove(group)
     findings = [each for each in found(f"kubernetes.api={api_name}") if each.name == "api"]
@@ -247,8 +247,8 @@ def test_what_may_not_be_looked_at_is_no_failure_and_names_the_right(api: Kubern
     # The Role is of one namespace: in another one it gives no right to read Argo's settings.
     api.denied = {("get", "/version"), ("get", "configmaps")}
     findings = found()
-    assert one(findings, "cluster").text.startswith("Kubernetes of a version that may not be asked")
-    unasked = [each for each in findings if "may not be looked at" in each.text]
+    assert one(findings, "cluster").text.startswith("Kubernetes of unknown version")
+    unasked = [each for each in findings if "cannot be checked" in each.text]
     assert [(each.state, each.name) for each in unasked] == [
         *(("warn", "claim"), ("warn", "claim"), ("warn", "argo"))
     ]
@@ -271,7 +271,7 @@ def test_a_cluster_that_does_not_answer_is_the_only_finding(
         ("2.3.0", "fail", "pipelines need 2.14 or later"),
         ("2.15.2", "warn", "steps run as the user of their image"),
         ("2.16.0", "warn", "a schedule may start two runs at once"),
-        ("unknown", "warn", "does not tell its version: pipelines need 2.14"),
+        ("unknown", "warn", "of unknown version: pipelines need 2.14"),
     ],
 )
 def test_an_older_kubeflow_pipelines_is_told_with_what_it_cannot_do(

@@ -1,11 +1,10 @@
 """A workload made from a SageMaker training job: `stoker init DIR --from-training-job NAME`.
 
-It knows jobs that stoker started, script mode of the SageMaker SDK (the program is a
-hyperparameter), and images with an entry point.
+It knows script mode of the SageMaker SDK (the program is a hyperparameter), and images with an
+entry point.
 """
 
 import json
-import posixpath
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,6 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.platforms.aws import Aws, AwsError
-from stoker.platforms.base import MLFLOW_RUN
 from stoker.platforms.sagemaker.checks import text
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
@@ -87,12 +85,6 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     command, source, processes = _start(job, notes)
     dnn, roles = _hosts(job, notes)
     channels = _channels(job, roles, source, notes)
-    # Of a job that stoker started: the next one gets its own.
-    environment = {
-        key: value
-        for key, value in mapping(job, "Environment").items()
-        if not key.startswith("STOKER_") and key != MLFLOW_RUN
-    }
     framework = _FRAMEWORK.search(str(image))
     settings: dict[str, Json] = {key: _at(job, path) for key, path in _SETTINGS.items()}
     settings |= {
@@ -106,7 +98,7 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
         }
         if job.get("VpcConfig")
         else None,
-        "environment": environment,
+        "environment": mapping(job, "Environment"),
         "tags": _tags(job, aws, notes),
         "metric_definitions": [
             {"name": text(metric, "Name"), "regex": text(metric, "Regex")}
@@ -164,11 +156,10 @@ def _start(job: Mapping[str, Json], notes: list[str]) -> tuple[list[str], str | 
         found = _at(job, f"AlgorithmSpecification.{key}")
         words += map(str, found if isinstance(found, list) else [])
     if words[:2] == ["stoker", "launch"]:
-        # Where stoker packed the code, the channel is the folder around the package.
-        uri = uris.get("stoker_code")
-        name = posixpath.basename(str(_at(job, "Environment.STOKER_CODE_FILE") or "code.tar.gz"))
-        source = uri if not uri or uri.endswith(".tar.gz") else f"{uri.rstrip('/')}/{name}"
-        return words[words.index("--") + 1 :] if "--" in words else words[2:], source, None
+        raise UsageError(
+            f"training job {text(job, 'TrainingJobName')} was started by stoker",
+            fix="use the workload that it was started with",
+        )
     notes.append(
         "image: stoker must be in it. Build one on top of it (make image BASE_IMAGE=..., "
         "containers/launcher), and put its address here."
@@ -212,7 +203,7 @@ def _hosts(job: Mapping[str, Json], notes: list[str]) -> tuple[dict[str, Json], 
             f"training job {text(job, 'TrainingJobName')} runs serverless, or has no hosts yet",
             fix="name a job that ran on instances",
         )
-    # The first one of those with accelerators, and never one that is called data.
+    # The first one with accelerators, and not one that is called data.
     hosts = min(
         groups or [resources],
         key=lambda group: (
@@ -253,7 +244,7 @@ def _channels(
     default = _at(job, "AlgorithmSpecification.TrainingInputMode")
     for channel in mappings(job, "InputDataConfig"):
         name, uri = text(channel, "ChannelName"), _uri(channel)
-        if name.startswith("stoker_") or uri == source:
+        if uri == source:
             continue
         if not uri:
             notes.append(f"channels.{name} is left out: it is not read from S3 or a file system.")

@@ -1,7 +1,7 @@
 """Several verbs share these options, one by one or as a dataclass of options.
 
 A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
-Options that only the steps of a pipeline use are hidden from help (docs/commands.md lists them).
+Options that only steps of pipelines use are hidden from help.
 """
 
 import contextlib
@@ -129,7 +129,10 @@ def typed_keys(
         overrides: The values of --set.
     """
     typed = {names: value for names, value in keys.items() if value is not None}
-    return dict(typed), [*(overrides or ()), *(f"{key}={typed[key, flag]}" for key, flag in typed)]
+    return dict(typed.keys()), [
+        *(overrides or ()),
+        *(f"{key}={typed[key, flag]}" for key, flag in typed),
+    ]
 
 
 def offered(*words: str) -> Callable[[str], list[str]]:

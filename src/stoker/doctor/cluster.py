@@ -1,7 +1,7 @@
-"""`stoker doctor --cluster WORKLOAD` says what a cluster lacks for a workload.
+"""Checks of a cluster for one workload: `stoker doctor --cluster WORKLOAD`.
 
-What may not be looked at is told as such, with the right for it: it may be in order all the same.
-Nothing is made or changed: the job is shown to the cluster as a dry run.
+A check that needs a right the caller lacks is a warning that names the right. Nothing is created:
+the job is sent as a dry run.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ _NO_RUNTIME = "specified trainingRuntime must be created before the TrainJob is 
 
 
 def examine_cluster(workload: Workload) -> Iterator[Finding]:
-    """Looks at what the workload needs of its cluster; yields each finding as soon as it is made.
+    """Checks what the workload needs of its cluster; yields each finding at once.
 
     Args:
         workload: Whatever platform it names.
@@ -61,32 +61,32 @@ def examine_cluster(workload: Workload) -> Iterator[Finding]:
             yield Finding("cluster", "fail", err.what, err.fix)
             return
         version = {}
-    said = text(version, "gitVersion") or "of a version that may not be asked"
+    said = text(version, "gitVersion") or "of unknown version (no right to ask)"
     yield Finding("cluster", "ok", f"Kubernetes {said}, namespace {cluster.namespace}")
     for resource in [api.TRAINJOBS, api.RUNTIMES] if settings.api == "trainer" else [api.JOBSETS]:
-        yield _look("api", partial(api_finding, cluster, resource))
-    yield _look("rights", partial(rights_finding, cluster, settings))
-    yield _look("job", partial(job_finding, cluster, workload))
+        yield _check("api", partial(api_finding, cluster, resource))
+    yield _check("rights", partial(rights_finding, cluster, settings))
+    yield _check("job", partial(job_finding, cluster, workload))
     for use in claims_of(workload):
-        yield _look("claim", partial(claim_finding, cluster, use))
+        yield _check("claim", partial(claim_finding, cluster, use))
     yield kubeflow_finding(workload)
-    yield _look("argo", partial(argo_finding, connected(namespace=KUBEFLOW_NAMESPACE)))
+    yield _check("argo", partial(argo_finding, connected(namespace=KUBEFLOW_NAMESPACE)))
 
 
-def _look(name: str, look: Callable[[], Finding]) -> Finding:
-    """Returns what a look finds, or why there is nothing to be seen."""
+def _check(name: str, check: Callable[[], Finding]) -> Finding:
+    """Returns what a check finds, or why it cannot be made."""
     try:
-        return look()
+        return check()
     except StokerError as err:
         # Of a job it may be a quota, or an admission rule: that is the answer.
         if isinstance(err, ApiError) and err.code == 403 and (err.user or name != "job"):
-            fix = "ask somebody who may look; it may be in order"
-            return Finding(name, "warn", f"may not be looked at: {err.what}", fix)
+            fix = "ask an administrator for the right; it may be fine"
+            return Finding(name, "warn", f"cannot be checked: {err.what}", fix)
         return Finding(name, "fail", err.what, err.fix)
 
 
 def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
-    """Says whether an API is installed in the version that stoker speaks."""
+    """Checks whether an API is installed in the version that stoker uses."""
     kind = f"{resource.plural}.{resource.group}"
     listed = mappings(cluster.discover(resource.api), "resources")
     if any(text(each, "name") == resource.plural for each in listed):
@@ -94,13 +94,13 @@ def api_finding(cluster: ClusterApi, resource: api.Resource) -> Finding:
     group = cluster.discover(f"/apis/{resource.group}")
     versions = ", ".join(text(each, "version") for each in mappings(group, "versions"))
     if versions:
-        words = f"{kind} is there in {versions}, and stoker speaks {resource.version}"
+        words = f"{kind} has version {versions}; stoker needs {resource.version}"
         return Finding("api", "fail", words, api.OLDER[resource.group])
     return Finding("api", "fail", f"the cluster has no {kind}", api.INSTALL[resource.group])
 
 
 def rights_finding(cluster: ClusterApi, settings: KubernetesSettings) -> Finding:
-    """Says which rights of the rendered Role the caller lacks."""
+    """Checks which rights of the Role the caller lacks."""
     needed, where = [*needed_rights(settings, cluster.namespace)], f"namespace {cluster.namespace}"
     missing = [action for action in needed if not is_allowed(cluster, action)]
     if not missing:
@@ -116,7 +116,7 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
     """Asks the cluster to check the job on today's nodes in a dry run: schema, webhooks, quotas."""
     if workload.cluster is None or not workload.image:
         missing = "image" if workload.cluster else "cluster"
-        words = f"the workload has no {missing}: there is no job to show the cluster"
+        words = f"the workload has no {missing}: no job can be sent as a dry run"
         return Finding("job", "warn", words, f"name it under the key {missing}")
     groups = [Group.of_today(workload.cluster.dnn)]
     job = prepare(workload=workload, groups=groups, run_dir=Path(f"{workload.name}-doctor"))
@@ -141,7 +141,7 @@ def job_finding(cluster: ClusterApi, workload: Workload) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class ClaimUse:
-    """Says how the pods of a workload mount a PersistentVolumeClaim.
+    """How the pods of a workload mount a PersistentVolumeClaim.
 
     Attributes:
         what: Key of the workload that names it.
@@ -179,7 +179,7 @@ def claims_of(workload: Workload) -> Iterator[ClaimUse]:
 
 
 def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
-    """Says whether a claim is there, and whether as many pods as need it can mount it."""
+    """Checks whether a claim exists, and whether enough pods can mount it."""
     found = cluster.find(api.CLAIMS, use.claim)
     if found is None:
         words = f"there is no claim {use.claim} in namespace {cluster.namespace} ({use.what})"
@@ -194,7 +194,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
         who = f"{use.num_hosts} hosts" if is_today else "a dnn host and data hosts"
         fix = f"a claim of a class that has {' or '.join(sorted(many))} (EFS, Filestore, NFS...)"
         state: State = "fail" if is_today else "warn"
-        return Finding("claim", state, f"{line}; {who} are to mount it", fix)
+        return Finding("claim", state, f"{line}; {who} need to mount it", fix)
     if phase == "Bound":
         return Finding("claim", "ok", line)
     # Of most classes it waits for its first pod.
@@ -203,7 +203,7 @@ def claim_finding(cluster: ClusterApi, use: ClaimUse) -> Finding:
 
 
 def kubeflow_finding(workload: Workload) -> Finding:
-    """Says which Kubeflow Pipelines answers, and what of stoker's pipelines it cannot do."""
+    """Checks the version of Kubeflow Pipelines, and what it cannot do."""
     try:
         version = KubeflowClient(workload).version
     except StokerError as err:
@@ -212,10 +212,10 @@ def kubeflow_finding(workload: Workload) -> Finding:
         is_unasked = isinstance(err, KubeflowError) and err.status in (401, 403)
         state: State = "fail" if is_named and not is_unasked else "warn"
         fix = f"{err.fix or 'kubernetes.kubeflow says where it is'}; only pipelines need it"
-        return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be asked: {err.what}", fix)
+        return Finding("kubeflow", state, f"Kubeflow Pipelines cannot be checked: {err.what}", fix)
     least = "pipelines need 2.14 or later"
     if version is None:
-        words = f"Kubeflow Pipelines, which does not tell its version: {least}"
+        words = f"Kubeflow Pipelines of unknown version: {least}"
         return Finding("kubeflow", "warn", words)
     said = f"Kubeflow Pipelines {version[0]}.{version[1]}"
     if version < LEAST_SERVER:
@@ -226,7 +226,7 @@ def kubeflow_finding(workload: Workload) -> Finding:
 
 
 def argo_finding(kubeflow: ClusterApi) -> Finding:
-    """Says what becomes of a step that follows a job, and is lost, by Argo's defaults."""
+    """Checks whether Argo's defaults retry a step that follows a job and is lost."""
     if kubeflow.discover(f"/apis/{api.WORKFLOWS.group}") is None:
         return Finding("argo", "ok", "none here: pipelines run elsewhere, or never")
     where = f"ConfigMap {ARGO_SETTINGS} of namespace {KUBEFLOW_NAMESPACE}"

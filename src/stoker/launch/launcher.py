@@ -233,8 +233,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Plays this host's part to its end; returns the exit code of the process.
 
     On a dnn host that is the training command's own code, or 4 where another host was lost; on a
-    data host 0 whenever the dnn group decided, 5 if it never came. Where data hosts fed nobody it is
-    0, too, and only the record says that the run failed. Blocks for the whole run.
+    data host 0 whenever the dnn group decided, 5 if it never came. It is also 0 where data hosts
+    fed nobody: only the record says that the run failed. Blocks for the whole run.
 
     Args:
         command: Program and arguments of the training; `train` alone means the command that

@@ -100,7 +100,7 @@ def refusal(error: Mapping[str, object], action: str, where: str) -> AwsError:
         found = _ACTION.search(message)
         missing = found.group(1) if found else action
         what = f"permission {missing} is missing: {message}"
-        fix = f"allow {missing}: CallerPolicy of configs/sagemaker/stoker.yaml has it"
+        fix = f"allow {missing} as configs/sagemaker/stoker.yaml does"
     elif code in _STALE_LOGIN:
         fix = _LOG_IN
     elif code in _THROTTLED:

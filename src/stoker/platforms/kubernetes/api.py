@@ -523,7 +523,7 @@ class ClusterApi:
             raise
 
     def list(
-        self, resource: Resource, *, query: Mapping[str, str] | None = None, attempts: int = 1
+        self, resource: Resource, *, query: Mapping[str, str] | None = None
     ) -> tuple[list[Document], str]:
         """Returns all objects that `query` selects, and the version from which to watch them."""
         found: list[Document] = []
@@ -532,7 +532,7 @@ class ClusterApi:
             asked = {**(query or {}), "limit": str(PAGE)}
             if following:
                 asked["continue"] = following
-            page = self._call("list", resource, query=asked, attempts=attempts)
+            page = self._call("list", resource, query=asked, attempts=1)
             found += mappings(page, "items")
             described = mapping(page, "metadata")
             following = text(described, "continue")

@@ -6,8 +6,9 @@ Nothing here needs an alpha feature of JobSet. A TrainingRuntime is the same for
 workload on one plan, and may be there already, applied by those who run the cluster; what is a
 run's alone is patched in by its TrainJob.
 
-What users write is checked here; what stoker itself writes is held against the schemas of JobSet
-and Kubeflow Trainer, and the restricted profile, by its tests.
+The server checks what users write. Only what it accepts and then cannot run is checked here. What
+stoker itself writes is held against the schemas of JobSet and Kubeflow Trainer, and the restricted
+profile, by its tests.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ import yaml
 
 from stoker.errors import UsageError
 from stoker.platforms.base import MLFLOW_VARIABLES, JobSpec, hyperparameters
-from stoker.platforms.kubernetes.api import name_of, number, text, texts
+from stoker.platforms.kubernetes.api import name_of, number, text
 from stoker.platforms.kubernetes.objects import (
     HYPERPARAMETERS_KEY,
     JOBSET_LABEL,
@@ -394,135 +395,10 @@ def replicated_jobs(document: Document) -> Iterator[ReplicatedJob]:
         )
 
 
-# Kubernetes' own rules for values of labels, keys, names and variables.
-_LABEL_VALUE = re.compile(r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")
-_QUALIFIED = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
-_SUBDOMAIN = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$")
-_VARIABLE = re.compile(r"^[A-Za-z_.-][A-Za-z0-9_.-]*$")
-_WHOLE = re.compile(r"^[0-9]+$")
-# Resources that may be asked for in parts; all others come whole, and are not overcommitted.
-_DIVISIBLE = ("cpu", "memory", "ephemeral-storage")
-_MAX_ANNOTATIONS = 256 << 10
-# What the API server takes of a ConfigMap or Secret.
-_MAX_BYTES = 1 << 20
-_MAX_COUNT = 2**31 - 1
-# Of a TrainJob, which a JobSet does not bound.
-_MAX_WORDS, _MAX_IMAGE = 128, 500
-
-
-def metadata_problems(metadata: Document, path: str) -> Iterator[str]:
-    """Yields what is wrong with labels, annotations, and an object's name where it has one."""
-    if "name" in metadata and not _is_subdomain(text(metadata, "name")):
-        yield f"{path}.name: {metadata['name']} is not a name for an object"
-    for key, value in mapping(metadata, "labels").items():
-        yield from _key_problems(key, f"{path}.labels")
-        if not _LABEL_VALUE.match(str(value)):
-            yield f"{path}.labels: {value!r} is not a label value"
-    annotations = mapping(metadata, "annotations")
-    for key in annotations:
-        yield from _key_problems(key, f"{path}.annotations")
-    if sum(len(k) + len(str(v)) for k, v in annotations.items()) > _MAX_ANNOTATIONS:
-        yield f"{path}.annotations: they are too long"
-
-
-def pod_problems(pods: Document, path: str) -> Iterator[str]:
-    """Yields what is wrong with a pod's spec, one `path: what` each."""
-    yield from _repeated(pods, "volumes", "name", path)
-    yield from _repeated(pods, "imagePullSecrets", "name", path)
-    for key, value in mapping(pods, "nodeSelector").items():
-        yield from _key_problems(key, f"{path}.nodeSelector")
-        if not _LABEL_VALUE.match(str(value)):
-            yield f"{path}.nodeSelector: {value!r} is not a label value"
-    for key in ("serviceAccountName", "priorityClassName"):
-        if key in pods and not _is_subdomain(text(pods, key)):
-            yield f"{path}.{key}: {pods[key]} is not a name for an object"
-    for secret in mappings(pods, "imagePullSecrets"):
-        if not _is_subdomain(text(secret, "name")):
-            yield f"{path}.imagePullSecrets: {secret.get('name')} is not a name for an object"
-    for index, toleration in enumerate(mappings(pods, "tolerations")):
-        yield from _toleration_problems(toleration, f"{path}.tolerations[{index}]")
-    yield from _affinity_problems(mapping(pods, "affinity", "nodeAffinity"), f"{path}.affinity")
-    for index, container in enumerate(mappings(pods, "containers")):
-        yield from _container_problems(container, f"{path}.containers[{index}]")
-
-
 def _repeated(document: Document, key: str, name: str, path: str) -> Iterator[str]:
     names = [text(item, name) for item in mappings(document, key)]
     for twice in sorted({one for one in names if names.count(one) > 1}):
         yield f"{path}.{key}: {twice} occurs twice"
-
-
-def _container_problems(container: Document, path: str) -> Iterator[str]:
-    image = text(container, "image")
-    if not image or image != image.strip():
-        yield f"{path}.image: {image!r} is not an image"
-    for variable in mappings(container, "env"):
-        if not _VARIABLE.match(text(variable, "name")):
-            yield f"{path}.env: {variable.get('name')!r} is not a variable name"
-    yield from _repeated(container, "env", "name", path)
-    yield from _repeated(container, "volumeMounts", "mountPath", path)
-    for mount in mappings(container, "volumeMounts"):
-        for key in ("subPath", "subPathExpr"):
-            inner = text(mount, key)
-            if inner.startswith("/") or ".." in inner.split("/"):
-                yield f"{path}.volumeMounts: {inner} is not a folder inside a volume"
-    yield from _resource_problems(mapping(container, "resources"), f"{path}.resources")
-
-
-def _resource_problems(resources: Document, path: str) -> Iterator[str]:
-    requests, limits = mapping(resources, "requests"), mapping(resources, "limits")
-    for name in {**requests, **limits}:
-        yield from _key_problems(name, path)
-        if name in _DIVISIBLE or name.startswith("hugepages-"):
-            continue
-        if "/" not in name:
-            yield f"{path}: there is no resource {name}"
-        limit = limits.get(name)
-        if not _WHOLE.match(str(limit)) or requests.get(name, limit) != limit:
-            yield f"{path}: {name} needs a whole number, and its limit equals its request"
-
-
-def _toleration_problems(toleration: Document, path: str) -> Iterator[str]:
-    key, operator = text(toleration, "key"), text(toleration, "operator") or "Equal"
-    if key:
-        yield from _key_problems(key, path)
-    elif operator != "Exists":
-        yield f"{path}: without a key its operator is Exists"
-    if operator == "Exists" and toleration.get("value"):
-        yield f"{path}: Exists has no value"
-    if not _LABEL_VALUE.match(text(toleration, "value")):
-        yield f"{path}: {toleration.get('value')!r} is not a taint value"
-
-
-def _affinity_problems(affinity: Document, path: str) -> Iterator[str]:
-    terms = mappings(
-        affinity, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
-    )
-    preferred = mappings(affinity, "preferredDuringSchedulingIgnoredDuringExecution")
-    terms += [mapping(term, "preference") for term in preferred]
-    for term in terms:
-        for rule in mappings(term, "matchExpressions"):
-            key, values = text(rule, "key"), texts(rule, "values")
-            yield from _key_problems(key, path)
-            match text(rule, "operator"):
-                case "In" | "NotIn" if not values:
-                    yield f"{path}: {key} names no values"
-                case "Exists" | "DoesNotExist" if values:
-                    yield f"{path}: {key} needs no values"
-                case "Gt" | "Lt" if len(values) != 1 or not _WHOLE.match(values[0]):
-                    yield f"{path}: {key} is compared with exactly one whole number"
-                case _:
-                    pass
-
-
-def _key_problems(key: str, path: str) -> Iterator[str]:
-    prefix, slash, name = key.rpartition("/")
-    if not _QUALIFIED.match(name) or (slash and not _is_subdomain(prefix)):
-        yield f"{path}: {key!r} is not a key"
-
-
-def _is_subdomain(name: str) -> bool:
-    return len(name) <= 253 and bool(_SUBDOMAIN.match(name))
 
 
 def check_objects(objects: Sequence[Document]) -> None:
@@ -531,8 +407,8 @@ def check_objects(objects: Sequence[Document]) -> None:
     Raises:
         UsageError: With every rule that the first wrong object breaks.
     """
-    # The cluster itself would let in a JobSet whose pods can never be made: that shows in events of
-    # its jobs only, while the nodes of the other group are paid for already.
+    # The server checks all other rules. It accepts a JobSet whose pods have names that are too long
+    # or two volumes of one name: only events of the jobs tell, while the other group is paid for.
     for document in objects:
         found = list(problems_of(document, among=objects))
         if found:
@@ -544,13 +420,12 @@ def check_objects(objects: Sequence[Document]) -> None:
 
 
 def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterator[str]:
-    """Yields what is wrong with what users wrote into an object.
+    """Yields what the server accepts in an object, although its pods could never run.
 
     Args:
         document: The object.
         among: All objects of the run: a TrainJob's names are those of its runtime's jobs.
     """
-    yield from metadata_problems(mapping(document, "metadata"), "metadata")
     name = name_of(document)
     match document.get("kind"):
         case "JobSet":
@@ -567,21 +442,12 @@ def problems_of(document: Document, *, among: Sequence[Document] = ()) -> Iterat
                     )
         case "TrainJob":
             yield from _train_job_problems(document, among)
-        case "ConfigMap" | "Secret":
-            size = sum(len(k) + len(str(v)) for k, v in mapping(document, "data").items())
-            if size > _MAX_BYTES:
-                yield f"data: {size} bytes are more than {_MAX_BYTES}"
-    _, jobset = jobset_of(document)
-    for key, holder in (
-        ("ttlSecondsAfterFinished", jobset),
-        ("maxRestarts", mapping(jobset, "failurePolicy")),
-    ):
-        if number(holder, key) > _MAX_COUNT:
-            yield f"{key}: {holder[key]} is more than {_MAX_COUNT}"
     for job in replicated_jobs(document):
-        pods = f"{job.path}.template.spec.template"
-        yield from metadata_problems(mapping(job.template, "metadata"), f"{pods}.metadata")
-        yield from pod_problems(job.pods, f"{pods}.spec")
+        pods = f"{job.path}.template.spec.template.spec"
+        yield from _repeated(job.pods, "volumes", "name", pods)
+        for index, container in enumerate(mappings(job.pods, "containers")):
+            path = f"{pods}.containers[{index}]"
+            yield from _repeated(container, "volumeMounts", "mountPath", path)
 
 
 def _name_problems(job: ReplicatedJob, name: str) -> Iterator[str]:
@@ -607,14 +473,6 @@ def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterat
         if runtime.get("kind") == "TrainingRuntime" and name_of(runtime) == reference:
             for job in replicated_jobs(runtime):
                 yield from _name_problems(job, name)
-    trainer = mapping(spec, "trainer")
-    if len(text(trainer, "image")) > _MAX_IMAGE:
-        yield f"spec.trainer.image: is longer than {_MAX_IMAGE}"
-    for key in ("command", "args", "env"):
-        words = trainer.get(key)
-        if isinstance(words, list) and len(words) > _MAX_WORDS:
-            yield f"spec.trainer.{key}: is longer than {_MAX_WORDS}"
-    yield from _container_problems(trainer, "spec.trainer")
 
 
 # Shown in place of the token wherever the Secret is shown: a launcher refuses it as a token.
@@ -790,19 +648,11 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    style = "'"
-    if _PLAIN.match(text) and text.lower() not in _WORDS:
-        style = ""
-    elif "\n" in text and _is_block(text):
-        style = "|"
-    elif not text.isprintable():
+    is_plain = _PLAIN.match(text) and text.lower() not in _WORDS
+    style = "" if is_plain else "|" if "\n" in text else "'"
+    if not text.replace("\n", "").isprintable():
         style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-def _is_block(text: str) -> bool:
-    lines = text.split("\n")
-    return all(line.isprintable() and line == line.rstrip() for line in lines) and bool(lines[0])
 
 
 _Dumper.add_representer(str, _text)
@@ -821,25 +671,8 @@ def manifest(
     for document in objects:
         words = (notes or {}).get(str(document.get("kind")), "")
         comment = "".join(f"# {line}\n" for line in words.splitlines())
-        documents.append(comment + _dump(document))
+        written = yaml.dump(
+            document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6
+        )
+        documents.append(comment + written)
     return "---\n".join(documents)
-
-
-def _dump(document: Mapping[str, Json]) -> str:
-    written: str = yaml.dump(
-        _plain(document),
-        Dumper=_Dumper,
-        sort_keys=False,
-        default_flow_style=False,
-        allow_unicode=True,
-        width=10**6,
-    )
-    return written
-
-
-def _plain(value: Json) -> Json:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
