@@ -294,13 +294,14 @@ PLATFORM_WORDS = " or ".join((", ".join(PLATFORMS[:-1]), PLATFORMS[-1]))
 
 def platform_option(words: str) -> OptionInfo:
     """Returns the option --platform with these words of help; its default stands in the words."""
-    return typer.Option(
+    option: OptionInfo = typer.Option(
         "--platform",
         metavar="P",
         help=words,
         show_default=False,
         autocompletion=offered(*PLATFORMS),
     )
+    return option
 
 
 PlatformName = Annotated[
