@@ -1,6 +1,5 @@
 """`stoker decide --calibrate DIR` reads what is whole and leaves the rest."""
 
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ def test_folders_without_whole_records_say_nothing(tmp_path: Path) -> None:
     for name in ("profile", "decision", "training"):
         (torn / f"{name}.json").write_text("{")
     (tmp_path / "notes.txt").write_text("not a run")
-    found = calibration_of(str(tmp_path), like=sample_records.profile(), catalog=LOCAL)
+    found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
     assert found == Calibration()
 
 
@@ -44,35 +43,10 @@ def write_runs(tmp_path: Path) -> None:
 
 def test_whole_runs_are_read(tmp_path: Path) -> None:
     write_runs(tmp_path)
-    found = calibration_of(str(tmp_path), like=sample_records.profile(), catalog=LOCAL)
+    found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
     assert found.runs == 3
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no runs in"):
-        calibration_of(str(tmp_path / "runs"), like=sample_records.profile(), catalog=LOCAL)
-
-
-@pytest.mark.parametrize("name", ["runs.tar", "runs.tgz"])
-def test_one_file_may_hold_the_folder(tmp_path: Path, name: str) -> None:
-    write_runs(tmp_path / "runs")
-    (tmp_path / "runs" / "three" / "decision.json").write_bytes(b" " * ((1 << 24) + 1))
-    (tmp_path / "runs" / "four").mkdir()
-    folder = tmp_path / "runs" / "one"
-    for record in folder.iterdir():
-        (tmp_path / "runs" / "four" / record.name).write_bytes(record.read_bytes())
-    mode = {"runs.tar": "w", "runs.tgz": "w:gz"}[name]
-    with tarfile.open(tmp_path / name, mode) as archive:  # type: ignore[call-overload]
-        archive.add(tmp_path / "runs", "team/runs")
-    found = calibration_of(str(tmp_path / name), like=sample_records.profile(), catalog=LOCAL)
-    # A record that is larger than any is none, as a torn one.
-    assert found.runs == 3
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"\x1f\x8b\x08\x00torn", b"x" * 2000])
-def test_a_file_that_is_no_archive_is_an_error(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "profile.json"
-    file.write_bytes(content)
-    with pytest.raises(UsageError, match="not a tar file of runs") as caught:
-        calibration_of(str(file), like=sample_records.profile(), catalog=LOCAL)
-    assert caught.value.fix == "make one from their folder: tar czf runs.tgz runs"
+        calibration_of(tmp_path / "runs", like=sample_records.profile(), catalog=LOCAL)

@@ -3,23 +3,14 @@
 import json
 from typing import Annotated
 
-import typer
-
-from stoker.cli.options import PLATFORM_WORDS, AsJson, Prices, offered
-from stoker.platforms import PLATFORMS
+from stoker.cli.options import PLATFORM_WORDS, AsJson, Prices, platform_option
 
 
 def catalog_verb(
     *,
     platform: Annotated[
         str,
-        typer.Option(
-            "--platform",
-            metavar="P",
-            help=f"List the types of this platform: {PLATFORM_WORDS} (default: sagemaker).",
-            show_default=False,
-            autocompletion=offered(*PLATFORMS),
-        ),
+        platform_option(f"List the types of this platform: {PLATFORM_WORDS} (default: sagemaker)."),
     ] = "sagemaker",
     prices: Prices = None,
     as_json: AsJson = False,

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from stoker.cli.options import PLATFORM_WORDS, offered
+from stoker.cli.options import PLATFORM_WORDS, platform_option
 from stoker.cli.progress import working
 from stoker.errors import UsageError
-from stoker.platforms import PLATFORMS
 
 # Names of what work leaves behind in a checkout.
 _LEFT_BEHIND = ("__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache")
@@ -146,13 +145,7 @@ def init_verb(
     ] = "",
     platform: Annotated[
         str,
-        typer.Option(
-            "--platform",
-            metavar="P",
-            help=f"With --script: where it runs, {PLATFORM_WORDS} (default: local).",
-            show_default=False,
-            autocompletion=offered(*PLATFORMS),
-        ),
+        platform_option(f"With --script: where it runs, {PLATFORM_WORDS} (default: local)."),
     ] = "local",
     from_training_job: Annotated[
         str | None,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import typer
+from typer.models import OptionInfo
 
 from stoker.errors import UsageError
 from stoker.platforms import PLATFORMS
@@ -289,14 +290,25 @@ Groups = Annotated[
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Prints a traceback with each error.")]
 PLATFORM_WORDS = " or ".join((", ".join(PLATFORMS[:-1]), PLATFORMS[-1]))
-PlatformName = Annotated[
-    str | None,
-    typer.Option(
+
+
+def platform_option(words: str) -> OptionInfo:
+    """Returns the option --platform with these words of help; its default stands in the words."""
+    option: OptionInfo = typer.Option(
         "--platform",
         metavar="P",
-        help=f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local; decide without a "
-        "workload: sagemaker, unless the type is local.cN).",
+        help=words,
+        show_default=False,
         autocompletion=offered(*PLATFORMS),
+    )
+    return option
+
+
+PlatformName = Annotated[
+    str | None,
+    platform_option(
+        f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local; decide without a "
+        "workload: sagemaker, unless the type is local.cN)."
     ),
 ]
 
