@@ -144,6 +144,15 @@ def test_init_says_what_is_missing(tmp_path: Path, words: list[str], said: str) 
     assert said in done.stderr
 
 
+def test_a_script_that_would_not_travel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ("init", "mine", "--script", "train.py", "--platform", "sagemaker")
+    done = stoker(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "train.py is outside of mine" in done.stderr
+    assert not (tmp_path / "mine").exists()
+
+
 @pytest.mark.parametrize(
     ("platform", "target"), [("sagemaker", "sagemaker"), ("kubernetes", "kubeflow")]
 )

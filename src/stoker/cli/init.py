@@ -219,7 +219,7 @@ def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
     """Returns the files of a script's project, and the next commands.
 
     Raises:
-        UsageError: If there is no such script.
+        UsageError: If there is no such script, or a job in a cloud would not find it.
     """
     from stoker.cli.workloads import workload_of
     from stoker.host.machine import usable_vcpus
@@ -229,7 +229,14 @@ def _of_script(script: Path, folder: Path, *, platform: str) -> _Made:
             f"no such script: {script}", where=f"folder {Path.cwd()}", fix="correct the path"
         )
     # Commands are relative to the folder that stoker runs in.
-    command = ["python", os.path.relpath(script, folder)]
+    program = os.path.relpath(script, folder)
+    if platform != "local" and program.startswith(os.pardir):
+        raise UsageError(
+            f"{script} is outside of {folder}: only that folder travels with the job",
+            where="--script",
+            fix=f"stoker init {script.parent} --script {script} --platform {platform}",
+        )
+    command = ["python", program]
     name = workload_of(command, overrides=()).name
     file = Path(f"{name}.yaml")
     text = (_WORKLOAD + _PLATFORMS[platform]).format(
