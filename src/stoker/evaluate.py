@@ -34,6 +34,11 @@ from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
 from stoker.text import aws_value, cost_change_words, ms, than_predicted
 
+# Names by which SageMaker Studio knows metrics of a regression; all others are a classification's.
+_REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
+# Two runs of a minute on the same quiet hosts differ by less.
+_SAME_HOSTS = 0.1
+
 
 def evaluate(
     *,
@@ -93,10 +98,6 @@ def judged_again(evaluation: Evaluation, *, champion: Mapping[str, float]) -> Ev
         reason=evaluation.reason or outcome.reason,
         gates=gates,
     )
-
-
-# Names by which SageMaker Studio knows metrics of a regression; all others are a classification's.
-_REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
 
 
 def model_quality(training: Training) -> dict[str, Json]:
@@ -291,10 +292,6 @@ def _performance_words(performance: Performance) -> list[str]:
         text += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
     promise = prediction_words(performance)
     return [*lines, text, *([f"  {promise}"] if promise else [])]
-
-
-# Two runs of a minute on the same quiet hosts differ by less.
-_SAME_HOSTS = 0.1
 
 
 def speedup_words(performance: Performance) -> str:

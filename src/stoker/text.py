@@ -16,6 +16,12 @@ _MINUS = "\N{MINUS SIGN}"
 NOT_KNOWN = "not known"
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+# Ranks whose waits differ by less wait alike.
+_RANKS_DIFFER = 0.05
+# A change of a step's cost below it is written as 0%.
+SAME_COST = 0.005
+# Of a value of a tag, and of the metadata of a model package.
+_MAX_AWS_VALUE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +176,6 @@ def wait_share(*, step_seconds: float, wait_seconds: float) -> float:
     return min(1.0, wait_seconds / step_seconds) if step_seconds > 0 else 0.0
 
 
-# Ranks whose waits differ by less wait alike.
-_RANKS_DIFFER = 0.05
-
-
 def wait_words(
     share: float,
     *,
@@ -223,10 +225,6 @@ def vcpus_words(number: float) -> str:
     return f"{number:.3g} vCPU{'' if number == 1 else 's'}"
 
 
-# A change of a step's cost below it is written as 0%.
-SAME_COST = 0.005
-
-
 def cost_change_words(change: float, *, is_billed: bool) -> str:
     """Writes how the cost of a step changes: in money, or in CPU-seconds where nobody is billed."""
     if abs(change) < SAME_COST:
@@ -266,10 +264,6 @@ def wrapped(text: str, *, width: int = 88, indent: str = "") -> list[str]:
         initial_indent=indent,
         subsequent_indent=f"{indent}  ",
     )
-
-
-# Of a value of a tag, and of the metadata of a model package.
-_MAX_AWS_VALUE = 256
 
 
 def aws_value(text: str) -> str:

@@ -54,6 +54,10 @@ _LAST_WORDS = 20
 STOPPED_SECONDS = 30.0
 # In the leader's output, and in the run's folder: a profile that `stoker decide` takes.
 PASSIVE_PROFILE = "passive-profile.json"
+# Between two tries of a plan for which there are no hosts.
+RETRY_SECONDS = 300.0
+# Of a decision: the further down, the less they pay.
+MAX_PLANS = 5
 
 
 def prepare(
@@ -104,12 +108,6 @@ def _next_best(decision: Decision) -> str:
         return words
     price = "" if decision.prices.is_nominal else f", {usd(plan.predicted.usd_per_hour)} per hour"
     return f"{words} ({ms(plan.predicted.step_seconds)} per step{price})"
-
-
-# Between two tries of a plan for which there are no hosts.
-RETRY_SECONDS = 300.0
-# Of a decision: the further down, the less they pay.
-MAX_PLANS = 5
 
 
 def train(

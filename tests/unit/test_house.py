@@ -25,6 +25,7 @@ MODULES = {
 TESTS = Path(__file__).parents[1]
 # Modules that are started as processes, or found by name where a library is imported.
 STARTED = re.compile(r"stoker(\.[a-z_]+)+")
+CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
 
 
 @functools.cache
@@ -58,6 +59,34 @@ def test_no_class_name_occurs_twice() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def constants_below_definitions(tree: ast.Module) -> Iterator[str]:
+    """Yields constants that stand below a definition although they need nothing defined there."""
+    local: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            local.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and local:
+            found = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {ast.unparse(target) for target in targets}
+            if found & local or not all(CONSTANT.fullmatch(name) for name in names):
+                local |= names
+            else:
+                yield from names
+        elif local:
+            # An import in a `with` or `try` names what the constants below it may need.
+            for part in ast.walk(node):
+                if isinstance(part, ast.Import | ast.ImportFrom):
+                    local |= {alias.asname or alias.name for alias in part.names}
+                elif isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+                    local.add(part.id)
+
+
+def test_constants_stand_under_the_imports() -> None:
+    found = {name: sorted(constants_below_definitions(tree)) for name, tree in trees()}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:

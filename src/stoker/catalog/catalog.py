@@ -35,6 +35,38 @@ STALE_DAYS = 90
 # AWS's baseline behind an "up to" figure is at least this for c, m and p types (c5.xlarge: 1.25
 # of "up to 10" for 4 vCPUs); beyond it the network runs on credits, which a training uses up.
 _BASELINE_GBPS_PER_VCPU = 0.3125
+_COLUMNS = (
+    "family",
+    "instance_type",
+    "vcpus",
+    "physical_cores",
+    "memory_gib",
+    "gpus",
+    "gpu_model",
+    "gpu_memory_gib_each",
+    "network_gbps",
+    "network_kind",
+    "sagemaker_usd_per_hour_us_east_1",
+    "sagemaker_usd_per_hour_2022_2024",
+    "ec2_usd_per_hour_us_east_1",
+    "usd_per_hour",
+    "priced_on",
+    "in_training_enum",
+    "cpu_model",
+    "coremark_per_vcpu",
+    "coremark_source",
+    "source",
+    "node_selector",
+    "taints",
+)
+_PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
+_EC2_DATE = re.compile(r"EC2:[a-z-]*?(\d{4}-\d\d-\d\d)")
+_T = TypeVar("_T")
+# Nominal: it lets local plans be compared in money, nobody is billed it. Near what a vCPU costs.
+LOCAL_USD_PER_CORE_HOUR = 0.05
+# Loopback carries more than any plan here needs; the receive CPU limits first.
+_LOOPBACK_GBPS = 20.0
+_LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,36 +270,6 @@ def _suggestion(name: str, known: tuple[str, ...]) -> str:
     if not hint.startswith("did you mean"):
         hint = nearest(name, known)
     return hint if hint.startswith("did you mean") else "See: stoker catalog."
-
-
-_COLUMNS = (
-    "family",
-    "instance_type",
-    "vcpus",
-    "physical_cores",
-    "memory_gib",
-    "gpus",
-    "gpu_model",
-    "gpu_memory_gib_each",
-    "network_gbps",
-    "network_kind",
-    "sagemaker_usd_per_hour_us_east_1",
-    "sagemaker_usd_per_hour_2022_2024",
-    "ec2_usd_per_hour_us_east_1",
-    "usd_per_hour",
-    "priced_on",
-    "in_training_enum",
-    "cpu_model",
-    "coremark_per_vcpu",
-    "coremark_source",
-    "source",
-    "node_selector",
-    "taints",
-)
-_PRICE = re.compile(r"^(?P<payer>sagemaker|ec2)_usd_per_hour_(?P<region>[a-z]{2}(?:_[a-z]+)+_\d+)$")
-_EC2_DATE = re.compile(r"EC2:[a-z-]*?(\d{4}-\d\d-\d\d)")
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,13 +480,6 @@ def _choice(*words: str) -> Callable[[str], str]:
         return text
 
     return parse
-
-
-# Nominal: it lets local plans be compared in money, nobody is billed it. Near what a vCPU costs.
-LOCAL_USD_PER_CORE_HOUR = 0.05
-# Loopback carries more than any plan here needs; the receive CPU limits first.
-_LOOPBACK_GBPS = 20.0
-_LOCAL = re.compile(r"^local\.c([1-9]\d{0,3})$")
 
 
 def load_catalog(platform: str, prices: Path | None = None, *, cores: int | None = None) -> Catalog:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 _LINES = "\n\t"
 # How alike a wrong option and the one that is suggested are, 0 to 1: `--epochs` is no `--help`.
 _NEAR = 0.8
+# These verbs do work that goes on when nobody reads their output; all others only print.
+_WORKING_VERBS = ("run", "profile", "train", "start", "upload")
 
 
 class _UsageError(Exception):
@@ -244,10 +246,6 @@ def _say(text: str, *, code: int) -> int:
 def _terminate(signum: int, frame: FrameType | None) -> None:
     # Raised wherever the main thread is: `with` blocks and `finally` end what was started.
     raise TerminatedError
-
-
-# These verbs do work that goes on when nobody reads their output; all others only print.
-_WORKING_VERBS = ("run", "profile", "train", "start", "upload")
 
 
 class ReaderGoneError(BaseException):

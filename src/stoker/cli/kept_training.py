@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # Of the profile that is kept with a job: what its ConfigMap has room for.
 _MAX_PROFILE_BYTES = 700 << 10
+# Of a training's record that is kept on the platform.
+MAX_KEPT_BYTES = 64 << 10
 
 
 def records_of_step(
@@ -104,10 +106,6 @@ def train_and_keep(
     if keeper:
         keeper.keep(request, carried(record, max_bytes=MAX_KEPT_BYTES))
     return record
-
-
-# Of a training's record that is kept on the platform.
-MAX_KEPT_BYTES = 64 << 10
 
 
 def keep_stopped(

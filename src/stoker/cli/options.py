@@ -19,6 +19,11 @@ from typer.models import OptionInfo
 from stoker.errors import UsageError
 from stoker.platforms import PLATFORMS
 
+# How help shows the argument of verbs that take a command.
+WORKLOAD_OR_COMMAND = "WORKLOAD | -- CMD"
+GROUP_METAVAR = "ROLE=[TYPE:]HOSTS[:WORKERS]"
+PLATFORM_WORDS = " or ".join((", ".join(PLATFORMS[:-1]), PLATFORMS[-1]))
+
 
 class Verb(Protocol):
     """A verb of the command line returns its exit code; None means 0."""
@@ -141,8 +146,6 @@ def offered(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
-# How help shows the argument of verbs that take a command.
-WORKLOAD_OR_COMMAND = "WORKLOAD | -- CMD"
 Words = Annotated[
     list[str] | None,
     typer.Argument(
@@ -278,7 +281,6 @@ Region = Annotated[
     typer.Option("--region", metavar="R", help="AWS region (default: as boto3 finds it)."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Starts without asking for confirmation.")]
-GROUP_METAVAR = "ROLE=[TYPE:]HOSTS[:WORKERS]"
 Groups = Annotated[
     list[str] | None,
     typer.Option(
@@ -289,7 +291,6 @@ Groups = Annotated[
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Prints a traceback with each error.")]
-PLATFORM_WORDS = " or ".join((", ".join(PLATFORMS[:-1]), PLATFORMS[-1]))
 
 
 def platform_option(words: str) -> OptionInfo:

@@ -46,6 +46,16 @@ MAX_PARAMETER_BYTES = 32 << 10
 _WHERE = "--executor-input"
 _METRICS = "system.Metrics"
 MODEL = "system.Model"
+# Not parameters of the run: the pod's own image, and what only Kubeflow's cache looks at.
+_OF_THE_POD = ("image", "cache_key")
+# Empty, they name nothing, also to a workload that has neither channels nor pools.
+_MAY_BE_EMPTY = ("input_data", "pools_file")
+DECIDE_PARAMETERS = frozenset({"action"})
+TRAIN_PARAMETERS = frozenset({"status", "training"})
+EVALUATE_PARAMETERS = frozenset({"passed"})
+# The record is a text in Kubeflow's JSON, where its quotes make it up to twice as long.
+_MAX_RECORD_BYTES = MAX_PARAMETER_BYTES // 2
+_MAX_FAILURE = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +140,6 @@ class StepInputs:
     def words(self) -> list[str]:
         """The workload, as the argument of a verb."""
         return [self.workload] if self.workload else []
-
-
-# Not parameters of the run: the pod's own image, and what only Kubeflow's cache looks at.
-_OF_THE_POD = ("image", "cache_key")
-# Empty, they name nothing, also to a workload that has neither channels nor pools.
-_MAY_BE_EMPTY = ("input_data", "pools_file")
 
 
 def step_inputs(files: OutputFiles) -> StepInputs:
@@ -349,15 +353,6 @@ def kept_model(model_uri: str | None, outputs: Outputs) -> str | None:
     shutil.copytree(source, outputs.model, dirs_exist_ok=True)
     address = outputs.executor.address_of(MODEL) if outputs.executor else ""
     return address or str(outputs.model)
-
-
-DECIDE_PARAMETERS = frozenset({"action"})
-TRAIN_PARAMETERS = frozenset({"status", "training"})
-EVALUATE_PARAMETERS = frozenset({"passed"})
-
-# The record is a text in Kubeflow's JSON, where its quotes make it up to twice as long.
-_MAX_RECORD_BYTES = MAX_PARAMETER_BYTES // 2
-_MAX_FAILURE = 2000
 
 
 def told_of_profile(record: Profile) -> Told:

@@ -45,6 +45,13 @@ if TYPE_CHECKING:
     from stoker.platforms.base import LogLine, Platform
     from stoker.records import Cluster, Profile, Workload
 
+# What is measured after an event.
+_DOING = {
+    "profile_begins": "measures the script as it is",
+    "profile_as_is": "measures with cached batches",
+    "profile_accelerator": "measures the loader alone",
+}
+
 
 def profile_verb(
     words: Words = None,
@@ -432,12 +439,6 @@ def _ms(seconds: str) -> str:
     return ms(float(seconds))
 
 
-# What is measured after an event.
-_DOING = {
-    "profile_begins": "measures the script as it is",
-    "profile_as_is": "measures with cached batches",
-    "profile_accelerator": "measures the loader alone",
-}
 _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
     "profile_begins": ("begins", lambda _: "the script asks for its first batch"),
     "profile_so_far": ("so far", _steps_so_far),

@@ -36,6 +36,34 @@ if TYPE_CHECKING:
 SETTLE_SECONDS = 2.0
 # After one of these events of the leader, hosts leave because the training is over.
 _ENDS = ("command_ended", "signal_received", "training_failed", "training_ended")
+# Without a terminal one line per 15 s: the log of a CI job stays short.
+_QUIET_SECONDS = 15.0
+# A line of a step: its name, words, and its time at the right.
+_WIDTH = 87
+_INDENT = 11
+_TIME_WIDTH = 9
+# What a platform says of a job, in the place of a host's name.
+_OF_PLATFORM = ("status", "capacity", "load")
+# The first steps wait for workers to start: they say nothing of the others.
+_ESTIMATE_STEPS = 20
+# A spinner comes after so many seconds: most of what it is for is over by then.
+_SPINNER_SECONDS = 1.5
+# Events whose text is shown as a warning.
+_WARNINGS = (
+    "feed_not_asked",
+    "feed_not_written",
+    "few_shards",
+    "generator_not_seeded",
+    "host_makes_nothing",
+    "hosts_not_comparable",
+    "large_dataset",
+    "made_locally",
+    "metrics_not_served",
+    "mlflow_not_reached",
+    "record_not_written",
+)
+# Events whose text is shown as a note: there is nothing to mend.
+_NOTES = ("batches_seeded",)
 
 
 def _time_of(when: str) -> datetime | None:
@@ -124,36 +152,6 @@ class HostNews:
             self._is_alone = False
             there = len(self._hosts - self._gone)
             yield f"data host {host} is back: {there} of {len(self._hosts)} data hosts make batches"
-
-
-# Without a terminal one line per 15 s: the log of a CI job stays short.
-_QUIET_SECONDS = 15.0
-# A line of a step: its name, words, and its time at the right.
-_WIDTH = 87
-_INDENT = 11
-_TIME_WIDTH = 9
-# What a platform says of a job, in the place of a host's name.
-_OF_PLATFORM = ("status", "capacity", "load")
-# The first steps wait for workers to start: they say nothing of the others.
-_ESTIMATE_STEPS = 20
-# A spinner comes after so many seconds: most of what it is for is over by then.
-_SPINNER_SECONDS = 1.5
-# Events whose text is shown as a warning.
-_WARNINGS = (
-    "feed_not_asked",
-    "feed_not_written",
-    "few_shards",
-    "generator_not_seeded",
-    "host_makes_nothing",
-    "hosts_not_comparable",
-    "large_dataset",
-    "made_locally",
-    "metrics_not_served",
-    "mlflow_not_reached",
-    "record_not_written",
-)
-# Events whose text is shown as a note: there is nothing to mend.
-_NOTES = ("batches_seeded",)
 
 
 def say(text: str, *, quiet: bool) -> None:

@@ -36,6 +36,30 @@ from stoker.launch.telemetry import (
 from stoker.logs import LogEvent, parse_line
 from stoker.platforms.follow import FileTail
 
+_HOSTS_IN_A_LINE = 6
+_RANKS_SHOWN = 6
+_FILE_WIDTH = 500
+_EVENTS = 5
+# Events of hosts and workers, in words for people.
+_HAPPENINGS = {
+    "host_joined": "joined",
+    "host_rejoined": "joined again",
+    "host_left": "left",
+    "host_lost": "was lost",
+    "host_absent": "did not join",
+    "agent_connection_lost": "lost its connection to a trainer",
+    "batch_dropped": "dropped a batch",
+    "local_worker_died": "lost a local worker",
+    "worker_died": "lost a worker",
+    "training_failed": "training failed",
+}
+_COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked", "moved")
+POLL_SECONDS = 0.25
+# After so long without a line the run or its log is gone: as long as hosts wait for each other.
+SILENCE_SECONDS = 1800.0
+_CHUNK_BYTES = 1 << 16
+_LINES_LOOKED_AT = 100_000
+
 
 def watch_verb(
     run: Annotated[
@@ -62,25 +86,6 @@ def watch_verb(
     """
     with closing(source_of(run)) as source, ExitStack() as stack:
         follow(source, shower(stack, as_json=as_json, once=once), once=once)
-
-
-_HOSTS_IN_A_LINE = 6
-_RANKS_SHOWN = 6
-_FILE_WIDTH = 500
-_EVENTS = 5
-# Events of hosts and workers, in words for people.
-_HAPPENINGS = {
-    "host_joined": "joined",
-    "host_rejoined": "joined again",
-    "host_left": "left",
-    "host_lost": "was lost",
-    "host_absent": "did not join",
-    "agent_connection_lost": "lost its connection to a trainer",
-    "batch_dropped": "dropped a batch",
-    "local_worker_died": "lost a local worker",
-    "worker_died": "lost a worker",
-    "training_failed": "training failed",
-}
 
 
 class RunView:
@@ -224,9 +229,6 @@ def as_table(view: RunView, *, max_ranks: int | None) -> Group:
     return Group(*lines, *map(Text, view.happenings))
 
 
-_COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked", "moved")
-
-
 def _cells(host: HostRate) -> tuple[str, ...]:
     slow, fast = host.slowest_worker, host.fastest_worker
     return (
@@ -263,13 +265,6 @@ def _figure(value: float | None) -> str:
 def _clean(text: str) -> str:
     """Replaces control characters by blanks: anyone may write to a log, and this is a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-POLL_SECONDS = 0.25
-# After so long without a line the run or its log is gone: as long as hosts wait for each other.
-SILENCE_SECONDS = 1800.0
-_CHUNK_BYTES = 1 << 16
-_LINES_LOOKED_AT = 100_000
 
 
 class LogOfRun:

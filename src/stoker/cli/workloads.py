@@ -35,6 +35,7 @@ from stoker.records.workload import refuse_foreign
 from stoker.settings import read_workload, workload_from
 
 RUNS = Path("runs")
+_ROLES: tuple[Role, ...] = ("dnn", "data")
 
 
 def read_with_params(
@@ -325,9 +326,6 @@ def latest_run_dir(workload: Workload, *, needs: Sequence[str]) -> Path:
         where=f"folder {RUNS.resolve()}, workload {workload.name}",
         fix="leave --from out",
     )
-
-
-_ROLES: tuple[Role, ...] = ("dnn", "data")
 
 
 def _example(default_type: str | None) -> str:

@@ -39,6 +39,10 @@ _DATA_HOSTS: Mapping[Storage, str] = {
 }
 # What earlier profiles called a state of its own.
 _FORMERLY = {"network": "storage", "latency": "workers"}
+# Below this utilization an accelerator has room for augmentation.
+_SLACK = 0.7
+# A doubt that widens the band by less is not worth a line.
+_WORTH_A_LINE = 0.1
 
 
 def fix_first(profile: Profile, *, storage: Storage, bottleneck: Bottleneck) -> str:
@@ -107,12 +111,6 @@ def _advice_of_states(found: Walk, profile: Profile) -> Iterator[Advice]:
         if name in _ADVICE and name != "storage":
             is_first = name in _FIX_FIRST or name == "other-programs"
             yield Advice(id=name, text=_ADVICE[name], when=before if is_first else None)
-
-
-# Below this utilization an accelerator has room for augmentation.
-_SLACK = 0.7
-# A doubt that widens the band by less is not worth a line.
-_WORTH_A_LINE = 0.1
 
 
 def advice_of(found: Walk, profile: Profile, *, is_taken: bool = False) -> tuple[Advice, ...]:

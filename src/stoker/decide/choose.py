@@ -25,6 +25,14 @@ from stoker.text import SAME_COST, apart, cost_change_words, ms, percentage, usd
 
 # Plans this near to the best count as equal: then fewer machines win.
 TIE = 0.03
+_LIMITS: Mapping[Limit, str] = {
+    "cpu": "CPU",
+    "accelerator": "accelerator",
+    "latency": "loader's own time",
+    "network": "network",
+    "receive": "receiving",
+    "storage": "storage",
+}
 
 
 def objective_value(outcome: Predicted, objective: str) -> float:
@@ -271,16 +279,6 @@ def pareto_front(plans: Sequence[Plan]) -> list[Plan]:
             front.append(plans[index])
             cheapest = price
     return front
-
-
-_LIMITS: Mapping[Limit, str] = {
-    "cpu": "CPU",
-    "accelerator": "accelerator",
-    "latency": "loader's own time",
-    "network": "network",
-    "receive": "receiving",
-    "storage": "storage",
-}
 
 
 def limit_name(limit: Limit) -> str:

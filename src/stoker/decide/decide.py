@@ -77,6 +77,12 @@ _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 _CPU = "Is the CPU the limit?"
 # Smaller ones have little network, and a core of theirs is not for loading.
 _MIN_VCPUS = 8
+# More shards are worth naming where a step would take less than this of the best plan's.
+_MORE_SHARDS_HELP = 0.9
+# Data types whose plans are listed: the best by the objective, and by the other one. Each makes a
+# plan for each number of hosts (8 by default), so more types would only hide the useful rows.
+_BEST_TYPES = 3
+_BEST_BY_OTHER = 2
 
 
 def decide_observed(
@@ -251,14 +257,6 @@ def _best_data_type(catalog: Catalog, constraints: Constraints) -> Instance | No
 
 def _percent(value: float | None) -> str:
     return "not known" if value is None else percentage(value)
-
-
-# More shards are worth naming where a step would take less than this of the best plan's.
-_MORE_SHARDS_HELP = 0.9
-# Data types whose plans are listed: the best by the objective, and by the other one. Each makes a
-# plan for each number of hosts (8 by default), so more types would only hide the useful rows.
-_BEST_TYPES = 3
-_BEST_BY_OTHER = 2
 
 
 def decide(

@@ -37,6 +37,12 @@ _TRAINER_WIDTH = 0.23
 _OF_THE_HOST = frozenset(
     {"throttled", "straggler", "storage", "network", "other-programs", "num_workers"}
 )
+_SPEED_WORDS: dict[CpuSpeedSource, str] = {
+    "catalog": "",
+    "given": ", as given",
+    "cpu_model": ", by its CPU model",
+    "assumed": ": its CPU model is not in the catalog (--cpu-speed)",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,14 +204,6 @@ def advice_of_taken(site: Site, taken: TakenElsewhere) -> Sequence[Advice]:
             when="before you rent anything large",
         ),
     )
-
-
-_SPEED_WORDS: dict[CpuSpeedSource, str] = {
-    "catalog": "",
-    "given": ", as given",
-    "cpu_model": ", by its CPU model",
-    "assumed": ": its CPU model is not in the catalog (--cpu-speed)",
-}
 
 
 def _cpu_speed(

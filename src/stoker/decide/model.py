@@ -30,6 +30,27 @@ from stoker.catalog import Instance
 from stoker.records import Limit, Parts, SharedLoading, Storage
 from stoker.records.parts import LEAST_FREE, WAITS
 
+# What data hosts reach of their CPU, after network and serialisation: alone, and where dnn hosts
+# make batches too, which then come in order from hosts of unlike pace. Calibrated on the published
+# runs on p3 (alone) and p4d (both), see tests/unit/test_decide_published.py; a core of its own on
+# one machine reaches 0.91 to 0.97 alone.
+EFFICIENCY = 0.93
+EFFICIENCY_MIXED = 0.85
+# More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
+WORTH_BEYOND = 0.88
+MANY_HOSTS = 8
+# Of what loading and training cost each other on the same cores: what stays when all batches are
+# made elsewhere, as the trainer then takes turns with its receiving threads.
+_TURNS_LEFT = 0.5
+# What a feed reaches of a network interface's nominal rate.
+NETWORK_EFFICIENCY = 0.7
+# Below this much of a host's vCPUs the trainer's reserve is not believed.
+_LEAST_FREE = 1 / 8
+# A prediction never goes below this fraction of today's step: it would rest on no term at all.
+_LEAST_STEP = 1e-3
+# Of equal terms the first is named as the limit.
+_LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
@@ -179,29 +200,6 @@ class ClusterShape:
     def data_hosts(self) -> int:
         """Counts hosts that only load."""
         return sum(hosts.count for hosts in self.data)
-
-
-# What data hosts reach of their CPU, after network and serialisation: alone, and where dnn hosts
-# make batches too, which then come in order from hosts of unlike pace. Calibrated on the published
-# runs on p3 (alone) and p4d (both), see tests/unit/test_decide_published.py; a core of its own on
-# one machine reaches 0.91 to 0.97 alone.
-EFFICIENCY = 0.93
-EFFICIENCY_MIXED = 0.85
-# More than eight are worth less: cedar measured .90, .86, .77, .65 at 2, 4, 8, 12 processes.
-WORTH_BEYOND = 0.88
-MANY_HOSTS = 8
-# Of what loading and training cost each other on the same cores: what stays when all batches are
-# made elsewhere, as the trainer then takes turns with its receiving threads.
-_TURNS_LEFT = 0.5
-# What a feed reaches of a network interface's nominal rate.
-NETWORK_EFFICIENCY = 0.7
-# Below this much of a host's vCPUs the trainer's reserve is not believed.
-_LEAST_FREE = 1 / 8
-# A prediction never goes below this fraction of today's step: it would rest on no term at all.
-_LEAST_STEP = 1e-3
-
-# Of equal terms the first is named as the limit.
-_LIMITS: tuple[Limit, ...] = ("cpu", "accelerator", "latency", "network", "receive", "storage")
 
 
 class _TermLine(NamedTuple):

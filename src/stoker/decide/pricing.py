@@ -15,6 +15,29 @@ from stoker.text import apart
 # Hosts are billed from their start; images and data come before the first step. An estimate: it
 # depends on the image's size, the data and the type.
 START_UP_SECONDS = 300.0
+# Reason of a feasible plan that the user named; of one that may not be run, its begin.
+ASKED_FOR = "asked for"
+# More than any training has; each number of hosts is a plan for each type.
+_MOST_DATA_HOSTS = 256
+# For a prediction from a complete profile: the model against the published runs (mean error 6 %,
+# see tests/unit/test_decide_published.py).
+_BAND = 0.10
+# What loading and training cost each other on the same cores: less is noise, and between none and
+# all of it may stay with the trainer when loading moves away.
+_WORTH_TURNS, _MOST_OF_TURNS = 0.05, 0.25
+# More where the next limit is within 15 %: two limits at once are slower than either.
+_NEAR = 0.85
+# By up to a quarter (docs/method.md, "What it cannot see").
+_NEAR_BAND = 0.23
+# Hosts of another type may have a volume of another rate; that of today's type was measured.
+_OTHER_STORAGE = 0.2
+# A storage of each host's own that makes a step shorter by less is no other plan.
+_OWN_STORAGE = 0.97
+# A wider band says no more; from this width on other programs forbid a verdict (records/parts.py).
+_WIDEST = 0.6
+# Workers that wait were seen to add up, as far as they were tried: each doubling beyond that.
+_EACH_DOUBLING = 0.1
+_MOST_OF_DOUBLINGS = 0.3
 
 
 def break_even_speedup(usd_per_hour: float, *, today_usd_per_hour: float) -> float | None:
@@ -46,31 +69,6 @@ def break_even_words(promise: Predicted, keep: Predicted) -> str:
         f"break-even: {ratio:.2f} times as fast; the more expensive start is paid back after "
         f"{steps:,.0f} steps"
     )
-
-
-# Reason of a feasible plan that the user named; of one that may not be run, its begin.
-ASKED_FOR = "asked for"
-# More than any training has; each number of hosts is a plan for each type.
-_MOST_DATA_HOSTS = 256
-# For a prediction from a complete profile: the model against the published runs (mean error 6 %,
-# see tests/unit/test_decide_published.py).
-_BAND = 0.10
-# What loading and training cost each other on the same cores: less is noise, and between none and
-# all of it may stay with the trainer when loading moves away.
-_WORTH_TURNS, _MOST_OF_TURNS = 0.05, 0.25
-# More where the next limit is within 15 %: two limits at once are slower than either.
-_NEAR = 0.85
-# By up to a quarter (docs/method.md, "What it cannot see").
-_NEAR_BAND = 0.23
-# Hosts of another type may have a volume of another rate; that of today's type was measured.
-_OTHER_STORAGE = 0.2
-# A storage of each host's own that makes a step shorter by less is no other plan.
-_OWN_STORAGE = 0.97
-# A wider band says no more; from this width on other programs forbid a verdict (records/parts.py).
-_WIDEST = 0.6
-# Workers that wait were seen to add up, as far as they were tried: each doubling beyond that.
-_EACH_DOUBLING = 0.1
-_MOST_OF_DOUBLINGS = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,16 @@ from stoker.settings import from_environment
 State = Literal["ok", "warn", "fail"]
 
 _T = TypeVar("_T")
+# That of SageMaker's data-parallel library (strategy smddp), which has no release for a newer one.
+MIN_TORCH = (2, 4)
+# Below this a training process and its libraries alone may not fit.
+MIN_MEMORY_BYTES = 2 << 30
+# PyTorch's own loader workers pass their batches through it; stoker's workers do not.
+MIN_SHARED_MEMORY_BYTES = 1 << 30
+RESOLVE_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
+HANDSHAKE_SECONDS = 5.0
+_POLL_MS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +81,6 @@ def within(seconds: float, work: Callable[[], _T]) -> _T:
     if not results:
         raise TimeoutError(f"no answer within {seconds:g} s")
     return results[0]
-
-
-# That of SageMaker's data-parallel library (strategy smddp), which has no release for a newer one.
-MIN_TORCH = (2, 4)
-# Below this a training process and its libraries alone may not fit.
-MIN_MEMORY_BYTES = 2 << 30
-# PyTorch's own loader workers pass their batches through it; stoker's workers do not.
-MIN_SHARED_MEMORY_BYTES = 1 << 30
 
 
 def torch_check(*, trains: bool) -> Finding:
@@ -186,12 +188,6 @@ def _gib(num_bytes: float) -> str:
     return (
         f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 1 << 29 else f"{num_bytes / 2**20:.0f} MiB"
     )
-
-
-RESOLVE_SECONDS = 5.0
-CONNECT_SECONDS = 5.0
-HANDSHAKE_SECONDS = 5.0
-_POLL_MS = 50
 
 
 def peer_check(peer: str, *, port: int, token_file: Path | None) -> Finding:

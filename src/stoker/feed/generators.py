@@ -32,6 +32,26 @@ import torch
 MAX_SEED = (1 << 63) - 1
 
 _PCG = (np.random.PCG64, np.random.PCG64DXSM)
+# Objects that one walk visits, in 10 to 20 ms; what is near to the dataset is found first.
+MAX_OBJECTS = 10_000
+# To be seeded for each batch: 2 to 25 us each.
+MAX_GENERATORS = 256
+# A longer container holds samples, unless its first items are objects.
+_SHORT = 64
+_MAX_ITEMS = 1024
+# Dictionaries that are looked at after each batch.
+_MAX_WATCHED = 256
+# A dictionary that grew so often without a generator in it is a cache.
+_MAX_CHANGES = 8
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
+_DATA = (np.ndarray, np.generic, torch.Tensor, torch.dtype, torch.device, ModuleType)
+_BUILT_IN = (FunctionType, MethodType, functools.partial, list, tuple, deque, dict)
+# What a class of another language lets be seeded, it draws from.
+_SEEDERS = ("seed", "manual_seed", "set_random_state", "set_seed", "reseed")
+_PYTHONS = (FunctionType, staticmethod, classmethod, property, MemberDescriptorType)
+# Methods of a class that have run in the trainer: a worker does not call them.
+_IN_TRAINER = ("__init__", "__post_init__", "__getstate__", "__reduce__", "__reduce_ex__")
+_MISSING = object()
 
 
 class Kind(NamedTuple):
@@ -132,23 +152,9 @@ _KINDS: dict[type, Kind] = {
 _known: dict[type, Kind | None] = {}
 
 
-# Objects that one walk visits, in 10 to 20 ms; what is near to the dataset is found first.
-MAX_OBJECTS = 10_000
-# To be seeded for each batch: 2 to 25 us each.
-MAX_GENERATORS = 256
-# A longer container holds samples, unless its first items are objects.
-_SHORT = 64
-_MAX_ITEMS = 1024
-# Dictionaries that are looked at after each batch.
-_MAX_WATCHED = 256
-# A dictionary that grew so often without a generator in it is a cache.
-_MAX_CHANGES = 8
-
 _Sort = Literal[
     "plain", "function", "method", "class", "sequence", "dictionary", "partial", "object"
 ]
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
-_DATA = (np.ndarray, np.generic, torch.Tensor, torch.dtype, torch.device, ModuleType)
 _SORTS: tuple[tuple[_Sort, tuple[type, ...]], ...] = (
     ("plain", (*_ATOMS, *_DATA)),
     ("function", (FunctionType,)),
@@ -158,14 +164,7 @@ _SORTS: tuple[tuple[_Sort, tuple[type, ...]], ...] = (
     ("dictionary", (dict,)),
     ("partial", (functools.partial,)),
 )
-_BUILT_IN = (FunctionType, MethodType, functools.partial, list, tuple, deque, dict)
-# What a class of another language lets be seeded, it draws from.
-_SEEDERS = ("seed", "manual_seed", "set_random_state", "set_seed", "reseed")
-_PYTHONS = (FunctionType, staticmethod, classmethod, property, MemberDescriptorType)
 
-# Methods of a class that have run in the trainer: a worker does not call them.
-_IN_TRAINER = ("__init__", "__post_init__", "__getstate__", "__reduce__", "__reduce_ex__")
-_MISSING = object()
 
 Dictionary = Mapping[object, object]
 

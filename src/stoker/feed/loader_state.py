@@ -44,6 +44,7 @@ from stoker.feed.seeding import Occurrences, index_bytes
 # Samplers within samplers, as batch samplers and their wrappers hold them.
 _INNER = ("sampler", "batch_sampler")
 _MAX_DEPTH = 8
+VERSION = 1
 
 
 @runtime_checkable
@@ -245,9 +246,6 @@ def generators_of(parts: SamplerParts) -> list[torch.Generator]:
         # A sampler of the script's own may have it where it is not seen.
         return [of_loader]
     return list({id(value): value for value in found.values()}.values())
-
-
-VERSION = 1
 
 
 def state_of(

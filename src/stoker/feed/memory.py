@@ -12,6 +12,7 @@ DEFAULT_SHARE = 0.25
 # What a batch counts for before the first one is here: more than most have, so that the first ones
 # do not fill the memory.
 UNKNOWN_BATCH_BYTES = 64 << 20
+_MAX_DEPTH = 16
 
 
 class Holding(Protocol):
@@ -45,9 +46,6 @@ def allowance(total_bytes: int, *, others: Iterable[Holding]) -> int:
     """
     taken = [other.committed_bytes for other in others]
     return max(0, min(total_bytes // (len(taken) + 1), total_bytes - sum(taken)))
-
-
-_MAX_DEPTH = 16
 
 
 def num_bytes(batch: object, *, depth: int = 0) -> int:

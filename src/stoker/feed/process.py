@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+_MAX_FORMER = 100
+# A dataset that a script has dropped is gone by then.
+_GONE_SECONDS = 0.2
+# The attribute of a loader that holds its `Making`.
+_MADE = "_stoker_made"
+_MAKERS = ("torch", "torchdata", "stoker")
+_PACKAGES = (
+    "<frozen ",
+    *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")),
+)
+
 
 class SamplerSnapshot(TypedDict):
     """Holds random states and samplers' states of one moment.
@@ -280,18 +291,6 @@ class Making(NamedTuple):
 
     lines: tuple[tuple[str, int], ...]
     seconds: float
-
-
-_MAX_FORMER = 100
-# A dataset that a script has dropped is gone by then.
-_GONE_SECONDS = 0.2
-# The attribute of a loader that holds its `Making`.
-_MADE = "_stoker_made"
-_MAKERS = ("torch", "torchdata", "stoker")
-_PACKAGES = (
-    "<frozen ",
-    *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")),
-)
 
 
 def making_of(loader: object) -> Making | None:

@@ -45,6 +45,9 @@ _MASK = (1 << 64) - 1
 
 # What is seeded before each batch: all random states, or a sample at a time, or as torch does.
 Seeding = Literal["batch", "sample", "torch"]
+# A batch in which a generator was made that was not there before is made again, with it seeded.
+_MAX_TIMES = 4
+_T = TypeVar("_T")
 
 
 class Numbered(msgspec.Struct):
@@ -190,12 +193,6 @@ def index_bytes(index: object) -> bytes:
     if isinstance(index, int):
         return b"i" + str(int(index)).encode()
     return b"r" + repr(index).encode("utf-8", "surrogatepass")
-
-
-# A batch in which a generator was made that was not there before is made again, with it seeded.
-_MAX_TIMES = 4
-
-_T = TypeVar("_T")
 
 
 class Seeder:

@@ -26,6 +26,11 @@ FILE = "timeline-rank{rank}.csv"
 COLUMNS = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
 
 _FLUSH_SECONDS = 1.0
+# The first steps of an epoch hold the start of workers and the filling of the pipeline.
+SKIPPED_STEPS = 2
+# Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
+# blocks in a run of a minute.
+BLOCK_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +77,6 @@ def step_of(row: str) -> MeasuredStep | None:
         return None
     is_whole = math.isfinite(step.end_seconds) and min(step.wait_seconds, step.compute_seconds) >= 0
     return step if is_whole else None
-
-
-# The first steps of an epoch hold the start of workers and the filling of the pipeline.
-SKIPPED_STEPS = 2
-# Consecutive steps of an epoch whose mean is one sample: longer than any burst, and still dozens of
-# blocks in a run of a minute.
-BLOCK_STEPS = 20
 
 
 def steady(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:

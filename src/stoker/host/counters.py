@@ -17,6 +17,14 @@ import psutil
 from stoker.host.machine import group_cpu_seconds, limiting_group, process_clock, thread_clock
 from stoker.host.processes import descendant_pids
 
+_HAS_CPU_CLOCKS = platform.system() == "Linux"
+# A program's own files are not data.
+_CODE = (".py", ".pyc", ".pyi", ".so", ".pth", ".toml", ".egg-link")
+_MAX_FILES = 20_000
+# Of a file beyond that, dropping what others may have cached of it is more than a look costs.
+_MAX_FILE_BYTES = 16 << 30
+_MODE_ARGUMENT = 1
+
 
 @dataclass(frozen=True, slots=True)
 class BytesRead:
@@ -134,9 +142,6 @@ def storage_stall_seconds(pressure: Path = Path("/proc/pressure/io")) -> float |
         return None
 
 
-_HAS_CPU_CLOCKS = platform.system() == "Linux"
-
-
 def process_cpu_seconds(pid: int) -> float | None:
     """Returns user and system seconds of another process; None if it has ended."""
     if _HAS_CPU_CLOCKS:
@@ -211,14 +216,6 @@ def pids_below() -> list[int]:
 def threads_cpu_seconds(ids: set[int]) -> float:
     """Returns CPU-seconds of these threads of this process."""
     return sum(thread_clock(tid) or 0.0 for tid in ids)
-
-
-# A program's own files are not data.
-_CODE = (".py", ".pyc", ".pyi", ".so", ".pth", ".toml", ".egg-link")
-_MAX_FILES = 20_000
-# Of a file beyond that, dropping what others may have cached of it is more than a look costs.
-_MAX_FILE_BYTES = 16 << 30
-_MODE_ARGUMENT = 1
 
 
 class OpenedFiles:

@@ -15,6 +15,14 @@ from pathlib import Path
 
 # Linux names a process's CPU clock by its inverted pid and a thread's by its inverted tid.
 _PROCESS, _THREAD = 0b010, 0b110
+CGROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+# Version 1 has its controllers in folders of their own; two may share one.
+_V1_FOLDERS = ("cpu", "cpu,cpuacct")
+_CPU_FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
+# What a pod's container asks for, in thousandths of a vCPU.
+CPU_REQUEST = "STOKER_CPU_REQUEST_MILLI"
+_ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
 def process_clock(pid: int) -> float | None:
@@ -34,14 +42,6 @@ def _read(number: int, kind: int) -> float | None:
         return None
 
 
-CGROUP = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
-
-# Version 1 has its controllers in folders of their own; two may share one.
-_V1_FOLDERS = ("cpu", "cpu,cpuacct")
-_CPU_FILES = ("cpu.stat", "cpu.max", "cpu.cfs_quota_us")
-
-
 def usable_vcpus() -> int:
     """Returns the vCPUs that this process may use, as a number of workers: rounded, at least 1."""
     return max(1, round(vcpu_capacity()))
@@ -54,10 +54,6 @@ def vcpu_capacity() -> float:
     node while nobody else does.
     """
     return min(_affine(), cpu_quota() or math.inf, requested_vcpus() or math.inf)
-
-
-# What a pod's container asks for, in thousandths of a vCPU.
-CPU_REQUEST = "STOKER_CPU_REQUEST_MILLI"
 
 
 def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
@@ -176,9 +172,6 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
-
-
-_ACCELERATOR = re.compile(r"^nvidia\d+$")
 
 
 def host_bytes() -> int:

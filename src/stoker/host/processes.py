@@ -16,6 +16,12 @@ from queue import SimpleQueue
 
 import psutil
 
+_PR_SET_PDEATHSIG = 1
+# SIGKILL cannot be refused: what is still there afterwards sits in the kernel.
+KILL_SECONDS = 5.0
+PORTS = range(20000, 30000)
+PORTS_PER_HOST = 3
+
 
 def descendant_pids() -> list[int] | None:
     """Returns the pids of the processes below this one; None where the kernel does not tell.
@@ -41,8 +47,6 @@ def _children(pid: str) -> list[int]:
                 pids += map(int, file.read().split())
     return pids
 
-
-_PR_SET_PDEATHSIG = 1
 
 _Start = tuple[Callable[[], None], Future[None]]
 
@@ -87,12 +91,6 @@ def _starter(pid: int) -> "SimpleQueue[_Start]":
 
     threading.Thread(target=run, name="stoker-starter", daemon=True).start()
     return starts
-
-
-# SIGKILL cannot be refused: what is still there afterwards sits in the kernel.
-KILL_SECONDS = 5.0
-PORTS = range(20000, 30000)
-PORTS_PER_HOST = 3
 
 
 def ended_words(code: int) -> str:

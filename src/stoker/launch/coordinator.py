@@ -51,6 +51,21 @@ from stoker.records import Event, FeedSettings
 MAX_PROCESSES = 64
 # Ranks report once a second: a process that is silent for longer has ended, or was started again.
 SILENT_SECONDS = 5.0
+# Messages to the coordinator are small; a larger one cuts the connection before it is stored.
+MAX_MESSAGE_BYTES = 64 << 10
+# How long a port that is still held (by a run that just ended) is tried again.
+BIND_SECONDS = 10.0
+# After the outcome: how long members may take to say goodbye, and how long hosts that never came
+# are waited for, so that a data host that starts late does not sit out its start deadline.
+GOODBYE_SECONDS = 10.0
+STRAGGLER_SECONDS = 15.0
+_POLL_MS = 100
+# A turn of the loop takes a fraction of a second: in a longer one the process was paused.
+_STANDSTILL_SECONDS = 2.0
+# How often the connections of silent launchers are tried.
+_LOOK_SECONDS = 1.0
+# Number of peers whose invalid messages are logged, once each.
+_MAX_WARNED = 1000
 
 
 class Attendance:
@@ -102,22 +117,6 @@ class Attendance:
 
 
 Outcome = Literal["succeeded", "failed", "stopped"]
-
-# Messages to the coordinator are small; a larger one cuts the connection before it is stored.
-MAX_MESSAGE_BYTES = 64 << 10
-# How long a port that is still held (by a run that just ended) is tried again.
-BIND_SECONDS = 10.0
-# After the outcome: how long members may take to say goodbye, and how long hosts that never came
-# are waited for, so that a data host that starts late does not sit out its start deadline.
-GOODBYE_SECONDS = 10.0
-STRAGGLER_SECONDS = 15.0
-_POLL_MS = 100
-# A turn of the loop takes a fraction of a second: in a longer one the process was paused.
-_STANDSTILL_SECONDS = 2.0
-# How often the connections of silent launchers are tried.
-_LOOK_SECONDS = 1.0
-# Number of peers whose invalid messages are logged, once each.
-_MAX_WARNED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,18 @@ from stoker.settings import ProcessSettings
 FAILURE_CHARACTERS = 1024
 # What a container writes there is shown in its pod's status.
 TERMINATION_LOG = Path("/dev/termination-log")
+# What gloo, NCCL, torch's store and a pipe say when a peer is gone.
+_PEER_IS_GONE = re.compile(
+    r"connection (was )?(closed|reset|refused|timed out)|broken pipe|socket closed|peer|"
+    r"DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|remote process exited",
+    re.IGNORECASE,
+)
+# SIGTERM to the ranks that are left, and SIGABRT of NCCL's watchdog.
+_ENDED_BY_OTHERS = (143, 134)
+_FILE = "failure-rank{rank}.json"
+# Written by strategies.torchrun: which rank failed first. With its number in the name, for the
+# files of several hosts may come to lie in one folder.
+_CAUSE = "failure-cause-rank{rank}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,17 +234,6 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
     return metrics
 
 
-# What gloo, NCCL, torch's store and a pipe say when a peer is gone.
-_PEER_IS_GONE = re.compile(
-    r"connection (was )?(closed|reset|refused|timed out)|broken pipe|socket closed|peer|"
-    r"DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|remote process exited",
-    re.IGNORECASE,
-)
-# SIGTERM to the ranks that are left, and SIGABRT of NCCL's watchdog.
-_ENDED_BY_OTHERS = (143, 134)
-_FILE = "failure-rank{rank}.json"
-
-
 class RankFailure(msgspec.Struct, frozen=True, kw_only=True):
     """Says how a rank failed, as its exception hook wrote it."""
 
@@ -316,11 +317,6 @@ def forget_failures(output: Path) -> None:
         path.unlink(missing_ok=True)
     for path in output.glob(_CAUSE.format(rank="*")):
         path.unlink(missing_ok=True)
-
-
-# Written by strategies.torchrun: which rank failed first. With its number in the name, for the
-# files of several hosts may come to lie in one folder.
-_CAUSE = "failure-cause-rank{rank}.json"
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,11 @@ from stoker.logs import Log
 from stoker.settings import ProcessSettings, from_environment
 
 _FIX = "pack the folder anew with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
+_TRAIN = ("train",)
+_SERVE = ("serve",)
+_EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
+# The folders of a pod that may be a claim's (kubernetes.output).
+_KEPT = ("model", "checkpoints", "output")
 
 
 def unpack(package: Path, folder: Path) -> Path:
@@ -82,11 +87,6 @@ def _replace(entry: Path, target: Path) -> None:
     elif target.is_symlink() or target.exists():
         target.unlink()
     entry.rename(target)
-
-
-_TRAIN = ("train",)
-_SERVE = ("serve",)
-_EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +163,6 @@ def _submitted(base_dir: Path) -> Path:
             fix="set sagemaker.source in the workload, which makes the code a channel of the job",
         )
     return Path(named)
-
-
-# The folders of a pod that may be a claim's (kubernetes.output).
-_KEPT = ("model", "checkpoints", "output")
 
 
 def check_kept_folders(base_dir: Path) -> None:

@@ -56,6 +56,14 @@ _ALIVE_SECONDS = 9.0
 # A turn of the loop takes a fraction of a second: after a longer one this process had hung,
 # and what the leader sent meanwhile is still to be read.
 STANDSTILL_SECONDS = 2.0
+# A join is repeated, and a silent connection made anew, after this long.
+JOIN_SECONDS = 0.5
+RECONNECT_SECONDS = 3.0
+# How often the port of a silent leader is tried.
+_LOOK_SECONDS = 1.0
+# The thread that sends the heartbeats waits for the attempt, so that it is short.
+_DIAL_SECONDS = 0.3
+_POLL_MS = 50
 
 
 class Silence:
@@ -130,16 +138,6 @@ class Silence:
         if min(silent, ended) > ENDED_SECONDS:
             return "has ended its connection, and nobody answers there any more"
         return ""
-
-
-# A join is repeated, and a silent connection made anew, after this long.
-JOIN_SECONDS = 0.5
-RECONNECT_SECONDS = 3.0
-# How often the port of a silent leader is tried.
-_LOOK_SECONDS = 1.0
-# The thread that sends the heartbeats waits for the attempt, so that it is short.
-_DIAL_SECONDS = 0.3
-_POLL_MS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,12 @@ from stoker.records import (
 from stoker.records.profile import ProfiledData
 from stoker.text import wait_share
 
+FILE = "passive-profile.json"
+# What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
+UNMEASURED = ("accelerator", "loader")
+# Fewer steps say nothing that money may rest on.
+MIN_STEPS = 10
+
 
 def measure(
     ranks: Mapping[int, Sequence[MeasuredStep]],
@@ -134,13 +140,6 @@ def _loader_of(usage: Sequence[LoaderUsage], *, world: int) -> ProfiledLoader | 
         iterable=first.shards > 0,
         shards=first.shards * world or None,
     )
-
-
-FILE = "passive-profile.json"
-# What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
-UNMEASURED = ("accelerator", "loader")
-# Fewer steps say nothing that money may rest on.
-MIN_STEPS = 10
 
 
 def passive_profile(

@@ -24,6 +24,13 @@ from stoker.records import FeedSettings
 # A scraper that sends or takes nothing for so long is cut off.
 REQUEST_SECONDS = 10.0
 LOOPBACK = "127.0.0.1"
+# fmt: on
+_LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
+    Progress: ("run", "rank"),
+    FeedWork: ("run", "rank"),
+    HostWork: ("run", "host", "rank"),
+    WorkerWork: ("run", "host", "worker", "rank"),
+}
 
 
 class _Metric(NamedTuple):
@@ -89,13 +96,6 @@ _METRICS = (
     _Metric(WorkerWork, "busy_seconds", "counter", "stoker_feed_worker_busy_seconds",
             "Seconds that one data worker was at work for the rank."),
 )
-# fmt: on
-_LABELS: dict[type[msgspec.Struct], tuple[str, ...]] = {
-    Progress: ("run", "rank"),
-    FeedWork: ("run", "rank"),
-    HostWork: ("run", "host", "rank"),
-    WorkerWork: ("run", "host", "worker", "rank"),
-}
 
 
 class Metrics:

@@ -31,6 +31,15 @@ STDERR_TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 16
 # What a command writes without an end of line (a prompt, dots) is shown after this.
 _PARTIAL_LINE_SECONDS = 0.5
+# SageMaker kills 120 s after its SIGTERM: what is left is for the end of the run, with hosts that
+# never came (15 s) and processes that do not go (8 s).
+GRACE_SECONDS = 90.0
+# After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
+VERDICT_GRACE_SECONDS = 5.0
+# For what the command left behind: until it is killed, and then until it is given up.
+LEFTOVER_SECONDS = 2.0
+COMMAND_NOT_FOUND = 127
+_TICK_SECONDS = 0.5
 
 
 class OutputTail:
@@ -105,17 +114,6 @@ def _write(target: int, view: memoryview) -> None:
     with contextlib.suppress(OSError):
         while view:
             view = view[os.write(target, view) :]
-
-
-# SageMaker kills 120 s after its SIGTERM: what is left is for the end of the run, with hosts that
-# never came (15 s) and processes that do not go (8 s).
-GRACE_SECONDS = 90.0
-# After a verdict (a lost host, an end decided elsewhere) nothing is left to save.
-VERDICT_GRACE_SECONDS = 5.0
-# For what the command left behind: until it is killed, and then until it is given up.
-LEFTOVER_SECONDS = 2.0
-COMMAND_NOT_FOUND = 127
-_TICK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)

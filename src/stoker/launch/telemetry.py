@@ -37,6 +37,49 @@ from stoker.records import Limit
 from stoker.text import ms, wait_share, wait_words
 
 _Figure = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+# The columns after start_seconds and seconds of the interval, kind (rank, host, or local: the local
+# workers of a host) and name (of the host, number of the rank); a cell that does not apply is
+# empty. With each, how the figure of several intervals is made of theirs. rate: weighted with their
+# lengths; known: the same over those where it is known; last, most, sum: as the words say.
+_FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
+    "batches_per_second": "rate",  # Taken by the rank; made by the host and used.
+    "bytes_per_second": "rate",  # That came from the host.
+    "wait_share": "known",  # Of the rank's time, waiting for data, 0..1.
+    "queue_depth": "known",  # Batches that lay ready when the rank took one, mean.
+    "window": "last",  # How far ahead of the rank batches are made.
+    "shards": "last",  # Of the streams that the rank reads; 0: it reads none.
+    "shard_workers": "last",  # That could make one of them each, as far as the rank has them.
+    "workers": "most",  # Of the host, that have made a batch so far.
+    "busy_workers": "rate",  # At work at a time, mean.
+    "busy_cpus": "rate",  # CPUs that they used, mean.
+    "slowest_worker": "known",  # Batches a second of the host's slowest worker.
+    "fastest_worker": "known",  # And of its fastest.
+    "in_flight": "last",  # Batches asked for.
+    "credits": "last",  # How many could be; 0: the host is gone.
+    "moved": "sum",  # Batches taken away from the host (lost, dropped or late), made elsewhere.
+    "duplicates": "sum",  # Batches that came after another host's.
+}
+COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
+_HEAD = ",".join(COLUMNS) + "\n"
+_NO_WORK = FeedWork(seconds=0.0)
+_NOTHING = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
+# Ranks report once a second.
+INTERVAL_SECONDS = 2.0
+# Intervals grow with the run, 2 s up to a quarter of an hour, so that a day leaves some 2 000 of
+# them; the log is also for people who watch now, and gets a line at least every minute.
+_SHARE_OF_RUN = 1 / 480
+_MAX_INTERVAL_SECONDS = 60.0
+# Less waiting than this is the feed's own overhead (1 to 3 % over the bound, benchmarks).
+MIN_WAIT_SHARE = 0.05
+# Workers that are at work for longer than this are what all wait for.
+MIN_BUSY_SHARE = 0.8
+# Of the time at work; below, a worker waits for storage, or shares its CPU with another.
+MIN_CPU_SHARE = 0.7
+# So many batches lie ready, and yet the trainer waits: for one that is not among them.
+MIN_READY = 2.0
+# Of the batches that may be asked for: above, the way to the trainer holds them up.
+MIN_CREDIT_SHARE = 0.8
+REPORT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,32 +146,6 @@ class FeedInterval:
         """Returns the batches that lay ready for a rank, mean over the ranks."""
         depths = [rank.queue_depth for rank in self.ranks if rank.queue_depth is not None]
         return sum(depths) / len(depths) if depths else None
-
-
-# The columns after start_seconds and seconds of the interval, kind (rank, host, or local: the local
-# workers of a host) and name (of the host, number of the rank); a cell that does not apply is
-# empty. With each, how the figure of several intervals is made of theirs. rate: weighted with their
-# lengths; known: the same over those where it is known; last, most, sum: as the words say.
-_FIGURES: dict[str, Literal["rate", "known", "last", "most", "sum"]] = {
-    "batches_per_second": "rate",  # Taken by the rank; made by the host and used.
-    "bytes_per_second": "rate",  # That came from the host.
-    "wait_share": "known",  # Of the rank's time, waiting for data, 0..1.
-    "queue_depth": "known",  # Batches that lay ready when the rank took one, mean.
-    "window": "last",  # How far ahead of the rank batches are made.
-    "shards": "last",  # Of the streams that the rank reads; 0: it reads none.
-    "shard_workers": "last",  # That could make one of them each, as far as the rank has them.
-    "workers": "most",  # Of the host, that have made a batch so far.
-    "busy_workers": "rate",  # At work at a time, mean.
-    "busy_cpus": "rate",  # CPUs that they used, mean.
-    "slowest_worker": "known",  # Batches a second of the host's slowest worker.
-    "fastest_worker": "known",  # And of its fastest.
-    "in_flight": "last",  # Batches asked for.
-    "credits": "last",  # How many could be; 0: the host is gone.
-    "moved": "sum",  # Batches taken away from the host (lost, dropped or late), made elsewhere.
-    "duplicates": "sum",  # Batches that came after another host's.
-}
-COLUMNS = ("start_seconds", "seconds", "kind", "name", *_FIGURES)
-_HEAD = ",".join(COLUMNS) + "\n"
 
 
 def csv_text(interval: FeedInterval) -> str:
@@ -227,10 +244,6 @@ class _Share(NamedTuple):
     now: HostWork
 
 
-_NO_WORK = FeedWork(seconds=0.0)
-_NOTHING = Progress(rank=0, steps=0, samples=0, wait_seconds=0.0, compute_seconds=0.0)
-
-
 def interval_between(
     before: Mapping[int, Progress],
     after: Mapping[int, Progress],
@@ -319,14 +332,6 @@ def _host_rate(name: str, shares: Sequence[_Share]) -> HostRate:
     )
 
 
-# Ranks report once a second.
-INTERVAL_SECONDS = 2.0
-# Intervals grow with the run, 2 s up to a quarter of an hour, so that a day leaves some 2 000 of
-# them; the log is also for people who watch now, and gets a line at least every minute.
-_SHARE_OF_RUN = 1 / 480
-_MAX_INTERVAL_SECONDS = 60.0
-
-
 class FeedLog:
     """Looks at the ranks' reports now and then, and writes down what went on in between.
 
@@ -387,18 +392,6 @@ class FeedLog:
             self._is_broken = True
             text = f"cannot write {self._path}: {err.strerror}; the training goes on"
             self._log.event("feed_not_written", text=text)
-
-
-# Less waiting than this is the feed's own overhead (1 to 3 % over the bound, benchmarks).
-MIN_WAIT_SHARE = 0.05
-# Workers that are at work for longer than this are what all wait for.
-MIN_BUSY_SHARE = 0.8
-# Of the time at work; below, a worker waits for storage, or shares its CPU with another.
-MIN_CPU_SHARE = 0.7
-# So many batches lie ready, and yet the trainer waits: for one that is not among them.
-MIN_READY = 2.0
-# Of the batches that may be asked for: above, the way to the trainer holds them up.
-MIN_CREDIT_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,9 +564,6 @@ def progress_in(event: LogEvent) -> StepProgress | None:
         return msgspec.convert(event.values, StepProgress, strict=False)
     except msgspec.ValidationError:
         return None
-
-
-REPORT_SECONDS = 2.0
 
 
 class ProgressLog:

@@ -52,6 +52,12 @@ from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
 _LOOK_SECONDS = 1.0
+# A host is lost, or nobody follows the run: the platform's code, for the training has none.
+HOST_LOST = ABANDONED = PlatformError.exit_code
+# When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
+FOLLOWERS_CAUSE_SECONDS = 3.0
+# The other way round: a follower's failure may only say that the leader's rank is gone.
+OWN_CAUSE_SECONDS = 3.0
 
 
 class Release:
@@ -119,14 +125,6 @@ class Release:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 said.append(msgspec.json.decode(file.read_bytes(), type=Unfed))
         return said
-
-
-# A host is lost, or nobody follows the run: the platform's code, for the training has none.
-HOST_LOST = ABANDONED = PlatformError.exit_code
-# When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
-FOLLOWERS_CAUSE_SECONDS = 3.0
-# The other way round: a follower's failure may only say that the leader's rank is gone.
-OWN_CAUSE_SECONDS = 3.0
 
 
 def lead(run: HostRun, command: Sequence[str]) -> int:

@@ -17,6 +17,14 @@ from stoker.parameters import Kind, Parameter, camel, parameters_of, parse
 from stoker.platforms.sagemaker.submit import pack
 from stoker.records import SageMakerSettings, Workload, nearest, to_document, to_json
 
+CODE = "code.tar.gz"
+WORKLOAD = "workload.json"
+# A project folder has pipelines/, which its users edit: they are loaded by path.
+_PACKAGE = Path(__file__).resolve().parents[1]
+# An installed wheel carries the project's files; an editable installation has its checkout.
+CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
+_EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStep:
@@ -119,10 +127,6 @@ def check_complete(workload: Workload, *, image: str, instance_type: str) -> Non
             )
 
 
-CODE = "code.tar.gz"
-WORKLOAD = "workload.json"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """Holds the files that an upload puts where the steps look for them.
@@ -188,14 +192,6 @@ def _packed(settings: SageMakerSettings, folder: Path) -> bytes | None:
 def _with_source(workload: Workload, settings: SageMakerSettings, source: str) -> Workload:
     changed = msgspec.structs.replace(settings, source=source)
     return msgspec.structs.replace(workload, sagemaker=changed)
-
-
-# A project folder has pipelines/, which its users edit: they are loaded by path.
-_PACKAGE = Path(__file__).resolve().parents[1]
-# An installed wheel carries the project's files; an editable installation has its checkout.
-CARRIED = (_PACKAGE / "project", _PACKAGE.parents[1])
-
-_EXTRAS = {"kfp": "kubeflow", "sagemaker": "sagemaker"}
 
 
 @contextlib.contextmanager

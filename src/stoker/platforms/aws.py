@@ -48,6 +48,17 @@ _STALE_LOGIN = (
     "UnauthorizedSSOTokenError",
 )
 _LOG_IN = "log in again: aws sso login, or new keys"
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 60.0
+# What was just created may not be seen for a while.
+EVENTUAL_SECONDS = 30.0
+# How S3 (or a store with its protocol) answers a write that must create an object: it exists,
+# another write is in progress, such writes are not supported.
+_EXISTS = ("PreconditionFailed", "412")
+_CONFLICT = ("ConditionalRequestConflict", "409")
+_UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
+# Attempts while another write of the same object goes on.
+_CONFLICTS = 3
 
 
 class AwsError(PlatformError):
@@ -117,20 +128,6 @@ def failed(what: str, action: str, *, where: str = "", code: str = "", fix: str 
     error.code = code
     error.action = action
     return error
-
-
-CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0
-# What was just created may not be seen for a while.
-EVENTUAL_SECONDS = 30.0
-
-# How S3 (or a store with its protocol) answers a write that must create an object: it exists,
-# another write is in progress, such writes are not supported.
-_EXISTS = ("PreconditionFailed", "412")
-_CONFLICT = ("ConditionalRequestConflict", "409")
-_UNCONDITIONAL = ("NotImplemented", "501", "MethodNotAllowed")
-# Attempts while another write of the same object goes on.
-_CONFLICTS = 3
 
 
 class Aws:

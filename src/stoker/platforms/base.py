@@ -38,6 +38,10 @@ MLFLOW_FILES = "MLFLOW_ALLOW_FILE_STORE"
 MLFLOW_VARIABLES = frozenset((MLFLOW_URI, MLFLOW_EXPERIMENT, MLFLOW_RUN, MLFLOW_FILES))
 # In SageMaker's layout of a host, and there its own default.
 TENSORBOARD = "output/tensorboard"
+# Folders, files and objects are called by these names: no name may lead out of a folder.
+_RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
+# Not dots alone: `..` would be the folder above.
+_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,12 +386,6 @@ def check_container(job: JobSpec, entrypoint: Sequence[str], *, platform: str, k
             where=f"key {key}.entrypoint",
             fix="let its last word be --",
         )
-
-
-# Folders, files and objects are called by these names: no name may lead out of a folder.
-_RUN_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
-# Not dots alone: `..` would be the folder above.
-_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")
 
 
 def check_run_name(name: str, *, most: int | None = None) -> None:

@@ -19,6 +19,7 @@ from stoker.platforms.base import JobEnd, LogLine
 
 # A service may be out of reach for so long: control planes are upgraded while jobs run.
 UNREACHABLE_SECONDS = 900.0
+_CHUNK_BYTES = 1 << 16
 
 
 def job_left(error: PlatformError, *, run: str) -> PlatformError:
@@ -175,9 +176,6 @@ class LogFiles:
                 with contextlib.suppress(OSError):
                     file.close()
             self._open.clear()
-
-
-_CHUNK_BYTES = 1 << 16
 
 
 class FileTail:

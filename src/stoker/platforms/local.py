@@ -46,6 +46,24 @@ from stoker.reasons import reason_of_failure
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
 
+LOOPBACK = "127.0.0.1"
+# A run may be started inside another job, whose variables would be taken for this run's.
+_FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+_FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
+# Once the leader has ended, the others know it within 10 s: nobody listens at its port.
+AFTER_LEADER_SECONDS = 30.0
+# Asked to stop, a trainer may save its state.
+STOP_SECONDS = 30.0
+# The leader tells the others; they are asked as well in case it cannot reach them.
+STOP_OTHERS_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+# Of a host's log, for the reason of its end.
+_LAST_BYTES = 16 << 10
+_TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
+SHARED_CORES = "hosts share cores"
+UNPINNED = "this system cannot pin processes to cores"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalHost:
@@ -167,13 +185,6 @@ def resource_config(request: LocalRequest, host: LocalHost) -> dict[str, Json]:
 def _write(base: Path, name: str, document: dict[str, Json]) -> None:
     path = base / "input" / "config" / f"{name}.json"
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-
-LOOPBACK = "127.0.0.1"
-# A run may be started inside another job, whose variables would be taken for this run's.
-_FOREIGN = ("STOKER_", "SM_", "TORCHELASTIC_", "MASTER_")
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-_FOREIGN_NAMES = frozenset((*_TORCHRUN, "TRAINING_JOB_NAME", "SAGEMAKER_BASE_DIR"))
 
 
 def lock_run_folder(folder: Path, *, run: str) -> int:
@@ -341,17 +352,6 @@ def write_secret(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
-
-
-# Once the leader has ended, the others know it within 10 s: nobody listens at its port.
-AFTER_LEADER_SECONDS = 30.0
-# Asked to stop, a trainer may save its state.
-STOP_SECONDS = 30.0
-# The leader tells the others; they are asked as well in case it cannot reach them.
-STOP_OTHERS_SECONDS = 1.0
-_POLL_SECONDS = 0.05
-# Of a host's log, for the reason of its end.
-_LAST_BYTES = 16 << 10
 
 
 class LocalRun:
@@ -631,12 +631,6 @@ def _words(code: int) -> str:
 def _model(folder: Path) -> str | None:
     """Returns the folder, if the training left something in it."""
     return str(folder) if folder.is_dir() and any(folder.iterdir()) else None
-
-
-_TYPE = re.compile(r"^(?:ml\.)?local\.c(\d+)$")
-
-SHARED_CORES = "hosts share cores"
-UNPINNED = "this system cannot pin processes to cores"
 
 
 class LocalPlatform:

@@ -35,6 +35,10 @@ LEAD_STEPS = 4
 LEAD_STEPS_CUDA = 16
 
 _POLL_SECONDS = 0.02
+_MEET_SECONDS = 30.0
+_GRACE_SECONDS = 2.0
+# torchrun runs nothing of the user's after its ranks, and says itself how they ended.
+_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.torchrun")
 
 
 class Board(Protocol):
@@ -190,9 +194,6 @@ class RankPlace:
     ranks_on_host: int | None
 
 
-_MEET_SECONDS = 30.0
-
-
 class Findings:
     """Collects the result of this rank, which grows from phase to phase.
 
@@ -285,11 +286,6 @@ class Findings:
 
     def _text(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self._result)).decode()
-
-
-_GRACE_SECONDS = 2.0
-# torchrun runs nothing of the user's after its ranks, and says itself how they ended.
-_SPARED = ("torch.distributed.run", "torchrun", "stoker.launch.strategies.torchrun")
 
 
 def end_process(*, folder: Path, launcher_pid: int | None) -> NoReturn:

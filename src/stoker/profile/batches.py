@@ -18,6 +18,11 @@ from stoker.profile.step_watch import AsIsSteps
 
 # Only this many values of a large batch are looked at: enough to tell bytes from real numbers.
 _LOOK_AT_VALUES = 65536
+_PACKAGES = ("stoker", "torch", "numpy", "torchvision", "pillow")
+CACHED_BATCHES = 8
+_CACHED_BYTES = 2 << 30
+# A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
+MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
 
 def clone(batch: object) -> object:
@@ -88,9 +93,6 @@ def _is_uint8_like(image: torch.Tensor) -> bool:
     return float(scaled.max()) <= 255 and bool(torch.all((scaled - scaled.round()).abs() < 1e-3))
 
 
-_PACKAGES = ("stoker", "torch", "numpy", "torchvision", "pillow")
-
-
 def facts_of(loader: DataLoader[object]) -> LoaderFacts:
     """Returns how the script set up its loader."""
     kind = type(loader.dataset)
@@ -131,10 +133,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-CACHED_BATCHES = 8
-_CACHED_BYTES = 2 << 30
 
 
 class Cache:
@@ -209,10 +207,6 @@ class OtherLoaders:
         """Returns the seconds waited for these loaders, and counts from 0 again."""
         waited, self._waited = self._waited, 0.0
         return waited
-
-
-# A loader that is read where no gradients are wanted is for validation, unless nothing else comes.
-MAX_BATCHES_WITHOUT_GRADIENTS = 50
 
 
 class Choice:

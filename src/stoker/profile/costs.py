@@ -23,6 +23,9 @@ from stoker.profile.rank_results import Cost
 
 _DEPTH = 4
 _MAX_CHILDREN = 64
+_MAX_BATCHES = 64
+# As long as a name in a record may be.
+_MAX_NAME = 200
 
 
 class _Call(Protocol):
@@ -210,11 +213,6 @@ def _in_place(transform: object, timed: Timed) -> object:
         return timed.call(cast("_Call", transform), args, kwargs)
 
     return timed_function
-
-
-_MAX_BATCHES = 64
-# As long as a name in a record may be.
-_MAX_NAME = 200
 
 
 class CostTask:

@@ -11,6 +11,29 @@ _ROWS = 8
 _NAME = 44
 # Parts with less than this share are for the record only.
 _MIN_SHARE = 0.01
+# Terms of a step with their titles, here and in a report.
+TERMS = (
+    ("step_seconds", "a step, as is"),
+    ("wait_seconds", "  of it waiting for data"),
+    ("accelerator_step_seconds", "a step with cached batches"),
+    ("loader_cpu_seconds", "CPU time to load a batch"),
+    ("loader_wall_seconds", "worker time to load it"),
+    ("trainer_cpu_seconds", "CPU time of the trainer"),
+    ("used_cpu_seconds", "CPU time of both in a step, as is"),
+    ("handover_seconds", "taking a batch from a worker"),
+    ("receive_seconds", "feed: trainer's own thread"),
+    ("receive_cpu_seconds", "feed: CPU time, other threads"),
+)
+# Below this share of a step, waiting is not worth a change.
+_MIN_WAIT = 0.05
+# Only the strongest are shown; all are in the record.
+_MAX_STATES = 3
+# Verdicts on steps that a state explains, and the parts do not.
+_OF_STATES = {
+    "straggler": "all ranks wait for one that is slow",
+    "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "
+    "long as in a worker",
+}
 
 
 def transform_table(transforms: Sequence[TransformCost]) -> list[str]:
@@ -42,31 +65,6 @@ def _bytes_of(cost: TransformCost) -> str:
     if cost.bytes_in is None:
         return size(cost.bytes_out)
     return f"{size(cost.bytes_in)} -> {size(cost.bytes_out)}"
-
-
-# Terms of a step with their titles, here and in a report.
-TERMS = (
-    ("step_seconds", "a step, as is"),
-    ("wait_seconds", "  of it waiting for data"),
-    ("accelerator_step_seconds", "a step with cached batches"),
-    ("loader_cpu_seconds", "CPU time to load a batch"),
-    ("loader_wall_seconds", "worker time to load it"),
-    ("trainer_cpu_seconds", "CPU time of the trainer"),
-    ("used_cpu_seconds", "CPU time of both in a step, as is"),
-    ("handover_seconds", "taking a batch from a worker"),
-    ("receive_seconds", "feed: trainer's own thread"),
-    ("receive_cpu_seconds", "feed: CPU time, other threads"),
-)
-# Below this share of a step, waiting is not worth a change.
-_MIN_WAIT = 0.05
-# Only the strongest are shown; all are in the record.
-_MAX_STATES = 3
-# Verdicts on steps that a state explains, and the parts do not.
-_OF_STATES = {
-    "straggler": "all ranks wait for one that is slow",
-    "workers": "the limit is loading in the trainer itself (num_workers=0), which does not take as "
-    "long as in a worker",
-}
 
 
 def explain(profile: Profile) -> str:

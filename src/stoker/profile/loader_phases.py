@@ -48,6 +48,29 @@ _MOST_PACED, _LEAST_PACED = 24, 6
 _FILLING = 3
 
 Stamp = tuple[int, float, float, float]
+# Less than this says nothing, and starting workers takes about as long.
+_MIN_SECONDS = 0.5
+# A turn of one number of workers: below it their start weighs too much.
+_ROUND_SECONDS = 3.0
+_MOST_ROUNDS = 3
+# Workers rest when they use less than this share of a vCPU in so many polls.
+_IDLE_SHARE = 0.05
+_QUIET_POLLS = 2
+_POLL_SECONDS = 0.1
+# A pass is over so many batches of a worker at most: they are read three times.
+_MAX_BATCHES = 8
+_MAX_WORKERS = 16
+# Less than a page and a batch has nothing to do with storage.
+_MIN_BYTES = 4096
+# As a share of a batch's time: from a shorter wait, no rate of the storage can be told.
+_MIN_WAIT = 0.02
+_MOST_RECEIVED = 200
+_LEAST_BATCHES = 6
+_WARM_UP = 3
+# More batches than can be on their way between the threads.
+_BLOCK = 8
+# For one batch: a large one takes seconds on a busy machine.
+_WAIT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,18 +434,6 @@ def _as_it_is(report: object) -> object:
     return report
 
 
-# Less than this says nothing, and starting workers takes about as long.
-_MIN_SECONDS = 0.5
-# A turn of one number of workers: below it their start weighs too much.
-_ROUND_SECONDS = 3.0
-_MOST_ROUNDS = 3
-
-# Workers rest when they use less than this share of a vCPU in so many polls.
-_IDLE_SHARE = 0.05
-_QUIET_POLLS = 2
-_POLL_SECONDS = 0.1
-
-
 def worker_counts(*, script: int, vcpus: int, ranks_on_host: int) -> list[int]:
     """Returns the numbers of workers of one rank that are tried, the most telling first."""
     most = max(1, vcpus // ranks_on_host)
@@ -503,15 +514,6 @@ def measure_loading(
             batches=drained.cpu_seconds.samples,
         )
     return drains, list(failed.values())
-
-
-# A pass is over so many batches of a worker at most: they are read three times.
-_MAX_BATCHES = 8
-_MAX_WORKERS = 16
-# Less than a page and a batch has nothing to do with storage.
-_MIN_BYTES = 4096
-# As a share of a batch's time: from a shorter wait, no rate of the storage can be told.
-_MIN_WAIT = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -659,15 +661,6 @@ def _now() -> tuple[float, float, float, int, int]:
     read = bytes_read()
     asked, fetched = (read.asked, read.fetched) if read else (0, 0)
     return time.monotonic(), time.process_time(), queued_seconds(), asked, fetched
-
-
-_MOST_RECEIVED = 200
-_LEAST_BATCHES = 6
-_WARM_UP = 3
-# More batches than can be on their way between the threads.
-_BLOCK = 8
-# For one batch: a large one takes seconds on a busy machine.
-_WAIT_SECONDS = 5.0
 
 
 def try_receive(batch: object, *, seconds: float) -> tuple[Receive | None, list[str]]:

@@ -14,6 +14,15 @@ from stoker.text import percentage, wrapped
 MIN_SAMPLES = 20
 # Longer or shorter ones are no steps of a training.
 _SHORTEST, _LONGEST = 1e-6, 1e5
+# Below it a training's start weighs much in its means.
+_FEW_MINUTES = 10.0
+_SUSPECTS = {
+    "cpu": "the CPUs are busy and the GPUs are not: probably CPU-bound",
+    "accelerator": "the GPUs are busy: probably the accelerator sets the pace",
+    "neither": "neither CPUs nor GPUs are busy: steps probably wait for storage or a service, "
+    "for too few loader workers, or for one thread",
+    "unknown": "that does not tell what the limit is",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +98,6 @@ def _number(values: Mapping[str, str], name: str) -> float | None:
         return float(values[name])
     except (KeyError, ValueError):
         return None
-
-
-# Below it a training's start weighs much in its means.
-_FEW_MINUTES = 10.0
-_SUSPECTS = {
-    "cpu": "the CPUs are busy and the GPUs are not: probably CPU-bound",
-    "accelerator": "the GPUs are busy: probably the accelerator sets the pace",
-    "neither": "neither CPUs nor GPUs are busy: steps probably wait for storage or a service, "
-    "for too few loader workers, or for one thread",
-    "unknown": "that does not tell what the limit is",
-}
 
 
 def observed_profile(

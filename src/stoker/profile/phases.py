@@ -65,6 +65,13 @@ _MAX_PICKLE_BYTES, _MAX_PICKLE_SECONDS = 256 << 20, 2.0
 _LEAST_SECONDS = 0.2
 
 _FoundT = TypeVar("_FoundT")
+# A script that overwrites its checkpoint now and then has the replay begin right after that; it
+# begins at this share of the budget, whenever that is.
+_LATEST_SHARE = 0.6
+# So much later than the first rank, the others end.
+_HEED_SECONDS = 0.2
+# What is known is written this often: it is read if the process is killed.
+_KEEP_SECONDS = 5.0
 
 
 def measure_afterwards(
@@ -212,14 +219,6 @@ def _what_stays_here(loader: "DataLoader[object]") -> list[str]:
 
 Loader = DataLoader[object]
 Iterate = Callable[[Loader], Iterator[object]]
-
-# A script that overwrites its checkpoint now and then has the replay begin right after that; it
-# begins at this share of the budget, whenever that is.
-_LATEST_SHARE = 0.6
-# So much later than the first rank, the others end.
-_HEED_SECONDS = 0.2
-# What is known is written this often: it is read if the process is killed.
-_KEEP_SECONDS = 5.0
 
 
 class ProfileSession:

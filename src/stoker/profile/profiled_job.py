@@ -52,6 +52,40 @@ NOTE = (
     "cached batches nor the cost of loading could be measured, and no plan is advised"
 )
 _CPU_NOTE = "the CPU time is that of the script's processes and of all that they started"
+# Packages with loaders of their own, in the words of their users.
+_OTHER_LOADERS = {
+    "tensorflow": "tf.data",
+    "jax": "jax",
+    "nvidia.dali": "DALI",
+    "ffcv": "FFCV",
+    "ray": "Ray Data",
+    "torchdata.nodes": "torchdata's nodes",
+    "fastai": "fastai's DataLoader",
+    "litdata": "litdata's StreamingDataLoader",
+    "mxnet": "MXNet",
+    "xgboost": "XGBoost",
+    "sklearn": "scikit-learn",
+}
+_NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
+_COPY = (
+    "stoker profile --copy runs the script in a copy of its folder; or let the script save to "
+    "another folder, or less often"
+)
+# With other loaders, the step and its wait can be known.
+_TIMED = (
+    "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
+    "the step, its wait and the CPU are measured, though not what loading alone costs"
+)
+_AS_SCRIPT = "jupyter nbconvert --to script NOTEBOOK, then: stoker profile -- python SCRIPT"
+# For the start (imports, data sets, models, from the job's first line to the first batch) and for
+# the end.
+START_ALLOWANCE_SECONDS = 120.0
+_FIX = "make the command run without stoker first"
+_MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")
+_FIX_OF_REPLAY = (
+    f"{_FIX}; if it does, it may not allow the same batch twice: leave checks of indices, "
+    "labels or order out of the profiled command"
+)
 
 
 def timed_profile(
@@ -96,33 +130,6 @@ def too_few(output: Path) -> str:
 def keep_timed_timeline(output: Path, folder: Path) -> None:
     """Copies the steps to `folder`/baseline-timeline.csv."""
     keep_timeline(output, folder, file=timeline.FILE)
-
-
-# Packages with loaders of their own, in the words of their users.
-_OTHER_LOADERS = {
-    "tensorflow": "tf.data",
-    "jax": "jax",
-    "nvidia.dali": "DALI",
-    "ffcv": "FFCV",
-    "ray": "Ray Data",
-    "torchdata.nodes": "torchdata's nodes",
-    "fastai": "fastai's DataLoader",
-    "litdata": "litdata's StreamingDataLoader",
-    "mxnet": "MXNet",
-    "xgboost": "XGBoost",
-    "sklearn": "scikit-learn",
-}
-_NOTEBOOK_PROGRAMS = ("jupyter", "jupyter-nbconvert", "jupyter-execute", "papermill", "ipython")
-_COPY = (
-    "stoker profile --copy runs the script in a copy of its folder; or let the script save to "
-    "another folder, or less often"
-)
-# With other loaders, the step and its wait can be known.
-_TIMED = (
-    "have the script iterate over stoker.timed(batches), or stoker.keras.timed in model.fit: then "
-    "the step, its wait and the CPU are measured, though not what loading alone costs"
-)
-_AS_SCRIPT = "jupyter nbconvert --to script NOTEBOOK, then: stoker profile -- python SCRIPT"
 
 
 class UnmeasuredError(UsageError):
@@ -422,16 +429,6 @@ def _observed(
 
 
 RequestT = TypeVar("RequestT")
-
-# For the start (imports, data sets, models, from the job's first line to the first batch) and for
-# the end.
-START_ALLOWANCE_SECONDS = 120.0
-_FIX = "make the command run without stoker first"
-_MISSING_MODULE = re.compile(r"No module named '([^']+)'.*")
-_FIX_OF_REPLAY = (
-    f"{_FIX}; if it does, it may not allow the same batch twice: leave checks of indices, "
-    "labels or order out of the profiled command"
-)
 
 
 def profile(

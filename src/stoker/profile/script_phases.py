@@ -32,6 +32,13 @@ from stoker.text import wait_share
 
 # After the first batch; words are promised within 20 s of it.
 FIRST_WORDS_SECONDS = 12.0
+# Where steps are slow, fewer are left out: the warm-up ends after this share of the budget.
+_WARM_UP_SHARE = 0.08
+# Kernels run behind the host: so many steps are timed together where CUDA is used.
+_CUDA_BLOCK = 5
+# A step that takes more of the budget is slow: fewer are left out.
+_SLOW_STEP_SHARE = 0.02
+_SETTLE_SHARE = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +124,6 @@ class FirstWords:
         known = self.so_far(now=time.monotonic())
         if known:
             self._say(known)
-
-
-# Where steps are slow, fewer are left out: the warm-up ends after this share of the budget.
-_WARM_UP_SHARE = 0.08
 
 
 class Reading:
@@ -329,13 +332,6 @@ def hold_learning_rate() -> None:
 
     # A schedule for the script's number of steps (OneCycleLR) raises at the first one beyond.
     LRScheduler.step = stay  # type: ignore[method-assign]
-
-
-# Kernels run behind the host: so many steps are timed together where CUDA is used.
-_CUDA_BLOCK = 5
-# A step that takes more of the budget is slow: fewer are left out.
-_SLOW_STEP_SHARE = 0.02
-_SETTLE_SHARE = 0.10
 
 
 class Replay:

@@ -21,6 +21,40 @@ from stoker.text import ms, percentage, size, vcpus_words, wait_share
 MIN_SHARE = 0.05
 # More workers that loaded less faster than this, when they were tried, are no remedy.
 _FASTER = 1.1
+# A container that its quota stops in fewer periods hardly notices.
+MIN_THROTTLED = 0.10
+MIN_PERIODS = 5
+# A share of so many knocks is known to about 0.1.
+MIN_KNOCKS = 15
+# A loop of Python code holds the interpreter lock at 0.98 of all knocks, a small model of torch's
+# operations at 0.05, the same next to a busy thread at 0.9 (2 cores, python 3.11). What the main
+# thread's own CPU does not explain, others hold.
+MIN_HELD = 0.4
+MIN_HELD_BY_OTHERS = 0.3
+# Neither running nor ready to, and a thread next to it that has a good part of a vCPU.
+MIN_STARVED = 0.3
+MIN_OTHER_THREADS = 0.15
+# Alone it holds the lock more often, runs or is ready to for most of its time, and hardly waits
+# for data: then it is what sets the pace.
+MIN_HELD_ALONE = 0.6
+MIN_BUSY = 0.6
+MIN_OUTSIDE = 0.7
+# Ranks of one training differ by less: their samples do, and knocks are counted in tens.
+MIN_STRAGGLING = 0.15
+# Taking a batch over from its worker costs this much of a short step, on any worker.
+MAX_LOST = 0.15
+# Below this share, what a worker does not compute goes on memory pages and pipes, not on waiting.
+MIN_WORKER_IDLE = 0.5
+# A loader that alone delivers a batch in less of a step is not what steps wait for.
+MIN_LOADING = 0.6
+# A read from storage costs a little more even where the storage keeps up.
+MIN_COLD_RATIO = 1.5
+# vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
+BUSY = 0.75
+# Stalls are told with one decimal.
+_LEAST_STALLED = 0.05
+# The same loading differs by less from one process to another.
+MIN_THREADS_RATIO = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,28 +278,6 @@ def where(own: Signs, signs: Sequence[Signs]) -> str:
     return f" (rank {own.rank.rank}, host {own.rank.host})" if len(signs) > 1 else ""
 
 
-# A container that its quota stops in fewer periods hardly notices.
-MIN_THROTTLED = 0.10
-MIN_PERIODS = 5
-# A share of so many knocks is known to about 0.1.
-MIN_KNOCKS = 15
-# A loop of Python code holds the interpreter lock at 0.98 of all knocks, a small model of torch's
-# operations at 0.05, the same next to a busy thread at 0.9 (2 cores, python 3.11). What the main
-# thread's own CPU does not explain, others hold.
-MIN_HELD = 0.4
-MIN_HELD_BY_OTHERS = 0.3
-# Neither running nor ready to, and a thread next to it that has a good part of a vCPU.
-MIN_STARVED = 0.3
-MIN_OTHER_THREADS = 0.15
-# Alone it holds the lock more often, runs or is ready to for most of its time, and hardly waits
-# for data: then it is what sets the pace.
-MIN_HELD_ALONE = 0.6
-MIN_BUSY = 0.6
-MIN_OUTSIDE = 0.7
-# Ranks of one training differ by less: their samples do, and knocks are counted in tens.
-MIN_STRAGGLING = 0.15
-
-
 def throttled(signs: Sequence[Signs]) -> ProfileState | None:
     """Finds a CPU quota that stops the processes, even if the machine has idle CPUs."""
 
@@ -356,22 +368,6 @@ def straggler(signs: Sequence[Signs]) -> ProfileState | None:
         f"{ms(usual)}, and they wait for it; it is slow {why}",
         share=min(1.0, share),
     )
-
-
-# Taking a batch over from its worker costs this much of a short step, on any worker.
-MAX_LOST = 0.15
-# Below this share, what a worker does not compute goes on memory pages and pipes, not on waiting.
-MIN_WORKER_IDLE = 0.5
-# A loader that alone delivers a batch in less of a step is not what steps wait for.
-MIN_LOADING = 0.6
-# A read from storage costs a little more even where the storage keeps up.
-MIN_COLD_RATIO = 1.5
-# vCPUs that are so busy have nothing left for more workers, and from here on they are the limit.
-BUSY = 0.75
-# Stalls are told with one decimal.
-_LEAST_STALLED = 0.05
-# The same loading differs by less from one process to another.
-MIN_THREADS_RATIO = 1.5
 
 
 def find_states(ranks: Sequence[RankResult], *, parts: Parts | None) -> tuple[ProfileState, ...]:

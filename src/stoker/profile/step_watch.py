@@ -50,6 +50,32 @@ WARM_UP_REPLAYS = 3
 _MIN_STEPS = 5
 _FEWEST_STEPS = 2
 USUAL_STEPS = 20
+NO_BATCH = "its loader gave no batch"
+# The machine's lateness is known to this much.
+TICK_SECONDS = 50e-6
+# Its number in Linux' <time.h>.
+_CLOCK_MONOTONIC = 1
+_NANOSECONDS = 1_000_000_000
+LOOK_SECONDS = 0.1
+# About 0.2 ms, outside of the interpreter lock: 0.2 % of a vCPU.
+_ROUNDS = 500
+# Looks are averaged over so many, which is a second: what differs within it averages out anyway.
+_LOOKS_OF_A_WINDOW = 10
+_LEAST_WINDOWS = 4
+# 50 knocks per second next to a busy interpreter take 0.3 % of a vCPU; its loop became no slower
+# than it differs from one second to the next, by 0.5 %.
+KNOCK_SECONDS = 0.02
+# Python code gives the lock up after 5 ms, if asked; where the main thread asks for it again and
+# again, between torch's operations, a knock gets it within 0.7 to 1.5 ms. Torch's operations do not
+# hold it. How late the machine woke the thread is known and left out: 0.1 ms of timer slack, or
+# several ms on a virtual machine that was idle.
+HELD_SECONDS = 0.0005
+# A collective is called a few frames above the lowest one; further up is the script.
+_FRAMES = 8
+_COLLECTIVES = (
+    os.path.join("torch", "distributed") + os.sep,
+    os.path.join("torch", "autograd", "graph.py"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +302,6 @@ class ReplaySteps:
         )
 
 
-NO_BATCH = "its loader gave no batch"
-
-
 def missing_of(
     as_is: AsIsSteps | None,
     replay: ReplaySteps | None,
@@ -332,13 +355,6 @@ def missing_of(
         else (f"{as_is.batches} batches of its main loader")
     )
     return f"the script ended after {had}; {needed}"
-
-
-# The machine's lateness is known to this much.
-TICK_SECONDS = 50e-6
-# Its number in Linux' <time.h>.
-_CLOCK_MONOTONIC = 1
-_NANOSECONDS = 1_000_000_000
 
 
 class _TimerSpec(ctypes.Structure):
@@ -414,14 +430,6 @@ class Alarm:
         self._set(self._timer, 0, ctypes.byref(spec), None)
 
 
-LOOK_SECONDS = 0.1
-# About 0.2 ms, outside of the interpreter lock: 0.2 % of a vCPU.
-_ROUNDS = 500
-# Looks are averaged over so many, which is a second: what differs within it averages out anyway.
-_LOOKS_OF_A_WINDOW = 10
-_LEAST_WINDOWS = 4
-
-
 def look() -> float:
     """Times a fixed computation once: returns its CPU-seconds."""
     began = time.thread_time()
@@ -451,22 +459,6 @@ def speed_spread(looks: Sequence[float]) -> float | None:
     # A mean of n looks differs by chance by a variance of 1/n of theirs.
     by_chance = fmean([variance(window) for window in windows]) / size
     return float(max(0.0, between - by_chance) ** 0.5 / mean)
-
-
-# 50 knocks per second next to a busy interpreter take 0.3 % of a vCPU; its loop became no slower
-# than it differs from one second to the next, by 0.5 %.
-KNOCK_SECONDS = 0.02
-# Python code gives the lock up after 5 ms, if asked; where the main thread asks for it again and
-# again, between torch's operations, a knock gets it within 0.7 to 1.5 ms. Torch's operations do not
-# hold it. How late the machine woke the thread is known and left out: 0.1 ms of timer slack, or
-# several ms on a virtual machine that was idle.
-HELD_SECONDS = 0.0005
-# A collective is called a few frames above the lowest one; further up is the script.
-_FRAMES = 8
-_COLLECTIVES = (
-    os.path.join("torch", "distributed") + os.sep,
-    os.path.join("torch", "autograd", "graph.py"),
-)
 
 
 class StepWatch:

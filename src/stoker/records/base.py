@@ -53,6 +53,7 @@ _MARKS = re.compile(
 )
 _SCHEMA = re.compile(r"^stoker\.(\w+)/v\d+$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[([^\]]*)\]")
+_MISSING = object()
 
 
 def mapping(document: Json, *keys: str) -> Document:
@@ -405,9 +406,6 @@ def _with(document: Json, steps: Sequence[str], value: Json) -> Json:
     assert isinstance(document, list | tuple)
     index = int(steps[0])
     return [*document[:index], _with(document[index], steps[1:], value), *document[index + 1 :]]
-
-
-_MISSING = object()
 
 
 def _shown(value: object) -> str:

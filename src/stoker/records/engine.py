@@ -37,6 +37,26 @@ EngineName = Literal["feed", "command", "tf.data.service", "ray"]
 # supported, nor PyTorch beyond 2.4.1 (library 2.5.0 of October 2024, the last one).
 SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p3dn.24xlarge", "ml.p3.16xlarge")
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+# Places without a port, and those that may have one: `{address}`, `{address:PORT}`.
+PLAIN = ("host", "index", "data_hosts", "dnn_hosts", "workers", "input", "output", "secret_file")
+WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
+TF_CONFIG = "tf_config"
+TF_TASKS = ("chief", "worker", "ps")
+NAMES = (*PLAIN, *WITH_PORT, TF_CONFIG)
+PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_NAMED = r"([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?"
+# Doubled braces first: what stays of them is group 1; a place is in groups 4 and 5.
+_PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
+# -P: without the training's own folder on the path, in which a file may be called as a module that
+# the server imports.
+_TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_server")
+_RAY_NODE = (
+    *("--gcs", "{leader:gcs}", "--address", "{address}", "--cpus", "{workers}"),
+    *("--ports", "{node_manager},{object_manager},{client}", "--joined", "{joined}"),
+)
+# Ray has no encryption by default, but a token it has.
+_RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
+_MAX_PORT = 65535
 
 
 class StrategySettings(Record, frozen=True, kw_only=True):
@@ -184,19 +204,6 @@ class EngineHost(Record, frozen=True, kw_only=True):
     ports: dict[Name, Port] = msgspec.field(default_factory=dict)
 
 
-# Places without a port, and those that may have one: `{address}`, `{address:PORT}`.
-PLAIN = ("host", "index", "data_hosts", "dnn_hosts", "workers", "input", "output", "secret_file")
-WITH_PORT = ("address", "leader", "data_addresses", "dnn_addresses")
-TF_CONFIG = "tf_config"
-TF_TASKS = ("chief", "worker", "ps")
-NAMES = (*PLAIN, *WITH_PORT, TF_CONFIG)
-PORT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-
-_NAMED = r"([A-Za-z][A-Za-z0-9_-]*)(?::([A-Za-z][A-Za-z0-9_-]*))?"
-# Doubled braces first: what stays of them is group 1; a place is in groups 4 and 5.
-_PLACE = re.compile(rf"\{{(\{{{_NAMED}\}})\}}|\{{{_NAMED}\}}")
-
-
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
     """A text has places to fill in: `{name}`, or `{name:port}`."""
@@ -251,9 +258,6 @@ def mistake(
     return f"unknown place {place}", place.name, (*NAMES, *ports)
 
 
-# -P: without the training's own folder on the path, in which a file may be called as a module that
-# the server imports.
-_TF_DATA = ("python", "-P", "-m", "stoker.launch.engines.tf_server")
 _TF_DATA_WORKER = EngineCommand(
     command=(
         *(*_TF_DATA, "worker", "--dispatcher", "{leader:dispatcher}"),
@@ -262,13 +266,6 @@ _TF_DATA_WORKER = EngineCommand(
     ready=ReadyProbe(port="worker"),
     needs_workers=True,
 )
-
-_RAY_NODE = (
-    *("--gcs", "{leader:gcs}", "--address", "{address}", "--cpus", "{workers}"),
-    *("--ports", "{node_manager},{object_manager},{client}", "--joined", "{joined}"),
-)
-# Ray has no encryption by default, but a token it has.
-_RAY_TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
 
 
 def _ray(role: str, *, followers_only: bool = False) -> EngineCommand:
@@ -333,9 +330,6 @@ def completed(settings: EngineSettings) -> EngineSettings:
         environment={**preset.environment, **settings.environment},
         needs_all=preset.needs_all if settings.needs_all is None else settings.needs_all,
     )
-
-
-_MAX_PORT = 65535
 
 
 def check_engine(engine: EngineSettings, *, taken: Mapping[int, str], place: Place) -> None:

@@ -14,6 +14,10 @@ from stoker.records.training import GateResult, Training
 OutcomeState = Literal[
     "passed", "no gate", "gate failed", "did no step", "not fed", "failed", "stopped"
 ]
+# In the first line of a rank's failure, or in the last line of its traceback.
+_ERROR_OF_THE_FEED = re.compile(
+    r"^(rank \d+ on \S+: |stoker\.errors\.)(Feed|FeedLost|Shipping|Protocol)Error: ", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +99,6 @@ def training_exit_code(training: Training) -> int:
     return {"succeeded": 0, "failed": WorkloadError.exit_code, "stopped": EXIT_TERMINATED}[
         training.status
     ]
-
-
-# In the first line of a rank's failure, or in the last line of its traceback.
-_ERROR_OF_THE_FEED = re.compile(
-    r"^(rank \d+ on \S+: |stoker\.errors\.)(Feed|FeedLost|Shipping|Protocol)Error: ", re.MULTILINE
-)
 
 
 def _is_feeds(training: Training) -> bool:

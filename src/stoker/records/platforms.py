@@ -21,6 +21,24 @@ PlatformName = Literal["local", "sagemaker", "kubernetes"]
 _ARM_TYPE = re.compile(r"[a-z]+\d+[a-z]*g[a-z]*\.")
 # SageMaker's prefix of EC2's instance types: wherever a type is named, it may be there or not.
 _PREFIX = "ml."
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
+_SUFFIXES = {
+    "n": Decimal("0.000000001"),
+    "u": Decimal("0.000001"),
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    "M": Decimal(10**6),
+    "G": Decimal(10**9),
+    "T": Decimal(10**12),
+    "P": Decimal(10**15),
+    "E": Decimal(10**18),
+    "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20),
+    "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,8 +282,6 @@ class SageMakerSettings(Record, frozen=True, kw_only=True):
     dead_letter_queue: Annotated[str, msgspec.Meta(pattern="^arn:aws[a-z-]*:sqs:")] | None = None
     cache_days: NonNegativeInt = 0
 
-
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|Ki|[MGTP]i?)?$"
 
 Quantity = Annotated[str, msgspec.Meta(pattern=_QUANTITY)] | PositiveInt | PositiveFloat
 Namespace = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -608,25 +624,6 @@ class PlatformSettings(Record, frozen=True, kw_only=True):
     on_no_capacity: OnNoCapacity = OnNoCapacity()
     sagemaker: SageMakerSettings | None = None
     kubernetes: KubernetesSettings | None = None
-
-
-_SUFFIXES = {
-    "n": Decimal("0.000000001"),
-    "u": Decimal("0.000001"),
-    "m": Decimal("0.001"),
-    "k": Decimal(10**3),
-    "M": Decimal(10**6),
-    "G": Decimal(10**9),
-    "T": Decimal(10**12),
-    "P": Decimal(10**15),
-    "E": Decimal(10**18),
-    "Ki": Decimal(2**10),
-    "Mi": Decimal(2**20),
-    "Gi": Decimal(2**30),
-    "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
-    "Ei": Decimal(2**60),
-}
 
 
 def written(quantity: str | int | float) -> str:

@@ -29,6 +29,10 @@ from stoker.records.platforms import (
 )
 
 _MANAGED = r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:[0-9]{12}:mlflow-[a-zA-Z-]*/.*"
+# How a record is made again.
+_VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
+# Of a pipeline's run id, in the names of the run's jobs.
+_ID_CHARACTERS = 8
 
 
 class TodaysGroup(Record, frozen=True, kw_only=True):
@@ -431,10 +435,6 @@ def workload_keys(
     return keys
 
 
-# How a record is made again.
-_VERBS = {"profile": "profile", "decision": "decide", "training": "train"}
-
-
 def own_keys(keys: Mapping[str, str] | None, *, is_elsewhere: bool) -> dict[str, str] | None:
     """Returns the keys of a profile that bind what is made of it.
 
@@ -490,10 +490,6 @@ def refuse_foreign(
             where=where or kind,
             fix=fix or f"use the {kind} of this workload, or make it: stoker {_VERBS[kind]}",
         )
-
-
-# Of a pipeline's run id, in the names of the run's jobs.
-_ID_CHARACTERS = 8
 
 
 def _short_id(run_id: str) -> str:

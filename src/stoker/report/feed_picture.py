@@ -29,6 +29,16 @@ _MAX_POINTS = 160
 _MAX_HOSTS = 12
 # What is called the present: the last quarter of the run, as a step or two is not enough to judge.
 _PRESENT = 0.25
+# In the order of `_cells`; a narrow page leaves some out.
+_COLUMNS = (
+    ("Batches per second", "number"),
+    ("MB per second", "number"),
+    ("Loader workers", "number hide-narrow"),
+    ("Batches per second of one worker", "number hide-narrow"),
+    ("Workers busy", "number"),
+    ("Batches given to another host", "number"),
+    ("Batches made twice", "number hide-narrow"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,18 +270,6 @@ def _shapes(
 def _name(host: HostRate, names: Mapping[str, str]) -> str:
     name = names.get(host.name, host.name)
     return f"{name}, own workers" if host.kind == "local" else name
-
-
-# In the order of `_cells`; a narrow page leaves some out.
-_COLUMNS = (
-    ("Batches per second", "number"),
-    ("MB per second", "number"),
-    ("Loader workers", "number hide-narrow"),
-    ("Batches per second of one worker", "number hide-narrow"),
-    ("Workers busy", "number"),
-    ("Batches given to another host", "number"),
-    ("Batches made twice", "number hide-narrow"),
-)
 
 
 def _range(slow: float, fast: float) -> str:

@@ -70,6 +70,12 @@ from stoker.text import (
     whole,
 )
 
+# Two drawings of each picture: text in a picture shrinks with it, so one size cannot serve a
+# desk and a telephone. The style sheet shows one of them.
+WIDE, NARROW = 960.0, 360.0
+_FLAT_STEPS = 200
+_PLANS_AT_ONCE = 10
+
 
 def templates() -> jinja2.Environment:
     """Returns the templates of the report; a page adds its own filters."""
@@ -81,12 +87,6 @@ def templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-# Two drawings of each picture: text in a picture shrinks with it, so one size cannot serve a
-# desk and a telephone. The style sheet shows one of them.
-WIDE, NARROW = 960.0, 360.0
-_FLAT_STEPS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +214,6 @@ def _intervals(figures: Figures) -> list[Interval]:
         low, high = (spread.low, spread.high) if spread else (figures.measured,) * 2
         rows.append(Interval("Plan, measured", "measured", figures.measured, low, high))
     return rows
-
-
-_PLANS_AT_ONCE = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,10 @@ from stoker.report.svg import (
 )
 from stoker.text import NBSP, TimeUnit, digits, usd
 
+_GAP = 44.0
+# Fewer plans than this are told by the table.
+_LEAST_SPOTS = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -193,11 +197,6 @@ def _short_name(plan: Plan) -> str:
     if data:
         return " ".join(f"+{g.count} {g.instance_type.removeprefix('ml.')}" for g in data)
     return f"{dnn.count} {dnn.instance_type.removeprefix('ml.')}"
-
-
-_GAP = 44.0
-# Fewer plans than this are told by the table.
-_LEAST_SPOTS = 3
 
 
 def draw_plans(decision: Decision, *, unit: TimeUnit, width: float, name: str) -> Markup | None:

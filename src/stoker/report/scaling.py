@@ -29,6 +29,7 @@ from stoker.report.svg import (
 from stoker.text import digits, percent, usd
 
 SAMPLES = 1_000_000
+_GAP = 44.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,6 @@ def _notes(runs: Mapping[str, Training], count: str) -> list[str]:
     if count != "data hosts" and _differ("data hosts", runs):
         notes.append("The runs differ in their number of data hosts, too.")
     return notes
-
-
-_GAP = 44.0
 
 
 def draw_scaling(scaling: ScalingOfRuns, *, width: float, name: str) -> Markup:

@@ -29,6 +29,11 @@ _TITLE = 15.0
 _LABEL = 13.0
 _BAR = 36.0
 _ROW = 17.0
+_HEAD = 15.0
+_PLOT = 150.0
+_BOX = 18.0
+_GAP = 44.0
+_INTERVAL_ROW = 40.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,12 +319,6 @@ def _callout(
         drawing.text(start, y, text, css=f"on-{css}", size=_LABEL)
 
 
-_HEAD = 15.0
-_PLOT = 150.0
-_BOX = 18.0
-_GAP = 44.0
-
-
 def draw_series(strips: Sequence[Strip], *, unit: TimeUnit, width: float, name: str) -> Markup:
     """Draws one panel for each run, all on one scale of step time; stacked where narrow."""
     return series_drawing(strips, unit=unit, width=width, name=name).markup()
@@ -430,9 +429,6 @@ def _box(drawing: Drawing, *, x: float, heights: Sequence[float]) -> None:
     drawing.line(x, low, x, high, "whisker")
     drawing.rect(x - 6, upper, 12, max(lower - upper, 1), "box")
     drawing.line(x - 9, middle, x + 9, middle, "median")
-
-
-_INTERVAL_ROW = 40.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ Anchor = Literal["start", "middle", "end"]
 # Advance widths over font size, on the wide side (DejaVu Sans, the widest of the usual fonts).
 _NARROW = frozenset("iljtfrI.,:;!'|()[] \N{NO-BREAK SPACE}\N{NARROW NO-BREAK SPACE}")
 _WIDE = frozenset("mwMWGOQ%@\N{EM DASH}")
+HEAD = 15.0
+PLOT = 210.0
+FOOT = 44.0
 
 
 def text_width(text: str, size: float) -> float:
@@ -203,9 +206,6 @@ def _n(value: float) -> str:
     return "0" if text in ("-0", "") else text
 
 
-HEAD = 15.0
-PLOT = 210.0
-FOOT = 44.0
 Place = tuple[float, float, Anchor]
 
 

@@ -42,6 +42,29 @@ _MIN_SHARE = 0.005
 _MOST = 14
 # Of a dotted name the last word tells what it is; the record has the whole.
 _SHORTER = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
+# Outcomes to which later figures say nothing, as the mark of the page has them.
+_BADGES: Mapping[OutcomeState, str] = {
+    "failed": "training failed",
+    "not fed": "not fed",
+    "stopped": "stopped",
+    "did no step": "did no step",
+}
+# A gain within the noise of two runs of a minute is not a gain.
+_NO_GAIN = 1.05
+# What is shown of a failure: the end of a long traceback, and no more of its last line than fits.
+_FAILURE_LINES = 200
+_HEADLINE_LETTERS = 240
+_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LIMITS = {
+    "cpu": "the CPUs that load the data are the limit",
+    "workers": "too few loader workers are the limit",
+    "latency": "what each loader worker waits for is the limit",
+    "accelerator": "the accelerator is the limit, not the data",
+    "network": "the network is the limit",
+    "storage": "the storage is the limit",
+    "none": "nothing waits long enough to be worth a change",
+    "unexplained": "the measured parts do not explain the step",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,33 +349,6 @@ def _ratio(above: float | None, below: float | None) -> float | None:
         return None
     # 0 is no measurement, or no price: it has no ratio worth a word.
     return above / below or None
-
-
-# Outcomes to which later figures say nothing, as the mark of the page has them.
-_BADGES: Mapping[OutcomeState, str] = {
-    "failed": "training failed",
-    "not fed": "not fed",
-    "stopped": "stopped",
-    "did no step": "did no step",
-}
-# A gain within the noise of two runs of a minute is not a gain.
-_NO_GAIN = 1.05
-
-# What is shown of a failure: the end of a long traceback, and no more of its last line than fits.
-_FAILURE_LINES = 200
-_HEADLINE_LETTERS = 240
-_COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-
-_LIMITS = {
-    "cpu": "the CPUs that load the data are the limit",
-    "workers": "too few loader workers are the limit",
-    "latency": "what each loader worker waits for is the limit",
-    "accelerator": "the accelerator is the limit, not the data",
-    "network": "the network is the limit",
-    "storage": "the storage is the limit",
-    "none": "nothing waits long enough to be worth a change",
-    "unexplained": "the measured parts do not explain the step",
-}
 
 
 Tone = Literal["good", "mixed", "bad"]

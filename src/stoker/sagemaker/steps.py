@@ -46,6 +46,20 @@ _OFFLINE = {
     "SAGEMAKER_USER_CONFIG_OVERRIDE": os.devnull,
 }
 _NOT_OFFLINE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN")
+# Where the container of a control step finds its inputs, and leaves its outputs.
+INPUT = "/opt/ml/processing/input"
+OUTPUT = "/opt/ml/processing/output"
+WORKLOAD = f"{INPUT}/workload/workload.json"
+# A small step's job has read and written a few files by then, image pull included.
+_SMALL_STEP_SECONDS = 3600
+_MAX_ARGUMENTS = 100
+# Small hosts are of a type that is rarely short; what waits for a GPU is another job.
+_CONTROL_CAPACITY_MINUTES = 30
+_SHAPES = {
+    "Processing": "DescribeProcessingJobResponse",
+    "Training": "DescribeTrainingJobResponse",
+    "RegisterModel": "DescribeModelPackageOutput",
+}
 
 
 @contextlib.contextmanager
@@ -128,27 +142,12 @@ Request = dict[str, object]
 EXECUTION_ID: PipelineVariable = ExecutionVariables.PIPELINE_EXECUTION_ID
 EXECUTION_ARN: PipelineVariable = ExecutionVariables.PIPELINE_EXECUTION_ARN
 
-# Where the container of a control step finds its inputs, and leaves its outputs.
-INPUT = "/opt/ml/processing/input"
-OUTPUT = "/opt/ml/processing/output"
-WORKLOAD = f"{INPUT}/workload/workload.json"
-
-# A small step's job has read and written a few files by then, image pull included.
-_SMALL_STEP_SECONDS = 3600
-_MAX_ARGUMENTS = 100
-# Small hosts are of a type that is rarely short; what waits for a GPU is another job.
-_CONTROL_CAPACITY_MINUTES = 30
 
 _PARAMETERS = {
     str: ParameterString,
     int: ParameterInteger,
     float: ParameterFloat,
     bool: ParameterBoolean,
-}
-_SHAPES = {
-    "Processing": "DescribeProcessingJobResponse",
-    "Training": "DescribeTrainingJobResponse",
-    "RegisterModel": "DescribeModelPackageOutput",
 }
 
 

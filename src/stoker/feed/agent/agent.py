@@ -35,6 +35,11 @@ PROBE_SECONDS = 10.0
 # A trainer that was asked for a spec and does not ship it: the others are asked, too.
 SHIP_SECONDS = 120.0
 _HOST_FIX = "see that host's log; give it more memory, or fewer workers"
+# What is begun is finished within this, or dropped.
+DRAIN_SECONDS = 10.0
+TICK_SECONDS = 1.0
+_MAX_MESSAGES_A_TURN = 100
+_LINGER_MILLISECONDS = 2000
 
 
 class Service:
@@ -338,12 +343,6 @@ class Service:
         used.update(r.spec for s in self._sessions.values() for r in s.requests.values())
         self._specs.retire(used)
 
-
-# What is begun is finished within this, or dropped.
-DRAIN_SECONDS = 10.0
-TICK_SECONDS = 1.0
-_MAX_MESSAGES_A_TURN = 100
-_LINGER_MILLISECONDS = 2000
 
 _unpack = protocol.Unpacker(protocol.ToAgent)
 

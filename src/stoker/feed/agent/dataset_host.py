@@ -25,6 +25,8 @@ from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool
 
 # import torch takes about 2 s on a slow core; a killed process is gone in milliseconds.
 STOP_SECONDS = 5.0
+# Specs that no session uses and that may come back (a script that makes a loader each epoch).
+MAX_UNUSED_SPECS = 2
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -351,10 +353,6 @@ def _has_failed(dataset_host: DatasetHost) -> bool:
     return dataset_host.channel.is_closed or (
         dataset_host.held is not None and bool(dataset_host.held.error)
     )
-
-
-# Specs that no session uses and that may come back (a script that makes a loader each epoch).
-MAX_UNUSED_SPECS = 2
 
 
 class Specs:

@@ -40,6 +40,8 @@ _SECONDS_BEFORE_FEWER = 5
 ACTIVE_SECONDS = 5.0
 # A trainer may ask for more than its credits while a change is on its way, but not for ever.
 MAX_REQUESTS_PER_CREDIT = 8
+# Batches of one shard that may be asked for: far more than any prefetch factor in use.
+MAX_OPEN = 256
 
 
 @dataclass(eq=False)
@@ -392,10 +394,6 @@ class Outbox:
             session.unreachable_since = None
         elif session.unreachable_since is None:
             session.unreachable_since = time.monotonic()
-
-
-# Batches of one shard that may be asked for: far more than any prefetch factor in use.
-MAX_OPEN = 256
 
 
 class Dispatch:

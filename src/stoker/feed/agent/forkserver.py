@@ -52,6 +52,9 @@ _INSTALLED = re.compile(
 
 # Modules that this process had before a dataset named any.
 _known: set[str] = set()
+# What a template answers to an order: it was given to a dataset host; so it was, and it was the
+# last one; it was not: a new template has to take it.
+_TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
 def main() -> None:
@@ -124,11 +127,6 @@ def _serve_as_template(sock: socket.socket) -> None:
             os.close(memory)
     # Replaced by a new template; its dataset hosts, which still serve, would die with this process.
     children.await_end()
-
-
-# What a template answers to an order: it was given to a dataset host; so it was, and it was the
-# last one; it was not: a new template has to take it.
-_TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 
 def _hold_next(sock: socket.socket) -> None:

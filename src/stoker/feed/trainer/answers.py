@@ -24,6 +24,8 @@ from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.pool import Result, advice_on
 from stoker.records import FeedSettings
 
+_NOTHING: Bytes = np.empty(0, dtype=np.uint8)
+
 
 def drop(
     session: FeedSession,
@@ -67,9 +69,6 @@ def number_of(result: Result) -> tuple[int, int, int]:
     assert isinstance(number, int)
     assert isinstance(generation, int)
     return epoch_id, number, generation
-
-
-_NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
 class Answers:

@@ -50,6 +50,11 @@ _VERSIONS = {
     "torch": str(torch.__version__),
     "numpy": np.__version__,
 }
+# Progress to the coordinator, and a check of what no event reports.
+_TICK_SECONDS = 1.0
+_IN, _OUT = select.POLLIN, select.POLLOUT
+# The I/O thread's goodbye takes milliseconds; the end of local workers may take a little longer.
+CLOSE_SECONDS = 8.0
 
 
 class Requester:
@@ -282,10 +287,6 @@ class Requester:
             "training would go on",
         )
 
-
-# Progress to the coordinator, and a check of what no event reports.
-_TICK_SECONDS = 1.0
-_IN, _OUT = select.POLLIN, select.POLLOUT
 
 # Links, the descriptors of their connections, those of local workers with session and flags.
 _Polled = tuple[list[Link], list[tuple[int, ...]], dict[int, tuple[FeedSession, int]]]
@@ -576,10 +577,6 @@ def _let_go(shared: "weakref.ref[SharedState]") -> None:
     found = shared()
     for receiver in list(found.receivers) if found else ():
         receiver.forget()
-
-
-# The I/O thread's goodbye takes milliseconds; the end of local workers may take a little longer.
-CLOSE_SECONDS = 8.0
 
 
 class Feed:

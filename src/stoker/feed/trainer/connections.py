@@ -32,6 +32,14 @@ from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, BufferPool, tun
 
 # From the ticket to the data host's first record; its loop turns within milliseconds.
 ANSWER_SECONDS = 10.0
+# Messages taken from one socket before the others have their turn.
+_AT_MOST = 16
+# A host that cannot make a session's batches is asked again with the next epoch, twice.
+_MAX_FAILURES = 3
+# Connections for batches of one host that are lost, one after the other, without a batch.
+MAX_FRUITLESS = 5
+# A roster is small, and so is all that agents say but batches: errors are cut to 1 MiB.
+MAX_MESSAGE_BYTES = 16 << 20
 
 
 class BatchReceiver:
@@ -161,15 +169,6 @@ class BatchReceiver:
             with contextlib.suppress(OSError):
                 self._socket.close()
 
-
-# Messages taken from one socket before the others have their turn.
-_AT_MOST = 16
-# A host that cannot make a session's batches is asked again with the next epoch, twice.
-_MAX_FAILURES = 3
-# Connections for batches of one host that are lost, one after the other, without a batch.
-MAX_FRUITLESS = 5
-# A roster is small, and so is all that agents say but batches: errors are cut to 1 MiB.
-MAX_MESSAGE_BYTES = 16 << 20
 
 Post = Callable[[Callable[[], None]], None]
 Take = Callable[[Sequence[zmq.Frame]], None]

@@ -36,6 +36,16 @@ _MEMORY = 32
 # the same that is nothing; where costs vary exponentially and the workers are just fast enough, the
 # trainer waits 3.5 % of the time, and 5.4 % without (tests/unit/test_scheduler_prefetch.py).
 _SPREADS = 2.0
+# A head-of-line batch is asked for elsewhere after max(this, 4 x p95).
+_OVERDUE_SECONDS = 2.0
+# The first batch of all includes opening files and warm-up.
+_FIRST_OVERDUE_SECONDS = 10.0
+_OVERDUE_FACTOR = 4.0
+# Where batches are taken more quickly, hosts are asked for two at a time: to send a message takes
+# the trainer 15 to 20 us.
+_QUICK_SECONDS = 0.001
+# A hung peer must not let the window grow without end.
+_MAX_WINDOW_PER_CREDIT = 32
 
 
 class PeerState:
@@ -122,17 +132,6 @@ class PeerState:
 
 
 Peer = Hashable
-
-# A head-of-line batch is asked for elsewhere after max(this, 4 x p95).
-_OVERDUE_SECONDS = 2.0
-# The first batch of all includes opening files and warm-up.
-_FIRST_OVERDUE_SECONDS = 10.0
-_OVERDUE_FACTOR = 4.0
-# Where batches are taken more quickly, hosts are asked for two at a time: to send a message takes
-# the trainer 15 to 20 us.
-_QUICK_SECONDS = 0.001
-# A hung peer must not let the window grow without end.
-_MAX_WINDOW_PER_CREDIT = 32
 
 
 class Scheduler(ABC):

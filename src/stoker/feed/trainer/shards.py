@@ -30,6 +30,12 @@ from stoker.errors import ProtocolError
 from stoker.feed.trainer.scheduler import Peer, PeerState, Scheduler
 from stoker.feed.wire.protocol import Stream
 
+# At the first batch, hosts that are still on their way are waited for this long: a shard stays
+# where it begins.
+SETTLE_SECONDS = 2.0
+# A shard whose process dies this often in a row without one more batch is not started again.
+MAX_LOSSES_IN_A_ROW = 3
+
 
 @dataclass(slots=True)
 class Shard:
@@ -147,13 +153,6 @@ def idle_words(*, num_shards: int, ranks: int, data_workers: int, is_set: bool) 
         f"{data_workers} data workers {'have' if idle > 1 else 'has'} nothing to do; {fix}, if the "
         "dataset divides itself by get_worker_info()"
     )
-
-
-# At the first batch, hosts that are still on their way are waited for this long: a shard stays
-# where it begins.
-SETTLE_SECONDS = 2.0
-# A shard whose process dies this often in a row without one more batch is not started again.
-MAX_LOSSES_IN_A_ROW = 3
 
 
 class ShardScheduler(Scheduler):

@@ -79,6 +79,7 @@ TENSOR_DTYPES = frozenset(
         "float8_e8m0fnu",
     )
 )
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(slots=True)
@@ -598,7 +599,6 @@ class Decoder:
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder()
 _LIST = int(Tag.LIST)
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)

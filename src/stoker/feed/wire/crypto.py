@@ -40,6 +40,11 @@ MAX_CONTROL_BYTES = 256 << 10
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 _ZAP_DOMAIN = b"stoker"
+# Places of a port. Each takes a frame of MAX_CONTROL_BYTES and libzmq's buffers at most: 64 MiB in
+# all hold 200 of them.
+MAX_WAITING = 128
+_LOG_SECONDS = 10.0
+_ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -214,13 +219,6 @@ def derive(secret: bytes, *, info: bytes) -> bytes:
     # One block is all of HKDF's output: 32 bytes, as many as SHA-256 has.
     extracted = hmac.new(b"stoker", secret, hashlib.sha256).digest()
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
-
-
-# Places of a port. Each takes a frame of MAX_CONTROL_BYTES and libzmq's buffers at most: 64 MiB in
-# all hold 200 of them.
-MAX_WAITING = 128
-_LOG_SECONDS = 10.0
-_ACCEPTED, _ENDED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED)
 
 
 class StrangerLog:

@@ -61,6 +61,12 @@ _STARTED_ANEW = re.compile(r"--multiprocessing-fork|from multiprocessing\.forkse
 # Always as many: the arguments may be others in each rank, which is no reason for a dataset to be
 # held twice. So they are no part of what names a spec, and its size does not tell them.
 ARGUMENT_BYTES = 8192
+# A larger spec is sent, but named: it delays the start and is held once a host.
+LARGE_SPEC_BYTES = 64 << 20
+# Limits of an error that is sent: for its text, of which beginning and end are kept, and for its
+# pickled arguments.
+_MAX_ERROR_TEXT = 200_000
+_MAX_ERROR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +163,6 @@ def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
             kept.append(argument)
         is_value = not is_value and argument in ("--local-rank", "--local_rank")
     return tuple(kept)
-
-
-# A larger spec is sent, but named: it delays the start and is held once a host.
-LARGE_SPEC_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,12 +492,6 @@ class _PackedError:
     name: str
     message: str
     arguments: bytes | None = field(default=None)
-
-
-# Limits of an error that is sent: for its text, of which beginning and end are kept, and for its
-# pickled arguments.
-_MAX_ERROR_TEXT = 200_000
-_MAX_ERROR_BYTES = 1 << 20
 
 
 def pack_error(err: BaseException, *, host: str, where: str) -> bytes:

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 
 CachedFunction = type(functools.lru_cache(len))
+# They pickle what they hold by plain pickle: functions of the training script would not travel.
+_PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
+_ATOMS = (str, bytes, int, float, complex, bool, type(None))
+# Their hashes, so the order of a set of them, are another in each process.
+_RANDOM_HASHES = (str, bytes, tuple, type(None))
 
 
 class DatasetFactory:
@@ -128,13 +133,6 @@ def place_of(found: type) -> tuple[str, str] | None:
 def class_at(module: str, path: str) -> object:
     """Returns the class at a place that `place_of` named, as a pickle's own names are looked up."""
     return attrgetter(path)(importlib.import_module(module))
-
-
-# They pickle what they hold by plain pickle: functions of the training script would not travel.
-_PIPE_WRAPPERS = ("_IterDataPipeSerializationWrapper", "_MapDataPipeSerializationWrapper")
-_ATOMS = (str, bytes, int, float, complex, bool, type(None))
-# Their hashes, so the order of a set of them, are another in each process.
-_RANDOM_HASHES = (str, bytes, tuple, type(None))
 
 
 class SpecPickler(cloudpickle.Pickler):  # type: ignore[misc]

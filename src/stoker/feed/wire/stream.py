@@ -36,6 +36,17 @@ Bytes = npt.NDArray[np.uint8]
 
 # Below this, the allocator's own reuse is as good.
 SMALL_BYTES = 64 << 10
+# No byte for so long in the middle of a batch: the connection is lost.
+SILENT_SECONDS = 30.0
+# Where nothing is under way, a peer whose host is gone is noticed within 25 s (10 + 3 x 5), else,
+# with bytes that nobody acknowledges, within 30 s.
+_TCP_OPTIONS = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 30_000,
+}
 
 
 class _Lent(weakref.ref["Bytes"]):
@@ -97,19 +108,6 @@ def _size_class(size: int) -> int:
     """Returns `size` rounded up: four classes to each doubling, at most 25 % is unused."""
     step = max(mmap.PAGESIZE, 1 << ((size - 1).bit_length() - 3))
     return -(-size // step) * step
-
-
-# No byte for so long in the middle of a batch: the connection is lost.
-SILENT_SECONDS = 30.0
-# Where nothing is under way, a peer whose host is gone is noticed within 25 s (10 + 3 x 5), else,
-# with bytes that nobody acknowledges, within 30 s.
-_TCP_OPTIONS = {
-    socket.TCP_NODELAY: 1,
-    socket.TCP_KEEPIDLE: 10,
-    socket.TCP_KEEPINTVL: 5,
-    socket.TCP_KEEPCNT: 3,
-    socket.TCP_USER_TIMEOUT: 30_000,
-}
 
 
 def tune(connection: socket.socket) -> None:

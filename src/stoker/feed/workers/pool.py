@@ -37,6 +37,23 @@ from stoker.feed.workers.pipe import JobOrder, Pipe, channel_pair, keep_from_chi
 # meanwhile.
 REAP_SECONDS = 2.0
 KILL_SECONDS = 5.0
+# A job that takes longer than max(this, 4 x p95), and all that waits after it, is given to another
+# worker too, whoever is first counts: a stopped or hung worker is not judged. Each time again after
+# four times as long, for a batch that is slow everywhere must not keep all workers.
+OVERDUE_SECONDS = 2.0
+# Before any batch: files are opened, caches are cold.
+FIRST_OVERDUE_SECONDS = 10.0
+_OVERDUE_FACTOR = 4.0
+_AGAIN_FACTOR = 4.0
+# The last batches, of all workers together: enough for a p95, and soon forgotten when costs change.
+_MEMORY = 32
+# Jobs of a worker at a time: the one it makes, and the next, so that it does not wait for the event
+# loop between two (0.4 ms per batch, benchmarks/feed_overhead.py).
+DEPTH = 2
+# A worker that dies this often in a row without one batch is not started again.
+MAX_DEATHS_IN_A_ROW = 3
+# A job is tried again once: what kills two workers is in the job.
+MAX_TRIES = 2
 
 
 class ChildProcess(Protocol):
@@ -286,18 +303,6 @@ class WorkerEnd:
         return Result(self.jobs.popleft(), self.number)
 
 
-# A job that takes longer than max(this, 4 x p95), and all that waits after it, is given to another
-# worker too, whoever is first counts: a stopped or hung worker is not judged. Each time again after
-# four times as long, for a batch that is slow everywhere must not keep all workers.
-OVERDUE_SECONDS = 2.0
-# Before any batch: files are opened, caches are cold.
-FIRST_OVERDUE_SECONDS = 10.0
-_OVERDUE_FACTOR = 4.0
-_AGAIN_FACTOR = 4.0
-# The last batches, of all workers together: enough for a p95, and soon forgotten when costs change.
-_MEMORY = 32
-
-
 class Lateness:
     """Remembers how long the jobs of one pool took."""
 
@@ -318,15 +323,6 @@ class Lateness:
         ordered = sorted(self._seconds)
         p95 = ordered[math.ceil(0.95 * len(ordered)) - 1]
         return max(OVERDUE_SECONDS, _OVERDUE_FACTOR * p95)
-
-
-# Jobs of a worker at a time: the one it makes, and the next, so that it does not wait for the event
-# loop between two (0.4 ms per batch, benchmarks/feed_overhead.py).
-DEPTH = 2
-# A worker that dies this often in a row without one batch is not started again.
-MAX_DEATHS_IN_A_ROW = 3
-# A job is tried again once: what kills two workers is in the job.
-MAX_TRIES = 2
 
 
 class WorkerPool:

@@ -54,6 +54,11 @@ from stoker.feed.workers.pipe import (
 )
 from stoker.host.processes import die_with_parent
 
+# Free slots that a worker keeps, warm for its next batches.
+_SPARE_SLOTS = 3
+# Bytes that may be sent for nothing, where a batch was built in its slot and changed after that.
+_UNUSED_BYTES = 64 << 10
+
 
 class _Fetcher(Protocol):
     def fetch(self, index: object) -> object: ...
@@ -140,12 +145,6 @@ def become_worker() -> None:
     # Where memory runs out, a worker is the cheapest process to lose.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
-
-
-# Free slots that a worker keeps, warm for its next batches.
-_SPARE_SLOTS = 3
-# Bytes that may be sent for nothing, where a batch was built in its slot and changed after that.
-_UNUSED_BYTES = 64 << 10
 
 
 class Slots:

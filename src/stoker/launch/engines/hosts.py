@@ -19,6 +19,16 @@ NEVER_CAME = FeedLostError.exit_code
 
 # 128 + SIGTERM.
 ASKED_TO_STOP_CODE = 143
+# Asked to stop, a data host may still be needed by trainers that save their state.
+ENGINE_DRAIN_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+# The reason that a host which got a signal gives to the leader.
+ENGINE_ASKED_TO_STOP = "asked to stop"
+_WATCH_SECONDS = 0.2
+# The coordinator's reason for a host that gave none: the run has ended.
+LEFT_IN_GOOD_ORDER = "left"
+# Added to the number of the signal that ended a process, as a shell does.
+_STOPPED = 128
 
 
 def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_asked: bool) -> int:
@@ -55,13 +65,6 @@ def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_aske
             )
     run.log.event("data_host_failed", reason=error.what)
     return NEVER_CAME
-
-
-# Asked to stop, a data host may still be needed by trainers that save their state.
-ENGINE_DRAIN_SECONDS = 5.0
-_POLL_SECONDS = 0.05
-# The reason that a host which got a signal gives to the leader.
-ENGINE_ASKED_TO_STOP = "asked to stop"
 
 
 def serve_command(run: HostRun) -> int:
@@ -179,13 +182,6 @@ class _DataHost:
         if self._failures:
             return f"failed: {self._failures[0]}"
         return "" if self._verdicts else ENGINE_ASKED_TO_STOP
-
-
-_WATCH_SECONDS = 0.2
-# The coordinator's reason for a host that gave none: the run has ended.
-LEFT_IN_GOOD_ORDER = "left"
-# Added to the number of the signal that ended a process, as a shell does.
-_STOPPED = 128
 
 
 class EngineCommands(Protocol):

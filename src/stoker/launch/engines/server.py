@@ -30,6 +30,16 @@ from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, completed, fill
 
 _NAME = "engine-secret"
+# Lines of its output that are kept for the message of a failure.
+LAST_LINES = 20
+# A longer line is passed on in pieces.
+MAX_LINE_BYTES = 64 << 10
+PROBE_EVERY_SECONDS = 0.1
+# Time of one attempt to connect or to get an answer.
+PROBE_SECONDS = 2.0
+# The first process may end the others itself; those that it did not are asked after this long.
+OWN_END_SECONDS = 1.0
+_POLL_SECONDS = 0.02
 
 
 def secret_file(run: HostRun) -> Path:
@@ -289,18 +299,6 @@ def _environ(run: HostRun) -> dict[str, str]:
         **told.to_environ("run_id", "base_dir", "host", "group", "has_data_group", "output"),
     }
     return {**variables, **run.environ, **ours}
-
-
-# Lines of its output that are kept for the message of a failure.
-LAST_LINES = 20
-# A longer line is passed on in pieces.
-MAX_LINE_BYTES = 64 << 10
-PROBE_EVERY_SECONDS = 0.1
-# Time of one attempt to connect or to get an answer.
-PROBE_SECONDS = 2.0
-# The first process may end the others itself; those that it did not are asked after this long.
-OWN_END_SECONDS = 1.0
-_POLL_SECONDS = 0.02
 
 
 class Server:

@@ -33,6 +33,8 @@ _OPTIONS = ("-mca", "--mca")
 _LOCAL_INTERFACE = "lo"
 
 StartDaemon = Callable[[str, Sequence[str]], str]
+_POLL_SECONDS = 0.1
+_ASKED_TO_STOP = 143
 
 
 def command_of(
@@ -246,10 +248,6 @@ def _request(document: object) -> tuple[str, list[str]]:
             return host, [str(word) for word in words]
         case _:
             raise ValueError("not a request of mpi_programs")
-
-
-_POLL_SECONDS = 0.1
-_ASKED_TO_STOP = 143
 
 
 class MpiHost:

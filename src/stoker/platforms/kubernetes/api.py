@@ -16,6 +16,37 @@ from stoker.errors import MissingExtraError, PlatformError
 from stoker.records import Json
 from stoker.records.base import Document, mapping, mappings
 
+# As an API server says that a role lacks something; quotas and admission say Forbidden, too.
+_DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
+# 0: there was no answer.
+_PASSING = frozenset((0, 408, 429, 500, 502, 503, 504))
+OLDER = {
+    "jobset.x-k8s.io": "update JobSet: stoker is checked against v0.13",
+    "trainer.kubeflow.org": "update Kubeflow Trainer to 2.2 or newer, or set kubernetes.api to "
+    "jobset",
+}
+INSTALL = {
+    "jobset.x-k8s.io": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
+    "trainer.kubeflow.org": "install Kubeflow Trainer, or set kubernetes.api to jobset",
+}
+# Next to a pod's token.
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_CERTIFICATE = "check the cluster's certificate in the kube config"
+# What OpenSSL says of certificates that only its strict verification refuses.
+_STRICT_RULES = ("key usage extension", "Key Identifier", "Basic Constraints of CA cert not marked")
+_NOT_STRICT = (
+    "the cluster's certificate lacks what RFC 5280 asks for, and kubernetes.strict_tls insists on "
+    "it: leave that out, or let an administrator renew the cluster's authority with that extension"
+)
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 60.0
+# Attempts of one call: 0.5 + 1 + 2 + 4 s between them.
+MAX_ATTEMPTS = 5
+RETRY_SECONDS = 0.5
+# One page of a list.
+PAGE = 500
+_METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
+
 
 def text(document: Document, key: str) -> str:
     """Returns a text, or the empty one."""
@@ -38,21 +69,6 @@ def number(document: Document, key: str, default: int = 0) -> int:
 def name_of(document: Document) -> str:
     """Returns the name of an object."""
     return text(mapping(document, "metadata"), "name")
-
-
-# As an API server says that a role lacks something; quotas and admission say Forbidden, too.
-_DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource')
-# 0: there was no answer.
-_PASSING = frozenset((0, 408, 429, 500, 502, 503, 504))
-OLDER = {
-    "jobset.x-k8s.io": "update JobSet: stoker is checked against v0.13",
-    "trainer.kubeflow.org": "update Kubeflow Trainer to 2.2 or newer, or set kubernetes.api to "
-    "jobset",
-}
-INSTALL = {
-    "jobset.x-k8s.io": "install JobSet: https://jobset.sigs.k8s.io/docs/installation",
-    "trainer.kubeflow.org": "install Kubeflow Trainer, or set kubernetes.api to jobset",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,17 +236,6 @@ def _status(body: str) -> Mapping[str, Json]:
     except ValueError:
         return {}
     return mapping(document)
-
-
-# Next to a pod's token.
-NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_CERTIFICATE = "check the cluster's certificate in the kube config"
-# What OpenSSL says of certificates that only its strict verification refuses.
-_STRICT_RULES = ("key usage extension", "Key Identifier", "Basic Constraints of CA cert not marked")
-_NOT_STRICT = (
-    "the cluster's certificate lacks what RFC 5280 asks for, and kubernetes.strict_tls insists on "
-    "it: leave that out, or let an administrator renew the cluster's authority with that extension"
-)
 
 
 class Response(Protocol):
@@ -443,15 +448,6 @@ OF_KIND: Mapping[str, Resource] = {
     "ConfigMap": CONFIG_MAPS,
     "PodDisruptionBudget": BUDGETS,
 }
-
-
-CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0
-# Attempts of one call: 0.5 + 1 + 2 + 4 s between them.
-MAX_ATTEMPTS = 5
-RETRY_SECONDS = 0.5
-# One page of a list.
-PAGE = 500
 
 
 class ClusterApi:
@@ -708,6 +704,3 @@ class ClusterApi:
             self._client, found = connect(self._context, strict_tls=self._strict_tls)
             self._namespace = self._namespace or found
         return self._client
-
-
-_METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}

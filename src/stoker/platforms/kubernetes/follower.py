@@ -36,6 +36,7 @@ RENEW_SECONDS = 60.0
 # In a pod. A person who closes a laptop has not abandoned the training.
 LEASE_MINUTES = 60
 FOLLOWER_LABELS = {ROLE_LABEL: "follower"}
+_WORKFLOW = (WORKFLOWS.group, "Workflow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +128,6 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
             told = {key: text(labels, key) for key in (ROLE_LABEL, STEP_LABEL) if key in labels}
             return Follower(pod=pod, workflow=reference, home=home, labels=told)
     return Follower(pod=pod)
-
-
-_WORKFLOW = (WORKFLOWS.group, "Workflow")
 
 
 def _is_ending(workflow: Document, *, uid: str) -> bool:

@@ -74,6 +74,21 @@ _OUT_OF_MEMORY = "OOMKilled"
 _LOG_BYTES = 2048
 # Of a TrainJob; and of a JobSet, where one rule alone has the action FailJobSet, `out_of_time`.
 _OUT_OF_TIME = ("DeadlineExceeded", "FailJobSetFailurePolicyAction")
+# Host name of lines that no host wrote.
+SERVICE = "kubernetes"
+# Between questions of a pipeline's last step whether somebody has ended the run meanwhile.
+ASK_SECONDS = 5.0
+# Seconds between looks at troubles and at the end.
+TICK_SECONDS = 0.25
+# The same trouble is told again after it.
+REPEAT_SECONDS = 600.0
+# After the job's end, until the dnn hosts' logs have been read, and then the data hosts'.
+DRAIN_SECONDS = 60.0
+DATA_DRAIN_SECONDS = 15.0
+# Beyond the pods' grace, until a deleted job is gone.
+STOP_SECONDS = 60.0
+# After that, for the last lines of its hosts.
+LAST_LINES_SECONDS = 10.0
 
 
 def conclude(
@@ -222,10 +237,6 @@ def _model_uri(layout: Layout) -> str | None:
     if not layout.settings.output:
         return None
     return f"{layout.settings.output.rstrip('/')}/{layout.run_name}/model"
-
-
-# Host name of lines that no host wrote.
-SERVICE = "kubernetes"
 
 
 class RunPicture:
@@ -448,21 +459,6 @@ class RunPicture:
     def _note(self, what: str, host: str | None = None) -> str:
         self.events.append(Event(when=now_utc(), what=what, host=host))
         return f"{host}: {what}" if host else what
-
-
-# Between questions of a pipeline's last step whether somebody has ended the run meanwhile.
-ASK_SECONDS = 5.0
-# Seconds between looks at troubles and at the end.
-TICK_SECONDS = 0.25
-# The same trouble is told again after it.
-REPEAT_SECONDS = 600.0
-# After the job's end, until the dnn hosts' logs have been read, and then the data hosts'.
-DRAIN_SECONDS = 60.0
-DATA_DRAIN_SECONDS = 15.0
-# Beyond the pods' grace, until a deleted job is gone.
-STOP_SECONDS = 60.0
-# After that, for the last lines of its hosts.
-LAST_LINES_SECONDS = 10.0
 
 
 class KubernetesRun(FollowedRun):

@@ -71,6 +71,29 @@ PIPELINE_RUN_ANNOTATION = "stoker/pipeline-run"
 WORKLOAD_NAME_ANNOTATION = "stoker/workload"
 REQUEST_ANNOTATION = "stoker/request-sha256"
 WORKLOAD_ANNOTATION = "stoker/workload-sha256"
+# What Kubeflow Trainer calls the job that trains, and its container.
+TRAINER_JOB = "node"
+JOB_FOLDER = "/opt/ml"
+TOKEN_FOLDER = "/var/run/secrets/stoker"
+LEASE_FOLDER = "/var/run/stoker/follower"
+MIN_LEASE_MINUTES = 5
+TOKEN_KEY = "token"
+HYPERPARAMETERS_KEY = "hyperparameters.json"
+# The folders of the job folder that are written to.
+_WRITTEN = ("model", "checkpoints", "output")
+# Read by the owner; Kubernetes adds the pod's group to it.
+_TOKEN_MODE = 0o400
+# Next to the other results of the dnn group; in the claim for outputs, where there is one.
+PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
+_OF_JOB = frozenset(("JOB_COMPLETION_INDEX",))
+# The greatest weight of a preference.
+_ZONE_WEIGHT = 100
+# Autoscalers take nodes away from pods that do not say so. A GPU host that is moved to save a node
+# costs the whole run, and whoever follows it an attempt; a data host comes back.
+STAY_ANNOTATIONS = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
 
 
 def name_of_workload(settings: PlatformSettings) -> str:
@@ -130,10 +153,6 @@ def host_pattern(name: str, job: str) -> str:
 def is_dns_label(text: str) -> bool:
     """Returns whether `text` is an RFC 1035 label: a small letter, then also digits and dashes."""
     return len(text) <= MAX_LABEL and bool(DNS_LABEL.match(text))
-
-
-# What Kubeflow Trainer calls the job that trains, and its container.
-TRAINER_JOB = "node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,18 +359,6 @@ def _unknown(group: Group, what: str) -> UsageError:
         where=f"group {group.name}, key kubernetes.pools.{pool}",
         fix=f'for example kubernetes: {{pools: {{"{pool}": {{cpu: 7, memory: 28Gi{gpus}}}}}}}',
     )
-
-
-JOB_FOLDER = "/opt/ml"
-TOKEN_FOLDER = "/var/run/secrets/stoker"
-LEASE_FOLDER = "/var/run/stoker/follower"
-MIN_LEASE_MINUTES = 5
-TOKEN_KEY = "token"
-HYPERPARAMETERS_KEY = "hyperparameters.json"
-# The folders of the job folder that are written to.
-_WRITTEN = ("model", "checkpoints", "output")
-# Read by the owner; Kubernetes adds the pod's group to it.
-_TOKEN_MODE = 0o400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -579,10 +586,6 @@ def _of_user(volume: PodVolume, group: PodGroup) -> Mounted:
     return Mounted(volume={"name": volume.name, **sources}, mounts=(mount,))
 
 
-# Next to the other results of the dnn group; in the claim for outputs, where there is one.
-PROFILE_FILE = f"{JOB_FOLDER}/output/profile/profile.json"
-
-
 def environment_of_group(layout: Layout, group: PodGroup) -> list[Json]:
     """Returns variables that are the same for every run of the workload.
 
@@ -662,19 +665,6 @@ def variables(values: Mapping[str, str]) -> list[Json]:
 def verbatim(text: str) -> str:
     """Escapes `$`, so that Kubernetes looks for no $(NAME) in commands, arguments and variables."""
     return text.replace("$", "$$")
-
-
-_OF_JOB = frozenset(("JOB_COMPLETION_INDEX",))
-
-
-# The greatest weight of a preference.
-_ZONE_WEIGHT = 100
-# Autoscalers take nodes away from pods that do not say so. A GPU host that is moved to save a node
-# costs the whole run, and whoever follows it an attempt; a data host comes back.
-STAY_ANNOTATIONS = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
 
 
 def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, Json]:

@@ -19,6 +19,49 @@ from stoker.text import usd
 
 # Newer JobSets count their attempts in this label.
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+# The taint by which Kubernetes ends the pods of a node that is known to be down.
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+# A registry may be away for a moment, and a secret be made a moment late.
+IMAGE_SECONDS = 120.0
+CONTAINER_SECONDS = 120.0
+# Another run may end and free its quota; this is not waited for long.
+QUOTA_SECONDS = 120.0
+# Provisioners of file servers take some minutes until a claim is bound.
+CLAIM_SECONDS = 600.0
+# After a pod's deletionTimestamp, which has its grace in it: a kubelet that answers needs seconds.
+DEAD_SECONDS = 60.0
+# Until the next best plan is named to those who wait for nodes.
+CAPACITY_SECONDS = 600.0
+_TWICE = re.compile(r"\b([a-z][a-z ]+[a-z])(?:[.;,] \1\b)+")
+_SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
+_IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
+# No waiting helps: the name is none, or the node may not pull what it does not have.
+_IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_FOR_EVER = 0.0
+# Between two lines about one trouble of more and more hosts, as their pods come one by one.
+CHANGE_SECONDS = 60.0
+# Events that are not warnings but tell why a run waits, or has lost a host.
+_TELLING = frozenset(
+    (
+        "Admitted",
+        "NotTriggerScaleUp",
+        "Pending",
+        "Preempted",
+        "QuotaReserved",
+        "TriggeredScaleUp",
+        "Nominated",
+    )
+)
+# Pods' own states tell these better, or they are part of every start or end.
+_TOLD_BY_PODS = frozenset(
+    ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
+)
+# Every start goes through it: pods are there before the objects that the job owns.
+_TOLD_LATE = frozenset(("FailedMount", "FailedAttachVolume"))
+LATE_SECONDS = 60.0
+# A JobSet's end, which its own state tells.
+_TOLD_BY_JOB = frozenset(("FailJobSetFailurePolicyAction", "FailedJobs", "ReachedMaxRestarts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,31 +224,6 @@ def _lost(status: Document) -> str:
     if text(status, "reason") in ("Evicted", "NodeLost", "Shutdown", "Preempting", "NodeShutdown"):
         return ": ".join(w for w in (text(status, "reason"), text(status, "message")) if w)
     return ""
-
-
-# The taint by which Kubernetes ends the pods of a node that is known to be down.
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-# A registry may be away for a moment, and a secret be made a moment late.
-IMAGE_SECONDS = 120.0
-CONTAINER_SECONDS = 120.0
-# Another run may end and free its quota; this is not waited for long.
-QUOTA_SECONDS = 120.0
-# Provisioners of file servers take some minutes until a claim is bound.
-CLAIM_SECONDS = 600.0
-# After a pod's deletionTimestamp, which has its grace in it: a kubelet that answers needs seconds.
-DEAD_SECONDS = 60.0
-# Until the next best plan is named to those who wait for nodes.
-CAPACITY_SECONDS = 600.0
-
-_TWICE = re.compile(r"\b([a-z][a-z ]+[a-z])(?:[.;,] \1\b)+")
-_SHORT = re.compile(r"Insufficient ([A-Za-z0-9./_-]+[A-Za-z0-9])")
-_IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable")
-# No waiting helps: the name is none, or the node may not pull what it does not have.
-_IMAGE_FOR_EVER = ("InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
-_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-_FOR_EVER = 0.0
-# Between two lines about one trouble of more and more hosts, as their pods come one by one.
-CHANGE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,29 +527,6 @@ class TroubleLog:
 def by_job(groups: Sequence[PodGroup]) -> Mapping[str, PodGroup]:
     """Returns the groups by the name of their replicated job."""
     return {group.job: group for group in groups}
-
-
-# Events that are not warnings but tell why a run waits, or has lost a host.
-_TELLING = frozenset(
-    (
-        "Admitted",
-        "NotTriggerScaleUp",
-        "Pending",
-        "Preempted",
-        "QuotaReserved",
-        "TriggeredScaleUp",
-        "Nominated",
-    )
-)
-# Pods' own states tell these better, or they are part of every start or end.
-_TOLD_BY_PODS = frozenset(
-    ("FailedScheduling", "BackOff", "Failed", "ErrImageNeverPull", "InspectFailed", "Unhealthy")
-)
-# Every start goes through it: pods are there before the objects that the job owns.
-_TOLD_LATE = frozenset(("FailedMount", "FailedAttachVolume"))
-LATE_SECONDS = 60.0
-# A JobSet's end, which its own state tells.
-_TOLD_BY_JOB = frozenset(("FailJobSetFailurePolicyAction", "FailedJobs", "ReachedMaxRestarts"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

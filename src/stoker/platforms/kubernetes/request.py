@@ -57,6 +57,16 @@ from stoker.records.base import Document, mapping, mappings
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
 # Kubernetes' largest limit: a failed pod of the data group is always replaced.
 WITHOUT_END = 2**31 - 1
+TRAINER_API = "trainer.kubeflow.org/v1alpha1"
+ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
+FRAMEWORK_LABEL = "trainer.kubeflow.org/framework"
+# Who patches: a domain and a path, by Trainer's rule.
+MANAGER = "stoker/run"
+# Shown in place of the token wherever the Secret is shown: a launcher refuses it as a token.
+NO_TOKEN = "made-when-the-job-is-submitted"
+# Texts that every version of YAML reads as texts.
+_PLAIN = re.compile(r"^[A-Za-z/][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*$")
+_WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
 def jobset(layout: Layout) -> dict[str, Json]:
@@ -239,13 +249,6 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
             "selector": {"matchLabels": {WORKFLOW_LABEL: name, **labels}},
         },
     }
-
-
-TRAINER_API = "trainer.kubeflow.org/v1alpha1"
-ANCESTOR_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"
-FRAMEWORK_LABEL = "trainer.kubeflow.org/framework"
-# Who patches: a domain and a path, by Trainer's rule.
-MANAGER = "stoker/run"
 
 
 def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
@@ -475,10 +478,6 @@ def _train_job_problems(document: Document, among: Sequence[Document]) -> Iterat
                 yield from _name_problems(job, name)
 
 
-# Shown in place of the token wherever the Secret is shown: a launcher refuses it as a token.
-NO_TOKEN = "made-when-the-job-is-submitted"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesRequest:
     """A request holds all objects of a job, before anything is sent.
@@ -631,11 +630,6 @@ def _secret(layout: Layout) -> Document:
 
 def _json(document: Json) -> str:
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
-
-
-# Texts that every version of YAML reads as texts.
-_PLAIN = re.compile(r"^[A-Za-z/][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*$")
-_WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 
 
 class _Dumper(yaml.SafeDumper):

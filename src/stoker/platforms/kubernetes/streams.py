@@ -42,6 +42,23 @@ OVERLAP_SECONDS = 2
 _TIME = re.compile(
     r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?", re.ASCII
 )
+# After it the server ends a watch, and a dead connection is noticed.
+WATCH_SECONDS = 60
+SILENT_SECONDS = WATCH_SECONDS + 15.0
+# Between attempts, doubling, back to the first with the first thing that comes.
+MIN_DELAY_SECONDS = 0.2
+MAX_DELAY_SECONDS = 15.0
+_TOO_OLD = 410
+# A training may be silent for long; a dead connection is noticed after this.
+LOG_SILENT_SECONDS = 300.0
+LOG_MAX_DELAY_SECONDS = 10.0
+# How long the log of a pod that has ended is asked for while the cluster does not answer.
+LAST_WORDS_SECONDS = 60.0
+# Beyond it threads that read logs wait, and so does the cluster.
+MAX_WAITING = 10_000
+_PUT_SECONDS = 0.5
+# A closed reader ends at once, unless it waits for its cluster.
+_JOIN_SECONDS = 2.0
 
 
 class LogPosition:
@@ -122,16 +139,6 @@ class StreamSlot:
             with self._lock:
                 self._stream = None
             stream.release()
-
-
-# After it the server ends a watch, and a dead connection is noticed.
-WATCH_SECONDS = 60
-SILENT_SECONDS = WATCH_SECONDS + 15.0
-# Between attempts, doubling, back to the first with the first thing that comes.
-MIN_DELAY_SECONDS = 0.2
-MAX_DELAY_SECONDS = 15.0
-
-_TOO_OLD = 410
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +293,6 @@ def _error(status: Document, resource: Resource, namespace: str) -> ApiError:
     return failed(text(status, "message"), action, code=_TOO_OLD)
 
 
-# A training may be silent for long; a dead connection is noticed after this.
-LOG_SILENT_SECONDS = 300.0
-LOG_MAX_DELAY_SECONDS = 10.0
-# How long the log of a pod that has ended is asked for while the cluster does not answer.
-LAST_WORDS_SECONDS = 60.0
-
-
 @dataclass(frozen=True, slots=True)
 class LogText:
     """A pod wrote this line to its log."""
@@ -417,12 +417,6 @@ class PodLog(threading.Thread):
             self._told = True
             self._tell(LogText(self._pod, text.rstrip("\r")))
 
-
-# Beyond it threads that read logs wait, and so does the cluster.
-MAX_WAITING = 10_000
-_PUT_SECONDS = 0.5
-# A closed reader ends at once, unless it waits for its cluster.
-_JOIN_SECONDS = 2.0
 
 Item = News | LogText | LogLost
 

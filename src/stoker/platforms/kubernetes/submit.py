@@ -71,6 +71,29 @@ Phase = Literal["suspended", "running", "succeeded", "failed"]
 _OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
 # Of a JobSet, and of a TrainJob.
 _SUCCEEDED = ("Completed", "Complete")
+# A runtime goes when the last TrainJob that uses it has gone.
+GONE_SECONDS = 120.0
+LOOK_SECONDS = 1.0
+# As many as the feed needs; the Secret has them as hexadecimal digits.
+TOKEN_BYTES = 32
+# What an earlier job of the name owned may be deleted a little later than it.
+LEFTOVER_SECONDS = 30.0
+# Runs whose records are kept, the last ones of a workload; and bytes, of the 1 MiB that a ConfigMap
+# may have.
+KEPT_RUNS = 10
+_KEPT_BYTES = 900 << 10
+# A run goes on without them: pods tell most of what events would; a new attempt's Workflow does not
+# become an owner of its predecessor's job; there is no lease and no disruption budget; no cancelled
+# run is told apart; a retried step knows no record of a job that is gone.
+_USEFUL = (
+    "events",
+    "poddisruptionbudgets",
+    "workflows",
+    "patch jobsets",
+    "patch trainjobs",
+    "get configmaps",
+    "patch configmaps",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,11 +188,6 @@ def owned(document: Document, owners: Sequence[Document]) -> Document:
     references: list[Json] = [dict(owner) for owner in owners]
     metadata = {**mapping(document, "metadata"), "ownerReferences": references}
     return {**document, "metadata": metadata}
-
-
-# A runtime goes when the last TrainJob that uses it has gone.
-GONE_SECONDS = 120.0
-LOOK_SECONDS = 1.0
 
 
 def provide_runtime(
@@ -267,12 +285,6 @@ def _refuse_runtime(name: str, namespace: str) -> None:
 
 def _digest(document: Document) -> str:
     return text(mapping(document, "metadata", "annotations"), REQUEST_ANNOTATION)
-
-
-# As many as the feed needs; the Secret has them as hexadecimal digits.
-TOKEN_BYTES = 32
-# What an earlier job of the name owned may be deleted a little later than it.
-LEFTOVER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,12 +445,6 @@ def records_of(cluster: ClusterApi, job: str) -> dict[str, str]:
     """Returns the records that were kept with a job, by name; {} if there are none."""
     data = mapping(cluster.find(CONFIG_MAPS, records_map(job)), "data")
     return {name: text(data, name) for name in data}
-
-
-# Runs whose records are kept, the last ones of a workload; and bytes, of the 1 MiB that a ConfigMap
-# may have.
-KEPT_RUNS = 10
-_KEPT_BYTES = 900 << 10
 
 
 def finished_record(cluster: ClusterApi, workload: str, run: str, *, request_sha256: str) -> str:
@@ -840,20 +846,6 @@ def rules(settings: KubernetesSettings) -> list[Json]:
 
 def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> dict[str, Json]:
     return {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
-
-
-# A run goes on without them: pods tell most of what events would; a new attempt's Workflow does not
-# become an owner of its predecessor's job; there is no lease and no disruption budget; no cancelled
-# run is told apart; a retried step knows no record of a job that is gone.
-_USEFUL = (
-    "events",
-    "poddisruptionbudgets",
-    "workflows",
-    "patch jobsets",
-    "patch trainjobs",
-    "get configmaps",
-    "patch configmaps",
-)
 
 
 def check_rights(

@@ -24,6 +24,20 @@ from stoker.records import (
 from stoker.records.base import mapping, mappings
 
 Body = Mapping[str, Json]
+TOKEN_CHANNEL = "stoker_token"
+CODE_CHANNEL = "stoker_code"
+# Versions from which AWS's frameworks know instance groups.
+_MINIMUM = {"pytorch": (1, 10), "tensorflow": (2, 6)}
+_SHOWN = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
+_FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
+_FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
+# CreateTrainingJob's own words on MaxRuntimeInSeconds; the model does not say it.
+MAX_RUN_SECONDS = 28 * 86400
+# Types with disks of their own, which the hardware encrypts.
+OWN_DISKS = re.compile(
+    r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
+)
+_GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
 
 
 def groups_of(body: Body) -> list[Body]:
@@ -73,14 +87,6 @@ def number(value: Body, key: str) -> int | None:
 def without_none(values: Mapping[str, Json]) -> dict[str, Json]:
     """Returns the values without those that are None."""
     return {key: value for key, value in values.items() if value is not None}
-
-
-TOKEN_CHANNEL = "stoker_token"
-CODE_CHANNEL = "stoker_code"
-
-# Versions from which AWS's frameworks know instance groups.
-_MINIMUM = {"pytorch": (1, 10), "tensorflow": (2, 6)}
-_SHOWN = {"pytorch": "PyTorch", "tensorflow": "TensorFlow"}
 
 
 def settings_of(job: JobSpec) -> SageMakerSettings:
@@ -151,10 +157,6 @@ def _check_channel(name: str, channel: Channel) -> None:
             fix="copy the data there: aws s3 sync FOLDER s3://BUCKET/FOLDER, or name a file "
             "system: efs://fs-0123456789abcdef0/FOLDER, fsx://fs-0123456789abcdef0/MOUNT/FOLDER",
         )
-
-
-_FILE_SYSTEM = re.compile(r"(efs|fsx)://(fs-[0-9a-f]{8,17})(/.*)")
-_FILE_SYSTEM_TYPES = {"efs": "EFS", "fsx": "FSxLustre"}
 
 
 def file_system(uri: str) -> dict[str, Json] | None:
@@ -245,16 +247,6 @@ def _shape(name: str) -> object:
     model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
     shape: object = model.shape_for(name)
     return shape
-
-
-# CreateTrainingJob's own words on MaxRuntimeInSeconds; the model does not say it.
-MAX_RUN_SECONDS = 28 * 86400
-
-# Types with disks of their own, which the hardware encrypts.
-OWN_DISKS = re.compile(
-    r"^ml\.(g4dn|g5|g6e?|g7e?|p3dn|p4de?|p5(e|en)?|p6e?-\w+|trn1n?|trn2|[cmr]\d[a-z]*d)\."
-)
-_GROUPS_FIX = "plan fewer groups: stoker decide proposes one data group"
 
 
 def check_body(body: Body) -> None:

@@ -34,6 +34,17 @@ UNKNOWN = "unknown"
 FIND_SECONDS = 60.0
 # A page has up to 1 MB: after so many of one stream, the job and other hosts get their turn.
 MAX_PAGES = 10
+NAMESPACE = "/aws/sagemaker/TrainingJobs"
+# CloudWatch keeps one point a minute; longer jobs are read more coarsely.
+MIN_PERIOD_SECONDS = 60
+MAX_POINTS = 720
+_DAY, _HOUR = 86400, 3600
+# An hour less: a query rounds its start down.
+_KEPT = ((15 * _DAY - _HOUR, MIN_PERIOD_SECONDS), (63 * _DAY - _HOUR, 300))
+KEPT_DAYS = 455
+_METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
+# The roster is among a log's first lines: after so many reads it is not there.
+MAX_LOG_READS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,18 +254,6 @@ def _line(group: str, entry: LogEntry) -> LogLine:
     return LogLine(group=group, host=entry.host, text=entry.text)
 
 
-NAMESPACE = "/aws/sagemaker/TrainingJobs"
-# CloudWatch keeps one point a minute; longer jobs are read more coarsely.
-MIN_PERIOD_SECONDS = 60
-MAX_POINTS = 720
-_DAY, _HOUR = 86400, 3600
-# An hour less: a query rounds its start down.
-_KEPT = ((15 * _DAY - _HOUR, MIN_PERIOD_SECONDS), (63 * _DAY - _HOUR, 300))
-KEPT_DAYS = 455
-
-_METRICS = ("CPUUtilization", "GPUUtilization", "MemoryUtilization")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
     """A host used, on average over the training, these fractions of all its vCPUs, GPUs and memory.
@@ -448,10 +447,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _percent(value: float | None) -> str:
     return "  n/a" if value is None else f"{value * 100:3.0f} %"
-
-
-# The roster is among a log's first lines: after so many reads it is not there.
-MAX_LOG_READS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

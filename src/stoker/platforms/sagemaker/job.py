@@ -43,6 +43,18 @@ MAX_ARCHIVE_BYTES = 16 << 30
 MAX_FILE_BYTES = 64 << 20
 MAX_TOTAL_BYTES = 512 << 20
 MAX_FILES = 1000
+# Between looks: soon after something happened, then ever more rarely.
+MIN_INTERVAL_SECONDS = 2.0
+MAX_INTERVAL_SECONDS = 15.0
+INTERVAL_GROWTH = 1.4
+# Lines reach CloudWatch some seconds after a host wrote them: after the end the log is read until
+# nothing came for a while, and no longer than that.
+QUIET_SECONDS = 6.0
+DRAIN_SECONDS = 60.0
+# SIGTERM, 120 s of grace, and the service's own time for it.
+STOP_SECONDS = 240.0
+# Host name of lines that no host wrote.
+SERVICE = "sagemaker"
 
 
 def fetch_outputs(aws: Aws, uri: str, *, folder: Path) -> Path | None:
@@ -169,20 +181,6 @@ def _verdict(
             )
         return "stopped", None
     return "failed", state.reason or "the service gave no reason"
-
-
-# Between looks: soon after something happened, then ever more rarely.
-MIN_INTERVAL_SECONDS = 2.0
-MAX_INTERVAL_SECONDS = 15.0
-INTERVAL_GROWTH = 1.4
-# Lines reach CloudWatch some seconds after a host wrote them: after the end the log is read until
-# nothing came for a while, and no longer than that.
-QUIET_SECONDS = 6.0
-DRAIN_SECONDS = 60.0
-# SIGTERM, 120 s of grace, and the service's own time for it.
-STOP_SECONDS = 240.0
-# Host name of lines that no host wrote.
-SERVICE = "sagemaker"
 
 
 class SageMakerRun(FollowedRun):

@@ -27,6 +27,27 @@ from stoker.platforms.sagemaker.checks import (
 )
 from stoker.records import Channel, Json, MetricDefinition, Role, SageMakerSettings
 
+# Folders of the service in every container.
+_HOME = "/opt/ml"
+CHECKPOINTS = "/opt/ml/checkpoints"
+# Of a profile alone: what the script saves meanwhile goes nowhere.
+PROFILE_FOLDER = "/opt/ml/profile"
+_INPUT = "/opt/ml/input/data"
+REQUEST_TAG = "stoker:request-sha256"
+WORKLOAD_TAG = "stoker:workload-sha256"
+# A profile ends on its own; if it does not, the service ends it. Downloads count, too.
+PROFILE_ALLOWANCE_SECONDS = 7200
+_NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
+# Of the launcher's line, by stoker.logs: progress steps=.. step_seconds=.. wait_seconds=..
+PROGRESS_METRICS = (
+    MetricDefinition(
+        name="stoker:step_seconds", regex=rf" progress steps=[0-9]+ step_seconds={_NUMBER}"
+    ),
+    MetricDefinition(
+        name="stoker:wait_seconds", regex=rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}"
+    ),
+)
+
 
 def input_channels(job: JobSpec, *, token_folder: str, code: str | None) -> list[Json]:
     """Returns InputDataConfig of `job`.
@@ -86,14 +107,6 @@ def _channel(name: str, channel: Channel, groups: Sequence[str]) -> dict[str, Js
     )
 
 
-# Folders of the service in every container.
-_HOME = "/opt/ml"
-CHECKPOINTS = "/opt/ml/checkpoints"
-# Of a profile alone: what the script saves meanwhile goes nowhere.
-PROFILE_FOLDER = "/opt/ml/profile"
-_INPUT = "/opt/ml/input/data"
-
-
 def environment_of(
     job: JobSpec, settings: SageMakerSettings, *, code_uri: str | None
 ) -> dict[str, Json]:
@@ -137,23 +150,6 @@ def _managed_mlflow(job: JobSpec) -> dict[str, str]:
 def _role_by_name(group: str) -> Role:
     """Returns the role by the group's name, as launch.topology does where nothing else is said."""
     return "data" if group.lower().startswith("data") else "dnn"
-
-
-REQUEST_TAG = "stoker:request-sha256"
-WORKLOAD_TAG = "stoker:workload-sha256"
-# A profile ends on its own; if it does not, the service ends it. Downloads count, too.
-PROFILE_ALLOWANCE_SECONDS = 7200
-
-_NUMBER = r"([0-9.]+(?:e[-+]?[0-9]+)?)"
-# Of the launcher's line, by stoker.logs: progress steps=.. step_seconds=.. wait_seconds=..
-PROGRESS_METRICS = (
-    MetricDefinition(
-        name="stoker:step_seconds", regex=rf" progress steps=[0-9]+ step_seconds={_NUMBER}"
-    ),
-    MetricDefinition(
-        name="stoker:wait_seconds", regex=rf" progress steps=[0-9]+ .*wait_seconds={_NUMBER}"
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

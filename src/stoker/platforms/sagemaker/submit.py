@@ -44,6 +44,36 @@ _NO_CAPACITY = re.compile(
 _TYPE = re.compile(r"\bml\.[a-z0-9-]+\.[a-z0-9]+\b")
 # The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances, ...
 _QUOTA = re.compile(r"limit '(?P<quota>[^']+)' is (?P<limit>[0-9.]+)")
+# Code, not data: it is made in memory, and every host of a job downloads it before it starts.
+MAX_CODE_BYTES = 256 << 20
+_NOWHERE = frozenset(
+    (".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+)
+# Further down a package of the user may have this name.
+_NOT_AT_THE_TOP = frozenset(("runs",))
+_NUM_LARGEST = 3
+# As many as the feed needs; the file has them as hexadecimal digits.
+TOKEN_BYTES = 32
+# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem. Jobs that got no hosts do
+# not count: they are tried again under further names, for hours.
+MAX_NAMES = 5
+MAX_TRIES = 100
+MAX_NAME_LENGTH = 63
+MAX_TAGS = 50
+# Between looks for a job that was just created.
+LOOK_SECONDS = 2.0
+_GOES_ON = ("InProgress", "Completed")
+_IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
+# Where tags cannot be read: parts that tell whether a job is the one that was asked for.
+_TELLING = (
+    "AlgorithmSpecification",
+    "RoleArn",
+    "InputDataConfig",
+    "OutputDataConfig",
+    "ResourceConfig",
+    "HyperParameters",
+    "Environment",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,17 +256,6 @@ def _count(value: Json) -> int:
     return value if isinstance(value, int) else 0
 
 
-# Code, not data: it is made in memory, and every host of a job downloads it before it starts.
-MAX_CODE_BYTES = 256 << 20
-
-_NOWHERE = frozenset(
-    (".git", "__pycache__", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache")
-)
-# Further down a package of the user may have this name.
-_NOT_AT_THE_TOP = frozenset(("runs",))
-_NUM_LARGEST = 3
-
-
 def pack(folder: Path, *, max_bytes: int = MAX_CODE_BYTES) -> bytes:
     """Returns the files of `folder` as a .tar.gz that depends on their names and contents only.
 
@@ -356,10 +375,6 @@ def _link(folder: Path, path: Path) -> str:
     return Path(os.path.relpath(target, path.parent.resolve())).as_posix()
 
 
-# As many as the feed needs; the file has them as hexadecimal digits.
-TOKEN_BYTES = 32
-
-
 def put_token(aws: Aws, uri: str, *, kms_key: str | None) -> None:
     """Makes the token unless there is one.
 
@@ -379,29 +394,6 @@ def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
         aws.delete_object(uri)
     except StokerError as err:
         log.event("token_not_deleted", object=uri, why=err.what)
-
-
-# NAME, NAME-2 ... NAME-5: if all are taken, the name is not the problem. Jobs that got no hosts do
-# not count: they are tried again under further names, for hours.
-MAX_NAMES = 5
-MAX_TRIES = 100
-MAX_NAME_LENGTH = 63
-MAX_TAGS = 50
-# Between looks for a job that was just created.
-LOOK_SECONDS = 2.0
-
-_GOES_ON = ("InProgress", "Completed")
-_IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
-# Where tags cannot be read: parts that tell whether a job is the one that was asked for.
-_TELLING = (
-    "AlgorithmSpecification",
-    "RoleArn",
-    "InputDataConfig",
-    "OutputDataConfig",
-    "ResourceConfig",
-    "HyperParameters",
-    "Environment",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
