@@ -11,6 +11,7 @@ change that, and run this again; tests/contract/test_reference.py compares the t
 import ast
 import dataclasses
 import functools
+import inspect
 import json
 import re
 import textwrap
@@ -24,6 +25,7 @@ import typer.main
 import stoker
 from stoker import errors
 from stoker.cli.app import VERBS, app_for
+from stoker.logs import EventName
 from stoker.records import RECORDS, FeedSettings
 from stoker.records.engine import PRESETS
 from stoker.records.schema import field_texts, purpose_of, schema_of
@@ -44,6 +46,7 @@ def pages() -> dict[Path, str]:
         "python.md": python_page(),
         "environment.md": environment_page(),
         "files.md": files_page(),
+        "events.md": events_page(),
     }
     found = {Path("docs/reference", name): HEAD + text for name, text in made.items()}
     schema = json.dumps(schema_of(RECORDS["workload"]), indent=2) + "\n"
@@ -1026,6 +1029,22 @@ _CODES = {
     "travel to the data hosts ([what to do](../how-to/what-cannot-travel.md)).",
     6: "Your training failed, or took no batch from its data hosts.",
 }
+
+
+def events_page() -> str:
+    """Returns the page of the log events; a line's comment in `EventName` is its meaning."""
+    found = re.findall(r"^    [A-Z_]+ = auto\(\)  # (.+)$", inspect.getsource(EventName), re.M)
+    rows = [f"| `{name}` | {text} |" for name, text in zip(EventName, found, strict=True)]
+    lines = [
+        "# Log events",
+        "",
+        "Each line is `stoker TIME run=RUN host=HOST EVENT key=value ...`.",
+        "",
+        "| Event | Meaning |",
+        "| --- | --- |",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _exit_codes() -> Iterator[str]:

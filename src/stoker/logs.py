@@ -1,8 +1,7 @@
-"""A log has one line for each event, `event key=value ...`, with run id and host always.
+"""Log lines, one per event: `event key=value ...`, always with run ID and host.
 
-A line looks like `stoker 2026-11-20T08:00:00.123Z run=mnist-1 host=algo-1 agent_listens port=7600`
-and is read back by `parse_line`, so that whoever holds only the log of a job (CloudWatch, a pod's
-log) can still follow it.
+Example: `stoker 2026-11-20T08:00:00.123Z run=mnist-1 host=algo-1 agent_ready workers=4`.
+`parse_line` reads them back, so a job can be followed by its log alone.
 """
 
 import re
@@ -12,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from typing import TextIO
 
 LogValue = str | int | float | bool | None
@@ -20,6 +20,136 @@ _PREFIX = "stoker "
 # The head of each event, wherever it begins: platforms put a time before it, and a progress bar, or
 # another process whose output is the same stream, half a line. `parse_line` needs the whole line.
 EVENT_HEAD = re.compile(r"stoker \d{4}-\d\d-\d\dT[\d:.]+Z run=")
+
+
+class EventName(StrEnum):
+    """The names of all log events; docs/reference/events.md is made from the comments."""
+
+    AGENT_ADDRESS_REUSED = auto()  # The address of a lost data host now belongs to another host.
+    AGENT_CONNECTION_LOST = auto()  # A trainer lost its connection to a data host and tries again.
+    AGENT_DRAINING = auto()  # A data host takes no new work and finishes what it has begun.
+    AGENT_ENDED = auto()  # A data host's agent ended.
+    AGENT_LISTENING = auto()  # A data host accepts trainers.
+    AGENT_READY = auto()  # A trainer may ask a data host for batches.
+    BACKEND_FALLBACK = auto()  # The communication backend cannot run here; another one is used.
+    BATCH_DROPPED = auto()  # A data host gave up a batch; the trainer asks another host for it.
+    BATCH_LOST = auto()  # A data worker failed while it made a batch.
+    BATCH_OVERDUE = auto()  # A batch takes much longer than others.
+    BATCHES_LOST = auto()  # The connection for batches of a data host broke.
+    BATCHES_SEEDED = auto()  # Each batch has its own seed, unlike in a run without stoker.
+    CLOCK_JUMP = auto()  # The process was suspended; leases are not counted for this time.
+    COMMAND_ENDED = auto()  # The training command ended, with its exit code and CPU time.
+    COMMAND_KILLED = auto()  # The training command did not end in time and was killed.
+    COMMAND_NOT_FOUND = auto()  # The training command does not exist.
+    COMMAND_STARTED = auto()  # The training command started.
+    COMMAND_STOPPING = auto()  # The training command was asked to end.
+    CONNECTIONS_REJECTED = auto()  # Connections without the run's token were closed.
+    COORDINATOR_FAILED = auto()  # The run's coordinator failed.
+    COORDINATOR_LISTENING = auto()  # The run's coordinator accepts hosts.
+    DATA_HOST_ENDED = auto()  # A data host ends because the run does.
+    DATA_HOST_FAILED = auto()  # A data host failed.
+    DATA_HOST_RESTARTING = auto()  # A data host restarts to join the run again.
+    DATA_HOSTS_RELEASED = auto()  # The leader told the data hosts to end.
+    DATA_WORKER_DIED = auto()  # A worker process of a data host died; another one is started.
+    DISRUPTION_BUDGET_CREATE_FAILED = auto()  # The PodDisruptionBudget could not be created.
+    ENGINE_ENDED = auto()  # A process of the data engine (tf.data service, Ray) ended.
+    ENGINE_FAILED = auto()  # The data engine failed.
+    ENGINE_READY = auto()  # A process of the data engine accepts connections.
+    ENGINE_SERVING = auto()  # All processes of the data engine are ready.
+    ENGINE_STARTED = auto()  # A process of the data engine started.
+    ENGINE_WAITING = auto()  # The data engine waits for hosts.
+    FAILED_JOB_REPLACED = auto()  # A failed job of the same name was deleted to start this one.
+    FAILURE_WRITE_FAILED = auto()  # The reason of a failed training could not be written.
+    FEED = auto()  # Figures of the feed since the last such line.
+    FEED_UNUSED = auto()  # The script did not use the data hosts; the text says why.
+    FEED_WRITE_FAILED = auto()  # The feed's figures could not be saved.
+    FEW_SHARDS = auto()  # An iterable dataset has fewer shards than the data hosts have workers.
+    GENERATOR_NOT_SEEDED = auto()  # A random generator of the dataset takes no seed per batch.
+    HOST_ABSENT = auto()  # A host did not join in time.
+    HOST_ENDED = auto()  # A local host's process ended.
+    HOST_EXCLUDED = auto()  # A data host makes no batches in this epoch; the text says why.
+    HOST_JOINED = auto()  # A host joined the run.
+    HOST_LEFT = auto()  # A host left the run.
+    HOST_LOST = auto()  # A host sent nothing for too long and no longer counts.
+    HOST_REJOINED = auto()  # A lost host joined the run again.
+    HOST_ROLE = auto()  # The group and the role of a host.
+    HOSTS_NOT_COMPARABLE = auto()  # Local hosts share cores: their times do not hold for a cluster.
+    HYPERPARAMETERS_READ_FAILED = auto()  # The job's hyperparameters could not be read.
+    JOB_CREATED = auto()  # The job was created.
+    JOB_DELETE_FAILED = auto()  # The job could not be deleted.
+    JOB_DELETED = auto()  # The job was deleted.
+    JOB_DETACHED = auto()  # The job keeps running and is no longer followed.
+    JOB_NAME_CONFLICT = auto()  # Another job has this name.
+    JOB_OWNER_FAILED = auto()  # The job could not be tied to the workflow that started it.
+    JOB_RESUMED = auto()  # The job of an earlier attempt is followed.
+    JOB_STILL_STOPPING = auto()  # The job was told to stop and has not ended yet.
+    JOB_STOP_FAILED = auto()  # The job could not be stopped.
+    JOB_STOPPING = auto()  # The job was told to stop.
+    JOIN_REFUSED = auto()  # A host may not join the run.
+    LARGE_DATASET = auto()  # The dataset that is sent to data hosts is large.
+    LEASE_CREATE_FAILED = auto()  # The lease that ends an abandoned job could not be created.
+    LEASE_RENEW_FAILED = auto()  # The job's lease could not be renewed.
+    LEASE_RENEWED = auto()  # The job's lease was renewed.
+    LOADER_NOT_SHIPPABLE = auto()  # A DataLoader cannot be sent; its batches are made locally.
+    LOCAL_BATCH_OVERDUE = auto()  # A batch made locally takes much longer than others.
+    LOCAL_WORKER_DIED = auto()  # A worker process on the trainer's host died; a new one starts.
+    LOGS_READ_FAILED = auto()  # The job's log could not be read.
+    MALFORMED_PEER = auto()  # A peer sent something that is not a message.
+    MESSAGE_REFUSED = auto()  # A message was malformed or not authenticated.
+    MESSAGE_SEND_FAILED = auto()  # A message could not be sent.
+    METRIC_READ_FAILED = auto()  # A metric of the script is not a finite number.
+    METRICS = auto()  # Figures of one epoch.
+    METRICS_READ_FAILED = auto()  # The script's metrics file could not be read.
+    METRICS_SERVE_FAILED = auto()  # The endpoint for Prometheus could not be opened.
+    METRICS_SERVED = auto()  # The endpoint for Prometheus is open.
+    MLFLOW_FAILED = auto()  # MLflow could not be reached.
+    MODEL_COPIED = auto()  # The model was copied to its place.
+    MODEL_COPY_FAILED = auto()  # The model could not be copied to its place.
+    MPI_DAEMON_REQUESTED = auto()  # The leader asked a host to start an MPI daemon.
+    MPI_DAEMON_STARTED = auto()  # A host started its MPI daemon.
+    NO_DATA_HOST_LEFT = auto()  # All data hosts are lost.
+    OUTPUT_LOG_FAILED = auto()  # A file of the job's output could not be read.
+    OUTPUT_PART = auto()  # A part of a file of the job's output.
+    OUTPUT_SKIPPED = auto()  # A file of the job's output was too large for the log.
+    OUTPUT_TRUNCATED = auto()  # A file of the job's output was too long for the log and was cut.
+    OUTPUT_WRITE_FAILED = auto()  # A file of the job's output could not be saved.
+    OUTPUTS_READ_FAILED = auto()  # The archive of the job's output could not be read.
+    OWNER_UNKNOWN = auto()  # The owner of a pod could not be read.
+    PASSIVE_PROFILE_WRITE_FAILED = auto()  # The profile of this training could not be saved.
+    PERMISSION_MISSING = auto()  # The service account lacks a permission.
+    PROFILE_ACCELERATOR = auto()  # The profiler measured steps with cached batches.
+    PROFILE_AS_IS = auto()  # The profiler measured the script unchanged.
+    PROFILE_ENDED = auto()  # The profiler ended.
+    PROFILE_FAILED = auto()  # The profiler failed.
+    PROFILE_GUARDED = auto()  # The profiler kept the script from changing its files.
+    PROFILE_INTERRUPTED = auto()  # The script ended during the profile.
+    PROFILE_LOADER = auto()  # The profiler measured the loader alone.
+    PROFILE_PROGRESS = auto()  # The profiler's first figures.
+    PROFILE_STARTED = auto()  # The profiler started.
+    PROFILE_WRITTEN = auto()  # The profile was saved.
+    PROGRESS = auto()  # Steps so far, their time and their wait.
+    RECORD_READ_FAILED = auto()  # A record of the job could not be read.
+    RECORD_SAVE_FAILED = auto()  # A record of the job could not be saved.
+    RECORD_WRITE_FAILED = auto()  # The training's record could not be written.
+    RECORDS_READ_FAILED = auto()  # The records of the job could not be read.
+    ROSTER = auto()  # All groups and hosts of the run.
+    RUN_ABANDONED = auto()  # The leader is gone; the host stops its training.
+    RUN_JOINED = auto()  # This host joined the run.
+    RUNTIME_REPLACED = auto()  # The TrainingRuntime was replaced.
+    SESSION_ENDED = auto()  # A trainer's session on a data host ended.
+    SESSION_OPENED = auto()  # A trainer opened a session on a data host.
+    SIGNAL_RECEIVED = auto()  # The launcher received a signal.
+    SPEC_FAILED = auto()  # A data host could not load a dataset.
+    SPEC_RECEIVED = auto()  # A data host received a dataset.
+    TOKEN_DELETE_FAILED = auto()  # The run's token could not be deleted from S3.
+    TOKEN_MISSING = auto()  # No token: hosts cannot join, and a lost one is noticed late.
+    TRAINING_CONTINUES = auto()  # Training continues after a wait for data.
+    TRAINING_ENDED = auto()  # Training ended, with its status.
+    TRAINING_FAILED = auto()  # Training failed, with the reason.
+    TRAINING_NOT_STARTED = auto()  # Training was not started; the reason says why.
+    TRAINING_WAITING = auto()  # No batch is ready: training waits for data.
+    VERSIONS_DIFFER = auto()  # A trainer and a data host run different versions of a library.
+    WORKFLOW_READ_FAILED = auto()  # The Argo workflow could not be read.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +179,7 @@ class Log:
         self._stream = stream
         self._lock = threading.Lock()
 
-    def event(self, name: str, **values: LogValue) -> None:
+    def event(self, name: EventName, **values: LogValue) -> None:
         """Writes one line; a closed or full stream is ignored, for a log must not end a job."""
         pairs = "".join(f" {key}={_quote(_text(value))}" for key, value in values.items())
         line = f"{_PREFIX}{now_utc()} {self._head} {name}{pairs}\n"

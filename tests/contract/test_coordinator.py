@@ -339,7 +339,7 @@ def test_a_process_that_has_ended_is_forgotten_at_the_next_change(run: Run) -> N
         for host in ("d1", "d2"):
             run.member(host)
             assert host in [m.host for m in stays.roster().agents]
-    assert "message_not_sent" not in run.log.getvalue()
+    assert "message_send_failed" not in run.log.getvalue()
 
 
 def test_a_rank_of_another_run_or_version_is_refused(run: Run) -> None:

@@ -252,7 +252,7 @@ def test_a_pod_whose_controller_is_no_workflow_or_cannot_be_read_owns_nothing(
     api.reviews_work = False
     platform.submit(plan(platform, job))
     assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
-    assert ("owner_not_known" in capfd.readouterr().err) == is_denied
+    assert ("owner_unknown" in capfd.readouterr().err) == is_denied
 
 
 def test_a_pod_of_another_namespace_owns_nothing(
@@ -1320,7 +1320,7 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(
     api.denied.add(("delete", "jobsets"))
     run.stop()
     said = capfd.readouterr().err
-    assert "job_not_deleted" in said
+    assert "job_delete_failed" in said
     assert "delete jobsets.jobset.x-k8s.io" in said
     left = run.remaining()
     assert left is not None
@@ -1419,7 +1419,7 @@ def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
 ) -> None:
     api.denied.add(("create", "poddisruptionbudgets"))
     platform.submit(plan(platform, job)).stop()
-    assert "budget_not_made" in capfd.readouterr().err
+    assert "disruption_budget_create_failed" in capfd.readouterr().err
 
 
 # --- Kubeflow Trainer
@@ -1934,7 +1934,7 @@ def test_a_follower_that_may_not_renew_its_lease_leaves_it_without_an_end(
     api.denied.add(("patch", "configmaps"))
     run = platform.submit(plan(platform, job))
     assert lease(api) == {"renewed": "", "minutes": "0"}
-    assert "right_missing" in capfd.readouterr().err
+    assert "permission_missing" in capfd.readouterr().err
     run.stop()
 
 

@@ -146,7 +146,7 @@ def not_served(port: int, coordinator: Coordinator | None) -> str:
         pass
     event = parse_line(stream.getvalue())
     assert event is not None
-    assert event.event == "metrics_not_served"
+    assert event.event == "metrics_serve_failed"
     return event.values["text"]
 
 

@@ -35,7 +35,7 @@ GROUPS = [
 ]
 ROLE_LINE = (
     "stoker 2026-11-20T08:00:00.000Z run=m host={0} "
-    "host_has_role group={1} role={2} type=t leader=algo-3"
+    "host_role group={1} role={2} type=t leader=algo-3"
 )
 ROSTER = {
     "trainers": {"role": "dnn", "type": "t", "hosts": ["algo-3"]},

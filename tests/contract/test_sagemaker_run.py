@@ -60,7 +60,7 @@ QUOTA = (
 )
 put_lines = partial(cloudwatch.put_lines, job=NAME)
 put_points = partial(cloudwatch.put_points, job=NAME)
-ROLE_LINE = "stoker T run=mnist-1 host={0} host_has_role group={1} role={1} type=x leader=algo-2"
+ROLE_LINE = "stoker T run=mnist-1 host={0} host_role group={1} role={1} type=x leader=algo-2"
 
 
 @pytest.fixture
@@ -471,7 +471,7 @@ def test_states_and_lines_of_all_hosts_come_once_and_in_order(
     ]
     clock.on_sleep = lambda _: later.pop(0)() if later else None
     lines = list(run.lines())
-    plain = [line for line in words(lines) if "host_has_role" not in line]
+    plain = [line for line in words(lines) if "host_role" not in line]
     assert plain == [
         "sagemaker/status Starting: Starting it",
         "sagemaker/status Downloading: Downloading it",
@@ -482,7 +482,7 @@ def test_states_and_lines_of_all_hosts_come_once_and_in_order(
         "data/algo-1 bye",
         "dnn/algo-2 said before, seen after the end",
     ]
-    assert [parse_line(x.text).host for x in lines if "host_has_role" in x.text] == [  # type: ignore[union-attr]
+    assert [parse_line(x.text).host for x in lines if "host_role" in x.text] == [  # type: ignore[union-attr]
         "algo-2",
         "algo-1",
     ]
@@ -671,7 +671,7 @@ def test_stop_never_raises_says_what_hindered_it_and_deletes_the_token(
     has_status(answers, ("InProgress", "Training"))
     answers.always_refuse("sagemaker", "StopTrainingJob", code, "no")
     run.stop()
-    assert "job_not_stopped" in capsys.readouterr().err
+    assert "job_stop_failed" in capsys.readouterr().err
     assert not aws.has_object(request.token_uri)
 
 
@@ -721,7 +721,7 @@ def test_a_token_that_cannot_be_deleted_is_said(
     request, run = submit(platform, job)
     assert run.wait().status == "succeeded"
     said = capsys.readouterr().err
-    assert "token_not_deleted" in said
+    assert "token_delete_failed" in said
     assert request.token_uri in said
 
 
@@ -844,7 +844,7 @@ def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(
     _, run = submit(platform, job)
     end = run.wait()
     assert (end.status, end.output_dir) == ("succeeded", None)
-    assert "outputs_not_readable" in capsys.readouterr().err
+    assert "outputs_read_failed" in capsys.readouterr().err
 
 
 def test_a_file_too_large_for_a_record_is_not_taken(

@@ -91,7 +91,7 @@ def test_a_stranger_has_a_line_in_the_log_a_thousand_have_one_in_ten_seconds(
         port.tick(NOW + second)
     lines = log.getvalue().splitlines()
     assert len(lines) == 1
-    assert f"strangers_cut port={port.port} connections=20 last=127.0.0.1" in lines[0]
+    assert f"connections_rejected port={port.port} connections=20 last=127.0.0.1" in lines[0]
     assert "no ticket of this run" in lines[0]
     port.tick(NOW + 11)
     assert "connections=160" in log.getvalue().splitlines()[1]

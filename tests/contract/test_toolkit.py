@@ -172,9 +172,9 @@ def test_the_job_succeeds_on_all_hosts_whoever_starts_the_launcher(ran: Ran) -> 
 def test_hosts_have_the_roles_of_their_groups_and_the_leader_is_the_first_as_given(
     ran: Ran,
 ) -> None:
-    assert "host_has_role group=data_group role=data" in ran.logs["algo-1"]
+    assert "host_role group=data_group role=data" in ran.logs["algo-1"]
     for host in ("algo-2", "algo-3"):
-        assert "host_has_role group=gpu role=dnn" in ran.logs[host]
+        assert "host_role group=gpu role=dnn" in ran.logs[host]
         assert "leader=algo-3" in ran.logs[host]
     assert [host for host, log in ran.logs.items() if " roster " in log] == ["algo-3"]
 

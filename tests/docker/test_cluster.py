@@ -68,9 +68,7 @@ def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster: Cl
         late = {host: cluster.ended_at(host) - end for host in cluster.hosts}
         print(f"ended after the training: { {h: round(s, 2) for h, s in late.items()} } s")
         assert max(late.values()) < 3.0 + ENGINE_SECONDS
-        roles = {
-            host: cluster.event(host, "host_has_role").values["role"] for host in cluster.hosts
-        }
+        roles = {host: cluster.event(host, "host_role").values["role"] for host in cluster.hosts}
     assert roles == {"algo-4": "data", "algo-2": "data", "algo-3": "dnn", "algo-1": "dnn"}
     record = cluster.record(LEADER)
     assert record["status"] == "succeeded"

@@ -228,7 +228,7 @@ def test_a_lost_pod_that_follows_a_training_is_tried_again_and_adopts_it(
     assert [step.attempt for step in run.kubeflow.steps if step.task == "train"] == [0, 1]
     events = [event for lines in kubelet.logs.values() for event in map(parse_line, lines) if event]
     made = [event.values["job"] for event in events if event.event == "job_created"]
-    adopted = [event.values["job"] for event in events if event.event == "job_adopted"]
+    adopted = [event.values["job"] for event in events if event.event == "job_resumed"]
     assert made == ["mini-5b1f6c3e-profile", "mini-5b1f6c3e"]
     assert adopted == ["mini-5b1f6c3e"]
 

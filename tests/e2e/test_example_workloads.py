@@ -41,6 +41,6 @@ def test_data_hosts_end_with_the_training_and_their_release_is_measured(trained:
     training = trained.training
     joined = {event.host for event in training.events if event.what == "agent joined"}
     assert joined == {training.hosts[1].host}
-    assert "agent_ends" in trained.log
+    assert "agent_ended" in trained.log
     assert training.data_group_release_seconds is not None
     assert training.data_group_release_seconds < 10

@@ -57,7 +57,7 @@ def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path: Path) -> 
     assert [host.rank for host in training.hosts] == [0, None]
     joined = {event.host for event in training.events if event.what == "agent joined"}
     assert joined == {training.hosts[1].host}
-    assert "agent_ends" in job.log(training.hosts[1].host)
+    assert "agent_ended" in job.log(training.hosts[1].host)
     assert training.data_group_release_seconds is not None
     assert training.data_group_release_seconds < 10
     assert training.metrics["accuracy"] > 0.1

@@ -303,7 +303,7 @@ def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(
     fork: Fork, tmp_path: Path
 ) -> None:
     child = fork(burning(loading=10, model=5, workers=0, batches=50, epochs=500), budget=60.0)
-    child.until("profile_begins")
+    child.until("profile_started")
     child.process.send_signal(signal.SIGINT)
     code, output = child.end()
     assert code != 0
@@ -348,7 +348,7 @@ def test_a_script_that_does_not_bear_a_batch_twice_is_told_that_it_got_one(tmp_p
     assert "the profile was replaying cached batches by then" in caught.value.where
     assert "it may not allow the same batch twice" in caught.value.fix
     log = "".join(path.read_text() for path in tmp_path.glob("burning-1/logs/*.log"))
-    assert "profile_cut_off" in log
+    assert "profile_interrupted" in log
 
 
 class Numbers(Dataset[torch.Tensor]):

@@ -171,7 +171,7 @@ def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(
     assert json.loads((tmp_path / "told").read_text()) == [name, name, 1]
     record = json.loads((base / "output/data/stoker/training.json").read_text())
     assert record["strategy"] == ("smddp" if has_library else "torchrun")
-    assert ("backend_falls_back" in done.stdout + done.stderr) == (not has_library)
+    assert ("backend_fallback" in done.stdout + done.stderr) == (not has_library)
 
 
 REPLICAS = """

@@ -21,7 +21,7 @@ def test_data_hosts_have_what_the_script_changed_and_hold_the_dataset_once() -> 
             for rank in range(2)
         ]
         lines = [line for trainer in trainers for line in trainer.finish()]
-        held = cluster.log_of(0).read_text().count("spec_arrives")
+        held = cluster.log_of(0).read_text().count("spec_received")
     assert len(lines) == 16
     for line in lines:
         assert line["at"] == "there"

@@ -242,7 +242,7 @@ def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(
     host: Cluster,
 ) -> None:
     def opened() -> int:
-        return host.log_of(0).read_text().count("session_opens")
+        return host.log_of(0).read_text().count("session_opened")
 
     before = opened()
     # A rank that no other trainer had.
@@ -273,7 +273,7 @@ def test_two_ranks_share_the_agents(hosts: Cluster) -> None:
         }
 
     def arrived(number: int) -> int:
-        return hosts.log_of(number).read_text().count("spec_arrives")
+        return hosts.log_of(number).read_text().count("spec_received")
 
     before = [(held(number), arrived(number)) for number in range(2)]
     ranks = [hosts.train(rank=rank, world=2, pause_at=2) for rank in range(2)]
@@ -352,7 +352,7 @@ def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(
     given = {"lock": True, "num_workers": num_workers, "loaders": 2}
     trainer = nobody.train(env=env_of(nobody, **feed), **given)
     assert trainer.finish() == reference(loaders=2, num_workers=num_workers)
-    said = [line for line in trainer.errors.splitlines() if "made_locally" in line]
+    said = [line for line in trainer.errors.splitlines() if "loader_not_shippable" in line]
     # Once a loader, not once an epoch.
     assert len(said) == 2
     assert "dataset.lock (_thread.lock) cannot travel" in said[0]
@@ -365,7 +365,7 @@ def test_what_cannot_travel_of_an_unchanged_script_is_made_as_torch_makes_it(
     env = env_of(nobody) | {"STOKER_REPLACE_DATALOADER": "auto"}
     trainer = nobody.train(env=env, lock=True, num_workers=2, is_torchs=True)
     assert trainer.finish() == reference(num_workers=2)
-    assert trainer.errors.count("made_locally") == 1
+    assert trainer.errors.count("loader_not_shippable") == 1
 
 
 def test_decided_workers_replace_the_scripts(nobody: Cluster) -> None:

@@ -69,7 +69,7 @@ def kill_dataset_host(cluster: Cluster, trainer: Trainer, number: int) -> None:
 
 
 def makes_nothing(trainer: Trainer, host: str) -> int:
-    return trainer.errors.count(f"host_makes_nothing agent={host}")
+    return trainer.errors.count(f"host_excluded agent={host}")
 
 
 def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair: Cluster) -> None:

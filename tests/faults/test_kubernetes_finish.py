@@ -250,7 +250,7 @@ def test_a_retry_without_the_last_step_adopts_the_job_and_one_after_it_has_its_r
     follow(first, api)
     lose(api, "train-1", first, "OOM")
     second = step("train", "train-2")
-    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    until(lambda: "job_resumed" in second.said, what="the job is adopted")
     end(api, tmp_path)
     assert second.ended_with() == 0, second.said
     # The run fails for another reason: nothing is lost.
@@ -291,7 +291,7 @@ def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(
     assert api.take_node("finish", finish.process, seconds=END_SECONDS) == 143, finish.said
     assert api.names("jobsets") == [RUN]
     retried = step("train", "train-2")
-    until(lambda: "job_adopted" in retried.said, what="the job is adopted")
+    until(lambda: "job_resumed" in retried.said, what="the job is adopted")
     end(api, tmp_path)
     assert retried.ended_with() == 0, retried.said
 
@@ -316,7 +316,7 @@ def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
     assert api.names("jobsets") == [run]
     if is_finished:
         finish = step("finish", "finish")
-        until(lambda: "job_adopted" in finish.said, what=f"it is followed {finish.said}")
+        until(lambda: "job_resumed" in finish.said, what=f"it is followed {finish.said}")
         end(api, tmp_path, run)
         assert finish.ended_with() == 0, finish.said
         assert finish.record("record")["step"]["step_seconds"] > 0
@@ -326,7 +326,7 @@ def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
         assert api.names("jobsets") == []
     second = step("profile", "profile-2")
     if not is_finished:
-        until(lambda: "job_adopted" in second.said, what="the job is adopted")
+        until(lambda: "job_resumed" in second.said, what="the job is adopted")
         end(api, tmp_path, run)
     assert second.ended_with() == 0, second.said
     assert second.record("profile")["step"]["step_seconds"] > 0

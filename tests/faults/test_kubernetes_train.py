@@ -114,7 +114,7 @@ def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_foll
     assert (api.get("jobsets", NAME)["metadata"]["uid"], pods_of(api)) == (uid, pods)
     assert api.names("secrets") == [f"{NAME}-token"]
     second = start(**api.make_step("step-2", workflow=workflow))
-    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    until(lambda: "job_resumed" in second.said, what="the job is adopted")
     api.end_pod(leader_of(api))
     api.end_job(NAME)
     assert second.ended_with() == 0, second.said
@@ -155,7 +155,7 @@ def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
     first.process.wait(END_SECONDS)
     api.say(leader_of(api), "said to nobody")
     second = start()
-    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    until(lambda: "job_resumed" in second.said, what="the job is adopted")
     until(lambda: "said to nobody" in second.said, what="the log is read on")
     assert api.token(NAME) == token
     assert api.get("jobsets", NAME)["metadata"]["uid"] == uid

@@ -171,7 +171,7 @@ def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(
 ) -> None:
     with LocalJob(tmp_path, STAY, data=1) as job:
         trainer = int(job.wait_for_file("ready"))
-        job.wait_for_log("algo-1", "host_is_welcome")
+        job.wait_for_log("algo-1", "run_joined")
         until(lambda: has_fork_ahead(job.base_dir("algo-1")), what="all that has to end is there")
         job.processes("algo-1")
         job.kill(job.run.launchers[job.leader])
@@ -190,14 +190,14 @@ def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_wi
 ) -> None:
     with LocalJob(tmp_path, STAY, data=1, feed=FeedSettings(), has_torch=False) as job:
         job.wait_for_file("ready")
-        job.wait_for_log("algo-1", "host_is_welcome")
+        job.wait_for_log("algo-1", "run_joined")
         job.kill(job.run.launchers[job.leader])
         end = job.end()
         assert end.data_group_release_seconds is not None
         assert end.data_group_release_seconds < 30
         # Refused connections told it, and it ended by itself.
         assert "has no launcher any more" in job.log("algo-1")
-        assert "agent_ends" in job.log("algo-1")
+        assert "agent_ended" in job.log("algo-1")
 
 
 def test_what_the_command_leaves_behind_is_ended(tmp_path: Path) -> None:
@@ -241,11 +241,11 @@ def test_a_leader_launcher_that_stands_still_for_longer_than_the_lease_costs_not
 ) -> None:
     for host in struck.request.hosts:
         if host.group == "data":
-            struck.wait_for_log(host.name, "host_is_welcome")
+            struck.wait_for_log(host.name, "run_joined")
     struck.kill(struck.run.launchers[struck.leader], signal.SIGSTOP)
     time.sleep(3 * QUICK.lease_seconds)  # the fault
     struck.kill(struck.run.launchers[struck.leader], signal.SIGCONT)
-    struck.wait_for_log(struck.leader, "coordinator_stood_still")
+    struck.wait_for_log(struck.leader, "clock_jump")
     goes_on(struck, 0)
     assert "host_lost" not in struck.log(struck.leader)
 
@@ -463,7 +463,7 @@ def test_a_killed_platform_takes_its_hosts_along(tmp_path: Path) -> None:
     try:
         until((tmp_path / "ready").exists, what="the training runs")
         until(log.exists, what="the data host starts")
-        until(lambda: "host_is_welcome" in log.read_text(), what="the data host runs")
+        until(lambda: "run_joined" in log.read_text(), what="the data host runs")
         pids = marked_processes(tmp_path / "run")
     finally:
         process.kill()

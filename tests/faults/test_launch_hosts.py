@@ -185,7 +185,7 @@ def leaderless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaderless]
             hosts.start(host, WAIT)
         trainers = [hosts.wait_for("algo-1"), hosts.wait_for("algo-3")]
         for host in TWO_DATA_HOSTS["data_group"]:
-            hosts.wait_for_log(host, "host_is_welcome")
+            hosts.wait_for_log(host, "run_joined")
         hosts.pids |= marked_processes(hosts.tmp_path / "hosts")
         hosts.started["algo-3"].kill()
         yield Leaderless(hosts=hosts, trainers=trainers)
@@ -199,7 +199,7 @@ def test_a_data_host_ends_with_0_when_the_leader_is_killed(leaderless: Leaderles
 
 def test_a_data_pod_whose_leader_fell_silent_is_started_again(leaderless: Leaderless) -> None:
     assert leaderless.hosts.code("algo-4") == 5
-    assert "data_host_comes_back" in leaderless.hosts.log("algo-4")
+    assert "data_host_restarting" in leaderless.hosts.log("algo-4")
 
 
 def test_a_data_host_that_nobody_ever_calls_ends_with_5(hosts: Hosts) -> None:
@@ -213,7 +213,7 @@ def test_a_data_host_that_is_asked_to_stop_drains_and_tells_the_leader(hosts: Ho
     for host in GROUPS["gpu"] + GROUPS["data_group"]:
         hosts.start(host, WAIT)
     hosts.wait_for("algo-1")
-    hosts.wait_for_log("algo-2", "host_is_welcome")
+    hosts.wait_for_log("algo-2", "run_joined")
     hosts.started["algo-2"].send_signal(signal.SIGTERM)
     assert hosts.code("algo-2") == 143
     hosts.wait_for_log("algo-3", "host_left")
@@ -225,7 +225,7 @@ def test_sigterm_to_all_hosts_stops_all(hosts: Hosts) -> None:
         hosts.start(host, WAIT)
     hosts.wait_for("algo-1")
     hosts.wait_for("algo-3")
-    hosts.wait_for_log("algo-2", "host_is_welcome")
+    hosts.wait_for_log("algo-2", "run_joined")
     for process in hosts.started.values():
         process.send_signal(signal.SIGTERM)
     assert hosts.code("algo-3") == 143
@@ -240,7 +240,7 @@ def test_a_data_pod_that_is_evicted_with_all_others_does_not_count_as_done(hosts
     hosts.start("algo-2", WAIT, **POD)
     hosts.start("algo-3", WAIT)
     hosts.wait_for("algo-3")
-    hosts.wait_for_log("algo-2", "host_is_welcome")
+    hosts.wait_for_log("algo-2", "run_joined")
     hosts.started["algo-2"].send_signal(signal.SIGTERM)
     hosts.wait_for_log("algo-2", "signal_received")
     hosts.started["algo-3"].send_signal(signal.SIGTERM)

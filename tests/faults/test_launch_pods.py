@@ -176,7 +176,7 @@ def test_a_data_pod_that_was_killed_takes_its_place_again(tmp_path: Path) -> Non
     with ended(Pods(tmp_path)) as pods:
         pods.start("data", 1)
         first = pods.started["data-1"]
-        until(lambda: "host_has_role" in pods.log("data-1"), what="the pod has started")
+        until(lambda: "host_role" in pods.log("data-1"), what="the pod has started")
         first.kill()
         first.wait()
         (tmp_path / "pods" / "data-1").rename(tmp_path / "gone")
@@ -184,7 +184,7 @@ def test_a_data_pod_that_was_killed_takes_its_place_again(tmp_path: Path) -> Non
         pods.start("data", 0)
         pods.start("dnn", 0)
         assert [pods.code(pod) for pod in ("data-0", "data-1", "dnn-0")] == [0, 0, 0]
-        assert "host_is_welcome" in pods.log("data-1")
+        assert "run_joined" in pods.log("data-1")
 
 
 def test_the_leader_s_record_outlives_its_pod_in_its_log(played: Pods) -> None:

@@ -217,7 +217,7 @@ def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path: Path
             for line in hosts.log(host).splitlines()
             if (event := parse_line(line))
         ]
-    roles = {e.host: e.values["group"] for e in events if e.event == "host_has_role"}
+    roles = {e.host: e.values["group"] for e in events if e.event == "host_role"}
     assert roles == {"algo-1": "data_group", "algo-2": "gpu", "algo-3": "gpu"}
     (roster,) = [event for event in events if event.event == "roster"]
     assert roster.host == "algo-3"
@@ -247,15 +247,15 @@ def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> 
             **WITHOUT_TORCH,
         )
         hosts.wait_for_log("algo-3", "command_started")
-        hosts.wait_for_log("algo-1", "agent_listens")
-        hosts.wait_for_log("algo-2", "host_has_role")
+        hosts.wait_for_log("algo-1", "agent_listening")
+        hosts.wait_for_log("algo-2", "host_role")
         for host in ("algo-1", "algo-2"):
-            assert "host_is_welcome" not in hosts.log(host)
+            assert "run_joined" not in hosts.log(host)
         hosts.name_hosts()
         assert set(hosts.codes().values()) == {0}, hosts.log("algo-3")
         assert "has begun" in hosts.log("algo-2")
         for host in ("algo-1", "algo-2"):
-            assert "host_is_welcome" in hosts.log(host)
+            assert "run_joined" in hosts.log(host)
 
 
 def test_a_homogeneous_job_trains_without_a_token_and_sees_no_gpus(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
         start_all(hosts, *CLI, *words, STOKER_STRATEGY="none", **WITHOUT_TORCH)
         for host in GROUPS["gpu"]:
             hosts.wait_for_log(host, "ready to save")
-        hosts.wait_for_log("algo-1", "host_is_welcome")
+        hosts.wait_for_log("algo-1", "run_joined")
         for host in hosts.names:
             hosts.first_process(host).send_signal(signal.SIGTERM)
         codes = hosts.codes()

@@ -90,7 +90,7 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
         lost.lose_node()
         other = pods.start("data", 1, address=lost.sandbox.address)
         # The trainer looks for data-0 where data-1 is now.
-        trainer.wait_for("agent_is_another_host", agent=lost.host)
+        trainer.wait_for("agent_address_reused", agent=lost.host)
         again = pods.start("data", 0, named_after_seconds=None)
         pods.go_on(STOPS[0])
         # First its name is as it was, then there are both: nobody has told the old one's end.
@@ -129,9 +129,9 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
         for pod in (again, after_preemption):
             pod.terminate()
         assert [pod.code() for pod in (again, after_preemption)] == [143, 143]
-        waits = len(trainer.events("training_waits_for_data"))
+        waits = len(trainer.events("training_waiting"))
         pods.go_on(STOPS[4])
-        trainer.wait_for("training_waits_for_data", count=waits + 1)
+        trainer.wait_for("training_waiting", count=waits + 1)
         at_last = pods.start("data", 0)
         trainer.process.wait(WAIT_SECONDS)
         yield Moved(
@@ -165,7 +165,7 @@ def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(moved: Moved) 
 
 def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(moved: Moved) -> None:
     moved.assert_exact()
-    (drain,) = moved.other.events("agent_drains")
+    (drain,) = moved.other.events("agent_draining")
     assert int(drain.values["begun"]) > 0
     assert moved.after_preemption.num_sent() > 0
 
@@ -174,7 +174,7 @@ def test_training_waits_while_all_data_pods_are_gone(moved: Moved) -> None:
     moved.assert_exact()
     # The last one was told the end, and said goodbye.
     assert moved.pods.record(moved.trainer).data_group_release_seconds is not None
-    assert len(moved.trainer.events("training_goes_on")) > moved.waits
+    assert len(moved.trainer.events("training_continues")) > moved.waits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
         for pod in started:
             pods.publish(pod)
         assert [pod.code() for pod in started] == [0, 0, 0]
-        assert data.events("host_is_welcome")
+        assert data.events("run_joined")
         assert "rank 0 of 2 reaches the store" in leader.log
         assert "rank 1 of 2 reaches the store" in follower.log
 
@@ -262,7 +262,7 @@ STAY = "import time; print('trains', flush=True); time.sleep(300)"
 def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_path: Path) -> None:
     with Pods(tmp_path, data=1, feed=FEED, code=STAY) as pods:
         trainer, data = pods.start("dnn", 0), pods.start("data", 0)
-        data.wait_for("host_is_welcome")
+        data.wait_for("run_joined")
         until(lambda: "trains" in trainer.log, what="it trains")
         trainer.lose_node()
         # Started again, it waits for the next leader until the job is deleted.

@@ -256,7 +256,7 @@ def hose_all(struck: Struck, name: str, listener: str) -> Hosed:
 def told_of(struck: Struck, listener: str) -> list[int]:
     """Returns how many strangers each line of the listener's log tells of."""
     log = struck.cluster.leader_log if listener == "coordinator" else struck.cluster.log_of(0)
-    line = rf"strangers_cut port={struck.ports[listener]} connections=(\d+)"
+    line = rf"connections_rejected port={struck.ports[listener]} connections=(\d+)"
     return [int(number) for number in re.findall(line, log.read_text())]
 
 
@@ -306,7 +306,7 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
     growth = {who: after[who] - struck.at_first[who] for who in after}
     assert max(growth.values()) < MAX_GROWTH_BYTES, growth
     # Nobody of them was parsed, nobody filled the log.
-    assert "peer_sends_rubbish" not in logged
+    assert "malformed_peer" not in logged
     assert len(logged.splitlines()) < 40
 
 

@@ -96,7 +96,7 @@ def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs: Runs) ->
     assert runs.jobs(run) == [f"mnist-{run.id}"]
     # None was asked for twice, in neither run.
     assert project.account.calls.count("CreateTrainingJob") == len(project.account.jobs)
-    assert "job_adopted" in project.log(run, "TrainAgain")
+    assert "job_resumed" in project.log(run, "TrainAgain")
     measured = runs.training(run).measured
     assert measured
     assert measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE

@@ -95,10 +95,10 @@ def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
     first.process.kill()
     first.process.wait(END_SECONDS)
     second = start()
-    until(lambda: "job_adopted" in second.said, what="the job is adopted")
+    until(lambda: "job_resumed" in second.said, what="the job is adopted")
     assert aws.read_object(TOKEN) == token
     put_lines(
-        aws, "algo-2", f"stoker T run={NAME} host=algo-2 host_has_role group=dnn role=dnn", job=NAME
+        aws, "algo-2", f"stoker T run={NAME} host=algo-2 host_role group=dnn role=dnn", job=NAME
     )
     put_lines(aws, "algo-1", "hello of a host whose group is told by nobody", job=NAME)
     service.end(NAME, "Completed")

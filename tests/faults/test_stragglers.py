@@ -236,7 +236,7 @@ def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_g
 ) -> None:
     trainer = half_reached.cluster.train(pause_at=3, **SLOW)
     trainer.until("pause")
-    wait_until(lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out")
+    wait_until(lambda: "host_excluded agent=algo-0" in trainer.errors, "the first is left out")
     trainer.go_on()
     assert trainer.finish() == reference(**SLOW)
 
@@ -248,7 +248,7 @@ def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_ep
     cluster = half_reached.cluster
     trainer = cluster.train(pause_at=8, **given)
     trainer.until("pause")
-    wait_until(lambda: "host_makes_nothing agent=algo-0" in trainer.errors, "the first is left out")
+    wait_until(lambda: "host_excluded agent=algo-0" in trainer.errors, "the first is left out")
     half_reached.proxy.target = cluster.agent_port(0) + 1
     trainer.go_on()
     assert trainer.finish() == reference(**given)

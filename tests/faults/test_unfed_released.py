@@ -42,7 +42,7 @@ def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path, dnn
         tmp_path, FORGOT, dnn=dnn, data=1, feed=feed, strategy="none", has_torch=False
     ) as job:
         (host,) = [host.name for host in job.request.hosts if host.group == "data"]
-        job.wait_for_log(host, "agent_ends")
+        job.wait_for_log(host, "agent_ended")
         (tmp_path / "go").touch()
         end = job.end()
         assert end.status == "succeeded", end.failure or job.log(job.leader)

@@ -75,7 +75,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
     # Both have the dataset, so that one can be lost.
     for number in (0, 1):
         wait_until(
-            lambda number=number: "spec_arrives" in since(cluster, number, heard[number]),
+            lambda number=number: "spec_received" in since(cluster, number, heard[number]),
             f"host {number} has the dataset",
             180.0,
         )
@@ -87,7 +87,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
     expected = plain.finish()
     assert len(expected) > PAUSE_AT
     assert found == expected
-    assert "session_opens" in since(cluster, 1, heard[1])
+    assert "session_opened" in since(cluster, 1, heard[1])
 
 
 def test_a_profile_sees_torchdatas_loader(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ print([batch.tolist() for batch in loader])
         check=False,
     )
     assert done.stdout == "[[0, 1, 2, 3], [4, 5, 6, 7]]\n", done.stderr
-    assert "profile_begins" in done.stderr
+    assert "profile_started" in done.stderr
 
 
 def since(cluster: Cluster, number: int, size: int) -> str:

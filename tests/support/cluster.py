@@ -273,7 +273,7 @@ class Cluster:
         found: list[str] = []
 
         def is_listening() -> bool:
-            found[:] = re.findall(r"agent_listens port=(\d+)", self.log_of(number).read_text())
+            found[:] = re.findall(r"agent_listening port=(\d+)", self.log_of(number).read_text())
             return bool(found)
 
         wait_until(is_listening, "the agent listens")

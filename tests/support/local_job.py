@@ -90,7 +90,7 @@ def assert_nothing_left(run_dir: Path, pids: set[int]) -> None:
     left = marked_processes(run_dir) | {pid for pid in pids if is_running(pid)}
     assert not left, [psutil.Process(pid).cmdline() for pid in left]
     logs = "\n".join(path.read_text(errors="replace") for path in run_dir.rglob("*.log"))
-    ports = re.findall(r"endpoint=tcp://127\.0\.0\.1:(\d+)|agent_listens port=(\d+)", logs)
+    ports = re.findall(r"endpoint=tcp://127\.0\.0\.1:(\d+)|agent_listening port=(\d+)", logs)
     for port in {int(a or b) for a, b in ports}:
         assert not is_listening(port), f"port {port} is still bound"
     shared = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []

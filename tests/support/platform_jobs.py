@@ -231,7 +231,7 @@ class LocalPlatformJob:
         self._run = run
         until((self._folder / "began").exists, what="the script runs")
         log = self.spec.run_dir / "logs" / "data-algo-1.log"
-        until(lambda: "host_is_welcome" in log.read_text(), what="the data host is there")
+        until(lambda: "run_joined" in log.read_text(), what="the data host is there")
 
     def say(self, *texts: str) -> None:
         self._order(*(f"say {text}" for text in texts))
@@ -306,7 +306,7 @@ class SageMakerJob:
         self._job = run.name
         for host, group in self.hosts.items():
             role = f"group={group} role={group} type=x leader=algo-2"
-            said = f"stoker T run={run.name} host={host} host_has_role {role}"
+            said = f"stoker T run={run.name} host={host} host_role {role}"
             put_lines(self._aws, host, said, job=self._job)
 
     def say(self, *texts: str) -> None:

@@ -115,7 +115,7 @@ class Pod:
 
     def num_sent(self) -> int:
         """Counts the batches that this data pod sent in its life, which is over."""
-        (ended,) = self.events("agent_ends")
+        (ended,) = self.events("agent_ended")
         return int(ended.values["batches"])
 
     def code(self) -> int:

@@ -227,7 +227,7 @@ class Project:
         self.account.lose_host_of["TrainAgain"] = lambda: num_begun() > 0
         # Also when a second job began in place of the adoption, so that the test fails at once.
         self.account.containers.lets_go = lambda: (
-            num_begun() > 1 or "job_adopted" in log(f"pipelines-{run.id}-TrainAgain-*")
+            num_begun() > 1 or "job_resumed" in log(f"pipelines-{run.id}-TrainAgain-*")
         )
 
 

@@ -120,8 +120,8 @@ def test_waiting_and_going_on_are_said_once() -> None:
         assert alone.judge(now) is None
     said = alone.log.getvalue().splitlines()
     assert len(said) == 2
-    assert "training_waits_for_data" in said[0]
-    assert "training_goes_on waited_seconds=10" in said[1]
+    assert "training_waiting" in said[0]
+    assert "training_continues waited_seconds=10" in said[1]
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

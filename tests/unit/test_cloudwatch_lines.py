@@ -20,7 +20,7 @@ from stoker.platforms.sagemaker.cloudwatch import (
 from support.aws_answers import Clock
 
 GROUPS = ("dnn", "data")
-ROLE = "stoker 2026-11-20T08:00:00.000Z run=job host={host} host_has_role group={group} role=x"
+ROLE = "stoker 2026-11-20T08:00:00.000Z run=job host={host} host_role group={group} role=x"
 
 
 def entry(host: str, text: str, millis: int = 0) -> LogEntry:

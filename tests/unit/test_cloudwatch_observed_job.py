@@ -113,7 +113,7 @@ def test_members_come_from_each_hosts_line_and_from_the_leaders() -> None:
     head = "stoker 2026-11-20T08:00:00.000Z run=m host="
     found = members_in(
         [
-            f"{head}algo-1 host_has_role group=d role=data type=t",
+            f"{head}algo-1 host_role group=d role=data type=t",
             f"[d/algo-2] {head}algo-2 roster groups='{json.dumps(groups)}'",
             f"{head}algo-2 roster groups='{{broken'",
             "the roster of the team",

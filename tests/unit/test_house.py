@@ -89,6 +89,20 @@ def test_constants_stand_under_the_imports() -> None:
     assert {name: names for name, names in found.items() if names} == {}
 
 
+def test_a_log_event_is_a_member_of_the_enum() -> None:
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "event"
+        and node.args
+        and isinstance(node.args[0], ast.Constant)
+    ]
+    assert found == []
+
+
 def names_in(statement: ast.Import | ast.ImportFrom) -> set[str]:
     if isinstance(statement, ast.Import):
         return {alias.name for alias in statement.names}

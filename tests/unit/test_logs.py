@@ -9,11 +9,11 @@ from stoker.logs import Log, parse_line, printable
 @given(st.text(max_size=40), st.text(min_size=1, max_size=40))
 def test_what_is_logged_is_read_back(value: str, host: str) -> None:
     stream = io.StringIO()
-    Log(run="r 1", host=host, stream=stream).event("agent_listens", port=7600, reason=value)
+    Log(run="r 1", host=host, stream=stream).event("agent_listening", port=7600, reason=value)
     (line,) = stream.getvalue().splitlines()
     event = parse_line("data/algo-1 " + line)
     assert event is not None
-    assert event.event == "agent_listens"
+    assert event.event == "agent_listening"
     assert event.run == "r 1"
     assert event.values["port"] == "7600"
     assert event.values["reason"] == printable(" ".join(value.split()))

@@ -13,7 +13,6 @@ from stoker.platforms import pod_outputs
 from stoker.platforms.pod_outputs import (
     MAX_BYTES,
     PART_CHARACTERS,
-    PART_EVENT,
     OutputParts,
     log_files,
 )
@@ -87,7 +86,7 @@ def test_a_long_timeline_keeps_its_first_rows_and_says_how_many_are_left_out(
     rows = [f"{i},{draws.random()}\n" for i in range(40_000)]
     (tmp_path / "timeline-rank0.csv").write_text("".join(["a,b\n", *rows]))
     lines = logged(tmp_path)
-    (cut,) = [line for line in lines if "output_cut" in line]
+    (cut,) = [line for line in lines if "output_truncated" in line]
     kept = taken(lines).files["stoker/timeline-rank0.csv"].decode().splitlines(keepends=True)
     assert kept == ["a,b\n", *rows][: len(kept)]
     assert f"rows={len(kept) - 1} left_out={len(rows) - len(kept) + 1}" in cut
@@ -97,12 +96,12 @@ def test_a_long_timeline_keeps_its_first_rows_and_says_how_many_are_left_out(
 def test_a_record_beyond_all_bounds_is_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "training.json").write_bytes(noise(MAX_BYTES[".json"] + 1000))
     (line,) = logged(tmp_path)
-    assert "output_left_out file=stoker/training.json" in line
+    assert "output_skipped file=stoker/training.json" in line
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     (line,) = logged(tmp_path / "none")
-    assert "output_not_logged" in line
+    assert "output_log_failed" in line
 
 
 @pytest.mark.parametrize(
@@ -146,7 +145,7 @@ def test_what_is_not_a_launcher_s_is_no_file(
 def test_a_part_that_is_not_whole_opens_no_memory() -> None:
     parts = OutputParts()
     for number in range(1000):
-        parts.take(f"stoker T run=r host=h {PART_EVENT} file=a.json part=1 parts=2 digest={number}")
+        parts.take(f"stoker T run=r host=h output_part file=a.json part=1 parts=2 digest={number}")
     assert len(parts._parts) <= 65
 
 

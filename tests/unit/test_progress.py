@@ -73,7 +73,7 @@ def test_a_bar_is_shown_in_its_last_state_and_events_never_in_it(
     stream = io.StringIO()
     log = Log(run="r", host="algo-1", stream=stream)
     log.event("agent_ready", agent="algo-2", workers=1, credits=2)
-    log.event("metrics_not_served", text="no metrics are served")
+    log.event("metrics_serve_failed", text="no metrics are served")
     ready, warned = stream.getvalue().splitlines()
     with following(quiet=False, echo=True) as follow:
         for text in (

@@ -35,7 +35,7 @@ METER = event(
     "25.9493,2.01478,rank,0,1.49478,,\n25.9493,2.01478,host,s7a-data-0-0,1.49478,,",
 )
 PART = event("output_part", file="stoker/a.csv", data=base64.b64encode(bytes(range(256))).decode())
-ROLE = event("host_has_role", role="dnn", leader="s7a-dnn-0-0")
+ROLE = event("host_role", role="dnn", leader="s7a-dnn-0-0")
 TRACE = [
     "Traceback (most recent call last):",
     '  File "/app/train.py", line 3, in <module>',

@@ -414,5 +414,5 @@ def test_a_full_disk_ends_the_picture_and_nothing_else(tmp_path: Path) -> None:
         clock.now = float(second)
         reports[0] = report(seconds=clock.now, batches=second)
         log.tick()
-    assert stream.getvalue().count("feed_not_written") == 1
+    assert stream.getvalue().count("feed_write_failed") == 1
     assert stream.getvalue().count(" feed rows=") == 4

@@ -194,7 +194,7 @@ def test_a_profile_says_what_the_slowest_rank_waits(capsys: pytest.CaptureFixtur
         capsys.readouterr().err.split()
     )
     # The log of rank 2 is not seen: its words are not waited for.
-    log("profile_so_far", rank=0, ranks=3, steps=40, step_seconds=0.05, wait_share=0.5)
+    log("profile_progress", rank=0, ranks=3, steps=40, step_seconds=0.05, wait_share=0.5)
     log("profile_accelerator", rank=0, steps=40, step_seconds=0.02)
     said = capsys.readouterr().err
     assert said.index("50% of the time") < said.index("with cached batches")

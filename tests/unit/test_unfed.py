@@ -38,12 +38,12 @@ def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path: Path)
     watch, said = watch_of(tmp_path)
     watch.seen = "torch.utils.data.dataloader.DataLoader"
     watch.step()
-    assert "feed_not_asked" in said.getvalue()
+    assert "feed_unused" in said.getvalue()
     assert "torch.utils.data.dataloader.DataLoader is read without stoker" in said.getvalue()
     assert "--replace-dataloader" in said.getvalue()
     for _ in range(ENOUGH_STEPS):
         watch.step()
-    assert said.getvalue().count("feed_not_asked") == 1
+    assert said.getvalue().count("feed_unused") == 1
 
 
 def test_a_librarys_own_loader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

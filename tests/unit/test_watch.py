@@ -144,7 +144,7 @@ def run_folder(tmp_path: Path) -> Path:
     (logs / "dnn-gpu-1.log").write_text(
         "user's own words\n" + progress_line() + feed_line(host("data-1"))
     )
-    (logs / "data-data-1.log").write_text(line("host_has_role", host="data-1"))
+    (logs / "data-data-1.log").write_text(line("host_role", host="data-1"))
     return logs.parent
 
 

@@ -33,7 +33,7 @@ from stoker.cli.progress import (
     working,
 )
 from stoker.errors import UsageError, WorkloadError
-from stoker.logs import parse_line
+from stoker.logs import EventName, parse_line
 from stoker.text import duration, ms, wait_words
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from stoker.records import Cluster, Profile, Workload
 
 # What is measured after an event.
-_DOING = {
-    "profile_begins": "measures the script as it is",
-    "profile_as_is": "measures with cached batches",
-    "profile_accelerator": "measures the loader alone",
+_DOING: dict[str, str] = {
+    EventName.PROFILE_STARTED: "measures the script as it is",
+    EventName.PROFILE_AS_IS: "measures with cached batches",
+    EventName.PROFILE_ACCELERATOR: "measures the loader alone",
 }
 
 
@@ -364,7 +364,7 @@ class FollowedProfile:
             return
         doing = _DOING.get(event.event)
         if doing and self._bar and self._task is not None:
-            if event.event == "profile_begins":
+            if event.event == EventName.PROFILE_STARTED:
                 # The budget counts from here on.
                 self._bar.reset(self._task)
             self._bar.update(self._task, words=f"of {self._budget}: {doing}")
@@ -440,12 +440,12 @@ def _ms(seconds: str) -> str:
 
 
 _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
-    "profile_begins": ("begins", lambda _: "the script asks for its first batch"),
-    "profile_so_far": ("so far", _steps_so_far),
-    "profile_as_is": ("as is", _as_is),
-    "profile_accelerator": ("no loader", _accelerator),
-    "profile_loader": ("loader", _loader),
-    "profile_guarded": ("ends here", _guarded),
+    EventName.PROFILE_STARTED: ("begins", lambda _: "the script asks for its first batch"),
+    EventName.PROFILE_PROGRESS: ("so far", _steps_so_far),
+    EventName.PROFILE_AS_IS: ("as is", _as_is),
+    EventName.PROFILE_ACCELERATOR: ("no loader", _accelerator),
+    EventName.PROFILE_LOADER: ("loader", _loader),
+    EventName.PROFILE_GUARDED: ("ends here", _guarded),
 }
 
 

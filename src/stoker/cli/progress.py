@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import UsageError
-from stoker.logs import LogEvent, parted
+from stoker.logs import EventName, LogEvent, parted
 from stoker.reasons import RANK_MARK
 from stoker.text import duration, ms
 
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 # From the end of a connection to the report that tells why.
 SETTLE_SECONDS = 2.0
 # After one of these events of the leader, hosts leave because the training is over.
-_ENDS = ("command_ended", "signal_received", "training_failed", "training_ended")
+_ENDS = (
+    EventName.COMMAND_ENDED,
+    EventName.SIGNAL_RECEIVED,
+    EventName.TRAINING_FAILED,
+    EventName.TRAINING_ENDED,
+)
 # Without a terminal one line per 15 s: the log of a CI job stays short.
 _QUIET_SECONDS = 15.0
 # A line of a step: its name, words, and its time at the right.
@@ -50,20 +55,20 @@ _ESTIMATE_STEPS = 20
 _SPINNER_SECONDS = 1.5
 # Events whose text is shown as a warning.
 _WARNINGS = (
-    "feed_not_asked",
-    "feed_not_written",
-    "few_shards",
-    "generator_not_seeded",
-    "host_makes_nothing",
-    "hosts_not_comparable",
-    "large_dataset",
-    "made_locally",
-    "metrics_not_served",
-    "mlflow_not_reached",
-    "record_not_written",
+    EventName.FEED_UNUSED,
+    EventName.FEED_WRITE_FAILED,
+    EventName.FEW_SHARDS,
+    EventName.GENERATOR_NOT_SEEDED,
+    EventName.HOST_EXCLUDED,
+    EventName.HOSTS_NOT_COMPARABLE,
+    EventName.LARGE_DATASET,
+    EventName.LOADER_NOT_SHIPPABLE,
+    EventName.METRICS_SERVE_FAILED,
+    EventName.MLFLOW_FAILED,
+    EventName.RECORD_WRITE_FAILED,
 )
 # Events whose text is shown as a note: there is nothing to mend.
-_NOTES = ("batches_seeded",)
+_NOTES = (EventName.BATCHES_SEEDED,)
 
 
 def _time_of(when: str) -> datetime | None:
@@ -102,21 +107,21 @@ class HostNews:
             # First: after its end a run loses all hosts, which is no news.
             case _ if self._is_over:
                 return
-            case "roster":
+            case EventName.ROSTER:
                 self._begin(event.host, values.get("groups", ""))
-            case "agent_connection_lost" if host in self._hosts - self._gone:
+            case EventName.AGENT_CONNECTION_LOST if host in self._hosts - self._gone:
                 # The first trainer's report counts: others lose the same host a moment later.
                 self._unsure.setdefault(host, now)
-            case "host_ended" if host in self._hosts:
+            case EventName.HOST_ENDED if host in self._hosts:
                 yield from self._loses(host, f"ended with {values.get('how', '')}")
-            case "host_lost" if is_agent:
+            case EventName.HOST_LOST if is_agent:
                 yield from self._loses(host, f"was lost: {values.get('reason', '')}")
-            case "host_left" if is_agent:
+            case EventName.HOST_LEFT if is_agent:
                 yield from self._loses(host, f"left: {values.get('reason', '')}")
-            case "no_data_host_left" if not self._is_alone:
+            case EventName.NO_DATA_HOST_LEFT if not self._is_alone:
                 self._is_alone = True
                 yield f"no data host is left: {values.get('text', '')}"
-            case "agent_ready" | "host_rejoined":
+            case EventName.AGENT_READY | EventName.HOST_REJOINED:
                 yield from self._regains(host)
             case ended if ended in _ENDS and event.host == self._leader:
                 self._is_over = True
@@ -224,7 +229,7 @@ class Follow:
             self._show(f"{line.group}/{line.host} {written}")
         if event is None:
             return
-        if event.event == "progress":
+        if event.event == EventName.PROGRESS:
             self._progress(event)
         for text in self._news.take(event):
             self._show(text)

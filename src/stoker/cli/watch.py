@@ -33,7 +33,7 @@ from stoker.launch.telemetry import (
     interval_in,
     progress_in,
 )
-from stoker.logs import LogEvent, parse_line
+from stoker.logs import EventName, LogEvent, parse_line
 from stoker.platforms.follow import FileTail
 
 _HOSTS_IN_A_LINE = 6
@@ -41,17 +41,17 @@ _RANKS_SHOWN = 6
 _FILE_WIDTH = 500
 _EVENTS = 5
 # Events of hosts and workers, in words for people.
-_HAPPENINGS = {
-    "host_joined": "joined",
-    "host_rejoined": "joined again",
-    "host_left": "left",
-    "host_lost": "was lost",
-    "host_absent": "did not join",
-    "agent_connection_lost": "lost its connection to a trainer",
-    "batch_dropped": "dropped a batch",
-    "local_worker_died": "lost a local worker",
-    "worker_died": "lost a worker",
-    "training_failed": "training failed",
+_HAPPENINGS: dict[str, str] = {
+    EventName.HOST_JOINED: "joined",
+    EventName.HOST_REJOINED: "joined again",
+    EventName.HOST_LEFT: "left",
+    EventName.HOST_LOST: "was lost",
+    EventName.HOST_ABSENT: "did not join",
+    EventName.AGENT_CONNECTION_LOST: "lost its connection to a trainer",
+    EventName.BATCH_DROPPED: "dropped a batch",
+    EventName.LOCAL_WORKER_DIED: "lost a local worker",
+    EventName.DATA_WORKER_DIED: "lost a worker",
+    EventName.TRAINING_FAILED: "training failed",
 }
 _COLUMNS = ("host", "batches/s", "MB/s", "workers", "worker/s", "busy", "asked", "moved")
 POLL_SECONDS = 0.25
@@ -117,7 +117,7 @@ class RunView:
         elif interval := interval_in(event):
             self.interval = interval
             self.is_complete = True
-        elif event.event == "training_ended":
+        elif event.event == EventName.TRAINING_ENDED:
             self.status = _clean(event.values.get("status", "")) or "ended"
         elif event.event in _HAPPENINGS:
             host = event.values.get("about") or event.values.get("agent") or event.host

@@ -16,7 +16,7 @@ from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
 from stoker.feed.process import TrainerProcess, note_making, this_process
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
 _FEED = "stoker.feed.remote_iterators"
@@ -210,7 +210,7 @@ def _say_how_it_is_seeded(loader: AnyLoader, process: TrainerProcess) -> None:
     if is_torchs or process.said_seeding or settings.rank != 0 or settings.output is None:
         return
     process.said_seeding = True
-    Log(run=settings.run_id, host=settings.host).event("batches_seeded", text=_SEEDED)
+    Log(run=settings.run_id, host=settings.host).event(EventName.BATCHES_SEEDED, text=_SEEDED)
 
 
 def _has_feed(process: TrainerProcess) -> bool:
@@ -247,7 +247,7 @@ def _say_it_is_local(loader: AnyLoader, process: TrainerProcess, err: ShippingEr
     settings = process.settings
     who = "torch's local workers make" if loader.num_workers else "the trainer itself makes"
     Log(run=settings.run_id, host=settings.host).event(
-        "made_locally",
+        EventName.LOADER_NOT_SHIPPABLE,
         rank=settings.rank,
         loader=process.books(loader).number,
         text=f"{err.what}; {who} the batches of that loader, without help of data hosts",

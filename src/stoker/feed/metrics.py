@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker import settings
 from stoker.errors import UsageError
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 
 
 def log_metrics(**values: float) -> None:
@@ -24,7 +24,7 @@ def log_metrics(**values: float) -> None:
     if process.rank != 0:
         return
     if process.metrics is None:
-        Log(run=process.run_id, host=process.host).event("metrics", **numbers)
+        Log(run=process.run_id, host=process.host).event(EventName.METRICS, **numbers)
         return
     _merge(process.metrics, numbers)
 

@@ -27,7 +27,7 @@ from stoker.feed.trainer.shards import ShardScheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import DatasetSpec, Globals, PackedSpec, pack_spec
 from stoker.feed.wire.pickling import factories_in
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 
 
 class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
@@ -151,7 +151,7 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
 
 def log_death(log: Log, how: str) -> None:
     """Logs how a local worker ended."""
-    log.event("local_worker_died", how=how)
+    log.event(EventName.LOCAL_WORKER_DIED, how=how)
 
 
 def _numbered(epoch: Epoch, base_seed: int, sampler: Iterator[object]) -> Iterator[Numbered]:
@@ -163,7 +163,7 @@ def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     packed = pack_spec(spec, max_bytes=process.settings.feed.max_dataset_bytes)
     for warning in packed.warnings:
         Log(run=process.settings.run_id, host=process.settings.host).event(
-            "large_dataset", text=warning
+            EventName.LARGE_DATASET, text=warning
         )
     return packed
 

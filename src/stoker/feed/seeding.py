@@ -35,7 +35,7 @@ from stoker.feed.generators import (
     put_back,
 )
 from stoker.feed.wire.codec import pack_value, unpack_value
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.settings import from_environment
 
 # Base seed, replica, epoch, number of the batch.
@@ -286,7 +286,7 @@ class Seeder:
             self._warned.add(path)
             settings = from_environment()
             Log(run=settings.run_id, host=settings.host).event(
-                "generator_not_seeded",
+                EventName.GENERATOR_NOT_SEEDED,
                 text=f"{path} ({what}) draws random numbers and cannot be seeded for each batch: "
                 "batches depend on who makes them; hold a generator of random, NumPy or torch, or "
                 "seed it in __getitem__ from torch.initial_seed()",

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stoker.feed.loading import Loading
 from stoker.feed.own_loaders import own_loaders
 from stoker.feed.process import TrainerProcess, Unfed, known_process, this_process
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 
 _FEED = "stoker.feed.remote_iterators"
@@ -104,7 +104,7 @@ class OptimizerWatch:
         if (self.seen or own_loaders() or self._is_done) and not self._has_said:
             self._has_said = True
             if self.settings.rank == 0:
-                self.log.event("feed_not_asked", text=text)
+                self.log.event(EventName.FEED_UNUSED, text=text)
         if self._is_done:
             self._leave_word(text)
 

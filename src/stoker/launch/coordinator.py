@@ -44,7 +44,7 @@ from stoker.feed.wire.protocol import (
     pack,
 )
 from stoker.launch.host_leases import Change, HostLeases
-from stoker.logs import Log, now_utc
+from stoker.logs import EventName, Log, now_utc
 from stoker.records import Event, FeedSettings
 
 # More processes of one rank than any training has; beyond it the longest silent one is dropped.
@@ -269,7 +269,7 @@ class Coordinator:
             socket.close()
             self._context.term()
             raise
-        self._log.event("coordinator_listens", endpoint=self._endpoint)
+        self._log.event(EventName.COORDINATOR_LISTENING, endpoint=self._endpoint)
         strangers = StrangerLog(self._log, port=self._port)
         guard = HandshakeGuard(socket, strangers, port=self._port, allow_list=allow_list)
         self._thread = threading.Thread(
@@ -369,7 +369,7 @@ class Coordinator:
                     self._send_start(socket, self._to_start.get())
                 self._judge(socket)
         except Exception as err:  # the edge of a thread: the run must not wait for it
-            self._log.event("coordinator_failed", error=repr(err))
+            self._log.event(EventName.COORDINATOR_FAILED, error=repr(err))
             self._on_failure(
                 Change(what="lost", host="", kind="follower", reason=f"the coordinator: {err!r}")
             )
@@ -386,7 +386,7 @@ class Coordinator:
         now = self._clock()
         turn_seconds, self._turned_at = now - self._turned_at, now
         if turn_seconds > _STANDSTILL_SECONDS:
-            self._log.event("coordinator_stood_still", seconds=turn_seconds)
+            self._log.event(EventName.CLOCK_JUMP, seconds=turn_seconds)
             self._members.stood_still(turn_seconds)
         if now - self._looked_at >= _LOOK_SECONDS:
             self._looked_at = now
@@ -432,7 +432,9 @@ class Coordinator:
             case Join():
                 answer, change = self._members.join(message, now)
                 if isinstance(answer, Refused):
-                    self._log.event("join_refused", joining=message.host, reason=answer.reason)
+                    self._log.event(
+                        EventName.JOIN_REFUSED, joining=message.host, reason=answer.reason
+                    )
                 else:
                     self._launchers[message.host] = sender
                 self._send(socket, sender, answer)
@@ -477,7 +479,7 @@ class Coordinator:
         """Logs what is wrong with a peer, once; not with every message."""
         if sender not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(sender)
-            self._log.event("message_refused", peer=sender.hex(), reason=reason)
+            self._log.event(EventName.MESSAGE_REFUSED, peer=sender.hex(), reason=reason)
 
     def _note(self, socket: "zmq.Socket[bytes]", changes: Sequence[Change]) -> None:
         for change in changes:
@@ -486,7 +488,7 @@ class Coordinator:
             what = f"{change.kind} {change.what}{code}" + (f": {reason}" if reason else "")
             self._events.append(Event(when=now_utc(), what=what[:500], host=change.host))
             self._log.event(
-                f"host_{change.what}",
+                EventName(f"host_{change.what}"),
                 about=change.host,
                 kind=change.kind,
                 exit_code=change.exit_code,
@@ -520,7 +522,7 @@ class Coordinator:
         reason = self._released.reason
         what = f"data hosts released: {reason}"
         self._events.append(Event(when=now_utc(), what=what[:500]))
-        self._log.event("data_hosts_released", reason=reason)
+        self._log.event(EventName.DATA_HOSTS_RELEASED, reason=reason)
         # Those that have not come yet are told as they join, see `_decided_for`.
         for host in self._agents & self._launchers.keys():
             self._send(socket, self._launchers[host], self._released)
@@ -551,5 +553,7 @@ class Coordinator:
             if err.errno == zmq.EHOSTUNREACH:
                 # Not an error: the lease of a launcher tells whether it is lost.
                 return False
-            self._log.event("message_not_sent", kind=type(message).__name__, reason=str(err))
+            self._log.event(
+                EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)
+            )
         return True

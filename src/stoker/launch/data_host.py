@@ -14,6 +14,7 @@ from stoker.host import machine, spawn
 from stoker.launch.engines.hosts import exit_code_of
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
+from stoker.logs import EventName
 
 # Batches in progress when the first SIGTERM comes may still be sent; trainers ask other hosts.
 DRAIN_SECONDS = 10.0
@@ -83,7 +84,7 @@ def serve(run: HostRun) -> int:
         membership.close()
         end_descendants()
     if failure is not None and not verdicts:
-        run.log.event("data_host_failed", reason=str(failure))
+        run.log.event(EventName.DATA_HOST_FAILED, reason=str(failure))
         if settings.comes_back or not membership.wait_until_welcome(0):
             raise failure
         # The training goes on without this host: the dnn group decides the outcome.
@@ -114,10 +115,10 @@ def _watch_agent(
             happening = None
         match happening:
             case Decided():
-                run.log.event("data_host_ends", reason=happening.reason)
+                run.log.event(EventName.DATA_HOST_ENDED, reason=happening.reason)
                 stop_at = 0.0
             case SignalReceived():
-                run.log.event("signal_received", number=happening.number)
+                run.log.event(EventName.SIGNAL_RECEIVED, number=happening.number)
                 is_asked.set()
                 if stop_at == float("inf"):
                     agent.drain()

@@ -33,7 +33,7 @@ from stoker.launch.passive_profile import (
     passive_profile,
 )
 from stoker.launch.topology import Topology
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.platforms.pod_outputs import log_files
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
@@ -139,7 +139,9 @@ def record_end(
     try:
         record = write_training(facts, file=output / "training.json")
     except UsageError as err:
-        log.event("record_not_written", text=f"{err.what}: the training's figures are lost")
+        log.event(
+            EventName.RECORD_WRITE_FAILED, text=f"{err.what}: the training's figures are lost"
+        )
         return
     try:
         usages = read_usage(output)
@@ -164,7 +166,7 @@ def record_end(
             write_json(output / FILE, found)
     except Exception as err:
         # An extra: nothing in it may cost a run its end.
-        log.event("passive_profile_not_written", reason=repr(err))
+        log.event(EventName.PASSIVE_PROFILE_WRITE_FAILED, reason=repr(err))
 
 
 def _groups(
@@ -204,7 +206,7 @@ def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Scalar]:
     try:
         found = exports.hyperparameters(settings.base_dir)
     except UsageError as err:
-        log.event("hyperparameters_not_read", reason=err.what)
+        log.event(EventName.HYPERPARAMETERS_READ_FAILED, reason=err.what)
         return {}
     return {
         name: value if value is None or isinstance(value, str | int | float) else json.dumps(value)
@@ -219,10 +221,10 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as err:
-        log.event("metrics_not_read", reason=str(err))
+        log.event(EventName.METRICS_READ_FAILED, reason=str(err))
         return {}
     if not isinstance(document, dict):
-        log.event("metrics_not_read", reason="not a JSON object")
+        log.event(EventName.METRICS_READ_FAILED, reason="not a JSON object")
         return {}
     metrics = {}
     for name, value in document.items():
@@ -230,7 +232,7 @@ def _metrics(settings: ProcessSettings, output: Path, log: Log) -> dict[str, flo
         if is_number and math.isfinite(value):
             metrics[name] = float(value)
         else:
-            log.event("metric_not_read", metric=name, reason="not a finite number")
+            log.event(EventName.METRIC_READ_FAILED, metric=name, reason="not a finite number")
     return metrics
 
 

@@ -26,7 +26,7 @@ from stoker.launch.leader_connection import HostRun, keys_of
 from stoker.launch.supervise import Inbox, signals_to
 from stoker.launch.topology import Topology, from_resourceconfig, is_job_pod
 from stoker.launch.trainer_host import follow, lead
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
 _FIX = "pack the folder anew with `tar -C FOLDER -czf code.tar.gz .`, and data as a channel"
@@ -297,7 +297,7 @@ def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
 def _announce(topology: Topology, log: Log) -> None:
     group = topology.group
     log.event(
-        "host_has_role",
+        EventName.HOST_ROLE,
         group=group.name,
         role=group.role,
         type=group.instance_type,
@@ -308,7 +308,7 @@ def _announce(topology: Topology, log: Log) -> None:
             group.name: {"role": group.role, "type": group.instance_type, "hosts": group.hosts}
             for group in topology.groups
         }
-        log.event("roster", groups=json.dumps(groups, separators=(",", ":")))
+        log.event(EventName.ROSTER, groups=json.dumps(groups, separators=(",", ":")))
 
 
 def _play(run: HostRun, command: Sequence[str]) -> int:

@@ -41,7 +41,7 @@ from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 from stoker.launch.host_leases import LATE_BEATS, heartbeat_seconds
 from stoker.launch.supervise import Inbox
 from stoker.launch.topology import Topology
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 from stoker.settings import ProcessSettings
 
@@ -379,14 +379,14 @@ class Membership:
             try:
                 messages.append(self._unpack(frames[0]))
             except ProtocolError as err:
-                self._log.event("message_refused", reason=err.what)
+                self._log.event(EventName.MESSAGE_REFUSED, reason=err.what)
 
     def _hear(self, message: Message, is_member: bool) -> bool:
         match message:
             case Welcome():
                 self._beat_seconds = message.beat_seconds
                 if not self._is_welcome.is_set():
-                    self._log.event("host_is_welcome", leader=self._address)
+                    self._log.event(EventName.RUN_JOINED, leader=self._address)
                 self._is_welcome.set()
                 return True
             case Refused():
@@ -414,7 +414,7 @@ class Membership:
         now = self._clock()
         stood_still = self._silence.turn(now)
         if stood_still:
-            self._log.event("host_stood_still", seconds=stood_still)
+            self._log.event(EventName.CLOCK_JUMP, seconds=stood_still)
         heard_at = self._silence.heard_at
         if heard_at is None:
             if now - self._started_at > self._feed.start_deadline_seconds:
@@ -441,7 +441,9 @@ class Membership:
         try:
             connection.send(pack(message), zmq.NOBLOCK)
         except zmq.ZMQError as err:
-            self._log.event("message_not_sent", kind=type(message).__name__, reason=str(err))
+            self._log.event(
+                EventName.MESSAGE_SEND_FAILED, kind=type(message).__name__, reason=str(err)
+            )
 
 
 def _refuses(address: str, port: int) -> bool | None:
@@ -534,5 +536,7 @@ def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | N
             where="variable STOKER_TOKEN_FILE",
             fix="give all hosts the same file of 64 hexadecimal digits",
         )
-    log.event("run_has_no_token", note="a lost host is only noticed by the collective's time-out")
+    log.event(
+        EventName.TOKEN_MISSING, note="a lost host is only noticed by the collective's time-out"
+    )
     return None

@@ -18,7 +18,7 @@ import msgspec
 from stoker.errors import UsageError, install_command
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress, WorkerWork
 from stoker.launch.coordinator import Coordinator
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
 # A scraper that sends or takes nothing for so long is cut off.
@@ -171,10 +171,10 @@ def metrics_served(
         if coordinator is None:
             raise UsageError("a run of one host has no feed to look into")
         started = _start(Metrics(coordinator, run_id=run_id), address, feed.metrics_port)
-        log.event("metrics_served", address=address, port=feed.metrics_port)
+        log.event(EventName.METRICS_SERVED, address=address, port=feed.metrics_port)
     except UsageError as err:
         text = f"no metrics are served: {err.what}" + (f"; {err.fix}" if err.fix else "")
-        log.event("metrics_not_served", text=text)
+        log.event(EventName.METRICS_SERVE_FAILED, text=text)
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ import psutil
 
 from stoker.host import machine, spawn
 from stoker.host.machine import vcpu_capacity
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 
 STDERR_TAIL_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 16
@@ -224,7 +224,7 @@ def supervise(
         # launcher's session, so that all of a host's processes can be told by it.
         process_group=0,
     )
-    log.event("command_started", pid=process.pid)
+    log.event(EventName.COMMAND_STARTED, pid=process.pid)
     assert process.stdout is not None
     assert process.stderr is not None
     tail = OutputTail()
@@ -245,7 +245,7 @@ def supervise(
     process.stderr.close()
     code = process.returncode
     log.event(
-        "command_ended",
+        EventName.COMMAND_ENDED,
         pid=process.pid,
         returncode=code,
         wall_seconds=_now() - began,
@@ -333,7 +333,7 @@ def _follow(
                 return tuple(signals), decided
             case SignalReceived():
                 signals.append(happening.number)
-                log.event("signal_received", number=happening.number, count=len(signals))
+                log.event(EventName.SIGNAL_RECEIVED, number=happening.number, count=len(signals))
                 kill_at = _now() + GRACE_SECONDS if len(signals) == 1 else _now()
                 # Where all hosts are stopped at once, another may have ended, and decided, before.
                 is_asked = len(signals) > 1 or bool(decided)
@@ -343,7 +343,7 @@ def _follow(
                     _send(process, happening.number)
             case Decided() if not decided:
                 decided = happening.reason
-                log.event("command_asked_to_end", reason=decided)
+                log.event(EventName.COMMAND_STOPPING, reason=decided)
                 # After a signal the command may be saving: a second one would end it, and its time
                 # runs already.
                 if not signals:
@@ -355,7 +355,7 @@ def _follow(
                 reap_orphans(spared=(process.pid, *others))
         if _now() >= kill_at:
             kill_at = float("inf")
-            log.event("command_killed", pid=process.pid)
+            log.event(EventName.COMMAND_KILLED, pid=process.pid)
             _kill_tree(process, spared)
 
 

@@ -31,7 +31,7 @@ import msgspec
 
 from stoker.feed.timeline import FILE, step_of, timeline_ranks, waits_longest
 from stoker.feed.wire.protocol import FeedWork, HostWork, Progress
-from stoker.logs import Log, LogEvent
+from stoker.logs import EventName, Log, LogEvent
 from stoker.platforms.follow import FileTail
 from stoker.records import Limit
 from stoker.text import ms, wait_share, wait_words
@@ -183,7 +183,7 @@ def read_csv(text: str) -> list[FeedInterval]:
 
 def interval_in(event: LogEvent) -> FeedInterval | None:
     """Returns the interval in a `feed` line of the leader's log; None in another line."""
-    if event.event != "feed":
+    if event.event != EventName.FEED:
         return None
     # A log line has blanks where the rows end.
     found = read_csv(_HEAD + "\n".join(event.values.get("rows", "").split()))
@@ -381,7 +381,7 @@ class FeedLog:
             return
         self._before, self._looked_at = after, now
         rows = csv_text(interval)
-        self._log.event("feed", rows=rows)
+        self._log.event(EventName.FEED, rows=rows)
         if self._is_broken:
             return
         try:
@@ -391,7 +391,7 @@ class FeedLog:
             # A full disk ends the picture, not the training.
             self._is_broken = True
             text = f"cannot write {self._path}: {err.strerror}; the training goes on"
-            self._log.event("feed_not_written", text=text)
+            self._log.event(EventName.FEED_WRITE_FAILED, text=text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,7 +558,7 @@ class StepProgress:
 
 def progress_in(event: LogEvent) -> StepProgress | None:
     """Returns what a `progress` line of the leader's log says; None in another or a broken line."""
-    if event.event != "progress":
+    if event.event != EventName.PROGRESS:
         return None
     try:
         return msgspec.convert(event.values, StepProgress, strict=False)
@@ -625,7 +625,7 @@ class ProgressLog:
         step_seconds, wait_seconds = self._latest[rank]
         ranks = {"rank": rank, "least_wait_share": min(shares.values())} if len(shares) > 1 else {}
         self._log.event(
-            "progress",
+            EventName.PROGRESS,
             steps=max(max(counts.values(), default=0) for counts in self._counts.values()),
             step_seconds=step_seconds,
             wait_seconds=wait_seconds,

@@ -45,7 +45,7 @@ from stoker.launch.supervise import (
 )
 from stoker.launch.telemetry import FeedLog, ProgressLog
 from stoker.launch.topology import is_job_pod, platform_name
-from stoker.logs import Log, now_utc
+from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import MLFLOW_RUN, MLFLOW_URI, MLFLOW_VARIABLES
 from stoker.records import Event
 from stoker.records.training import STARTED
@@ -178,11 +178,11 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
         coordinator.end(outcome.status, exit_code=code, reason=(outcome.failure or "")[:1000])
     engine.stop()
     if outcome.failure:
-        run.log.event("training_failed", reason=outcome.failure.partition("\n")[0])
+        run.log.event(EventName.TRAINING_FAILED, reason=outcome.failure.partition("\n")[0])
         _write_failure(run, outcome.failure)
     # Now, as this process may be ended while data hosts stop; once more below, with their release.
     _record(run, outcome, trainer, events, coordinator)
-    run.log.event("training_ended", status=outcome.status, exit_code=code)
+    run.log.event(EventName.TRAINING_ENDED, status=outcome.status, exit_code=code)
     if coordinator:
         coordinator.close()
         _record(run, outcome, trainer, events, coordinator)
@@ -222,7 +222,9 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
         while not membership.wait_until_welcome(0.2) and run.inbox.empty():
             pass
         if not membership.wait_until_welcome(0):
-            run.log.event("training_not_started", reason=verdicts[0].reason if verdicts else "")
+            run.log.event(
+                EventName.TRAINING_NOT_STARTED, reason=verdicts[0].reason if verdicts else ""
+            )
             # 143: a signal asked this host to stop (128 + SIGTERM).
             return HOST_LOST if verdicts else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
@@ -350,7 +352,7 @@ def _train(
             f"where: host {run.topology.host}, PATH {environ.get('PATH', '')}\n"
             f"try:   {fix}, or install the program in the image\n"
         )
-        run.log.event("command_not_found", program=command[0])
+        run.log.event(EventName.COMMAND_NOT_FOUND, program=command[0])
         return Ending(exit_code=COMMAND_NOT_FOUND, stderr=words)
     address = leader_ip or run.coordinator_address[0]
     # Coordinator and agents have the port itself, agents the next one for batches: torchrun's store
@@ -377,7 +379,7 @@ def _train(
         if release:
             release.tick()
         if lease and lease.tick():
-            run.log.event("run_abandoned", reason=lease.failure)
+            run.log.event(EventName.RUN_ABANDONED, reason=lease.failure)
             # As a signal, which leaves the command the time to save.
             run.inbox.put(SignalReceived(signal.SIGTERM))
 
@@ -443,7 +445,7 @@ def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str
         if isinstance(getattr(err, "reason", None), ssl.SSLError):
             return dict(environ)
         text = f"mlflow: {server} cannot be reached from here; the script's calls do not go there"
-        log.event("mlflow_not_reached", text=text)
+        log.event(EventName.MLFLOW_FAILED, text=text)
         return {name: text for name, text in environ.items() if name not in MLFLOW_VARIABLES}
     return dict(environ)
 
@@ -505,7 +507,7 @@ def _write_failure(run: HostRun, failure: str) -> None:
         write_failure(run.settings.base_dir, failure)
     except UsageError as err:
         # The end must be told to the other hosts, on a full disk, too.
-        run.log.event("failure_not_written", reason=err.what)
+        run.log.event(EventName.FAILURE_WRITE_FAILED, reason=err.what)
 
 
 def _engine_failure(run: HostRun, words: str) -> Change:

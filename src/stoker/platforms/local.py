@@ -30,7 +30,7 @@ from typing import Literal
 from stoker.errors import PlatformError, UsageError
 from stoker.host import spawn
 from stoker.host.processes import KILL_SECONDS, ended_words, free_ports, kill_all
-from stoker.logs import Log, now_utc
+from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import (
     JobEnd,
     JobSpec,
@@ -388,7 +388,7 @@ class LocalRun:
         if request.not_comparable:
             self._note(f"not comparable: {request.not_comparable}")
             text = f"{request.not_comparable}: its times cannot be compared with others"
-            self._say(request.leader, "hosts_not_comparable", text=text)
+            self._say(request.leader, EventName.HOSTS_NOT_COMPARABLE, text=text)
         self._start(environ)
         self._monitor = threading.Thread(target=self._watch, name=f"run {self.name}", daemon=True)
         self._monitor.start()
@@ -525,7 +525,7 @@ class LocalRun:
         if leader.ended_at is not None and started is not leader:
             return
         if code < 0 and host.role == "data" and not self._is_stopping.is_set():
-            self._say(host, "host_ended", how=ended_words(code))
+            self._say(host, EventName.HOST_ENDED, how=ended_words(code))
         if started is leader:
             if code < 0:
                 who = f"the launcher of dnn host {host.name} (group {host.group}, the leader)"
@@ -593,7 +593,7 @@ class LocalRun:
             events=tuple(self._events),
         )
 
-    def _say(self, host: LocalHost, event: str, **values: str) -> None:
+    def _say(self, host: LocalHost, event: EventName, **values: str) -> None:
         """Adds a line of the platform to those of the hosts' logs."""
         line = io.StringIO()
         Log(run=self.name, host=host.name, stream=line).event(event, **values)

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker.logs import Log, parse_line
+from stoker.logs import EventName, Log, parse_line
 
-PART_EVENT = "output_part"
 # Characters of coded text in one line; container runtimes cut lines at 16 KiB.
 PART_CHARACTERS = 6000
 # Limit of a compressed file, by its suffix: a timeline may be cut, records are needed whole.
@@ -42,13 +41,13 @@ def log_files(folder: Path, *, under: str, log: Log) -> None:
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in MAX_BYTES)
     except OSError as err:
-        log.event("output_not_logged", folder=str(folder), reason=err.strerror)
+        log.event(EventName.OUTPUT_LOG_FAILED, folder=str(folder), reason=err.strerror)
         return
     for path in paths:
         try:
             content = path.read_bytes()
         except OSError as err:
-            log.event("output_not_logged", file=path.name, reason=err.strerror)
+            log.event(EventName.OUTPUT_LOG_FAILED, file=path.name, reason=err.strerror)
             continue
         _log_file(f"{under}/{path.name}", content, log)
 
@@ -61,15 +60,22 @@ def _log_file(name: str, content: bytes, log: Log) -> None:
         while len(packed) > most and kept > 1:
             kept = max(1, min(kept - 1, int(kept * 0.95 * most / len(packed))))
             packed = zlib.compress(b"".join(lines[:kept]), 9)
-        log.event("output_cut", file=name, rows=kept - 1, left_out=len(lines) - kept)
+        log.event(EventName.OUTPUT_TRUNCATED, file=name, rows=kept - 1, left_out=len(lines) - kept)
     if len(packed) > most:
-        log.event("output_left_out", file=name, bytes=len(content), most=most)
+        log.event(EventName.OUTPUT_SKIPPED, file=name, bytes=len(content), most=most)
         return
     digest = hashlib.sha256(packed).hexdigest()[:16]
     text = base64.b64encode(packed).decode()
     parts = [text[i : i + PART_CHARACTERS] for i in range(0, len(text), PART_CHARACTERS)]
     for number, part in enumerate(parts, 1):
-        log.event(PART_EVENT, file=name, part=number, parts=len(parts), digest=digest, data=part)
+        log.event(
+            EventName.OUTPUT_PART,
+            file=name,
+            part=number,
+            parts=len(parts),
+            digest=digest,
+            data=part,
+        )
 
 
 @dataclass
@@ -85,8 +91,8 @@ class OutputParts:
 
     def take(self, line: str) -> bool:
         """Takes a line of a log; returns whether it was part of a file."""
-        event = parse_line(line) if f" {PART_EVENT} " in line else None
-        if event is None or event.event != PART_EVENT:
+        event = parse_line(line) if f" {EventName.OUTPUT_PART} " in line else None
+        if event is None or event.event != EventName.OUTPUT_PART:
             return False
         self._add(event.values)
         return True

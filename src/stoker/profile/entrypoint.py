@@ -19,7 +19,7 @@ from stoker.launch import launch
 from stoker.launch.finish import write_failure
 from stoker.launch.launcher import output_folder
 from stoker.launch.topology import Topology, from_resourceconfig
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.profile.combine import combine
 from stoker.profile.grown_files import with_grown_files
 from stoker.profile.profiled_job import (
@@ -110,7 +110,9 @@ def _conclude(
     if timed and (not code or has_passed or was_cut_off(output)):
         write_json(file, timed)
         keep_timed_timeline(output, file.parent)
-        log.event("profile_written", file=str(file), step_seconds=timed.timed_step.step_seconds)
+        log.event(
+            EventName.PROFILE_WRITTEN, file=str(file), step_seconds=timed.timed_step.step_seconds
+        )
         return 0
     if has_passed and not has_verdict(ranks):
         raise no_verdict(ranks, budget_seconds=wanted.budget_seconds)
@@ -148,7 +150,7 @@ def _conclude(
     )
     write_json(file, with_grown_files(found, ranks))
     keep_timeline(output, file.parent)
-    log.event("profile_written", file=str(file), step_seconds=found.timed_step.step_seconds)
+    log.event(EventName.PROFILE_WRITTEN, file=str(file), step_seconds=found.timed_step.step_seconds)
     return 0
 
 

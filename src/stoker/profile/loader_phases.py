@@ -33,7 +33,7 @@ from stoker.host.counters import (
     queued_seconds,
     threads_cpu_seconds,
 )
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.profile.file_guard import guard_worker
 from stoker.profile.rank_results import Drain, Quartiles, Reads, Receive, block_means, quartiles
 
@@ -507,7 +507,7 @@ def measure_loading(
             continue
         drains.append(drained)
         log.event(
-            "profile_loader",
+            EventName.PROFILE_LOADER,
             workers=workers,
             cpu_seconds=drained.cpu_seconds.mean,
             wall_seconds=drained.wall_seconds.median,

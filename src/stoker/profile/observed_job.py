@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.errors import UsageError
-from stoker.logs import parse_line
+from stoker.logs import EventName, parse_line
 from stoker.platforms.sagemaker.cloudwatch import HostLoad, ObservedJob, group_loads
 from stoker.records import Observed, Profile, ProfiledHost, Spread, StepTerms
 from stoker.records.base import mapping
@@ -67,7 +67,7 @@ def steps_in(lines: Iterable[str], *, source: str = "--logs") -> LoggedSteps:
     for line in lines:
         # A log may have millions of lines: most of them need no parser.
         event = parse_line(line) if "progress" in line else None
-        if event is None or event.event != "progress":
+        if event is None or event.event != EventName.PROGRESS:
             continue
         step, wait = _number(event.values, "step_seconds"), _number(event.values, "wait_seconds")
         if step is not None and _SHORTEST <= step <= _LONGEST:

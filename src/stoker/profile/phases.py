@@ -18,7 +18,7 @@ from stoker.feed import loader as loader_module
 from stoker.feed.memory import num_bytes
 from stoker.feed.timeline import Timeline
 from stoker.feed.wire.dataset import DatasetSpec, why_unshippable
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.profile import batches
 from stoker.profile.agree import Agreement, Board, Findings, RankPlace
 from stoker.profile.batches import Choice, facts_of, versions
@@ -291,7 +291,9 @@ class ProfileSession:
         self._loaders += 1
         self._reading.pause()
         if self._loaders == 1:
-            self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
+            self._log.event(
+                EventName.PROFILE_STARTED, budget_seconds=self._budget, pid=self._process
+            )
             if self._settings.rank == 0:
                 # Once, before the first step: the scan may take a second.
                 self._growth = Growth.of_process(self._settings)
@@ -530,7 +532,9 @@ class ProfileSession:
                 f"the script was about to {before}: the profile ended there, with what it had "
                 "measured"
             )
-            self._log.event("profile_guarded", rank=self._findings.result.rank, action=before)
+            self._log.event(
+                EventName.PROFILE_GUARDED, rank=self._findings.result.rank, action=before
+            )
         if self.has_verdict:
             accelerator = replay.result()
             self._findings.learn(accelerator=accelerator)

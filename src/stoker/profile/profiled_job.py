@@ -18,7 +18,7 @@ from stoker.feed import timeline
 from stoker.feed.resource_usage import read_usage
 from stoker.host.git import git_state
 from stoker.launch.passive_profile import FILE, MIN_STEPS
-from stoker.logs import now_utc, parse_line
+from stoker.logs import EventName, now_utc, parse_line
 from stoker.platforms.base import (
     AdoptedRun,
     JobEnd,
@@ -194,13 +194,13 @@ class Heard:
     def line(self, text: str) -> None:
         """Takes one line of the log."""
         # From the log, the one thing that every platform hands on while a job runs.
-        if "profile_begins" in text and not self.has_begun:
+        if "profile_started" in text and not self.has_begun:
             event = parse_line(text)
-            self.has_begun = event is not None and event.event == "profile_begins"
+            self.has_begun = event is not None and event.event == EventName.PROFILE_STARTED
         if "command_ended" not in text:
             return
         event = parse_line(text)
-        if event is None or event.event != "command_ended":
+        if event is None or event.event != EventName.COMMAND_ENDED:
             return
         values = event.values
         with contextlib.suppress(KeyError, ValueError):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from stoker.feed.timeline import Steps, Timeline
 from stoker.host.counters import children_cpu_seconds, machine_cpu_seconds
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.profile import batches
 from stoker.profile.agree import Findings, end_process
 from stoker.profile.batches import Cache, OtherLoaders, facts_of, is_cuda_used, length_of
@@ -240,7 +240,7 @@ class Reading:
 def say_so_far(log: Log, known: StepsSoFar, *, rank: int, ranks: int) -> None:
     """Logs early how much of the time goes on waiting, in one of so many ranks."""
     log.event(
-        "profile_so_far",
+        EventName.PROFILE_PROGRESS,
         rank=rank,
         ranks=ranks,
         steps=known.steps,
@@ -252,7 +252,7 @@ def say_so_far(log: Log, known: StepsSoFar, *, rank: int, ranks: int) -> None:
 def say_as_is(log: Log, found: AsIs, *, rank: int, ranks: int) -> None:
     """Logs the steps as they are, in one of so many ranks."""
     log.event(
-        "profile_as_is",
+        EventName.PROFILE_AS_IS,
         rank=rank,
         ranks=ranks,
         steps=found.step_seconds.samples,
@@ -266,7 +266,7 @@ def say_as_is(log: Log, found: AsIs, *, rank: int, ranks: int) -> None:
 def say_accelerator(log: Log, found: AcceleratorOnly, *, rank: int) -> None:
     """Logs the steps on cached batches."""
     log.event(
-        "profile_accelerator",
+        EventName.PROFILE_ACCELERATOR,
         rank=rank,
         steps=found.step_seconds.samples,
         step_seconds=found.step_seconds.median,
@@ -277,7 +277,7 @@ def say_accelerator(log: Log, found: AcceleratorOnly, *, rank: int) -> None:
 def say_cut_off(log: Log, *, rank: int, replayed_steps: int) -> None:
     """Logs that the process ends while it replays cached batches: that may be the reason."""
     log.event(
-        "profile_cut_off",
+        EventName.PROFILE_INTERRUPTED,
         rank=rank,
         replayed_steps=replayed_steps,
         note="the profile was replaying cached batches",
@@ -311,11 +311,11 @@ def close_profile(
         findings.learn(has_ended=True)
         findings.write()
         findings.hand_over()
-        log.event("profile_ends", rank=findings.result.rank)
+        log.event(EventName.PROFILE_ENDED, rank=findings.result.rank)
     except BaseException as err:
         # A process edge: the script must not catch it, and save what is no end of a training.
         words = f"{type(err).__name__}: {err}"[:300]
-        log.event("profile_failed", error=words)
+        log.event(EventName.PROFILE_FAILED, error=words)
         traceback.print_exc()
         with contextlib.suppress(BaseException):
             findings.note(f"the phases without the model failed: {words}")

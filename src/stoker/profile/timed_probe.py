@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from stoker.feed.process import this_process
 from stoker.feed.timed import TimedEpoch
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, FileBoard, end_process
 from stoker.profile.step_watch import AS_IS_ENOUGH, WARM_UP_STEPS
 from stoker.settings import ProcessSettings, from_environment
@@ -99,7 +99,9 @@ class _Session:
         self._asked += 1
         if self._asked == 1:
             self._began = time.monotonic()
-            self._log.event("profile_begins", budget_seconds=self._budget, pid=self._process)
+            self._log.event(
+                EventName.PROFILE_STARTED, budget_seconds=self._budget, pid=self._process
+            )
         if self._asked == 1 + WARM_UP_STEPS:
             self._warm = self._totals()
         if AS_IS_ENOUGH.holds(
@@ -122,7 +124,7 @@ class _Session:
             now - then for now, then in zip(self._totals(), self._warm, strict=True)
         )
         self._log.event(
-            "profile_as_is",
+            EventName.PROFILE_AS_IS,
             rank=settings.rank,
             ranks=settings.world_size,
             steps=round(steps),

@@ -25,7 +25,7 @@ from stoker.feed.wire.crypto import HandshakeGuard, StrangerLog
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
 from stoker.host.machine import interrupting_nobody
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
 # A trainer whose connection is gone may come back within this.
@@ -123,12 +123,14 @@ class Service:
     def drain(self) -> None:
         """Begins nothing any more, and says so."""
         self._is_draining = True
-        self._log.event("agent_drains", begun=self.num_begun, queued=self._dispatch.num_queued)
+        self._log.event(
+            EventName.AGENT_DRAINING, begun=self.num_begun, queued=self._dispatch.num_queued
+        )
         for session in self._sessions.values():
             self._outbox.send(session, protocol.Leaving())
         self._dispatch.drop("the agent drains")
 
-    def warn(self, identity: bytes, event: str, reason: str) -> None:
+    def warn(self, identity: bytes, event: EventName, reason: str) -> None:
         """Logs what is wrong with a peer, once; not with every message."""
         if (identity, event) not in self._warned and len(self._warned) < 1000:
             self._warned.add((identity, event))
@@ -178,7 +180,7 @@ class Service:
                 spec=message.spec,
                 seeding=message.seeding,
             )
-            self._log.event("session_opens", session=session.name, rank=session.rank)
+            self._log.event(EventName.SESSION_OPENED, session=session.name, rank=session.rank)
         left = session.spec
         if left != message.spec:
             self._specs.forget_shards(session.name)
@@ -198,7 +200,7 @@ class Service:
             self._fail(session, problem)
             return
         if warning:
-            self.warn(identity, "versions_differ", warning)
+            self.warn(identity, EventName.VERSIONS_DIFFER, warning)
         self._sessions[session.name] = session
         held = self._specs.find(message.spec)
         if held is None:
@@ -231,7 +233,7 @@ class Service:
             return
         if not is_complete:
             return
-        self._log.event("spec_arrives", spec=held.digest, bytes=held.nbytes)
+        self._log.event(EventName.SPEC_RECEIVED, spec=held.digest, bytes=held.nbytes)
         # In this order all three happen at once: the dataset host unpickles, workers wait to be
         # forked, and here the digest is taken (0.8 ms per MB). Who ships has the run's token: the
         # digest finds a mistake, it keeps nobody out.
@@ -266,7 +268,7 @@ class Service:
                 session.is_ready = False
                 self._fail(session, held.reason, held.error, is_of_host=not held.error)
         if held.state == "failed":
-            self._log.event("spec_fails", spec=held.digest, reason=held.reason)
+            self._log.event(EventName.SPEC_FAILED, spec=held.digest, reason=held.reason)
             # Forgotten: whoever opens it again has it shipped and tried anew; memory may be free
             # then.
             self._specs.forget(held)
@@ -315,7 +317,7 @@ class Service:
             request.is_dropped = True
         session.requests.clear()
         self._specs.forget_shards(name)
-        self._log.event("session_ends", session=name, rank=session.rank, reason=reason)
+        self._log.event(EventName.SESSION_ENDED, session=name, rank=session.rank, reason=reason)
         self._is_left(session.spec)
         self._retire()
         self._dispatch.share_credits()
@@ -425,7 +427,7 @@ class Agent:
                 workers=self._workers,
                 host=self._host,
                 wake=self.wake,
-                on_death=lambda how: self._log.event("data_worker_died", how=how),
+                on_death=lambda how: self._log.event(EventName.DATA_WORKER_DIED, how=how),
             )
             self._service = Service(
                 self._specs,
@@ -471,7 +473,7 @@ class Agent:
         for source in (self._router, self._guard.monitor, self._allow.socket):
             self._poller.register(source, zmq.POLLIN)
         self._poller.register(self._wake_fd, zmq.POLLIN)
-        self._log.event("agent_listens", port=self.port, workers=self._workers)
+        self._log.event(EventName.AGENT_LISTENING, port=self.port, workers=self._workers)
 
     def run(self) -> None:
         """Serves until `stop`, or until a drain is done; then closes everything.
@@ -540,7 +542,7 @@ class Agent:
             # another file's.
             wake_fd, self._wake_fd = self._wake_fd, -1
             os.close(wake_fd)
-        self._log.event("agent_ends", batches=self.num_sent)
+        self._log.event(EventName.AGENT_ENDED, batches=self.num_sent)
 
     def _bind_router(self, port: int) -> int:
         try:
@@ -610,7 +612,7 @@ class Agent:
             # One message is refused, and its peer may go on: it has the token, so this is a mistake
             # of ours (tests/faults/test_agent.py).
             except ProtocolError as err:
-                self._service.warn(identity, "peer_sends_rubbish", str(err))
+                self._service.warn(identity, EventName.MALFORMED_PEER, str(err))
 
     def _check_fork_server(self) -> None:
         if not self._specs.is_alive and self._state == "serving":

@@ -22,7 +22,7 @@ from stoker.feed.agent.dataset_host import PoolKey, Specs
 from stoker.feed.agent.sending import OutgoingBatch
 from stoker.feed.wire import protocol
 from stoker.feed.workers.pool import Result, job_of
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
 # 2 a worker are enough where batches cost the same; with costs that vary exponentially 5 bring
@@ -450,7 +450,7 @@ class Dispatch:
         for job in self._specs.give_late_jobs_again():
             (late,) = job.key
             assert isinstance(late, Request)
-            self._log.event("batch_overdue", epoch_id=late.epoch_id, batch=late.number)
+            self._log.event(EventName.BATCH_OVERDUE, epoch_id=late.epoch_id, batch=late.number)
         self._credits.adapt()
         self.share_credits()
 
@@ -563,5 +563,5 @@ class Dispatch:
             result.release()
             return
         if result.is_lost:
-            self._log.event("batch_lost", number=request.number, reason=result.summary)
+            self._log.event(EventName.BATCH_LOST, number=request.number, reason=result.summary)
         self._outbox.result(request, result)

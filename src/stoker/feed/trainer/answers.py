@@ -22,6 +22,7 @@ from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol
 from stoker.feed.wire.stream import BufferPool, Bytes
 from stoker.feed.workers.pool import Result, advice_on
+from stoker.logs import EventName
 from stoker.records import FeedSettings
 
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
@@ -164,7 +165,8 @@ class Answers:
         failure = receiver.failure
         if not isinstance(failure, OSError | ProtocolError):
             raise failure or FeedError("the thread that receives batches ended")
-        event = "message_refused" if isinstance(failure, ProtocolError) else "batches_lost"
+        refused = isinstance(failure, ProtocolError)
+        event = EventName.MESSAGE_REFUSED if refused else EventName.BATCHES_LOST
         self._shared.log.event(event, agent=link.member.host, reason=receiver.words())
         error = link.lose_batches(time.monotonic())
         if error is None:
@@ -176,7 +178,7 @@ class Answers:
         self._tell_left_out(link, error.what)
 
     def _refuse(self, link: AgentLink, err: ProtocolError) -> None:
-        self._shared.log.event("message_refused", agent=link.member.host, reason=err.what)
+        self._shared.log.event(EventName.MESSAGE_REFUSED, agent=link.member.host, reason=err.what)
         link.lose(time.monotonic())
         forget_peer(self._shared, link)
 
@@ -207,7 +209,7 @@ class Answers:
                 # The name was looked up before the host went away, and another one has its address
                 # now: asked again at once, the name server would say the same.
                 self._shared.log.event(
-                    "agent_is_another_host", agent=link.member.host, found=message.host
+                    EventName.AGENT_ADDRESS_REUSED, agent=link.member.host, found=message.host
                 )
                 link.lose(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
                 forget_peer(self._shared, link)
@@ -307,7 +309,7 @@ class Answers:
                 link.close_session(session.name)
                 session.has_news = True
         self._shared.log.event(
-            "batch_dropped", agent=host, batch=message.number, reason=message.reason
+            EventName.BATCH_DROPPED, agent=host, batch=message.number, reason=message.reason
         )
 
     def _take_ready(self, link: AgentLink, message: protocol.Ready) -> None:
@@ -323,7 +325,10 @@ class Answers:
         link.ready.add(message.session)
         self._grant(link, message.session, message.credits)
         self._shared.log.event(
-            "agent_ready", agent=link.member.host, workers=message.workers, credits=message.credits
+            EventName.AGENT_READY,
+            agent=link.member.host,
+            workers=message.workers,
+            credits=message.credits,
         )
 
     def _take_failed(self, link: AgentLink, message: protocol.Failed, error: BaseException) -> None:
@@ -348,7 +353,7 @@ class Answers:
     def _tell_left_out(self, link: AgentLink, reason: str) -> None:
         host = link.member.host
         self._shared.log.event(
-            "host_makes_nothing",
+            EventName.HOST_EXCLUDED,
             agent=host,
             text=f"data host {host} makes no batches in this epoch: {reason}",
         )

@@ -35,7 +35,7 @@ from stoker.feed.wire.crypto import Keys, read_token
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.stream import BufferPool
 from stoker.feed.workers.pool import Result
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings
 
 # Beyond the lease: the coordinator's word and the re-dialling take a moment.
@@ -139,7 +139,7 @@ class Requester:
             # What other loaders hold changes with each batch, so this is asked anew at each turn.
             schedule.max_bytes = allowance(session.max_bytes, others=others)
         for number in schedule.overdue(now):
-            self._shared.log.event("batch_overdue", epoch=session.epoch, batch=number)
+            self._shared.log.event(EventName.BATCH_OVERDUE, epoch=session.epoch, batch=number)
         if not schedule.is_settled and self._are_all_there(session):
             schedule.settle()
         if schedule.num_shards and schedule.is_settled and session.name not in self._told_shards:
@@ -156,7 +156,7 @@ class Requester:
             drop_local(session, result, host=self._settings.host)
         if session.local is not None:
             for _ in session.local.give_late_jobs_again():
-                self._shared.log.event("local_batch_overdue", epoch=session.epoch)
+                self._shared.log.event(EventName.LOCAL_BATCH_OVERDUE, epoch=session.epoch)
             session.local.flush()
 
     def _tell_shards(self, session: FeedSession) -> None:
@@ -171,7 +171,7 @@ class Requester:
             is_set=self._feed.shards is not None,
         )
         if text and self._settings.rank == 0:
-            self._shared.log.event("few_shards", text=text)
+            self._shared.log.event(EventName.FEW_SHARDS, text=text)
 
     def _are_all_there(self, session: FeedSession) -> bool:
         """Returns whether every data host of the run is ready for the session, or cannot be."""
@@ -186,7 +186,7 @@ class Requester:
         if session.schedule.peers():
             if session.is_waiting:
                 waited = round(now - session.alone_since, 1)
-                self._shared.log.event("training_goes_on", waited_seconds=waited)
+                self._shared.log.event(EventName.TRAINING_CONTINUES, waited_seconds=waited)
             session.alone_since, session.is_waiting = now, False
             return
         error = self._failure_of_all(session)
@@ -207,7 +207,7 @@ class Requester:
         elif alone > patience and not session.is_waiting:
             session.is_waiting = True
             self._shared.log.event(
-                "training_waits_for_data",
+                EventName.TRAINING_WAITING,
                 epoch=session.epoch,
                 batch=session.schedule.head,
                 expected=self.expected,
@@ -228,7 +228,7 @@ class Requester:
                 "no local workers either: the training ends with exit code 5 within "
                 f"{longest:.0f} s unless one is back"
             )
-        self._shared.log.event("no_data_host_left", text=text)
+        self._shared.log.event(EventName.NO_DATA_HOST_LEFT, text=text)
 
     def _failure_of_all(self, session: FeedSession) -> BaseException | None:
         """Returns the first host's error, where no host of the run can make its batches."""
@@ -439,7 +439,7 @@ class IoThread:
 
     def _lost(self, link: AgentLink) -> None:
         """Forgets a data host's connection, which is lost; it is dialled again."""
-        self._shared.log.event("agent_connection_lost", agent=link.member.host)
+        self._shared.log.event(EventName.AGENT_CONNECTION_LOST, agent=link.member.host)
         forget_peer(self._shared, link)
         if not any(other.is_up for other in self._links.values()):
             with self._shared.lock:
@@ -449,7 +449,7 @@ class IoThread:
         try:
             message = self._unpack_coordinator(frames[0].buffer)
         except ProtocolError as err:
-            self._shared.log.event("message_refused", coordinator=True, reason=err.what)
+            self._shared.log.event(EventName.MESSAGE_REFUSED, coordinator=True, reason=err.what)
             return
         if isinstance(message, protocol.Refused):
             self._shared.fail(

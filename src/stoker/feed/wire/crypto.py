@@ -24,7 +24,7 @@ import zmq
 from zmq.utils import z85
 
 from stoker.errors import UsageError
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 
 TOKEN_BYTES = 32
 
@@ -241,7 +241,7 @@ class StrangerLog:
         if self._count and now >= self._silent_until:
             address, reason = self._last
             self._log.event(
-                "strangers_cut",
+                EventName.CONNECTIONS_REJECTED,
                 port=self._port,
                 connections=self._count,
                 last=address,

@@ -13,6 +13,7 @@ from stoker.launch.coordinator import Coordinator
 from stoker.launch.engines.server import EngineOrder, Server, order_of, stop_servers
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import GRACE_SECONDS, Decided, Ending, SignalReceived, reap_orphans
+from stoker.logs import EventName
 
 NEVER_CAME = FeedLostError.exit_code
 
@@ -47,7 +48,7 @@ def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_aske
     match verdict.kind:
         case "lost" if comes_back:
             # Perhaps only this host cannot reach the leader: started again, it joins again.
-            run.log.event("data_host_comes_back", reason=verdict.reason)
+            run.log.event(EventName.DATA_HOST_RESTARTING, reason=verdict.reason)
             return NEVER_CAME
         case "decided" | "lost":
             return 0
@@ -63,7 +64,7 @@ def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_aske
                 where=f"data host {run.topology.host}",
                 fix="use the same image, run id and token on all hosts",
             )
-    run.log.event("data_host_failed", reason=error.what)
+    run.log.event(EventName.DATA_HOST_FAILED, reason=error.what)
     return NEVER_CAME
 
 
@@ -129,7 +130,7 @@ class _DataHost:
             where=f"data host {self._run.topology.host}",
             fix=f"its last words:\n{last_words}" if last_words else "see the log of this host",
         )
-        self._run.log.event("data_host_failed", reason=what)
+        self._run.log.event(EventName.DATA_HOST_FAILED, reason=what)
         if self._run.settings.comes_back or not self._membership.wait_until_welcome(0):
             raise error
         # The leader knows why: before the training it ends the run, later the training decides.
@@ -146,10 +147,10 @@ class _DataHost:
                 happening = None
             match happening:
                 case Decided():
-                    self._run.log.event("data_host_ends", reason=happening.reason)
+                    self._run.log.event(EventName.DATA_HOST_ENDED, reason=happening.reason)
                     return
                 case SignalReceived():
-                    self._run.log.event("signal_received", number=happening.number)
+                    self._run.log.event(EventName.SIGNAL_RECEIVED, number=happening.number)
                     # A second signal, or nobody works with these commands yet: nothing to drain.
                     if self._is_asked or not has_told:
                         self._is_asked = True
@@ -293,7 +294,7 @@ class _Commands:
         ending = self._start([s for s in self._servers if s not in self._leaders])
         if ending:
             return ending
-        self._run.log.event("engine_waits_for_hosts", hosts=",".join(coordinator.unready))
+        self._run.log.event(EventName.ENGINE_WAITING, hosts=",".join(coordinator.unready))
 
         def all_are_ready() -> bool:
             gone = coordinator.gone_agents
@@ -308,7 +309,9 @@ class _Commands:
             return ending
         coordinator.announce("ready")
         seconds = time.monotonic() - self._begun_at
-        self._run.log.event("engine_serves", engine=self._order.name, after_seconds=seconds)
+        self._run.log.event(
+            EventName.ENGINE_SERVING, engine=self._order.name, after_seconds=seconds
+        )
         if self._order.needs_all:
             watch = threading.Thread(
                 target=self._watch, args=(coordinator,), name="engine watch", daemon=True
@@ -364,11 +367,11 @@ class _Commands:
                 happening = None
             match happening:
                 case SignalReceived():
-                    self._run.log.event("signal_received", number=happening.number)
+                    self._run.log.event(EventName.SIGNAL_RECEIVED, number=happening.number)
                     number = happening.number
                     return Ending(exit_code=_STOPPED + number, signals=(number,))
                 case Decided():
-                    self._run.log.event("training_not_started", reason=happening.reason)
+                    self._run.log.event(EventName.TRAINING_NOT_STARTED, reason=happening.reason)
                     return Ending(exit_code=_STOPPED + 15, decided=happening.reason)
                 case _:
                     pass
@@ -396,7 +399,7 @@ class _Commands:
     def _fail(self, words: str) -> None:
         if not self._words:
             self._words.append(words)
-            self._run.log.event("engine_failed", reason=words.partition("\n")[0])
+            self._run.log.event(EventName.ENGINE_FAILED, reason=words.partition("\n")[0])
             self._on_failure(words)
 
     def _has_signal(self) -> bool:

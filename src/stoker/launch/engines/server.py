@@ -24,7 +24,7 @@ from stoker.host import machine, spawn
 from stoker.launch import exports
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.reasons import said_in
 from stoker.records import EngineCommand, EngineSettings
 from stoker.records.engine import TF_CONFIG, TF_TASKS, EnginePlace, completed, fill
@@ -371,7 +371,7 @@ class Server:
             stderr=subprocess.STDOUT,
             process_group=0,
         )
-        self._log.event("engine_started", part=order.part, pid=self._process.pid)
+        self._log.event(EventName.ENGINE_STARTED, part=order.part, pid=self._process.pid)
         pump = self._thread(self._pump)
         self._thread(lambda: self._wait(pump))
         if order.probe is None:
@@ -427,7 +427,9 @@ class Server:
         # What it said last is on its way; a process that it left may hold the pipe open.
         pump.join(OWN_END_SECONDS)
         self._has_ended.set()
-        self._log.event("engine_ended", part=self._order.part, pid=process.pid, returncode=code)
+        self._log.event(
+            EventName.ENGINE_ENDED, part=self._order.part, pid=process.pid, returncode=code
+        )
         if not self._is_stopping.is_set():
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
             self._fail(f"ended with {how} though the run goes on")
@@ -438,7 +440,7 @@ class Server:
         while not self._is_stopping.wait(PROBE_EVERY_SECONDS) and not self.has_ended:
             why = _probe_once(probe)
             if not why:
-                self._log.event("engine_ready", part=self._order.part, port=probe.port)
+                self._log.event(EventName.ENGINE_READY, part=self._order.part, port=probe.port)
                 self._is_ready.set()
                 return
             if time.monotonic() > deadline:

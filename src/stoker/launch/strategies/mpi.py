@@ -25,7 +25,7 @@ from stoker.launch.coordinator import Coordinator
 from stoker.launch.leader_connection import HostRun, Membership
 from stoker.launch.strategies import mpi_programs
 from stoker.launch.supervise import Decided, Ending, SignalReceived
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 
 MPIRUN, DAEMON = "mpirun", "orted"
 MAX_REQUEST_BYTES = 1 << 20
@@ -238,7 +238,7 @@ class _Handler(socketserver.StreamRequestHandler):
             reason = self.server.start(host, daemon_arguments(words))
         except (OSError, ValueError) as err:
             host, reason = "", str(err)
-        self.server.log.event("mpi_daemon_requested", about=host, refused=reason or None)
+        self.server.log.event(EventName.MPI_DAEMON_REQUESTED, about=host, refused=reason or None)
         self.wfile.write((reason or "ok").encode(errors="replace") + b"\n")
 
 
@@ -348,7 +348,7 @@ class MpiHost:
                 case Decided():
                     return Ending(exit_code=PlatformError.exit_code, decided=happening.reason)
         order = membership.start_order
-        self._run.log.event("mpi_daemon_started", arguments=len(order.arguments))
+        self._run.log.event(EventName.MPI_DAEMON_STARTED, arguments=len(order.arguments))
         # The words came from the leader's launcher; they are checked here once more.
         arguments = daemon_arguments((DAEMON, *order.arguments))
         return daemon_command(arguments, self.environ)

@@ -10,7 +10,7 @@ from stoker.host import machine
 from stoker.launch import exports
 from stoker.launch.strategies import mpi, smddp
 from stoker.launch.topology import Topology
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.records import FeedSettings, StrategySettings
 from stoker.records.engine import Strategy
 from stoker.settings import ProcessSettings
@@ -102,7 +102,7 @@ class Trainer:
             if backend.reason:
                 strategy = "torchrun"
                 if log:
-                    log.event("backend_falls_back", to=backend.name, reason=backend.reason)
+                    log.event(EventName.BACKEND_FALLBACK, to=backend.name, reason=backend.reason)
         return cls(
             strategy=strategy,
             settings=settings.strategy,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stoker.errors import StokerError
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
@@ -145,7 +145,7 @@ class KubernetesPlatform:
         except ApiError as err:
             if not err.is_denied:
                 raise
-            Log(run=run, host=SERVICE).event("record_not_read", why=err.what)
+            Log(run=run, host=SERVICE).event(EventName.RECORD_READ_FAILED, why=err.what)
             return ""
 
     def keep(self, request: KubernetesRequest, record: str) -> None:
@@ -161,7 +161,7 @@ class KubernetesPlatform:
                 record=record,
             )
         except StokerError as err:
-            Log(run=run, host=SERVICE).event("record_not_kept", why=err.what)
+            Log(run=run, host=SERVICE).event(EventName.RECORD_SAVE_FAILED, why=err.what)
 
     def is_cancelled(self, settings: PlatformSettings) -> bool:
         """Returns whether somebody has ended, or is ending, the run of the pipeline.
@@ -177,7 +177,9 @@ class KubernetesPlatform:
         except ApiError as err:
             raise explained_denial(err, known, namespace=cluster.namespace) from err
         if found is None:
-            log.event("workflow_not_read", meaning="nobody is known to have ended the run")
+            log.event(
+                EventName.WORKFLOW_READ_FAILED, meaning="nobody is known to have ended the run"
+            )
         return bool(found)
 
     def lost(
@@ -206,7 +208,7 @@ class KubernetesPlatform:
             ]
         except ApiError as err:
             if err.is_denied and err.action and err.action.resource == CONFIG_MAPS.plural:
-                log.event("records_not_read", why=err.what)
+                log.event(EventName.RECORDS_READ_FAILED, why=err.what)
                 return ()
             raise explained_denial(err, known, namespace=cluster.namespace) from err
         return [records for _, records in sorted(found, key=lambda one: one[0]) if records]

@@ -18,7 +18,7 @@ import threading
 from dataclasses import dataclass, field
 
 from stoker.errors import StokerError
-from stoker.logs import Log, now_utc
+from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, PODS, WORKFLOWS, ApiError, ClusterApi, text
 from stoker.platforms.kubernetes.objects import (
     ROLE_LABEL,
@@ -117,7 +117,7 @@ def follower_of(cluster: ClusterApi, pod: OwnPod | None, *, log: Log) -> Followe
     except ApiError as err:
         if not (err.is_denied or home):
             raise
-        log.event("owner_not_known", pod=pod.name, why=err.what)
+        log.event(EventName.OWNER_UNKNOWN, pod=pod.name, why=err.what)
         return Follower(pod=pod)
     is_same = found is not None and text(mapping(found, "metadata"), "uid") == pod.uid
     for owner in mappings(found, "metadata", "ownerReferences") if is_same else ():
@@ -172,11 +172,11 @@ class LeaseKeeper(threading.Thread):
             if isinstance(err, ApiError) and err.is_missing:
                 return False
             if not self._why:
-                self._log.event("lease_not_renewed", job=self._job, why=err.what)
+                self._log.event(EventName.LEASE_RENEW_FAILED, job=self._job, why=err.what)
             self._why = err.what
             return not (isinstance(err, ApiError) and err.is_denied)
         if self._why:
-            self._log.event("lease_renewed", job=self._job)
+            self._log.event(EventName.LEASE_RENEWED, job=self._job)
         self._why = ""
         return True
 

@@ -16,7 +16,7 @@ from stoker.errors import (
     StokerError,
     TerminatedError,
 )
-from stoker.logs import Log, now_utc
+from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import FollowedRun, job_left
 from stoker.platforms.kubernetes.api import (
@@ -159,7 +159,7 @@ def _write(output: OutputParts, folder: Path, log: Log) -> Path | None:
     try:
         output.write(folder)
     except OSError as err:
-        log.event("output_not_written", folder=str(folder), reason=err.strerror)
+        log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(folder), reason=err.strerror)
         return None
     return folder
 
@@ -546,14 +546,16 @@ class KubernetesRun(FollowedRun):
         self._is_stopped.set()
         seconds = self._layout.settings.grace_seconds + STOP_SECONDS
         try:
-            self._log.event("job_stopping", job=self.name, at_most_seconds=seconds)
+            self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=seconds)
             is_gone = delete_and_wait(
                 self._cluster, self._resource, self.name, uid=self._uid, seconds=seconds
             )
-            self._log.event("job_deleted" if is_gone else "job_still_stopping", job=self.name)
+            self._log.event(
+                EventName.JOB_DELETED if is_gone else EventName.JOB_STILL_STOPPING, job=self.name
+            )
             self._remains = "" if is_gone else f"it is not gone after {seconds:g} s"
         except StokerError as err:
-            self._log.event("job_not_deleted", job=self.name, why=err.what)
+            self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
             self._remains = err.what
         self._following.await_logs(LAST_LINES_SECONDS)
         # For `lines` in the other thread: the watches are closed before they could tell it.
@@ -580,7 +582,7 @@ class KubernetesRun(FollowedRun):
         if self._follower.is_cancelled(self._cluster):
             self._is_left = False
             return ""
-        self._log.event("job_left", job=self.name, namespace=self._cluster.namespace)
+        self._log.event(EventName.JOB_DETACHED, job=self.name, namespace=self._cluster.namespace)
         minutes = self._lease.minutes if self._lease else 0
         abandoned = f"; without one it ends itself after {minutes} minutes" if minutes else ""
         return f"the job {self.name} goes on, and the next attempt adopts it{abandoned}"
@@ -609,9 +611,9 @@ class KubernetesRun(FollowedRun):
             return
         try:
             self._cluster.delete(self._resource, self.name, uid=self._uid)
-            self._log.event("job_deleted", job=self.name)
+            self._log.event(EventName.JOB_DELETED, job=self.name)
         except StokerError as err:
-            self._log.event("job_not_deleted", job=self.name, why=err.what)
+            self._log.event(EventName.JOB_DELETE_FAILED, job=self.name, why=err.what)
 
     def _close(self) -> None:
         if self._lease:
@@ -727,7 +729,7 @@ class KubernetesRun(FollowedRun):
                     # again, and adopts the job when the cluster is back.
                     if error.may_return or self._follower.pod:
                         self._is_left = True
-                        self._log.event("job_left", job=self.name)
+                        self._log.event(EventName.JOB_DETACHED, job=self.name)
                     if error.may_return:
                         raise job_left(error, run=self._layout.job.run_name)
                     raise explained_denial(

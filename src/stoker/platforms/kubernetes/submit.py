@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stoker.errors import PlatformError, StokerError, TerminatedError
-from stoker.logs import Log, now_utc
+from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import (
     ACCESS_REVIEWS,
     BUDGETS,
@@ -235,7 +235,7 @@ def provide_runtime(
             # Without a TrainJob it is left over from an attempt that got no further.
             if any(text(owner, "kind") == "TrainJob" for owner in owners_of(found)):
                 _refuse_runtime(name, cluster.namespace)
-            log.event("runtime_replaced", runtime=name)
+            log.event(EventName.RUNTIME_REPLACED, runtime=name)
             cluster.delete(RUNTIMES, name)
         if cluster.clock() >= deadline:
             _refuse_runtime(name, cluster.namespace)
@@ -330,7 +330,7 @@ def adopt(
             f"the job {request.name} is gone", where=_place(request, cluster.namespace)
         )
     _check_is_ours(found, request, namespace=cluster.namespace)
-    log.event("job_adopted", job=request.name, namespace=cluster.namespace)
+    log.event(EventName.JOB_RESUMED, job=request.name, namespace=cluster.namespace)
     _guard_follower(cluster, request, follower, log=log)
     described = mapping(found, "metadata")
     return StartedObjects(
@@ -409,7 +409,7 @@ def _lease(
     try:
         _create_part(cluster, CONFIG_MAPS, document, job, is_adopted=True)
     except ApiError as err:
-        log.event("lease_not_made", job=request.name, why=err.what)
+        log.event(EventName.LEASE_CREATE_FAILED, job=request.name, why=err.what)
         return None
     return keeper if keeper.renew() else None
 
@@ -625,7 +625,7 @@ def _create_or_adopt(
         try:
             attempt.has_asked = True
             job = cluster.create(resource, owned(_of_pipeline(request, run_id), owners))
-            log.event("job_created", job=request.name, namespace=cluster.namespace)
+            log.event(EventName.JOB_CREATED, job=request.name, namespace=cluster.namespace)
             return job
         except ApiError as err:
             if not err.is_taken:
@@ -647,7 +647,7 @@ def _create_or_adopt(
         if state.is_deleted:
             cluster.sleep(LOOK_SECONDS)
         else:
-            log.event("failed_job_replaced", job=request.name, reason=state.message)
+            log.event(EventName.FAILED_JOB_REPLACED, job=request.name, reason=state.message)
             delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
         if request.runtime is not None:
             provide_runtime(cluster, request, owners, log=log)
@@ -687,7 +687,7 @@ def _adopt(
     cluster: ClusterApi, found: Document, state: ObjectState, owners: list[Document], log: Log
 ) -> None:
     name = name_of(found)
-    log.event("job_adopted", job=name, namespace=cluster.namespace, phase=state.phase)
+    log.event(EventName.JOB_RESUMED, job=name, namespace=cluster.namespace, phase=state.phase)
     known = owners_of(found)
     new = [o for o in owners if o["uid"] not in {text(known_one, "uid") for known_one in known}]
     if not new or state.has_ended:
@@ -697,7 +697,7 @@ def _adopt(
     try:
         cluster.patch(_resource(found), name, references)
     except ApiError as err:
-        log.event("job_not_owned", job=name, why=err.what)
+        log.event(EventName.JOB_OWNER_FAILED, job=name, why=err.what)
 
 
 def _provide_parts(
@@ -736,7 +736,7 @@ def _unless_denied(job: str, log: Log) -> Iterator[None]:
     except ApiError as err:
         if not err.is_denied:
             raise
-        log.event("budget_not_made", job=job, why=err.what)
+        log.event(EventName.DISRUPTION_BUDGET_CREATE_FAILED, job=job, why=err.what)
 
 
 def _guard_follower(
@@ -796,11 +796,11 @@ def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt,
                 state = job_state(found)
                 if not state.has_ended:
                     cluster.delete(resource, request.name, uid=state.uid)
-                    log.event("job_deleted", job=request.name)
+                    log.event(EventName.JOB_DELETED, job=request.name)
         if attempt.runtime_is_made and request.runtime:
             cluster.delete(RUNTIMES, name_of(request.runtime))
     except StokerError as err:
-        log.event("job_not_deleted", job=request.name, why=err.what)
+        log.event(EventName.JOB_DELETE_FAILED, job=request.name, why=err.what)
 
 
 def _resource(document: Document) -> Resource:
@@ -880,7 +880,7 @@ def check_rights(
     if vital:
         raise denied(vital, settings, namespace=cluster.namespace)
     for action in missing:
-        log.event("right_missing", right=action.right, namespace=action.namespace)
+        log.event(EventName.PERMISSION_MISSING, right=action.right, namespace=action.namespace)
 
 
 def explained_denial(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from stoker.errors import PlatformError
-from stoker.logs import parse_line
+from stoker.logs import EventName, parse_line
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import LogLine
 from stoker.platforms.sagemaker.submit import TrainingJobState, find_job, job_state
@@ -241,9 +241,9 @@ class Labels:
         if event is None:
             return
         # A script may print lines of other hosts or runs.
-        if event.event == "host_has_role" and event.host == entry.host:
+        if event.event == EventName.HOST_ROLE and event.host == entry.host:
             self._groups[entry.host] = event.values.get("group") or UNKNOWN
-        elif event.event == "roster":
+        elif event.event == EventName.ROSTER:
             for group, hosts, _ in _groups_in(event.values.get("groups", "")):
                 for host in hosts:
                     if self._groups.get(host, UNKNOWN) == UNKNOWN:
@@ -574,13 +574,13 @@ def members_in(lines: Iterable[str]) -> GroupMembers:
     groups: dict[str, str] = {}
     roles: dict[str, str] = {}
     for line in lines:
-        event = parse_line(line) if "host_has_role" in line or "roster" in line else None
+        event = parse_line(line) if "host_role" in line or "roster" in line else None
         if event is None:
             continue
-        if event.event == "host_has_role" and event.values.get("group"):
+        if event.event == EventName.HOST_ROLE and event.values.get("group"):
             groups[event.host] = event.values["group"]
             roles[event.values["group"]] = event.values.get("role", "")
-        elif event.event == "roster":
+        elif event.event == EventName.ROSTER:
             for name, hosts, role in _groups_in(event.values.get("groups", "")):
                 roles.setdefault(name, role)
                 for host in hosts:

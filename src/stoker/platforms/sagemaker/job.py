@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
 from stoker.errors import PlatformError, StokerError
-from stoker.logs import Log, now_utc
+from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.aws import Aws, AwsError
 from stoker.platforms.base import JobEnd, LogLine, leader_record
 from stoker.platforms.follow import UNREACHABLE_SECONDS, FollowedRun, job_left
@@ -139,7 +139,7 @@ def _outputs(aws: Aws, state: TrainingJobState, run_dir: Path, log: Log) -> Path
     try:
         return fetch_outputs(aws, archive, folder=run_dir / "output")
     except PlatformError as err:
-        log.event("outputs_not_readable", object=archive, why=err.what)
+        log.event(EventName.OUTPUTS_READ_FAILED, object=archive, why=err.what)
         return None
 
 
@@ -162,9 +162,9 @@ def _copy_model(aws: Aws, uri: str, state: TrainingJobState, asked_name: str, lo
     try:
         aws.copy_object(uri, known)
     except StokerError as err:
-        log.event("model_not_copied", object=known, why=err.what)
+        log.event(EventName.MODEL_COPY_FAILED, object=known, why=err.what)
     else:
-        log.event("model_copied", object=known)
+        log.event(EventName.MODEL_COPIED, object=known)
 
 
 def _verdict(
@@ -236,9 +236,9 @@ class SageMakerRun(FollowedRun):
         try:
             if self._state is None or not self._state.is_final:
                 stop_job(self._aws, self.name)
-                self._log.event("job_stopping", job=self.name, at_most_seconds=STOP_SECONDS)
+                self._log.event(EventName.JOB_STOPPING, job=self.name, at_most_seconds=STOP_SECONDS)
         except StokerError as err:
-            self._log.event("job_not_stopped", job=self.name, why=err.what)
+            self._log.event(EventName.JOB_STOP_FAILED, job=self.name, why=err.what)
             return
         finally:
             self._delete_token()
@@ -315,7 +315,9 @@ class SageMakerRun(FollowedRun):
             if state.is_final:
                 return
             if self._aws.clock() >= deadline:
-                self._log.event("job_still_stopping", job=self.name, after_seconds=STOP_SECONDS)
+                self._log.event(
+                    EventName.JOB_STILL_STOPPING, job=self.name, after_seconds=STOP_SECONDS
+                )
                 return
             self._aws.sleep(MIN_INTERVAL_SECONDS)
 
@@ -388,7 +390,7 @@ class SageMakerRun(FollowedRun):
             if not err.is_passing:
                 # A training is worth more than its log: it goes on, and the user is told.
                 self._logs = None
-                self._log.event("logs_not_readable", why=err.what)
+                self._log.event(EventName.LOGS_READ_FAILED, why=err.what)
                 self._say(f"the log cannot be read: {err.what}")
             return False
         self._emit_all(self._labels.label(entries, now=now))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import NoCapacityError, PlatformError, StokerError, UsageError
-from stoker.logs import Log
+from stoker.logs import EventName, Log
 from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
 from stoker.platforms.sagemaker.lineage import made_of, tags_of
 from stoker.platforms.sagemaker.request import REQUEST_TAG, SageMakerRequest
@@ -393,7 +393,7 @@ def delete_token(aws: Aws, uri: str, *, log: Log) -> None:
     try:
         aws.delete_object(uri)
     except StokerError as err:
-        log.event("token_not_deleted", object=uri, why=err.what)
+        log.event(EventName.TOKEN_DELETE_FAILED, object=uri, why=err.what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,10 +435,10 @@ def start(
         state = job_state(found)
         is_ours = _is_ours(aws, found, candidate, packed=packed)
         if is_ours and state.status in _GOES_ON:
-            log.event("job_adopted", job=name, status=state.status, url=state.url)
+            log.event(EventName.JOB_RESUMED, job=name, status=state.status, url=state.url)
             return StartedTrainingJob(request=candidate, is_adopted=True)
         why = f"it is {state.status}" if is_ours else "it is another job"
-        log.event("job_name_taken", job=name, why=why)
+        log.event(EventName.JOB_NAME_CONFLICT, job=name, why=why)
         _forget_token(aws, found, candidate, log=log)
         num_taken += not lacks_capacity(state.reason)
         if num_taken == MAX_NAMES:
@@ -561,7 +561,7 @@ def _create(aws: Aws, request: SageMakerRequest, *, packed: bytes | None, log: L
         _abandon(aws, request, is_sent=is_sent, log=log)
         raise
     url = console_url(str(answer.get("TrainingJobArn")))
-    log.event("job_created", job=request.job.name, url=url)
+    log.event(EventName.JOB_CREATED, job=request.job.name, url=url)
     return True
 
 
@@ -573,7 +573,7 @@ def _abandon(aws: Aws, request: SageMakerRequest, *, is_sent: bool, log: Log) ->
             await_found(aws, name)
             stop_job(aws, name)
     except StokerError as err:
-        log.event("job_not_stopped", job=name, why=err.what)
+        log.event(EventName.JOB_STOP_FAILED, job=name, why=err.what)
     finally:
         delete_token(aws, request.token_uri, log=log)
 
