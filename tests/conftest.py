@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
@@ -53,7 +53,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 @pytest.fixture(autouse=True)
-def _orphans_are_not_adopted_for_ever() -> Iterator[None]:
+def _orphans_are_not_adopted_for_ever():
     """A launcher that a test calls in this process adopts orphans, and ends with its process.
 
     Here it would go on: what later tests kill would stay as zombies, by the hundred.
@@ -64,7 +64,7 @@ def _orphans_are_not_adopted_for_ever() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _tests_end_only_processes_of_their_own() -> Iterator[None]:
+def _tests_end_only_processes_of_their_own():
     """Scripts are forked from one process: a test that ends it would make others fail."""
     yield
     if warm_python := sys.modules.get("support.warm_python"):

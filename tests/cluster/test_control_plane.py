@@ -9,7 +9,7 @@ ends when it answers.
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,7 @@ Follow = Callable[[KubernetesRun], Followed]
 
 
 @pytest.fixture(params=["double", pytest.param("real", marks=pytest.mark.cluster)])
-def plane(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Plane]:
+def plane(request, tmp_path, monkeypatch):
     if request.param == "double":
         with kubernetes_api() as api:
             yield DoublePlane(api, tmp_path, monkeypatch)
@@ -62,13 +60,13 @@ def plane(
 
 
 @pytest.fixture(scope="module")
-def workflows_are_known() -> Iterator[None]:
+def workflows_are_known():
     with argo_crd():
         yield
 
 
 @pytest.fixture
-def follow() -> Iterator[Follow]:
+def follow():
     yield from follower()
 
 
@@ -111,9 +109,7 @@ def nothing_is_left(plane: Plane, parts: Sequence[str] = PARTS) -> bool:
     return not any(name.startswith(NAME) for name in found)
 
 
-def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(
-    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_path, monkeypatch):
     plane.make_workflow("w")
     be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
     run = submit(plane, described(plane, tmp_path))
@@ -135,7 +131,7 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("plane", ["real"], indirect=True)
-def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane: Plane) -> None:
+def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane):
     """The double admits no pods: what an admission policy does is the real thing's to say."""
     assert isinstance(plane, RealPlane)
     with plane.applied(follower_priority(plane.namespace)):
@@ -156,9 +152,7 @@ def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane: Plane) -> 
         assert (other.get("priorityClassName"), other["priority"]) == (None, 0)
 
 
-def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(
-    plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(plane, tmp_path, monkeypatch):
     plane.make_workflow("w")
     be_step(monkeypatch, plane.make_step("step-1", workflow="w"))
     run = submit(plane, described(plane, tmp_path))
@@ -171,7 +165,7 @@ def test_a_terminated_run_s_step_deletes_the_job_with_all_it_owns(
     assert not plane.pods(NAME, "data")
 
 
-def test_a_job_that_has_ended_goes_by_its_ttl(plane: Plane, tmp_path: Path, follow: Follow) -> None:
+def test_a_job_that_has_ended_goes_by_its_ttl(plane, tmp_path, follow):
     followed = follow(submit(plane, described(plane, tmp_path, keep_seconds=3)))
     plane.run_pods(NAME)
     plane.end(NAME, 0)
@@ -181,7 +175,7 @@ def test_a_job_that_has_ended_goes_by_its_ttl(plane: Plane, tmp_path: Path, foll
     until(lambda: nothing_is_left(plane), what="all is gone", seconds=SECONDS)
 
 
-def test_the_rendered_role_is_enough(plane: Plane, tmp_path: Path, follow: Follow) -> None:
+def test_the_rendered_role_is_enough(plane, tmp_path, follow):
     plane.platform = plane.as_account(rbac(namespace=plane.namespace, account="runner"))
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME)
@@ -193,7 +187,7 @@ def test_the_rendered_role_is_enough(plane: Plane, tmp_path: Path, follow: Follo
     assert plane.platform.clean_up(NAME, described(plane, tmp_path).platform_settings) == ""
 
 
-def test_pods_pass_the_restricted_profile(plane: Plane, tmp_path: Path) -> None:
+def test_pods_pass_the_restricted_profile(plane, tmp_path):
     spec = described(plane, tmp_path)
     run = submit(plane, spec)
     # A real namespace enforces it: pods that do not pass are never made.
@@ -204,16 +198,14 @@ def test_pods_pass_the_restricted_profile(plane: Plane, tmp_path: Path) -> None:
     run.stop()
 
 
-def test_a_quota_that_is_used_up_is_named_and_nothing_is_left(plane: Plane, tmp_path: Path) -> None:
+def test_a_quota_that_is_used_up_is_named_and_nothing_is_left(plane, tmp_path):
     plane.allow_no_jobs()
     with pytest.raises(PlatformError, match="quota does not allow it"):
         submit(plane, described(plane, tmp_path))
     until(lambda: nothing_is_left(plane), what="nothing is left", seconds=SECONDS)
 
 
-def test_a_follower_outlasts_an_api_server_that_is_started_again(
-    plane: Plane, tmp_path: Path, follow: Follow
-) -> None:
+def test_a_follower_outlasts_an_api_server_that_is_started_again(plane, tmp_path, follow):
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME)
     until(lambda: f"{NAME}-dnn-0-0: it runs" in followed.status, what="it runs", seconds=SECONDS)
@@ -222,9 +214,7 @@ def test_a_follower_outlasts_an_api_server_that_is_started_again(
     assert followed.ended().status == "succeeded"
 
 
-def test_a_data_pod_that_is_evicted_is_replaced_and_the_job_goes_on(
-    plane: Plane, tmp_path: Path, follow: Follow
-) -> None:
+def test_a_data_pod_that_is_evicted_is_replaced_and_the_job_goes_on(plane, tmp_path, follow):
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME)
     first, second = plane.pods(NAME, "data")
@@ -240,9 +230,7 @@ def test_a_data_pod_that_is_evicted_is_replaced_and_the_job_goes_on(
     assert followed.ended().status == "succeeded"
 
 
-def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(
-    plane: Plane, tmp_path: Path, follow: Follow
-) -> None:
+def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(plane, tmp_path, follow):
     followed = follow(submit(plane, described(plane, tmp_path, output="pvc://runs/stoker")))
     plane.run_pods(NAME)
     (leader,) = plane.pods(NAME, "dnn")
@@ -259,9 +247,7 @@ def test_a_drain_waits_for_a_dnn_pod_and_a_lost_node_restarts_the_job(
 
 
 @BOTH
-def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(
-    plane: Plane, tmp_path: Path, follow: Follow, api_name: str
-) -> None:
+def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(plane, tmp_path, follow, api_name):
     need(plane, api_name)
     followed = follow(submit(plane, described(plane, tmp_path, api=api_name)))
     plane.run_pods(NAME)
@@ -274,9 +260,7 @@ def test_a_dnn_pod_that_fails_ends_the_run_with_its_code(
 
 
 @BOTH
-def test_the_next_attempt_replaces_a_job_that_has_failed(
-    plane: Plane, tmp_path: Path, follow: Follow, api_name: str
-) -> None:
+def test_the_next_attempt_replaces_a_job_that_has_failed(plane, tmp_path, follow, api_name):
     need(plane, api_name)
     spec = described(plane, tmp_path, api=api_name)
     followed = follow(submit(plane, spec))
@@ -291,9 +275,7 @@ def test_the_next_attempt_replaces_a_job_that_has_failed(
     assert followed.ended().status == "succeeded"
 
 
-def test_all_hosts_are_started_again_as_often_as_is_allowed(
-    plane: Plane, tmp_path: Path, follow: Follow
-) -> None:
+def test_all_hosts_are_started_again_as_often_as_is_allowed(plane, tmp_path, follow):
     followed = follow(submit(plane, described(plane, tmp_path, max_restarts=1)))
     plane.run_pods(NAME)
     first = plane.pods(NAME, "dnn") + plane.pods(NAME, "data")
@@ -311,9 +293,7 @@ def test_all_hosts_are_started_again_as_often_as_is_allowed(
     assert "all hosts are started again, for the 1. time" in followed.status
 
 
-def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(
-    plane: Plane, tmp_path: Path, follow: Follow
-) -> None:
+def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(plane, tmp_path, follow):
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME)
     plane.take_away(*plane.pods(NAME, "dnn"))
@@ -322,9 +302,7 @@ def test_a_dnn_pod_that_is_lost_ends_a_run_that_keeps_no_checkpoints(
     assert "was taken away" in str(end.failure)
 
 
-def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(
-    plane: Plane, tmp_path: Path, follow: Follow
-) -> None:
+def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(plane, tmp_path, follow):
     plane.allow_pods(1)
     followed = follow(submit(plane, described(plane, tmp_path)))
     plane.run_pods(NAME, count=1)
@@ -338,9 +316,7 @@ def test_pods_that_a_quota_refuses_are_told_and_come_when_it_is_raised(
 
 
 @BOTH
-def test_a_job_that_runs_too_long_is_ended_and_that_is_said(
-    plane: Plane, tmp_path: Path, follow: Follow, api_name: str
-) -> None:
+def test_a_job_that_runs_too_long_is_ended_and_that_is_said(plane, tmp_path, follow, api_name):
     need(plane, api_name)
     seconds = 5
     spec = described(plane, tmp_path, api=api_name, max_run_seconds=seconds)
@@ -353,9 +329,7 @@ def test_a_job_that_runs_too_long_is_ended_and_that_is_said(
     until(lambda: not plane.pods(NAME, "data"), what="no host is left", seconds=SECONDS)
 
 
-def test_a_train_job_s_jobset_has_no_ttl_and_the_last_step_deletes_it_all(
-    plane: Plane, tmp_path: Path, follow: Follow
-) -> None:
+def test_a_train_job_s_jobset_has_no_ttl_and_the_last_step_deletes_it_all(plane, tmp_path, follow):
     need(plane, "trainer")
     role = rbac(namespace=plane.namespace, account="runner", api="trainer")
     plane.platform = plane.as_account(role)

@@ -1,14 +1,13 @@
 """Holds fixtures that several files of these tests use."""
 
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
 
 @pytest.fixture(scope="module")
-def quick_kfp() -> Iterator[None]:
+def quick_kfp():
     """Keeps kfp from reading the source of every function on the stack.
 
     It does so at each setting of a task, 58 times a pipeline, for a name in an error. The stack is

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from stoker.profile.inventory import (
     accelerators,
 )
@@ -42,16 +40,14 @@ def program(tmp_path: Path, text: str) -> str:
     return str(file)
 
 
-def test_accelerators_are_counted_by_nvml_else_by_nvidia_smi(tmp_path: Path) -> None:
+def test_accelerators_are_counted_by_nvml_else_by_nvidia_smi(tmp_path):
     assert accelerators(nvml=Driver, smi="/none") == (2, "NVIDIA A10G")
     smi = program(tmp_path, "echo 'NVIDIA L4'; echo 'NVIDIA L4'; echo 'NVIDIA L4'")
     assert accelerators(nvml=Broken, smi=smi) == (3, "NVIDIA L4")
     assert accelerators(nvml=lambda: None, smi=smi) == (3, "NVIDIA L4")
 
 
-def test_without_a_driver_the_accelerators_are_not_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_driver_the_accelerators_are_not_known(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert accelerators(nvml=lambda: None, smi="/none") == (None, None)
     failing = program(tmp_path, "echo 'no devices were found'; exit 6")

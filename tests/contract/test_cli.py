@@ -169,7 +169,7 @@ HEAVY = (
 )
 
 
-def test_verbs_and_flags_equal_the_list() -> None:
+def test_verbs_and_flags_equal_the_list():
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     found = {
         name: {flag for param in command.params for flag in param.opts if flag.startswith("--")}
@@ -178,7 +178,7 @@ def test_verbs_and_flags_equal_the_list() -> None:
     assert found == VERBS
 
 
-def test_hidden_flags_equal_the_list_and_are_documented() -> None:
+def test_hidden_flags_equal_the_list_and_are_documented():
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     found = {
         name: {param.opts[0] for param in command.params if getattr(param, "hidden", False)}
@@ -189,7 +189,7 @@ def test_hidden_flags_equal_the_list_and_are_documented() -> None:
     assert set().union(*HIDDEN.values()) <= set(re.findall(r"`(--[a-z-]+)", page))
 
 
-def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path: Path) -> None:
+def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_path):
     lines = process("--help", cwd=tmp_path).stdout.splitlines()
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     first_lines = {name: verb.help.partition("\n")[0] for name, verb in commands.items()}
@@ -198,7 +198,7 @@ def test_the_list_of_verbs_shows_the_whole_first_line_of_the_help_of_each(tmp_pa
     assert max(map(len, lines)) <= 80
 
 
-def test_each_option_says_its_default_or_that_it_may_be_repeated() -> None:
+def test_each_option_says_its_default_or_that_it_may_be_repeated():
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     silent = [
         f"{name} {param.opts[0]}"
@@ -212,7 +212,7 @@ def test_each_option_says_its_default_or_that_it_may_be_repeated() -> None:
     assert silent == []
 
 
-def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path: Path) -> None:
+def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path):
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     for name, command in commands.items():
         _, title, *examples = command.epilog.splitlines()
@@ -228,7 +228,7 @@ def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path: Path) -> N
                     command.make_context(verb, words)
 
 
-def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
+def test_help_names_every_verb_and_imports_nothing_heavy():
     code = (
         "import sys\n"
         "from stoker.cli.edge import run\n"
@@ -242,7 +242,7 @@ def test_help_names_every_verb_and_imports_nothing_heavy() -> None:
     assert all(verb in done.stdout for verb in VERBS)
 
 
-def test_importing_stoker_imports_nothing_heavy() -> None:
+def test_importing_stoker_imports_nothing_heavy():
     code = f"import sys, stoker; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -251,7 +251,7 @@ def test_importing_stoker_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "launch"])
-def test_every_verb_explains_itself(tmp_path: Path, verb: str) -> None:
+def test_every_verb_explains_itself(tmp_path, verb):
     done = stoker(verb, "--help", cwd=tmp_path)
     assert done.returncode == 0
     hidden = HIDDEN.get(verb, set())
@@ -261,7 +261,7 @@ def test_every_verb_explains_itself(tmp_path: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize("record", sorted(RECORDS))
-def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
+def test_schema_prints_a_json_schema(tmp_path, record):
     done = stoker("schema", record, cwd=tmp_path)
     assert json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
 
@@ -323,9 +323,7 @@ def test_schema_prints_a_json_schema(tmp_path: Path, record: str) -> None:
         (["watch", "nothing-here"], 2, ["no run nothing-here"]),
     ],
 )
-def test_bad_input_gets_three_lines_and_the_usage_exit_code(
-    tmp_path: Path, arguments: list[str], code: int, words: list[str]
-) -> None:
+def test_bad_input_gets_three_lines_and_the_usage_exit_code(tmp_path, arguments, code, words):
     good = "name: x\ncommand: [python, -c, pass]\n"
     files = {
         "good.yaml": good,
@@ -354,8 +352,8 @@ def test_bad_input_gets_three_lines_and_the_usage_exit_code(
 
 
 def test_a_profile_says_first_that_the_script_writes_its_files_and_what_is_kept_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -381,16 +379,14 @@ def test_a_profile_says_first_that_the_script_writes_its_files_and_what_is_kept_
         ["profile", "w.yaml"],
     ],
 )
-def test_a_type_of_a_cloud_is_not_taken_for_this_machine_without_a_word(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+def test_a_type_of_a_cloud_is_not_taken_for_this_machine_without_a_word(tmp_path, arguments):
     today = "cluster: {dnn: {instance_type: ml.foo, count: 1}}\n"
     (tmp_path / "w.yaml").write_text(f"name: x\nplatform: local\ncommand: ['true']\n{today}")
     done = stoker(*arguments, cwd=tmp_path)
     assert done.stderr.count("note: ml.foo is not started: the platform is local") == 1
 
 
-def test_bash_completes_what_is_installed() -> None:
+def test_bash_completes_what_is_installed():
     stoker_path = Path(sys.executable).with_name("stoker")
     script = f"""
 source <(_STOKER_COMPLETE=source_bash {stoker_path})

@@ -3,7 +3,6 @@
 import select
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 import zmq
@@ -20,7 +19,7 @@ ANSWER_BYTES = 70_000
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port():
     """Yields the port of a peer that answers each message by one, two or three of 70 kB."""
     context: ZmqContext = zmq.Context()
     allow = AllowList(context, KEYS)
@@ -54,7 +53,7 @@ def port() -> Iterator[int]:
 
 
 @pytest.fixture
-def connection(port: int) -> Iterator[Connection]:
+def connection(port):
     context: ZmqContext = zmq.Context()
     made = Connection(context, KEYS, now=time.monotonic(), max_message_bytes=1 << 20)
     made.dial(f"tcp://127.0.0.1:{port}")
@@ -84,7 +83,7 @@ def num_answers(first: int, last: int) -> int:
 
 
 @pytest.mark.parametrize("at_most", [1, 2, 16])
-def test_a_wait_ends_with_each_message(connection: Connection, at_most: int) -> None:
+def test_a_wait_ends_with_each_message(connection, at_most):
     come_up(connection)
     came: list[int] = []
     for number in range(1, ROUNDS):
@@ -98,9 +97,7 @@ def test_a_wait_ends_with_each_message(connection: Connection, at_most: int) -> 
     assert came == [ANSWER_BYTES] * num_answers(1, ROUNDS - 1)
 
 
-def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(
-    connection: Connection,
-) -> None:
+def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(connection):
     come_up(connection)
     came: list[int] = []
     for number in range(1, 2 * HIDDEN, 2):
@@ -120,7 +117,7 @@ def test_a_send_that_reads_the_wake_up_of_a_message_hides_it_from_no_wait(
     assert came == [ANSWER_BYTES] * num_answers(1, 2 * HIDDEN)
 
 
-def test_a_connection_that_is_lost_has_nothing_to_read(connection: Connection) -> None:
+def test_a_connection_that_is_lost_has_nothing_to_read(connection):
     come_up(connection)
     assert not connection.has_input()
     connection.lose(time.monotonic())

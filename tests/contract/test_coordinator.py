@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import StringIO
 
 import pytest
@@ -107,7 +107,7 @@ class Run:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(monkeypatch):
     monkeypatch.setattr(coordinator_module, "GOODBYE_SECONDS", 0.3)
     run = Run()
     try:
@@ -150,7 +150,7 @@ def attend(run_id: str = "run", protocol: int = PROTOCOL_VERSION) -> Attend:
     return Attend(protocol=protocol, run_id=run_id, rank=0, host="leader")
 
 
-def test_members_are_told_how_the_run_ended(run: Run) -> None:
+def test_members_are_told_how_the_run_ended(run):
     coordinator = run.coordinator(agents=("d1", "d2"), followers=("f1",))
     hosts = [run.member(host) for host in ("d1", "d2", "f1")]
     assert all(host.wait_until_welcome(DEADLINE) for host in hosts)
@@ -163,7 +163,7 @@ def test_members_are_told_how_the_run_ended(run: Run) -> None:
         assert "rank 1 broke" in verdict.reason
 
 
-def test_data_hosts_are_given_back_while_the_training_goes_on(run: Run) -> None:
+def test_data_hosts_are_given_back_while_the_training_goes_on(run):
     coordinator = run.coordinator(agents=("d1", "d2"), followers=("f1",))
     hosts = [run.member(host) for host in ("d1", "f1")]
     assert all(host.wait_until_welcome(DEADLINE) for host in hosts)
@@ -182,7 +182,7 @@ def test_data_hosts_are_given_back_while_the_training_goes_on(run: Run) -> None:
     assert run.verdicts["f1"].reason == "the training succeeded"
 
 
-def test_a_straggler_learns_the_end_when_it_comes(run: Run) -> None:
+def test_a_straggler_learns_the_end_when_it_comes(run):
     coordinator = run.coordinator()
     coordinator.end("succeeded", exit_code=0, reason="")
     closing = threading.Thread(target=coordinator.close)
@@ -193,7 +193,7 @@ def test_a_straggler_learns_the_end_when_it_comes(run: Run) -> None:
     closing.join(DEADLINE)
 
 
-def test_close_waits_for_goodbyes_and_measures_the_release(run: Run) -> None:
+def test_close_waits_for_goodbyes_and_measures_the_release(run):
     coordinator = run.coordinator()
     member = run.member("d1")
     assert member.wait_until_welcome(DEADLINE)
@@ -207,7 +207,7 @@ def test_close_waits_for_goodbyes_and_measures_the_release(run: Run) -> None:
     assert [e.what for e in coordinator.events] == ["agent joined", "agent left with exit code 0"]
 
 
-def test_a_leader_without_a_heartbeat_is_lost_after_first_contact(run: Run) -> None:
+def test_a_leader_without_a_heartbeat_is_lost_after_first_contact(run):
     coordinator = run.coordinator()
     assert run.member("d1").wait_until_welcome(DEADLINE)
     coordinator.close()
@@ -215,9 +215,7 @@ def test_a_leader_without_a_heartbeat_is_lost_after_first_contact(run: Run) -> N
     assert run.verdicts["d1"].kind == "lost"
 
 
-def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run, monkeypatch):
     monkeypatch.setattr(host_leases, "MAX_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(leader_connection, "REFUSED_SECONDS", 0.5)
     coordinator = run.coordinator(lease_seconds=600.0)
@@ -228,9 +226,7 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(
     assert "has no launcher any more" in run.verdicts["d1"].reason
 
 
-def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(run, monkeypatch):
     monkeypatch.setattr(host_leases, "MAX_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(host_leases, "CUT_OFF_SECONDS", 0.5)
     run.coordinator(followers=("f1",), lease_seconds=600.0)
@@ -242,20 +238,20 @@ def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(
     assert "connection ended" in run.failures[0].reason
 
 
-def test_a_leader_that_never_answers_is_given_up_at_the_start_deadline(run: Run) -> None:
+def test_a_leader_that_never_answers_is_given_up_at_the_start_deadline(run):
     run.member("d1")
     until(lambda: "d1" in run.verdicts)
     assert run.verdicts["d1"].kind == "never"
 
 
-def test_a_member_finds_a_leader_that_comes_late(run: Run) -> None:
+def test_a_member_finds_a_leader_that_comes_late(run):
     member = run.member("d1")
     assert not member.wait_until_welcome(0.2)
     run.coordinator()
     assert member.wait_until_welcome(DEADLINE)
 
 
-def test_a_host_of_another_run_is_refused(run: Run) -> None:
+def test_a_host_of_another_run_is_refused(run):
     run.coordinator()
     run.member("d1", run_id="another")
     until(lambda: "d1" in run.verdicts)
@@ -263,7 +259,7 @@ def test_a_host_of_another_run_is_refused(run: Run) -> None:
     assert "not another" in run.verdicts["d1"].reason
 
 
-def test_a_host_with_another_token_gets_no_answer(run: Run) -> None:
+def test_a_host_with_another_token_gets_no_answer(run):
     run.coordinator()
     member = run.member("d1", keys=Keys.from_token(bytes.fromhex(new_token())))
     until(lambda: "d1" in run.verdicts)
@@ -271,7 +267,7 @@ def test_a_host_with_another_token_gets_no_answer(run: Run) -> None:
     assert not member.wait_until_welcome(0)
 
 
-def test_a_lost_follower_is_a_failure_that_names_it(run: Run) -> None:
+def test_a_lost_follower_is_a_failure_that_names_it(run):
     run.coordinator(agents=(), followers=("f1",))
     member = run.member("f1")
     assert member.wait_until_welcome(DEADLINE)
@@ -280,7 +276,7 @@ def test_a_lost_follower_is_a_failure_that_names_it(run: Run) -> None:
     assert (run.failures[0].host, run.failures[0].what) == ("f1", "lost")
 
 
-def test_a_followers_failure_carries_its_exit_code_and_words(run: Run) -> None:
+def test_a_followers_failure_carries_its_exit_code_and_words(run):
     coordinator = run.coordinator(agents=(), followers=("f1",))
     member = run.member("f1")
     assert member.wait_until_welcome(DEADLINE)
@@ -291,7 +287,7 @@ def test_a_followers_failure_carries_its_exit_code_and_words(run: Run) -> None:
     assert coordinator.followers(live_only=False) == ()
 
 
-def test_a_lost_data_host_is_an_event_only(run: Run) -> None:
+def test_a_lost_data_host_is_an_event_only(run):
     coordinator = run.coordinator()
     member = run.member("d1")
     assert member.wait_until_welcome(DEADLINE)
@@ -300,7 +296,7 @@ def test_a_lost_data_host_is_an_event_only(run: Run) -> None:
     assert run.failures == []
 
 
-def test_ranks_get_the_roster_again_whenever_it_changes(run: Run) -> None:
+def test_ranks_get_the_roster_again_whenever_it_changes(run):
     run.coordinator(agents=("d1", "d2"))
     with Rank(run.port) as rank:
         rank.send(attend())
@@ -316,7 +312,7 @@ def test_ranks_get_the_roster_again_whenever_it_changes(run: Run) -> None:
         assert ([m.host for m in back.agents], back.lost) == (["d1"], ())
 
 
-def test_a_second_process_of_a_rank_does_not_take_the_roster_from_the_first(run: Run) -> None:
+def test_a_second_process_of_a_rank_does_not_take_the_roster_from_the_first(run):
     # A forked child of rank 0 with a loader of its own, or a script that the training starts.
     run.coordinator()
     with Rank(run.port) as first, Rank(run.port) as second:
@@ -328,7 +324,7 @@ def test_a_second_process_of_a_rank_does_not_take_the_roster_from_the_first(run:
         assert [m.host for m in first.roster().agents] == ["d1"]
 
 
-def test_a_process_that_has_ended_is_forgotten_at_the_next_change(run: Run) -> None:
+def test_a_process_that_has_ended_is_forgotten_at_the_next_change(run):
     run.coordinator(agents=("d1", "d2"))
     with Rank(run.port) as stays:
         stays.send(attend())
@@ -342,7 +338,7 @@ def test_a_process_that_has_ended_is_forgotten_at_the_next_change(run: Run) -> N
     assert "message_send_failed" not in run.log.getvalue()
 
 
-def test_a_rank_of_another_run_or_version_is_refused(run: Run) -> None:
+def test_a_rank_of_another_run_or_version_is_refused(run):
     run.coordinator()
     with Rank(run.port) as rank:
         for message in (attend(run_id="other"), attend(protocol=PROTOCOL_VERSION + 1)):
@@ -350,7 +346,7 @@ def test_a_rank_of_another_run_or_version_is_refused(run: Run) -> None:
             assert isinstance(rank.receive(), Refused)
 
 
-def test_rubbish_is_dropped_and_others_are_served(run: Run) -> None:
+def test_rubbish_is_dropped_and_others_are_served(run):
     coordinator = run.coordinator()
     with Rank(run.port) as rank:
         rank.socket.send(b"rubbish")
@@ -363,18 +359,14 @@ def test_rubbish_is_dropped_and_others_are_served(run: Run) -> None:
     assert run.log.getvalue().count("message_refused") == 1
 
 
-def test_a_port_that_is_taken_is_a_platform_error(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_is_taken_is_a_platform_error(run, monkeypatch):
     monkeypatch.setattr(coordinator_module, "BIND_SECONDS", 0.2)
     run.coordinator()
     with pytest.raises(PlatformError, match="cannot listen"):
         run.coordinator()
 
 
-def test_a_resolver_that_does_not_answer_holds_up_no_verdict(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resolver_that_does_not_answer_holds_up_no_verdict(run, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(
         leader_connection.socket, "getaddrinfo", lambda *_, **__: answers.wait(DEADLINE) and []

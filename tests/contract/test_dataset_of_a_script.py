@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -32,18 +31,18 @@ LOOK = (
 )
 
 
-def test_the_difference_is_to_what_the_script_was_started_with() -> None:
+def test_the_difference_is_to_what_the_script_was_started_with():
     found = run(LOOK, GONE="1", STOKER_RUN_ID="r")
     assert found == "(('GONE', None), ('SET', 'here'))\n"
 
 
-def test_where_it_is_not_known_what_was_there_nothing_travels() -> None:
+def test_where_it_is_not_known_what_was_there_nothing_travels():
     # As after setproctitle, which writes over what the kernel shows.
     assert run(LOOK, GONE="1") == "()\n"
     assert environment_at_start("0") is None
 
 
-def test_a_rank_that_multiprocessing_starts_anew_was_started_with_what_its_parent_was() -> None:
+def test_a_rank_that_multiprocessing_starts_anew_was_started_with_what_its_parent_was():
     code = (
         "import multiprocessing, os\n"
         "from stoker.feed.wire import dataset as s\n"
@@ -56,7 +55,7 @@ def test_a_rank_that_multiprocessing_starts_anew_was_started_with_what_its_paren
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_process_that_such_a_rank_forks_knows_it_as_well(method: str) -> None:
+def test_a_process_that_such_a_rank_forks_knows_it_as_well(method):
     inner = (
         "import multiprocessing\n"
         "from stoker.feed.wire import dataset as s\n"
@@ -82,7 +81,7 @@ class Numbers:
         return index
 
 
-def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: Path) -> None:
+def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
         import sys
@@ -101,7 +100,7 @@ def test_classes_and_lambdas_of_a_script_come_back_in_another_process(tmp_path: 
     assert back.collate_fn([back.dataset[2], back.dataset[3]]) == 130  # type: ignore[index]
 
 
-def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None:
+def test_a_module_beside_the_script_is_found_on_the_host(tmp_path):
     (tmp_path / "beside_me.py").write_text(
         "class Ten:\n    def __getitem__(self, i):\n        return 10\n"
     )
@@ -120,7 +119,7 @@ def test_a_module_beside_the_script_is_found_on_the_host(tmp_path: Path) -> None
         sys.modules.pop("beside_me", None)
 
 
-def test_a_proxy_of_a_manager_is_named() -> None:
+def test_a_proxy_of_a_manager_is_named():
     """It would be looked for on the data host, or found there in another program's place."""
     with multiprocessing.Manager() as manager:
         shared = DatasetSpec(dataset=Numbers(seen=manager.dict()), collate_fn=len)

@@ -93,7 +93,7 @@ def _written(decision: Decision) -> Json:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_decision_is_the_one_on_file(name: str) -> None:
+def test_decision_is_the_one_on_file(name):
     assert _written(CASES[name]()) == json.loads(FILE.read_text(encoding="utf-8"))[name]
 
 

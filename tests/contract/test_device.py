@@ -15,7 +15,7 @@ from stoker.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def _torch_waits_half_a_second(monkeypatch):
     """Shortens torch's wait for each worker of an epoch that was given up: 5 s, and seen often."""
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
@@ -34,7 +34,7 @@ class NoStream:
         ),
     ]
 )
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def device(request, monkeypatch):
     """Names where batches go; "ahead" goes CUDA's way without CUDA."""
     if request.param == "cpu, ahead":
         monkeypatch.setattr("stoker.feed.device._copies_ahead", lambda device: True)
@@ -84,7 +84,7 @@ def loader(dataset: data.Dataset[object] | None = None, **options: object) -> st
     return stoker.DataLoader(dataset or Whole(), **({"batch_size": 2} | options))
 
 
-def test_pixels_become_normalised_numbers_and_labels_stay(device: str) -> None:
+def test_pixels_become_normalised_numbers_and_labels_stay(device):
     batches = stoker.to_device(loader(), device, mean=0.5, std=[0.1, 0.2, 0.4])
     for (pixels, labels), (raw, expected) in zip(batches, loader(), strict=True):
         assert pixels.device.type == labels.device.type == device
@@ -94,19 +94,19 @@ def test_pixels_become_normalised_numbers_and_labels_stay(device: str) -> None:
         assert torch.equal(labels.cpu(), expected)
 
 
-def test_without_a_type_pixels_stay_uint8(device: str) -> None:
+def test_without_a_type_pixels_stay_uint8(device):
     pixels, _ = next(iter(stoker.to_device(loader(), device)))
     assert pixels.dtype == torch.uint8
     assert pixels.device.type == device
 
 
-def test_another_floating_type_is_taken(device: str) -> None:
+def test_another_floating_type_is_taken(device):
     pixels, _ = next(iter(stoker.to_device(loader(), device, dtype=torch.bfloat16)))
     assert pixels.dtype == torch.bfloat16
     assert pixels.flatten()[-1].item() == pytest.approx(20 / 255, rel=0.01)
 
 
-def test_everything_in_a_batch_is_moved_and_keeps_its_type(device: str) -> None:
+def test_everything_in_a_batch_is_moved_and_keeps_its_type(device):
     tensor = torch.ones(2)
     batch = {
         "pair": Pair(tensor, "name"),
@@ -133,14 +133,14 @@ def test_everything_in_a_batch_is_moved_and_keeps_its_type(device: str) -> None:
     assert found["ordered"]["a"][1] == 3
 
 
-def test_it_may_be_gone_through_epoch_by_epoch(device: str) -> None:
+def test_it_may_be_gone_through_epoch_by_epoch(device):
     batches = stoker.to_device(loader(), device)
     assert len(batches) == 5
     for _ in range(2):
         assert [labels.tolist()[0] for _, labels in batches] == [0, 2, 4, 6, 8]
 
 
-def test_a_failing_batch_is_told_in_its_turn_and_the_epoch_goes_on(device: str) -> None:
+def test_a_failing_batch_is_told_in_its_turn_and_the_epoch_goes_on(device):
     iterator = iter(stoker.to_device(loader(Digits()), device))
     found: list[object] = []
     for _ in range(5):
@@ -177,9 +177,7 @@ class Stateful(data.Sampler[int]):
 
 @pytest.mark.parametrize("num_batches", [1, 4, 5])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_its_state_counts_what_the_script_got(
-    device: str, num_batches: int, num_workers: int
-) -> None:
+def test_its_state_counts_what_the_script_got(device, num_batches, num_workers):
     for options in ({}, {"sampler": Stateful()}):
         batches = stoker.to_device(loader(num_workers=num_workers, **options), device)
         iterator = iter(batches)
@@ -193,14 +191,14 @@ def test_its_state_counts_what_the_script_got(
         assert rest == list(range(2 * num_batches, 10, 2))
 
 
-def test_at_the_end_its_state_is_the_next_epochs(device: str) -> None:
+def test_at_the_end_its_state_is_the_next_epochs(device):
     batches = stoker.to_device(loader(), device)
     list(batches)
     state = batches.state_dict()
     assert (state["epoch"], state["begun"]) == (1, None)
 
 
-def test_what_is_no_loader_of_stoker_has_no_state() -> None:
+def test_what_is_no_loader_of_stoker_has_no_state():
     for batches in ([1], data.DataLoader(Whole())):
         with pytest.raises(UsageError, match="has no state"):
             stoker.to_device(batches, "cpu").state_dict()
@@ -210,6 +208,6 @@ def test_what_is_no_loader_of_stoker_has_no_state() -> None:
     ("options", "words"),
     [({"dtype": torch.int64}, "no floating type"), ({"std": [1.0, 0.0]}, "a deviation is 0")],
 )
-def test_senseless_options_are_refused(options: dict[str, object], words: str) -> None:
+def test_senseless_options_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         stoker.to_device([], "cpu", **options)

@@ -1,7 +1,6 @@
 """A stream that divides itself is told by its own call, in a worker."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def whole_of(worker_id: int) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     for module in (worker, torch.utils.data, torch.utils.data.dataloader):
         monkeypatch.setattr(module, "get_worker_info", worker.get_worker_info)
     watch_streams(tmp_path)
@@ -61,8 +60,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=["asks", "asks at its start", "data pipe", "asks nothing", "no stream", "no worker"],
 )
-def test_only_a_stream_that_asks_who_its_worker_is_divides_itself(
-    folder: Path, loader: DataLoader[torch.Tensor], divides: bool
-) -> None:
+def test_only_a_stream_that_asks_who_its_worker_is_divides_itself(folder, loader, divides):
     assert list(loader)
     assert is_divided(folder) == divides

@@ -64,7 +64,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_every_command_in_the_documents_exists(file: Path) -> None:
+def test_every_command_in_the_documents_exists(file):
     for words in commands(file.read_text()):
         verb, rest = words[0], words[1:]
         # `stoker upload|start`: one of several verbs.
@@ -80,7 +80,7 @@ def test_every_command_in_the_documents_exists(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_every_link_within_the_repository_leads_somewhere(file: Path) -> None:
+def test_every_link_within_the_repository_leads_somewhere(file):
     text = file.read_text()
     pictures = re.findall(r'(?:src|srcset)="([^"]+)"', text)
     for target in [*pictures, *re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]:
@@ -97,7 +97,7 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_every_link_to_a_heading_finds_it(file: Path) -> None:
+def test_every_link_to_a_heading_finds_it(file):
     for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", file.read_text()):
         page = file.parent / target if target else file
         if page.suffix == ".md":
@@ -105,13 +105,13 @@ def test_every_link_to_a_heading_finds_it(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_python_in_the_documents_parses(file: Path) -> None:
+def test_python_in_the_documents_parses(file):
     blocks = re.findall(r"^```python[^\n]*\n(.*?)^```", file.read_text(), re.DOTALL | re.MULTILINE)
     for block in blocks:
         ast.parse(block)
 
 
-def test_every_error_that_the_troubleshooting_quotes_is_one_of_stokers() -> None:
+def test_every_error_that_the_troubleshooting_quotes_is_one_of_stokers():
     page = (ROOT / "docs" / "troubleshooting.md").read_text().partition("## The feed")[2]
     quoted = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
     assert len(quoted) >= 5
@@ -131,12 +131,12 @@ def texts_in(file: Path) -> Iterator[str]:
                 yield "\n".join(str(part.value) for part in parts)
 
 
-def test_the_tutorials_notebook_is_the_page() -> None:
+def test_the_tutorials_notebook_is_the_page():
     made = make_notebook.notebook(make_notebook.PAGE.read_text())
     assert make_notebook.NOTEBOOK.read_text() == made, "run python docs/make_notebook.py"
 
 
-def test_every_file_of_the_project_that_a_text_names_is_there() -> None:
+def test_every_file_of_the_project_that_a_text_names_is_there():
     name = re.compile(r"\b(?:tests|src|benchmarks|docs)/[\w./-]+\.\w+")
     missing = [
         f"{named(file)}: {found}"
@@ -148,12 +148,12 @@ def test_every_file_of_the_project_that_a_text_names_is_there() -> None:
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=named)
-def test_no_document_installs_stoker_from_an_index_that_does_not_have_it(file: Path) -> None:
+def test_no_document_installs_stoker_from_an_index_that_does_not_have_it(file):
     # Whatever has that name on PyPI is not stoker: a checkout or a wheel is installed.
     assert not re.search(r"pip install (-\S+ )*['\"]?stoker\b", file.read_text())
 
 
-def test_the_python_versions_of_the_package_are_those_that_tests_ran_on() -> None:
+def test_the_python_versions_of_the_package_are_those_that_tests_ran_on():
     text = (ROOT / "docs" / "compatibility.md").read_text()
     rows = text[text.index("| Python |") : text.index("| PyTorch |")]
     project = (ROOT / "pyproject.toml").read_text()
@@ -161,7 +161,7 @@ def test_the_python_versions_of_the_package_are_those_that_tests_ran_on() -> Non
     assert re.findall(r"(?m)^\| (?:Python)? ?\| (3\.\d+) \|", rows) == declared
 
 
-def test_the_table_of_parameters_is_that_of_the_pipeline() -> None:
+def test_the_table_of_parameters_is_that_of_the_pipeline():
     workload = read_workload(document("mnist-sagemaker.yaml"))
     text = (ROOT / "docs" / "sagemaker.md").read_text()
     table = text[text.index("| parameter | default") :].partition("\n\n")[0]
@@ -169,7 +169,7 @@ def test_the_table_of_parameters_is_that_of_the_pipeline() -> None:
     assert listed == [parameter.camel_name for parameter in parameters_of(workload)]
 
 
-def test_the_prices_in_the_guide_are_those_of_the_catalog() -> None:
+def test_the_prices_in_the_guide_are_those_of_the_catalog():
     catalog = load_catalog("sagemaker")
     text = (ROOT / "docs" / "sagemaker.md").read_text()
     listed = re.findall(r"^\| `(ml\.[\w.-]+)` \| ([\d.]+) \|", text, flags=re.MULTILINE)

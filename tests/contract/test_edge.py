@@ -13,9 +13,7 @@ CLI = [sys.executable, "-m", "stoker.cli"]
 PROFILED = ["decide", "--instance-type", "ml.g5.xlarge", "--step-seconds", "1"]
 
 
-def test_a_script_whose_name_is_not_utf8_is_a_usage_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_whose_name_is_not_utf8_is_a_usage_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     script = os.fsdecode(b"b\xffd.py")
     Path(script).write_text("")
@@ -24,9 +22,7 @@ def test_a_script_whose_name_is_not_utf8_is_a_usage_error(
 
 
 @pytest.mark.parametrize("verb", ["train", "profile"])
-def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
+def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(tmp_path, monkeypatch, capsys, verb):
     folder = tmp_path / os.fsdecode(b"n\xff")
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -35,9 +31,7 @@ def test_a_folder_whose_name_is_not_utf8_is_a_usage_error(
     assert "this folder is not UTF-8" in capsys.readouterr().err
 
 
-def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_without_the_x_bit_is_told_from_a_missing_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("q.py").write_text("")
     assert edge.run(["train", "--", "./q.py"]) == 2
@@ -67,13 +61,8 @@ def test_a_script_without_the_x_bit_is_told_from_a_missing_one(
     ids=lambda command: " ".join(command[:2]),
 )
 def test_an_output_that_cannot_be_written_is_found_before_the_work(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: list[str],
-    out: str,
-    words: str,
-) -> None:
+    tmp_path, monkeypatch, capsys, command, out, words
+):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("")
     Path("q.py").write_text("raise SystemExit('it began')")
@@ -85,15 +74,13 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "q.py"]
 
 
-def test_a_record_may_go_into_folders_that_are_yet_to_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_record_may_go_into_folders_that_are_yet_to_be_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert edge.run([*PROFILED, "--out", "a/b/d.json"]) == 0
     assert Path("a/b/d.json").is_file()
 
 
-def test_what_only_prints_ends_quietly_when_its_reader_goes() -> None:
+def test_what_only_prints_ends_quietly_when_its_reader_goes():
     with subprocess.Popen(
         [*CLI, "catalog"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as catalog:
@@ -105,7 +92,7 @@ def test_what_only_prints_ends_quietly_when_its_reader_goes() -> None:
         assert (catalog.wait(60), errors) == (0, b"")
 
 
-def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path: Path) -> None:
+def test_a_training_goes_on_when_the_reader_of_its_output_goes(tmp_path):
     script = """
 import pathlib, time
 print("step 0", flush=True)
@@ -130,7 +117,7 @@ pathlib.Path("done").touch()
     assert (tmp_path / "t.json").exists()
 
 
-def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path: Path) -> None:
+def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path):
     # What was a folder when it began is a file when it ends.
     script = "import pathlib; p = pathlib.Path('out'); p.rmdir(); p.touch()"
     (tmp_path / "out").mkdir()
@@ -141,7 +128,7 @@ def test_a_training_whose_record_cannot_be_written_has_not_failed(tmp_path: Path
     assert "cannot write out/t.json" in told
 
 
-def test_what_only_prints_says_that_the_disk_is_full() -> None:
+def test_what_only_prints_says_that_the_disk_is_full():
     with Path("/dev/full").open("wb") as full:
         printed = subprocess.run(
             [*CLI, "catalog"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
@@ -153,7 +140,7 @@ def test_what_only_prints_says_that_the_disk_is_full() -> None:
     ]
 
 
-def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path: Path) -> None:
+def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path):
     (tmp_path / "q.py").write_text("print('step 1')\n")
     command = [*CLI, "train", "--out", "t.json", "--", sys.executable, "q.py"]
     with Path("/dev/full").open("wb") as full:
@@ -162,12 +149,7 @@ def test_a_training_goes_on_when_the_disk_of_its_output_is_full(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("once", [["--once"], []])
-def test_watch_refuses_what_is_no_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    once: list[str],
-) -> None:
+def test_watch_refuses_what_is_no_run(tmp_path, monkeypatch, capsys, once):
     monkeypatch.chdir(tmp_path)
     Path("q.py").write_text("print('hello')\n")
     assert edge.run(["watch", str(tmp_path), *once]) == 2
@@ -220,9 +202,7 @@ def test_watch_refuses_what_is_no_run(
         (["schema"], 0, "workload   Describes the user's training command", ""),
     ],
 )
-def test_the_command_line_explains_itself(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, out: str, err: str
-) -> None:
+def test_the_command_line_explains_itself(capsys, arguments, code, out, err):
     assert edge.run(arguments) == code
     printed = capsys.readouterr()
     assert out in printed.out
@@ -230,7 +210,7 @@ def test_the_command_line_explains_itself(
     assert "error: Usage" not in printed.err
 
 
-def test_shared_cores_are_said_on_the_terminal(tmp_path: Path) -> None:
+def test_shared_cores_are_said_on_the_terminal(tmp_path):
     groups = ["--group", "dnn=local.c1:1", "--group", "data=local.c999:1:1"]
     command = [*CLI, "train", *groups, "--", "python", "-c", "pass"]
     done = subprocess.run(
@@ -240,9 +220,7 @@ def test_shared_cores_are_said_on_the_terminal(tmp_path: Path) -> None:
     assert done.stderr.count(warning) == 1, done.stderr
 
 
-def test_ctrl_c_while_the_parser_is_imported_ends_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_the_parser_is_imported_ends_without_a_word(monkeypatch, capsys):
     def interrupted(_: list[str]) -> int:
         raise KeyboardInterrupt
 

@@ -105,8 +105,8 @@ def training_job(calls: Calls) -> tuple[dict[str, object], dict[str, object]]:
 
 
 def test_the_groups_of_a_decision_become_a_job_that_the_service_takes_and_one_a_plain_job(
-    aws_server: AwsServer, tmp_path: Path
-) -> None:
+    aws_server, tmp_path
+):
     calls, plain = start(
         aws_server, tmp_path, ("two groups", "--data-groups", "data"), ("one group",)
     )
@@ -160,9 +160,7 @@ def launched(tmp_path: Path, environ: dict[str, str], *, path: str) -> subproces
         ({"STOKER_COMMAND": '["python", "-m", "mine"]'}, ["launch", "--", "python", "-m", "mine"]),
     ],
 )
-def test_the_entry_point_becomes_the_launcher(
-    environ: dict[str, str], command: list[str], tmp_path: Path
-) -> None:
+def test_the_entry_point_becomes_the_launcher(environ, command, tmp_path):
     stand_in = tmp_path / "stoker"
     stand_in.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
     stand_in.chmod(0o755)
@@ -170,13 +168,13 @@ def test_the_entry_point_becomes_the_launcher(
     assert json.loads(done.stdout) == command
 
 
-def test_the_entry_point_says_that_stoker_is_missing(tmp_path: Path) -> None:
+def test_the_entry_point_says_that_stoker_is_missing(tmp_path):
     done = launched(tmp_path, {}, path=str(tmp_path))
     assert done.returncode == 1
     assert "stoker is not installed" in done.stderr
 
 
-def test_the_python_of_the_readme_parses() -> None:
+def test_the_python_of_the_readme_parses():
     text = (EXAMPLE / "README.md").read_text()
     snippets = [part.split("```")[0] for part in text.split("```python")[1:]]
     assert snippets

@@ -119,7 +119,7 @@ def plan(workload: Workload, tmp_path: Path) -> Mapping[str, object]:
     return dict(body)
 
 
-def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path: Path) -> None:
+def test_a_script_mode_job_becomes_a_workload_with_all_its_settings(tmp_path):
     words, workload = made(SCRIPT_MODE, tmp_path)
     assert yaml.safe_load((tmp_path / "photos.yaml").read_text()) == {
         "schema": "stoker.workload/v1",
@@ -190,7 +190,7 @@ def grouped(*groups: tuple[str, str, int]) -> dict[str, object]:
 GROUPS = grouped(("feeders", "ml.c5.9xlarge", 2), ("gpus", "ml.g5.xlarge", 1))
 
 
-def test_the_group_that_trains_is_todays_cluster(tmp_path: Path) -> None:
+def test_the_group_that_trains_is_todays_cluster(tmp_path):
     words, workload = made(GROUPS, tmp_path)
     assert workload.cluster is not None
     assert (workload.cluster.dnn.instance_type, workload.cluster.dnn.count) == ("ml.g5.xlarge", 1)
@@ -245,13 +245,7 @@ def entered(
         ),
     ],
 )
-def test_the_command_is_what_the_job_ran(
-    request_of: dict[str, object],
-    command: tuple[str, ...],
-    processes: int,
-    said: str,
-    tmp_path: Path,
-) -> None:
+def test_the_command_is_what_the_job_ran(request_of, command, processes, said, tmp_path):
     words, workload = made(request_of, tmp_path)
     assert workload.command == command
     assert workload.cluster is not None
@@ -270,14 +264,12 @@ def test_the_command_is_what_the_job_ran(
         (entered(ContainerEntrypoint=["stoker", "launch", "--"]), "was started by stoker"),
     ],
 )
-def test_a_job_that_no_workload_can_hold_is_refused(
-    change: dict[str, object], words: str, tmp_path: Path
-) -> None:
+def test_a_job_that_no_workload_can_hold_is_refused(change, words, tmp_path):
     with pytest.raises(UsageError, match=words):
         made({**SCRIPT_MODE, **change}, tmp_path)
 
 
-def test_a_file_system_is_a_channel_and_data_of_the_hub_is_left_out(tmp_path: Path) -> None:
+def test_a_file_system_is_a_channel_and_data_of_the_hub_is_left_out(tmp_path):
     disk = {
         "FileSystemId": "fs-0123456789a",
         "FileSystemAccessMode": "ro",
@@ -297,7 +289,7 @@ def test_a_file_system_is_a_channel_and_data_of_the_hub_is_left_out(tmp_path: Pa
     plan(workload, tmp_path)
 
 
-def test_spot_is_left_to_the_user(tmp_path: Path) -> None:
+def test_spot_is_left_to_the_user(tmp_path):
     stopping = {"MaxRuntimeInSeconds": 100, "MaxWaitTimeInSeconds": 200}
     request = {**SCRIPT_MODE, "EnableManagedSpotTraining": True, "StoppingCondition": stopping}
     words, workload = made(request, tmp_path)
@@ -307,7 +299,7 @@ def test_spot_is_left_to_the_user(tmp_path: Path) -> None:
     assert "StoppingCondition.MaxWaitTimeInSeconds" in words
 
 
-def test_a_missing_permission_is_named(tmp_path: Path) -> None:
+def test_a_missing_permission_is_named(tmp_path):
     aws, stubber = stubbed()
     stubber.add_client_error(
         "describe_training_job",
@@ -318,7 +310,7 @@ def test_a_missing_permission_is_named(tmp_path: Path) -> None:
         from_training_job("photos", aws=aws)
 
 
-def test_tags_that_may_not_be_read_are_no_obstacle() -> None:
+def test_tags_that_may_not_be_read_are_no_obstacle():
     aws, stubber = stubbed()
     stubber.add_response("describe_training_job", described(SCRIPT_MODE))
     stubber.add_client_error("list_tags", "AccessDeniedException", "not authorized")
@@ -331,14 +323,12 @@ def test_tags_that_may_not_be_read_are_no_obstacle() -> None:
     ("job", "name"),
     [("Photos-20261102101112", "photos"), ("a" * 60, "a" * 40), ("x" * 39 + "-y", "x" * 39)],
 )
-def test_the_name_of_a_workload_is_the_jobs_without_its_time(
-    job: str, name: str, tmp_path: Path
-) -> None:
+def test_the_name_of_a_workload_is_the_jobs_without_its_time(job, name, tmp_path):
     assert made({**SCRIPT_MODE, "TrainingJobName": job}, tmp_path)[1].name == name
 
 
 @pytest.mark.usefixtures("aws_server")
-def test_init_asks_the_service_and_writes_the_workload(tmp_path: Path) -> None:
+def test_init_asks_the_service_and_writes_the_workload(tmp_path):
     aws = Aws(region="eu-central-1")
     aws.call("sagemaker", "CreateTrainingJob", **SCRIPT_MODE)
     aws.call("sagemaker", "CreateTrainingJob", **GROUPS)
@@ -355,7 +345,7 @@ def test_init_asks_the_service_and_writes_the_workload(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("aws_server")
-def test_a_job_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_job_that_is_not_there_leaves_no_folder(tmp_path):
     done = stoker("init", "mine", "--from-training-job", "none-such", cwd=tmp_path)
     assert done.returncode == 4
     assert "there is no training job none-such in eu-central-1" in done.stderr

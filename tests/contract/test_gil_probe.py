@@ -49,7 +49,7 @@ def watched(*, knocks: int = MIN_KNOCKS) -> Evidence:
 
 
 @pytest.mark.alone
-def test_a_gil_probe_waits_where_another_thread_holds_the_interpreter_lock_and_not_else() -> None:
+def test_a_gil_probe_waits_where_another_thread_holds_the_interpreter_lock_and_not_else():
     with running(spin):
         held = watched()
     with running(rest):
@@ -72,7 +72,7 @@ def timer_slack(seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.alone
-def test_a_machine_that_wakes_threads_late_does_not_look_like_a_held_lock() -> None:
+def test_a_machine_that_wakes_threads_late_does_not_look_like_a_held_lock():
     with timer_slack(0.01), running(rest):
         free = watched()
     assert free.held_share < 0.3

@@ -3,8 +3,6 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from stoker.host.git import git_state
 
 
@@ -14,7 +12,7 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_commit_is_known_and_whether_files_differ_from_it(tmp_path: Path) -> None:
+def test_the_commit_is_known_and_whether_files_differ_from_it(tmp_path):
     git(tmp_path, "init", "-q")
     assert git_state(tmp_path) == {}
     (tmp_path / "train.py").write_text("a = 1\n")
@@ -27,6 +25,6 @@ def test_the_commit_is_known_and_whether_files_differ_from_it(tmp_path: Path) ->
     assert git_state(tmp_path) == {"git": commit, "git_dirty": True}
 
 
-def test_without_git_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_nothing_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(Path.cwd()) == {}

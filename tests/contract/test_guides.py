@@ -33,7 +33,6 @@ from support import sample_records
 from support.guide import LEFT_OUT, TYPED, GuideShell, steps, why_left_out
 from support.kfp_server import KfpServer
 from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
-from support.moto import AwsServer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0
@@ -178,7 +177,7 @@ def claim(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("guide", ["sagemaker.md", "kubeflow.md"])
-def test_a_variable_that_is_not_set_changes_no_file(guide: str, tmp_path: Path) -> None:
+def test_a_variable_that_is_not_set_changes_no_file(guide, tmp_path):
     (line,) = (
         line
         for _, lines in steps((ROOT / "docs" / guide).read_text())
@@ -195,7 +194,7 @@ def test_a_variable_that_is_not_set_changes_no_file(guide: str, tmp_path: Path) 
         assert file.read_text() == text
 
 
-def test_each_line_of_the_ten_steps_is_typed_on_a_cluster_or_named_as_left_out() -> None:
+def test_each_line_of_the_ten_steps_is_typed_on_a_cluster_or_named_as_left_out():
     found = dict(steps((ROOT / "docs" / "kubeflow.md").read_text()))
     # What stands before the first step has no title.
     assert [title.partition(".")[0] for title in found] == ["", *map(str, range(1, 11))]
@@ -208,9 +207,7 @@ def test_each_line_of_the_ten_steps_is_typed_on_a_cluster_or_named_as_left_out()
     assert all(any(line.startswith(words) for line in left_out) for words in LEFT_OUT)
 
 
-def test_the_sagemaker_guide(
-    tmp_path: Path, aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sagemaker_guide(tmp_path, aws_server, monkeypatch):
     # Nothing is claimed of how long a log is waited for.
     monkeypatch.setattr("stoker.platforms.sagemaker.job.QUIET_SECONDS", 0.0)
     monkeypatch.setattr("stoker.platforms.sagemaker.job.MIN_INTERVAL_SECONDS", 0.01)
@@ -221,7 +218,7 @@ def test_the_sagemaker_guide(
         type_all(shell, "sagemaker.md")
 
 
-def test_the_kubeflow_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kubeflow_guide(tmp_path, monkeypatch):
     with kubernetes_api() as api, KfpServer() as pipelines:
         api.namespaces.add("kubeflow")
         # Step 5 has no commands: claims and data are the reader's.

@@ -1,7 +1,6 @@
 """Each peer that speaks to a socket of the run proves that it has its token."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import zmq
@@ -48,20 +47,20 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server():
     server = Server()
     yield server
     server.close()
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[zmq.Socket[bytes]]:
+def client(server):
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     yield context.socket(zmq.DEALER)
     context.destroy(linger=0)
 
 
-def test_a_client_of_the_run_is_let_in(server: Server, client: zmq.Socket[bytes]) -> None:
+def test_a_client_of_the_run_is_let_in(server, client):
     crypto.secure_client(client, OURS)
     client.connect(f"tcp://127.0.0.1:{server.port}")
     client.send(b"hello")
@@ -81,9 +80,7 @@ def mixed() -> Keys:
 
 
 @pytest.mark.parametrize("keys", [FOREIGN, mixed(), None], ids=["foreign", "stranger", "plain"])
-def test_nobody_else_is_parsed(
-    server: Server, client: zmq.Socket[bytes], keys: Keys | None
-) -> None:
+def test_nobody_else_is_parsed(server, client, keys):
     if keys is None:
         client.linger = 0
     else:
@@ -107,9 +104,7 @@ def test_nobody_else_is_parsed(
     assert server.allow.refused == (1 if keys is not None and keys != FOREIGN else 0)
 
 
-def test_a_message_above_the_bound_cuts_the_connection(
-    server: Server, client: zmq.Socket[bytes]
-) -> None:
+def test_a_message_above_the_bound_cuts_the_connection(server, client):
     crypto.secure_client(client, OURS)
     events = client.get_monitor_socket(zmq.EVENT_DISCONNECTED)
     client.connect(f"tcp://127.0.0.1:{server.port}")
@@ -128,9 +123,7 @@ class Cuts(StrangerLog):
         self.reasons.append(reason)
 
 
-def test_who_sends_in_the_turn_in_which_he_is_let_in_waits_for_no_handshake(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_sends_in_the_turn_in_which_he_is_let_in_waits_for_no_handshake(monkeypatch):
     keys = Keys.from_token(bytes(range(32)))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     allow_list, cuts = AllowList(context, keys), Cuts()

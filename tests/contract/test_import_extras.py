@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.mark.parametrize(("package", "library"), [("kubeflow", "kfp"), ("sagemaker", "sagemaker")])
-def test_a_package_without_its_extra_says_what_to_install(package: str, library: str) -> None:
+def test_a_package_without_its_extra_says_what_to_install(package, library):
     code = f"import sys; sys.modules[{library!r}] = None; import stoker.{package}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     *trace, raised, fix = done.stderr.splitlines()

@@ -28,9 +28,7 @@ PACKAGE = Path(stoker.__file__).parent
     "variable",
     ["STOKER_REPLACE_DATALOADER", pytest.param("STOKER_PROFILE", marks=pytest.mark.soak)],
 )
-def test_torch_is_changed_also_when_stoker_imports_it(
-    first: str, variable: str, tmp_path: Path
-) -> None:
+def test_torch_is_changed_also_when_stoker_imports_it(first, variable, tmp_path):
     code = f"import {first}, torch.utils.data as d; print(d.DataLoader.{{}}.__module__)"
     name, where = ("_get_iterator", "stoker.feed.replace")
     value = "1"
@@ -52,7 +50,7 @@ def test_torch_is_changed_also_when_stoker_imports_it(
     assert (done.stdout, done.stderr) == (f"{where}\n", "")
 
 
-def test_timing_any_iterable_needs_no_torch(tmp_path: Path) -> None:
+def test_timing_any_iterable_needs_no_torch(tmp_path):
     script = (
         "import sys, stoker, stoker.keras\n"
         "print(sum(stoker.timed(range(3))), 'torch' in sys.modules, 'tensorflow' in sys.modules)"

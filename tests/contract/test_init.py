@@ -24,7 +24,7 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_another_file_in_the_way_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_another_file_in_the_way_is_named_and_nothing_is_written(tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yaml").write_text("my own")
     with pytest.raises(UsageError, match=r"other files of these names: configs/a\.yaml"):
@@ -33,7 +33,7 @@ def test_another_file_in_the_way_is_named_and_nothing_is_written(tmp_path: Path)
     assert (tmp_path / "configs" / "a.yaml").read_text() == "my own"
 
 
-def test_what_is_in_the_way_of_a_folder_is_found_and_counted(tmp_path: Path) -> None:
+def test_what_is_in_the_way_of_a_folder_is_found_and_counted(tmp_path):
     (tmp_path / "configs").write_text("")
     with pytest.raises(UsageError, match="and 2 more"):
         write_project(tmp_path, FILES)
@@ -41,7 +41,7 @@ def test_what_is_in_the_way_of_a_folder_is_found_and_counted(tmp_path: Path) -> 
         write_project(tmp_path / "configs", FILES)
 
 
-def test_other_files_and_equal_ones_stay(tmp_path: Path) -> None:
+def test_other_files_and_equal_ones_stay(tmp_path):
     write_project(tmp_path, FILES)
     (tmp_path / "notes.txt").write_text("mine")
     before = (tmp_path / "configs" / "a.yaml").stat().st_mtime_ns
@@ -51,12 +51,12 @@ def test_other_files_and_equal_ones_stay(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_an_editable_installation_takes_its_checkout() -> None:
+def test_an_editable_installation_takes_its_checkout():
     assert project_source() == ROOT
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_comes_with_what_it_needs_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_an_example_comes_with_what_it_needs_and_nothing_else(name, tmp_path):
     done = stoker("init", "mine", "--example", name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     made = files_in(tmp_path / "mine")
@@ -83,7 +83,7 @@ def test_an_example_comes_with_what_it_needs_and_nothing_else(name: str, tmp_pat
             assert where == " of stoker's checkout", f"{file}: {page}"
 
 
-def test_an_example_of_another_name_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_an_example_of_another_name_is_refused_with_those_there_are(tmp_path):
     done = stoker("init", "mine", "--example", "mnits", cwd=tmp_path)
     assert done.returncode == 2
     assert "there is no example mnits" in done.stderr
@@ -91,7 +91,7 @@ def test_an_example_of_another_name_is_refused_with_those_there_are(tmp_path: Pa
     assert not (tmp_path / "mine").exists()
 
 
-def test_an_installed_wheel_makes_a_project(tmp_path: Path) -> None:
+def test_an_installed_wheel_makes_a_project(tmp_path):
     wheels = pytest.importorskip("hatchling.builders.wheel", reason="make setup installs hatchling")
     (built,) = wheels.WheelBuilder(str(ROOT)).build(
         directory=str(tmp_path / "dist"), versions=["standard"]
@@ -107,7 +107,7 @@ def test_an_installed_wheel_makes_a_project(tmp_path: Path) -> None:
     assert read_workload(tmp_path / "mine" / "configs" / "mnist.yaml").name == "mnist"
 
 
-def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path: Path) -> None:
+def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path):
     (tmp_path / "Train It.py").write_text("")
     (tmp_path / "mine").mkdir()
     done = stoker("init", "--script", "Train It.py", cwd=tmp_path)
@@ -138,13 +138,13 @@ def test_a_script_gets_a_workload_that_trains_it_and_a_gitignore(tmp_path: Path)
         (["mine", "--example", "mnist", "--from-training-job", "j"], "cannot be used with"),
     ],
 )
-def test_init_says_what_is_missing(tmp_path: Path, words: list[str], said: str) -> None:
+def test_init_says_what_is_missing(tmp_path, words, said):
     done = stoker("init", *words, cwd=tmp_path)
     assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
     assert said in done.stderr
 
 
-def test_a_script_that_would_not_travel_is_refused(tmp_path: Path) -> None:
+def test_a_script_that_would_not_travel_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("")
     words = ("init", "mine", "--script", "train.py", "--platform", "sagemaker")
     done = stoker(*words, cwd=tmp_path)
@@ -157,8 +157,8 @@ def test_a_script_that_would_not_travel_is_refused(tmp_path: Path) -> None:
     ("platform", "target"), [("sagemaker", "sagemaker"), ("kubernetes", "kubeflow")]
 )
 def test_a_script_s_workload_compiles_as_a_pipeline_once_its_names_are_written(
-    tmp_path: Path, platform: str, target: str
-) -> None:
+    tmp_path, platform, target
+):
     (tmp_path / "train.py").write_text("")
     done = stoker("init", "--script", "train.py", "--platform", platform, cwd=tmp_path)
     (line,) = [line for line in done.stdout.splitlines() if "stoker compile" in line]

@@ -130,7 +130,7 @@ def shipped(kind: str) -> Workload:
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_each_component_alone_runs_with_its_required_inputs_only(name: str, tmp_path: Path) -> None:
+def test_each_component_alone_runs_with_its_required_inputs_only(name, tmp_path):
     component = getattr(kubeflow, name)
     needed = {
         key: "x"
@@ -164,7 +164,7 @@ def test_each_component_alone_runs_with_its_required_inputs_only(name: str, tmp_
 
 
 @pytest.mark.parametrize("kind", SHIPPED)
-def test_each_shipped_workload_runs_to_its_gate(kind: str, tmp_path: Path) -> None:
+def test_each_shipped_workload_runs_to_its_gate(kind, tmp_path):
     definition = compile_kubeflow(shipped(kind), folder=ROOT).definition
     run = played(definition, tmp_path)
     assert run.state == "SUCCEEDED", run.logs
@@ -175,7 +175,7 @@ def test_each_shipped_workload_runs_to_its_gate(kind: str, tmp_path: Path) -> No
     assert {step.container["image"] for step in run.steps} == {"a/b:1"}
 
 
-def test_a_step_finds_its_run_in_its_environment(tmp_path: Path) -> None:
+def test_a_step_finds_its_run_in_its_environment(tmp_path):
     """A profile's input would spoil the cache: its run comes from the pod's label."""
     definition = compile_kubeflow(shipped("claim"), folder=ROOT).definition
     run = played(definition, tmp_path)
@@ -184,7 +184,7 @@ def test_a_step_finds_its_run_in_its_environment(tmp_path: Path) -> None:
     assert train.environment["POD_NAME"] == train.pod["metadata"]["name"]
 
 
-def test_a_profile_of_the_same_inputs_comes_from_the_cache_of_another_run(tmp_path: Path) -> None:
+def test_a_profile_of_the_same_inputs_comes_from_the_cache_of_another_run(tmp_path):
     definition = compile_kubeflow(shipped("claim"), folder=ROOT).definition
     store = Store(tmp_path)
     first = played(definition, tmp_path, store=store)
@@ -200,7 +200,7 @@ def test_a_profile_of_the_same_inputs_comes_from_the_cache_of_another_run(tmp_pa
 # Inputs.
 
 
-def test_what_a_command_names_must_be_passed(tmp_path: Path) -> None:
+def test_what_a_command_names_must_be_passed(tmp_path):
     def one() -> None:
         named(text="a")
 
@@ -219,7 +219,7 @@ def boundary(run: KubeflowRun) -> str:
     return f"{run.workflow}(0).root(0)"
 
 
-def test_the_launcher_adds_defaults_to_the_whole_input_only(tmp_path: Path) -> None:
+def test_the_launcher_adds_defaults_to_the_whole_input_only(tmp_path):
     def one() -> None:
         tell(text="a")
 
@@ -231,7 +231,7 @@ def test_the_launcher_adds_defaults_to_the_whole_input_only(tmp_path: Path) -> N
     assert step.command[5].startswith(f"/minio/mlpipeline/v2/artifacts/small/{run.run_id}/tell/")
 
 
-def test_an_input_of_the_pipeline_without_a_value_is_not_passed(tmp_path: Path) -> None:
+def test_an_input_of_the_pipeline_without_a_value_is_not_passed(tmp_path):
     def one(text: str, aside: str = None) -> None:  # type: ignore[assignment]  # noqa: RUF013
         tell(text=text, aside=aside)
 
@@ -240,7 +240,7 @@ def test_an_input_of_the_pipeline_without_a_value_is_not_passed(tmp_path: Path) 
     assert told["inputs"]["parameterValues"] == {"text": "a", "aside": "own"}
 
 
-def test_a_constant_is_put_in_place_only_where_it_is_the_whole_value(tmp_path: Path) -> None:
+def test_a_constant_is_put_in_place_only_where_it_is_the_whole_value(tmp_path):
     def one() -> None:
         tell(text=kubeflow.RUN_ID, aside=f"run {kubeflow.RUN_ID}")
 
@@ -252,7 +252,7 @@ def test_a_constant_is_put_in_place_only_where_it_is_the_whole_value(tmp_path: P
 @pytest.mark.parametrize(
     "given", [{}, {"text": 3}, {"text": "a", "unknown": "b"}], ids=["missing", "kind", "unknown"]
 )
-def test_a_run_with_wrong_parameters_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_with_wrong_parameters_is_refused(given, tmp_path):
     def one(text: str) -> None:
         tell(text=text)
 
@@ -260,7 +260,7 @@ def test_a_run_with_wrong_parameters_is_refused(given: dict[str, Any], tmp_path:
         played(compiled(one), tmp_path, parameters=given)
 
 
-def test_the_first_of_several_that_ran_is_taken(tmp_path: Path) -> None:
+def test_the_first_of_several_that_ran_is_taken(tmp_path):
     def one(text: str) -> None:
         with dsl.If(text == "left"):
             left = tell(text="left")
@@ -276,9 +276,7 @@ def test_the_first_of_several_that_ran_is_taken(tmp_path: Path) -> None:
 # Outputs.
 
 
-def test_an_artifact_without_a_file_is_no_error_and_a_parameter_without_one_is(
-    tmp_path: Path,
-) -> None:
+def test_an_artifact_without_a_file_is_no_error_and_a_parameter_without_one_is(tmp_path):
     def one() -> None:
         hear(made=tell(text="a").outputs["made"])
 
@@ -302,7 +300,7 @@ def test_an_artifact_without_a_file_is_no_error_and_a_parameter_without_one_is(
 @pytest.mark.parametrize(
     ("uri", "state"), [("pvc://runs/a", "SUCCEEDED"), ("s3://elsewhere/a", "FAILED")]
 )
-def test_an_address_in_another_bucket_fails_the_step(uri: str, state: str, tmp_path: Path) -> None:
+def test_an_address_in_another_bucket_fails_the_step(uri, state, tmp_path):
     """The launcher uploads what it can name a path of, and knows the run's own bucket only."""
 
     def one() -> None:
@@ -320,7 +318,7 @@ def test_an_address_in_another_bucket_fails_the_step(uri: str, state: str, tmp_p
 # Nodes and retries.
 
 
-def test_nodes_have_the_names_that_merged_retries_give_them(tmp_path: Path) -> None:
+def test_nodes_have_the_names_that_merged_retries_give_them(tmp_path):
     def one() -> None:
         with dsl.ExitHandler(end()):
             tell(text="a")
@@ -335,7 +333,7 @@ def test_nodes_have_the_names_that_merged_retries_give_them(tmp_path: Path) -> N
     assert run.shown() == {**wanted, f"{run.workflow}(0)": "Succeeded"}
 
 
-def test_an_exit_code_is_never_tried_again(tmp_path: Path) -> None:
+def test_an_exit_code_is_never_tried_again(tmp_path):
     def one() -> None:
         with dsl.ExitHandler(end()):
             tell(text="a").set_retry(3, backoff_duration="60s")
@@ -349,7 +347,7 @@ def test_an_exit_code_is_never_tried_again(tmp_path: Path) -> None:
     assert run.nodes[executor].message == "main: Error (exit code 1)"
 
 
-def test_a_pod_that_vanishes_is_tried_again_with_its_backoff(tmp_path: Path) -> None:
+def test_a_pod_that_vanishes_is_tried_again_with_its_backoff(tmp_path):
     def one() -> None:
         tell(text="a").set_retry(3, backoff_duration="60s", backoff_factor=2.0)
 
@@ -360,7 +358,7 @@ def test_a_pod_that_vanishes_is_tried_again_with_its_backoff(tmp_path: Path) -> 
     assert run.clock.seconds == 60 + 120
 
 
-def test_a_later_attempt_is_ended_when_the_longest_backoff_is_over(tmp_path: Path) -> None:
+def test_a_later_attempt_is_ended_when_the_longest_backoff_is_over(tmp_path):
     """Argo's maxDuration is kfp's hour: it counts from the first attempt's begin."""
 
     def one() -> None:
@@ -376,9 +374,7 @@ def test_a_later_attempt_is_ended_when_the_longest_backoff_is_over(tmp_path: Pat
 
 @pytest.mark.parametrize("hours", [(0.3, 0.3), (0.3, 20), (20, 0.3), (40, 20)])
 @pytest.mark.parametrize("task", ["profile", "train"])
-def test_a_follower_whose_pod_vanishes_follows_to_the_end(
-    task: str, hours: tuple[float, float], tmp_path: Path
-) -> None:
+def test_a_follower_whose_pod_vanishes_follows_to_the_end(task, hours, tmp_path):
     definition = compile_kubeflow(shipped("claim"), folder=ROOT).definition
     player = Player({task: ["vanished"]}, seconds={task: [each * 3600 for each in hours]})
     run = played(definition, tmp_path, player=player)
@@ -386,7 +382,7 @@ def test_a_follower_whose_pod_vanishes_follows_to_the_end(
     assert run.state == "SUCCEEDED", {n.name: n.message for n in run.nodes.values() if n.message}
 
 
-def test_pods_are_gone_an_hour_after_the_end(tmp_path: Path) -> None:
+def test_pods_are_gone_an_hour_after_the_end(tmp_path):
     def one() -> None:
         tell(text="a")
 
@@ -404,9 +400,7 @@ def test_pods_are_gone_an_hour_after_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ends", "state"), [([], "COMPLETE"), ([1], "FAILED"), (["killed"], "RUNNING")]
 )
-def test_an_exit_task_is_told_a_state_and_no_reason(
-    ends: list[int | str], state: str, tmp_path: Path
-) -> None:
+def test_an_exit_task_is_told_a_state_and_no_reason(ends, state, tmp_path):
     def one() -> None:
         with dsl.ExitHandler(end()):
             tell(text="a")
@@ -420,7 +414,7 @@ def test_an_exit_task_is_told_a_state_and_no_reason(
     }
 
 
-def test_a_task_after_an_exit_task_is_refused() -> None:
+def test_a_task_after_an_exit_task_is_refused():
     def one() -> None:
         first = tell(text="a")
         last = tell(text="b", aside="c").after(first).ignore_upstream_failure()
@@ -433,7 +427,7 @@ def test_a_task_after_an_exit_task_is_refused() -> None:
 # Pods.
 
 
-def test_the_second_document_is_applied_to_the_pod(tmp_path: Path) -> None:
+def test_the_second_document_is_applied_to_the_pod(tmp_path):
     def one() -> None:
         task = tell(text="a")
         kubernetes.mount_pvc(task, pvc_name="data", mount_path="/data", sub_path="mnist")
@@ -456,7 +450,7 @@ def test_the_second_document_is_applied_to_the_pod(tmp_path: Path) -> None:
     assert spec["activeDeadlineSeconds"] == 60
 
 
-def test_what_the_double_leaves_out_is_refused() -> None:
+def test_what_the_double_leaves_out_is_refused():
     def one() -> None:
         with dsl.ParallelFor(["a", "b"]) as text:
             tell(text=text)
@@ -465,7 +459,7 @@ def test_what_the_double_leaves_out_is_refused() -> None:
         Pipeline(compiled(one))
 
 
-def test_an_unknown_key_is_refused() -> None:
+def test_an_unknown_key_is_refused():
     pipeline, platform = sample.parsed(compile_kubeflow(sample.WORKLOAD, folder=ROOT).definition)
     first = next(iter(platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values()))
     first["pvcMounts"] = []

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -18,7 +16,7 @@ from support.command import stoker
 from support.kfp_server import KfpServer
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubeflow_orchestrator import ROOT, WORKLOAD, client_at, compiled, upload, workload
-from support.kubernetes_api import NAMESPACE, KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_api import NAMESPACE, kube_config, kubernetes_api
 from support.kubernetes_jobs import job as kubernetes_job
 from support.platform_jobs import use_kube_config
 
@@ -28,14 +26,14 @@ PAGE = "<!DOCTYPE html><html><title>Log in</title></html>"
 
 
 @pytest.fixture
-def server() -> Iterator[KfpServer]:
+def server():
     with KfpServer() as made:
         yield made
     assert made.problems == []
 
 
 @pytest.fixture
-def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, server, monkeypatch):
     """A project folder with the product's pipelines, and a workload."""
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     document = json.loads(json.dumps(WORKLOAD))
@@ -45,7 +43,7 @@ def project(tmp_path: Path, server: KfpServer, monkeypatch: pytest.MonkeyPatch) 
     return tmp_path
 
 
-def test_upload_start_status_and_stop_as_people_run_them(server: KfpServer, project: Path) -> None:
+def test_upload_start_status_and_stop_as_people_run_them(server, project):
     uploaded = stoker("upload", "kubeflow", "w.yaml")
     assert uploaded.returncode == 0, uploaded.stderr
     (pipeline,) = server.kept["pipelines"]
@@ -70,9 +68,7 @@ def test_upload_start_status_and_stop_as_people_run_them(server: KfpServer, proj
     ]
 
 
-def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(
-    server: KfpServer, project: Path
-) -> None:
+def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(server, project):
     assert stoker("upload", "kubeflow", "w.yaml").returncode == 0
     (versions,) = server.versions.values()
     spec = versions[0]["pipeline_spec"]
@@ -94,7 +90,7 @@ def test_an_upload_shows_what_changes_and_sends_nothing_if_nothing_does(
     assert len(versions) == 2
 
 
-def test_a_content_that_comes_back_is_a_version_of_its_own(server: KfpServer) -> None:
+def test_a_content_that_comes_back_is_a_version_of_its_own(server):
     assert upload(server)["action"] == "created"
     assert upload(server, "feed.credits=5")["action"] == "updated"
     assert upload(server)["action"] == "updated"
@@ -102,9 +98,7 @@ def test_a_content_that_comes_back_is_a_version_of_its_own(server: KfpServer) ->
     assert len(versions) == 3
 
 
-def test_a_pipeline_whose_first_version_failed_gets_it_with_the_next_upload(
-    server: KfpServer,
-) -> None:
+def test_a_pipeline_whose_first_version_failed_gets_it_with_the_next_upload(server):
     server.trouble("POST /pipelines/upload_version", 500, "{}", times=1)
     with pytest.raises(PlatformError, match="500"):
         upload(server)
@@ -112,9 +106,7 @@ def test_a_pipeline_whose_first_version_failed_gets_it_with_the_next_upload(
     assert server.sent().count("POST /pipelines") == 1
 
 
-def test_a_run_has_typed_parameters_and_the_workload_s_account_and_experiment(
-    server: KfpServer,
-) -> None:
+def test_a_run_has_typed_parameters_and_the_workload_s_account_and_experiment(server):
     upload(server)
     where = "kubernetes.kubeflow={service_account: trainer, experiment: nightly}"
     client = client_at(server, where)
@@ -140,9 +132,7 @@ def test_a_run_has_typed_parameters_and_the_workload_s_account_and_experiment(
     assert reference["pipeline_version_id"] == version["pipeline_version_id"]
 
 
-def test_a_profile_to_reuse_is_sent_as_the_text_of_its_file(
-    server: KfpServer, tmp_path: Path
-) -> None:
+def test_a_profile_to_reuse_is_sent_as_the_text_of_its_file(server, tmp_path):
     upload(server)
     (tmp_path / "profile.json").write_text('{"kind": "profile"}')
     client_at(server).start(workload(), [f"reuse_profile={tmp_path / 'profile.json'}"])
@@ -160,9 +150,7 @@ def test_a_profile_to_reuse_is_sent_as_the_text_of_its_file(
         ("objective=speed", "objective=speed is not possible"),
     ],
 )
-def test_a_parameter_that_cannot_be_starts_nothing(
-    server: KfpServer, text: str, words: str
-) -> None:
+def test_a_parameter_that_cannot_be_starts_nothing(server, text, words):
     upload(server)
     with pytest.raises(UsageError) as caught:
         client_at(server).start(workload(), [text])
@@ -170,15 +158,13 @@ def test_a_parameter_that_cannot_be_starts_nothing(
     assert server.kept["runs"] == []
 
 
-def test_what_is_not_uploaded_is_said_to_be_so(server: KfpServer, project: Path) -> None:
+def test_what_is_not_uploaded_is_said_to_be_so(server, project):
     done = stoker("start", "kubeflow", "w.yaml")
     assert done.returncode == 2
     assert "pipeline mnist is not uploaded" in done.stderr
 
 
-def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(
-    server: KfpServer, project: Path
-) -> None:
+def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(server, project):
     upload(server)
     words = ("schedule", "kubeflow", "w.yaml", "--cron")
     done = stoker(*words, "0 30 6 * * 1-5", "--param", "epochs=2")
@@ -200,8 +186,8 @@ def test_a_schedule_starts_the_latest_version_and_replaces_the_one_of_its_name(
 
 
 def test_a_run_whose_gate_failed_is_told_by_its_tasks_and_ends_with_3(
-    server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
-) -> None:
+    server, tmp_path, monkeypatch, project
+):
     """The strict double makes the nodes as Kubeflow's compiler and Argo do."""
     upload(server)
     monkeypatch.setattr("stoker.cli.pipelines.WAIT_SECONDS", 0.0)
@@ -234,9 +220,7 @@ def test_a_run_whose_gate_failed_is_told_by_its_tasks_and_ends_with_3(
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 4), ("CANCELED", 4)])
-def test_a_run_that_ended_otherwise_ends_with_0_or_4(
-    server: KfpServer, project: Path, state: str, code: int
-) -> None:
+def test_a_run_that_ended_otherwise_ends_with_0_or_4(server, project, state, code):
     upload(server)
     client_at(server).start(workload(), ())
     server.end(state, error={"message": "no node"})
@@ -245,7 +229,7 @@ def test_a_run_that_ended_otherwise_ends_with_0_or_4(
     assert f"{state}: no node" in done.stdout
 
 
-def test_a_run_that_is_not_there_is_named(server: KfpServer) -> None:
+def test_a_run_that_is_not_there_is_named(server):
     upload(server)
     with pytest.raises(UsageError, match="no run of a pipeline mnist"):
         client_at(server).status("mnist")
@@ -254,7 +238,7 @@ def test_a_run_that_is_not_there_is_named(server: KfpServer) -> None:
 
 
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+def api(tmp_path, monkeypatch):
     """The cluster where steps make jobs."""
     with kubernetes_api() as made:
         use_kube_config(monkeypatch, kube_config(tmp_path, made.url))
@@ -269,9 +253,7 @@ def make_job(name: str, **settings: Json) -> None:
 
 
 @pytest.mark.parametrize(("kind", "plural"), [("jobset", "jobsets"), ("trainer", "trainjobs")])
-def test_stop_deletes_the_jobs_of_the_run_and_no_others(
-    server: KfpServer, api: KubernetesApi, kind: str, plural: str
-) -> None:
+def test_stop_deletes_the_jobs_of_the_run_and_no_others(server, api, kind, plural):
     upload(server)
     client = client_at(server, namespace=NAMESPACE)
     id = client.start(workload(), ()).run
@@ -285,9 +267,7 @@ def test_stop_deletes_the_jobs_of_the_run_and_no_others(
     assert api.names(plural) == ["mnist-0badcafe"]
 
 
-def test_stop_of_a_run_that_has_ended_deletes_the_job_that_its_last_step_could_not(
-    server: KfpServer, api: KubernetesApi
-) -> None:
+def test_stop_of_a_run_that_has_ended_deletes_the_job_that_its_last_step_could_not(server, api):
     upload(server)
     client = client_at(server, namespace=NAMESPACE)
     id = client.start(workload(), ()).run
@@ -298,9 +278,7 @@ def test_stop_of_a_run_that_has_ended_deletes_the_job_that_its_last_step_could_n
     assert not any("terminate" in line for line in server.sent())
 
 
-def test_stop_says_who_ends_the_jobs_if_the_cluster_refuses(
-    server: KfpServer, api: KubernetesApi
-) -> None:
+def test_stop_says_who_ends_the_jobs_if_the_cluster_refuses(server, api):
     upload(server)
     client = client_at(server, namespace=NAMESPACE)
     api.denied |= {("list", "jobsets"), ("list", "trainjobs")}
@@ -308,7 +286,7 @@ def test_stop_says_who_ends_the_jobs_if_the_cluster_refuses(
     assert "its jobs are left to the run's own last step" in state.note
 
 
-def test_stop_waits_no_longer_than_its_deadline(server: KfpServer) -> None:
+def test_stop_waits_no_longer_than_its_deadline(server):
     server.on_terminate = None
     upload(server)
     client = client_at(server)
@@ -316,7 +294,7 @@ def test_stop_waits_no_longer_than_its_deadline(server: KfpServer) -> None:
         client.stop(client.start(workload(), ()).run)
 
 
-def test_a_run_that_ends_while_it_is_asked_to_stop_is_no_error(server: KfpServer) -> None:
+def test_a_run_that_ends_while_it_is_asked_to_stop_is_no_error(server):
     upload(server)
     client = client_at(server)
     id = client.start(workload(), ()).run
@@ -325,9 +303,7 @@ def test_a_run_that_ends_while_it_is_asked_to_stop_is_no_error(server: KfpServer
     assert client.stop(id).status == "SUCCEEDED"
 
 
-def test_many_users_need_a_namespace_and_it_goes_with_everything(
-    server: KfpServer, project: Path
-) -> None:
+def test_many_users_need_a_namespace_and_it_goes_with_everything(server, project):
     server.multi_user = True
     done = stoker("start", "kubeflow", "w.yaml", "--set", "kubernetes.namespace=null")
     assert done.returncode == 2
@@ -342,7 +318,7 @@ def test_many_users_need_a_namespace_and_it_goes_with_everything(
         client_at(server, namespace="bob").status("mnist")
 
 
-def test_one_user_s_kubeflow_gets_no_namespace_though_one_is_named(server: KfpServer) -> None:
+def test_one_user_s_kubeflow_gets_no_namespace_though_one_is_named(server):
     upload(server, namespace="ada")
     assert all("namespace" not in request.query for request in server.requests)
 
@@ -362,9 +338,7 @@ def test_one_user_s_kubeflow_gets_no_namespace_though_one_is_named(server: KfpSe
         (200, "pong", "pong", ""),
     ],
 )
-def test_a_refusal_is_one_sentence_with_what_to_do(
-    server: KfpServer, status: int, body: str, words: str, fix: str
-) -> None:
+def test_a_refusal_is_one_sentence_with_what_to_do(server, status, body, words, fix):
     server.trouble(".*", status, body)
     with pytest.raises(KubeflowError) as caught:
         client_at(server).status("5b1f6c3e-0000-4000-8000-00000000abcd")
@@ -375,9 +349,7 @@ def test_a_refusal_is_one_sentence_with_what_to_do(
     assert (error.where, error.exit_code) == (server.url, 4)
 
 
-def test_a_server_that_does_not_answer_is_named_with_the_way_to_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_that_does_not_answer_is_named_with_the_way_to_it(monkeypatch):
     with KfpServer() as gone:
         pass
     with pytest.raises(KubeflowError, match="no answer") as caught:
@@ -391,9 +363,7 @@ def test_a_server_that_does_not_answer_is_named_with_the_way_to_it(
             upload(slow)
 
 
-def test_a_token_is_read_before_each_call_and_is_in_no_error(
-    server: KfpServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_is_read_before_each_call_and_is_in_no_error(server, tmp_path, monkeypatch):
     server.token = "second"
     file = tmp_path / "token"
     file.write_text("first")
@@ -409,9 +379,7 @@ def test_a_token_is_read_before_each_call_and_is_in_no_error(
         client_at(server, token_file=tmp_path / "none").compared(compiled())
 
 
-def test_a_kube_config_s_renewed_login_keeps_the_path_of_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kube_config_s_renewed_login_keeps_the_path_of_the_service(tmp_path, monkeypatch):
     with kubernetes_api() as api:
         config = yaml.safe_load(kube_config(tmp_path, api.url).read_text())
         config["users"][0]["user"] = {"token": "of-the-cluster"}
@@ -427,7 +395,7 @@ def test_a_kube_config_s_renewed_login_keeps_the_path_of_the_service(
             assert "/services/ml-pipeline:http/proxy" in caught.value.where
 
 
-def test_flags_of_kubeflow_are_refused_elsewhere(project: Path) -> None:
+def test_flags_of_kubeflow_are_refused_elsewhere(project):
     done = stoker("status", "sagemaker", "mnist", "--host", "http://a")
     assert done.returncode == 2
     assert "--host http://a is only for kubeflow" in done.stderr

@@ -45,7 +45,7 @@ def waits(pipeline: Mapping[str, Any], group: str) -> dict[str, set[str]]:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory, quick_kfp: None) -> str:
+def own(tmp_path_factory, quick_kfp):
     """Compiles the guide's pipeline with steps before, between and after, as users compile it."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "pipelines").mkdir()
@@ -53,7 +53,7 @@ def own(tmp_path_factory: pytest.TempPathFactory, quick_kfp: None) -> str:
     return compile_kubeflow(sample.WORKLOAD, folder=folder).definition
 
 
-def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
+def test_steps_of_ones_own_stand_before_between_and_after(own):
     pipeline, _ = parsed(own)
     assert waits(pipeline, "comp-exit-handler-1") == {
         "prepare": set(),
@@ -73,7 +73,7 @@ def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
     assert images["train"] == "{{$.inputs.parameters['image']}}"
 
 
-def test_arguments_of_ones_own_are_parameters_with_their_words(own: str) -> None:
+def test_arguments_of_ones_own_are_parameters_with_their_words(own):
     pipeline, _ = parsed(own)
     found = pipeline["root"]["inputDefinitions"]["parameters"]
     assert found["day"] == {
@@ -87,7 +87,7 @@ def test_arguments_of_ones_own_are_parameters_with_their_words(own: str) -> None
     assert found["gate"]["description"].startswith("What the model must reach")
 
 
-def test_steps_of_ones_own_get_the_pods_of_stokers(own: str) -> None:
+def test_steps_of_ones_own_get_the_pods_of_stokers(own):
     _, pods = parsed(own)
     for name in ("prepare", "judge", "deploy", "decide"):
         assert pods[f"exec-{name}"]["securityContext"]["runAsNonRoot"]
@@ -96,9 +96,7 @@ def test_steps_of_ones_own_get_the_pods_of_stokers(own: str) -> None:
         assert "karpenter.sh/do-not-disrupt" in pods[f"exec-{name}"]["podMetadata"]["annotations"]
 
 
-def test_a_notebook_needs_the_workloads_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_needs_the_workloads_file_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(project(tmp_path))
     exec(compile(block("def what_would_pay("), "notebook.py", "exec"), {"__name__": "notebook"})
     pipeline, pods = parsed((tmp_path / "what-would-pay.yaml").read_text())
@@ -112,13 +110,13 @@ def test_a_notebook_needs_the_workloads_file_alone(
     assert "POD_UID" in str(pods["exec-profile"]["fieldPathAsEnv"])
 
 
-def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
+def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="no parameter epoch") as caught:
         PipelineRun.of(sample.WORKLOAD, epoch=3)
     assert caught.value.fix == "did you mean epochs?"
 
 
-def test_a_name_that_stoker_does_not_have_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_name_that_stoker_does_not_have_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "pipelines").mkdir()
     file = tmp_path / "pipelines" / "kubeflow.py"
     file.write_text("from stoker.kubeflow import on_todays_host\n")
@@ -129,7 +127,7 @@ def test_a_name_that_stoker_does_not_have_is_refused_with_what_to_do(tmp_path: P
 
 
 @pytest.mark.parametrize("name", list(COMPONENTS))
-def test_a_component_file_needs_nothing_of_stoker(name: str) -> None:
+def test_a_component_file_needs_nothing_of_stoker(name):
     loaded = components.load_component_from_file(str(sample.ROOT / "components" / COMPONENTS[name]))
 
     @dsl.pipeline(name="theirs")
@@ -157,9 +155,7 @@ def test_a_component_file_needs_nothing_of_stoker(name: str) -> None:
     assert named <= set(sample.tasks(pipeline)[name]["inputs"]["parameters"])
 
 
-def test_no_pipeline_of_the_guide_names_a_parameter_in_a_command(
-    own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_pipeline_of_the_guide_names_a_parameter_in_a_command(own, tmp_path, monkeypatch):
     """Nor do those of docs/snippets, whose file makes two."""
     monkeypatch.chdir(project(tmp_path))
     made = [own]
@@ -178,7 +174,7 @@ def test_no_pipeline_of_the_guide_names_a_parameter_in_a_command(
                 assert "$.inputs.parameters" not in " ".join(words), label
 
 
-def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
+def test_a_notebook_shows_what_a_component_takes_and_says():
     for name in COMPONENTS:
         component = getattr(kubeflow, name)
         shown = inspect.signature(component)
@@ -192,7 +188,7 @@ def test_a_notebook_shows_what_a_component_takes_and_says() -> None:
     assert parameters["max_data_hosts"].default is None
 
 
-def test_a_runs_hyperparameters_are_inputs_of_profile_and_training() -> None:
+def test_a_runs_hyperparameters_are_inputs_of_profile_and_training():
     """No word of the command names one: the verbs find them among the step's inputs."""
     declared = {"epochs": 10, "lr": 0.1, "batch-size": 64, "model": "resnet", "amp": True}
     workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters=declared)
@@ -217,7 +213,7 @@ def test_a_runs_hyperparameters_are_inputs_of_profile_and_training() -> None:
     assert "hyperparameter_lr" not in sample.tasks(pipeline)["decide"]["inputs"]["parameters"]
 
 
-def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given() -> None:
+def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given():
     workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"lr": 0.1})
 
     @dsl.pipeline(name="mine")
@@ -239,7 +235,7 @@ def test_a_step_of_ones_own_pipeline_has_the_hyperparameters_that_it_is_given() 
     }
 
 
-def test_steps_get_the_secrets_that_they_have_a_use_for_and_no_others() -> None:
+def test_steps_get_the_secrets_that_they_have_a_use_for_and_no_others():
     tracking = TrackingSettings(mlflow="https://mlflow", secret="mlflow")
     made = compile_kubeflow(
         msgspec.structs.replace(

@@ -23,7 +23,7 @@ FILE = "configs/mnist-kubeflow.yaml"
 
 
 @pytest.fixture
-def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
+def workload(tmp_path, monkeypatch):
     monkeypatch.chdir(project(tmp_path))
     return with_pools(read_workload(FILE))
 
@@ -40,7 +40,7 @@ def planned(workload: Workload, *groups: str) -> dict[str, dict[str, object]]:
     }
 
 
-def test_every_pool_of_the_example_can_be_planned_on(workload: Workload) -> None:
+def test_every_pool_of_the_example_can_be_planned_on(workload):
     pods = planned(workload, "dnn=1", "data=cpu-spot:2")
     assert pods["dnn"]["nodeSelector"]["eks.amazonaws.com/nodegroup"] == "gpu"  # type: ignore[index]
     assert pods["data"]["nodeSelector"]["eks.amazonaws.com/nodegroup"] == "cpu-spot"  # type: ignore[index]
@@ -48,12 +48,12 @@ def test_every_pool_of_the_example_can_be_planned_on(workload: Workload) -> None
     assert pods["dnn"]["nodeSelector"]["eks.amazonaws.com/nodegroup"] == "gpu-large"  # type: ignore[index]
 
 
-def test_a_data_group_on_gpu_nodes_is_refused(workload: Workload) -> None:
+def test_a_data_group_on_gpu_nodes_is_refused(workload):
     with pytest.raises(UsageError, match="has GPUs"):
         planned(workload, "dnn=1", "data=gpu-large:1")
 
 
-def test_the_examples_prices_are_those_of_the_catalog(workload: Workload) -> None:
+def test_the_examples_prices_are_those_of_the_catalog(workload):
     types = {"gpu": "g5.xlarge", "gpu-large": "g5.2xlarge", "cpu": "c7i.4xlarge"}
     known = load_catalog("kubernetes")
     pools = catalog_of(workload)
@@ -65,7 +65,7 @@ def test_the_examples_prices_are_those_of_the_catalog(workload: Workload) -> Non
     assert pools.get("cpu-spot").usd_per_hour is None
 
 
-def test_a_starved_gpu_gets_what_the_cluster_has(workload: Workload) -> None:
+def test_a_starved_gpu_gets_what_the_cluster_has(workload):
     profile = Profile(
         host=ProfiledHost(instance_type="gpu"),
         step=StepTerms(
@@ -89,7 +89,7 @@ def test_a_starved_gpu_gets_what_the_cluster_has(workload: Workload) -> None:
 
 
 @pytest.mark.usefixtures("quick_kfp")
-def test_the_example_compiles_for_kubeflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_compiles_for_kubeflow(tmp_path, monkeypatch):
     pytest.importorskip("kfp")
     from stoker.orchestrators.kubeflow.compile import compile_kubeflow
 
@@ -108,7 +108,7 @@ def test_the_example_compiles_for_kubeflow(tmp_path: Path, monkeypatch: pytest.M
 GUIDE = (ROOT / "docs" / "kubeflow.md").read_text()
 
 
-def test_the_guides_table_of_parameters_is_that_of_the_pipeline(workload: Workload) -> None:
+def test_the_guides_table_of_parameters_is_that_of_the_pipeline(workload):
     from stoker.orchestrators.kubeflow.compile import kubeflow_request
 
     table = GUIDE[GUIDE.index("| parameter | default") :].partition("\n\n")[0]
@@ -116,7 +116,7 @@ def test_the_guides_table_of_parameters_is_that_of_the_pipeline(workload: Worklo
     assert listed == [parameter.name for parameter in kubeflow_request(workload).parameters]
 
 
-def test_the_guides_pools_are_those_of_the_example(workload: Workload) -> None:
+def test_the_guides_pools_are_those_of_the_example(workload):
     pools = catalog_of(workload)
     pattern = r"^\| `([\w-]+)` \| [\w.]+ \| (\d+) vCPUs, [^|]* \| ([\w. ]+) \|$"
     listed = re.findall(pattern, GUIDE, flags=re.MULTILINE)
@@ -128,7 +128,7 @@ def test_the_guides_pools_are_those_of_the_example(workload: Workload) -> None:
         assert found.priced_on is None or str(found.priced_on) in GUIDE
 
 
-def test_the_guides_worked_example_is_what_decide_says(workload: Workload) -> None:
+def test_the_guides_worked_example_is_what_decide_says(workload):
     profile = Profile(
         host=ProfiledHost(instance_type="gpu"),
         step=StepTerms(

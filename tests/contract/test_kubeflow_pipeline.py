@@ -33,7 +33,6 @@ from stoker.orchestrators.kubeflow.compile import (
 from stoker.records import (
     Evaluation,
     Gate,
-    PlatformName,
     TrackingSettings,
     read_json,
     to_document,
@@ -67,18 +66,18 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("kind", list(sample.WORKLOADS))
-def test_the_pipeline_is_as_it_was(kind: str) -> None:
+def test_the_pipeline_is_as_it_was(kind):
     golden = (GOLDEN / f"{kind}.yaml").read_text(encoding="utf-8")
     assert sample.normalised(sample.compiled(kind).definition) == golden
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_a_component_to_share_is_that_of_the_package(name: str) -> None:
+def test_a_component_to_share_is_that_of_the_package(name):
     """A file that differs is written anew by: python tests/contract/test_kubeflow_pipeline.py"""
     assert sample.normalised(sample.shared()[name]) == sample.components()[name]
 
 
-def test_the_steps_and_what_they_wait_for() -> None:
+def test_the_steps_and_what_they_wait_for():
     pipeline, _ = sample.documents()
     waits = {
         name: {task: sorted(spec.get("dependentTasks", [])) for task, spec in group.items()}
@@ -102,7 +101,7 @@ def test_the_steps_and_what_they_wait_for() -> None:
 
 
 @pytest.mark.parametrize("kind", list(sample.WORKLOADS))
-def test_every_reference_finds_what_it_names(kind: str) -> None:
+def test_every_reference_finds_what_it_names(kind):
     """kfp itself forgets to hand some values down into groups; a server notices when it runs."""
     pipeline, pods = sample.documents(kind)
     components = pipeline["components"]
@@ -147,8 +146,8 @@ ON_A_CLUSTER = (
 @pytest.mark.parametrize("channels", ["as they are", "none"])
 @pytest.mark.parametrize("file", sorted(path.name for path in sample.ROOT.glob("configs/*.yaml")))
 def test_no_shipped_workload_becomes_a_command_with_a_parameter_in_it(
-    file: str, channels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    file, channels, tmp_path, monkeypatch
+):
     """Kubeflow Pipelines 2.17 resolves such words before a step starts, without any default."""
     monkeypatch.chdir(project(tmp_path))
     overrides = () if file == "mnist-kubeflow.yaml" else ON_A_CLUSTER
@@ -159,7 +158,7 @@ def test_no_shipped_workload_becomes_a_command_with_a_parameter_in_it(
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_no_component_names_a_parameter_in_its_command_that_can_be_left_out(name: str) -> None:
+def test_no_component_names_a_parameter_in_its_command_that_can_be_left_out(name):
     (document,) = sample.parsed(sample.components()[name])
     named = named_in_commands(document)
     assert named == {label: names for label, names in OF_A_SHELL.items() if label == f"exec-{name}"}
@@ -170,7 +169,7 @@ def test_no_component_names_a_parameter_in_its_command_that_can_be_left_out(name
 
 
 @pytest.mark.parametrize("kind", list(sample.WORKLOADS))
-def test_every_placeholder_of_a_container_is_an_input_or_output_of_its_step(kind: str) -> None:
+def test_every_placeholder_of_a_container_is_an_input_or_output_of_its_step(kind):
     pipeline, _ = sample.documents(kind)
     for name, task in sample.tasks(pipeline).items():
         component = pipeline["components"][task["componentRef"]["name"]]
@@ -184,7 +183,7 @@ def test_every_placeholder_of_a_container_is_an_input_or_output_of_its_step(kind
             assert key in declared or key in handed, f"{name}: {key}"
 
 
-def test_steps_are_small_pods_that_see_neither_gpus_nor_data() -> None:
+def test_steps_are_small_pods_that_see_neither_gpus_nor_data():
     pipeline, pods = sample.documents()
     for label, executor in pipeline["deploymentSpec"]["executors"].items():
         asked = executor["container"]["resources"]
@@ -196,7 +195,7 @@ def test_steps_are_small_pods_that_see_neither_gpus_nor_data() -> None:
         assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in env
 
 
-def test_steps_have_a_cpu_limit_where_the_namespace_wants_one() -> None:
+def test_steps_have_a_cpu_limit_where_the_namespace_wants_one():
     workload = workload_from(sample.DOCUMENT, overrides=["kubernetes.cpu_limit=true"])
     pipeline, _ = sample.parsed(compile_kubeflow(workload, folder=sample.ROOT).definition)
     for executor in pipeline["deploymentSpec"]["executors"].values():
@@ -204,7 +203,7 @@ def test_steps_have_a_cpu_limit_where_the_namespace_wants_one() -> None:
 
 
 @pytest.mark.parametrize("kind", list(sample.WORKLOADS))
-def test_profile_and_training_are_jobs_whose_claims_no_step_looks_for(kind: str) -> None:
+def test_profile_and_training_are_jobs_whose_claims_no_step_looks_for(kind):
     """The steps mount no claim: one that took its pod for the host would miss the data."""
     pipeline, _ = sample.documents(kind)
     listed = pipeline["root"]["inputDefinitions"]["parameters"]
@@ -216,7 +215,7 @@ def test_profile_and_training_are_jobs_whose_claims_no_step_looks_for(kind: str)
         assert "--platform" not in str(executor["container"])
 
 
-def test_every_pod_has_the_user_of_the_jobs_pods_and_can_pull_its_image() -> None:
+def test_every_pod_has_the_user_of_the_jobs_pods_and_can_pull_its_image():
     pipeline, pods = sample.documents()
     assert set(pods) == set(pipeline["deploymentSpec"]["executors"])
     for label, pod in pods.items():
@@ -231,7 +230,7 @@ def test_every_pod_has_the_user_of_the_jobs_pods_and_can_pull_its_image() -> Non
         assert {"name": "HOME", "value": "/tmp"} in env
 
 
-def test_a_step_has_a_time_limit_but_for_those_that_follow_a_job() -> None:
+def test_a_step_has_a_time_limit_but_for_those_that_follow_a_job():
     def limits(*overrides: str) -> dict[str, object]:
         workload = workload_from(sample.DOCUMENT, overrides=overrides)
         _, platforms = sample.parsed(compile_kubeflow(workload, folder=sample.ROOT).definition)
@@ -248,7 +247,7 @@ def test_a_step_has_a_time_limit_but_for_those_that_follow_a_job() -> None:
     assert limits(*sets) == {}
 
 
-def test_steps_take_the_control_image_and_jobs_keep_theirs() -> None:
+def test_steps_take_the_control_image_and_jobs_keep_theirs():
     document = {**sample.DOCUMENT, "kubernetes": {**sample.DOCUMENT["kubernetes"]}}  # type: ignore[dict-item]
     workload = workload_from(document, overrides=["kubernetes.control.image=registry/control:1"])
     made = compile_kubeflow(workload, folder=sample.ROOT)
@@ -267,7 +266,7 @@ def test_steps_take_the_control_image_and_jobs_keep_theirs() -> None:
         assert job_image == "pipelinechannel--image"
 
 
-def test_the_pod_that_follows_a_job_is_left_alone_and_known_by_its_label() -> None:
+def test_the_pod_that_follows_a_job_is_left_alone_and_known_by_its_label():
     _, pods = sample.documents()
     annotated = {name: pod["podMetadata"] for name, pod in pods.items() if "podMetadata" in pod}
     stay = {
@@ -283,7 +282,7 @@ def test_the_pod_that_follows_a_job_is_left_alone_and_known_by_its_label() -> No
     }
 
 
-def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path: Path) -> None:
+def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path):
     pipeline, _ = sample.documents()
     given = sample.tasks(pipeline)
     assert given["profile"]["inputs"]["parameters"]["cache_key"] == {
@@ -306,7 +305,7 @@ def test_what_ends_a_cached_profile_is_the_number_of_a_span_of_days(tmp_path: Pa
     assert len(set(numbers["0"])) == 2
 
 
-def test_a_step_that_creates_a_job_knows_its_own_pod_and_is_tried_again() -> None:
+def test_a_step_that_creates_a_job_knows_its_own_pod_and_is_tried_again():
     pipeline, pods = sample.documents()
     for task in ("profile", "train", "finish"):
         paths = {env["name"]: env["fieldPath"] for env in pods[f"exec-{task}"]["fieldPathAsEnv"]}
@@ -324,7 +323,7 @@ def test_a_step_that_creates_a_job_knows_its_own_pod_and_is_tried_again() -> Non
     assert retried == {"profile": 3, "train": 3, "finish": 3}
 
 
-def test_the_runs_own_id_is_the_whole_value_of_an_input() -> None:
+def test_the_runs_own_id_is_the_whole_value_of_an_input():
     """A server puts an id in its place only there; inside a longer text it stays as it is."""
     for kind in sample.WORKLOADS:
         pipeline, _ = sample.documents(kind)
@@ -339,7 +338,7 @@ def test_the_runs_own_id_is_the_whole_value_of_an_input() -> None:
         assert text.count("pipeline_job_uuid") == 2
 
 
-def test_only_a_profile_is_taken_from_the_cache() -> None:
+def test_only_a_profile_is_taken_from_the_cache():
     pipeline, _ = sample.documents()
     cached = [
         name
@@ -349,7 +348,7 @@ def test_only_a_profile_is_taken_from_the_cache() -> None:
     assert cached == ["profile"]
 
 
-def test_every_step_runs_the_image_that_the_run_names() -> None:
+def test_every_step_runs_the_image_that_the_run_names():
     pipeline, _ = sample.documents()
     images = {c["container"]["image"] for c in pipeline["deploymentSpec"]["executors"].values()}
     assert images == {"{{$.inputs.parameters['image']}}"}
@@ -361,7 +360,7 @@ def test_every_step_runs_the_image_that_the_run_names() -> None:
     assert given == {"image", "pipelinechannel--image"}
 
 
-def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step() -> None:
+def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step():
     for kind in sample.WORKLOADS:
         pipeline, _ = sample.documents(kind)
         listed = pipeline["root"]["inputDefinitions"]["parameters"]
@@ -377,7 +376,7 @@ def test_every_parameter_has_a_default_and_a_description_and_reaches_a_step() ->
             assert any(handed in task["inputs"]["parameters"].values() for task in tasks)
 
 
-def test_the_pipelines_readme_has_a_row_for_each_parameter() -> None:
+def test_the_pipelines_readme_has_a_row_for_each_parameter():
     text = (sample.ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
     part = text.split("## kubeflow.py")[1]
     rows = re.findall(r"^\| ([a-z_]+) \|", part, re.MULTILINE)
@@ -396,7 +395,7 @@ def words_of(task: str, kind: str = "cluster") -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def held() -> tuple[dict[str, Any], dict[str, Any]]:
+def held():
     """Compiles the pipeline of a gate against the model in use, which a folder of a claim knows."""
     overrides = (
         "kubernetes.champion=pvc://runs/digits/champions",
@@ -408,9 +407,7 @@ def held() -> tuple[dict[str, Any], dict[str, Any]]:
     return pipeline, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
 
 
-def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written(
-    held: tuple[dict[str, Any], dict[str, Any]],
-) -> None:
+def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written(held):
     pipeline, pods = held
     mounted = {
         name: [mount for mount in pod.get("pvcMount", []) if mount["constant"] == "runs"]
@@ -427,9 +424,7 @@ def test_the_folder_of_champions_is_mounted_where_it_is_read_and_written(
         assert given["componentInputParameter"].endswith("--champion")
 
 
-def test_runs_are_held_against_the_model_that_an_earlier_run_left(
-    held: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
-) -> None:
+def test_runs_are_held_against_the_model_that_an_earlier_run_left(held, tmp_path):
     """The steps run by their own words, with a folder in the place of the claim."""
     pipeline, _ = held
     records = {"profile": sample_records.profile(), "decision": sample_records.decision()}
@@ -487,21 +482,21 @@ def test_runs_are_held_against_the_model_that_an_earlier_run_left(
 
 
 @pytest.mark.parametrize("task", ["profile", "decide", "train", "evaluate", "gate", "finish"])
-def test_the_cli_understands_what_the_steps_say(task: str) -> None:
+def test_the_cli_understands_what_the_steps_say(task):
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     verb, *words = words_of(task)
     commands[verb].make_context(verb, list(words))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_component_declares_only_parameters_that_its_verb_publishes(name: str) -> None:
+def test_a_component_declares_only_parameters_that_its_verb_publishes(name):
     component = sample.parsed(sample.shared()[name])[0]["components"][f"comp-{name}"]
     outputs = component.get("outputDefinitions", {})
     assert outputs.get("parameters", {}).keys() <= PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_inputs_of_a_shared_component_are_described(name: str) -> None:
+def test_inputs_of_a_shared_component_are_described(name):
     document = sample.parsed(sample.shared()[name])[0]
     inputs = document["components"][f"comp-{name}"]["inputDefinitions"]
     for sort in ("parameters", "artifacts"):
@@ -511,7 +506,7 @@ def test_inputs_of_a_shared_component_are_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_a_shared_component_is_loaded_into_other_pipelines(name: str) -> None:
+def test_a_shared_component_is_loaded_into_other_pipelines(name):
     from kfp import components
 
     loaded = components.load_component_from_text(sample.shared()[name])
@@ -537,16 +532,14 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("components",
 """
 
 
-def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(
-    tmp_path: Path,
-) -> None:
+def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(tmp_path):
     said = printed_elsewhere(CHILD, tmp_path / "copy", "-W", "error", timeout=60)
     # Of this process, whose hash seed is any.
     made = compile_kubeflow(sample.WORKLOAD, folder=sample.ROOT).definition
     assert said == f"{made}\n{sorted(sample.components().items())}\n"
 
 
-def test_nothing_of_the_users_own_connections_is_in_a_pipeline() -> None:
+def test_nothing_of_the_users_own_connections_is_in_a_pipeline():
     document = {
         **sample.DOCUMENT,
         "kubernetes": {
@@ -571,7 +564,7 @@ def test_nothing_of_the_users_own_connections_is_in_a_pipeline() -> None:
         ({"hyperparameters": {"note": "x" * MAX_WORKLOAD_BYTES}}, "the workload's document has"),
     ],
 )
-def test_what_a_pipeline_needs_is_asked_for(changes: Mapping[str, Any], words: str) -> None:
+def test_what_a_pipeline_needs_is_asked_for(changes, words):
     workload = msgspec.structs.replace(sample.WORKLOAD, **changes)
     with pytest.raises(UsageError, match=words) as caught:
         compile_kubeflow(workload, folder=sample.ROOT)
@@ -579,13 +572,13 @@ def test_what_a_pipeline_needs_is_asked_for(changes: Mapping[str, Any], words: s
 
 
 @pytest.mark.parametrize("platform", ["sagemaker", "local"])
-def test_a_workload_of_another_platform_is_compiled_for_the_cluster(platform: PlatformName) -> None:
+def test_a_workload_of_another_platform_is_compiled_for_the_cluster(platform):
     workload = msgspec.structs.replace(sample.WORKLOAD, platform=platform)
     made = compile_kubeflow(workload, folder=sample.ROOT)
     assert made.definition == sample.compiled().definition
 
 
-def test_todays_number_of_hosts_changes_no_step() -> None:
+def test_todays_number_of_hosts_changes_no_step():
     workload = workload_from(sample.DOCUMENT, overrides=["cluster.dnn.count=2"])
     made, _ = sample.parsed(compile_kubeflow(workload, folder=sample.ROOT).definition)
     pipeline, _ = sample.documents()
@@ -593,7 +586,7 @@ def test_todays_number_of_hosts_changes_no_step() -> None:
     assert made["deploymentSpec"] == pipeline["deploymentSpec"]
 
 
-def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path: Path) -> None:
+def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path):
     (tmp_path / "digits.json").write_text(json.dumps(sample.DOCUMENT))
     words = shlex.split("compile kubeflow digits.json --out p.yaml --components shared --json")
     done = process(*words, cwd=tmp_path)
@@ -612,9 +605,7 @@ def test_compile_writes_the_pipeline_and_a_file_for_each_component(tmp_path: Pat
         ("--set image=null", "the pipeline needs the workload's image"),
     ],
 )
-def test_compile_says_what_it_cannot_do_in_three_lines(
-    tmp_path: Path, flag: str, words: str
-) -> None:
+def test_compile_says_what_it_cannot_do_in_three_lines(tmp_path, flag, words):
     (tmp_path / "digits.json").write_text(json.dumps(sample.DOCUMENT))
     done = stoker(*shlex.split(f"compile kubeflow digits.json --out p.yaml {flag}"), cwd=tmp_path)
     assert done.returncode == 2

@@ -3,7 +3,7 @@
 import shutil
 import subprocess
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
@@ -62,7 +62,7 @@ def reaches(
 
 
 @pytest.mark.parametrize("api", ["jobset", "trainer"])
-def test_pods_of_a_run_reach_each_other_and_strangers_reach_none(api: str) -> None:
+def test_pods_of_a_run_reach_each_other_and_strangers_reach_none(api):
     pods = labels_of_pods(api)
     for port in (7600, 7601):
         assert reaches(pods["dnn"], pods["data"], port)
@@ -73,7 +73,7 @@ def test_pods_of_a_run_reach_each_other_and_strangers_reach_none(api: str) -> No
     assert reaches(pods["data"], pods["dnn"], 7600)
 
 
-def test_a_data_host_shows_the_ports_of_feed_and_engine_and_no_others() -> None:
+def test_a_data_host_shows_the_ports_of_feed_and_engine_and_no_others():
     pods, feed = labels_of_pods("jobset"), FeedSettings()
     ports = {feed.port, feed.port + 1, *PRESETS["tf.data.service"].ports.values()}
     near = {22, *(port + step for port in ports for step in (-1, 0, 1))}
@@ -82,7 +82,7 @@ def test_a_data_host_shows_the_ports_of_feed_and_engine_and_no_others() -> None:
     assert {name for name, preset in PRESETS.items() if preset.ports} == {"tf.data.service", "ray"}
 
 
-def test_metrics_are_open_to_the_cluster_only_where_they_are_served_to_other_hosts() -> None:
+def test_metrics_are_open_to_the_cluster_only_where_they_are_served_to_other_hosts():
     pods = labels_of_pods("jobset")
     assert reaches(STRANGER, pods["dnn"], 9400, is_served=True)
     assert not reaches(STRANGER, pods["dnn"], 9401, is_served=True)
@@ -90,13 +90,13 @@ def test_metrics_are_open_to_the_cluster_only_where_they_are_served_to_other_hos
 
 
 @pytest.mark.parametrize("api", ["jobset", "trainer"])
-def test_the_role_has_the_rights_that_are_asked_for(api: Literal["jobset", "trainer"]) -> None:
+def test_the_role_has_the_rights_that_are_asked_for(api):
     role, binding = rbac(namespace="team-a", account="runner", api=api)
     assert role["rules"] == rules(KubernetesSettings(api=api))
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
 
 
-def test_followers_get_the_priority_of_their_class() -> None:
+def test_followers_get_the_priority_of_their_class():
     own, policy, binding = objects("priority.yaml")
     assert (own["kind"], own["preemptionPolicy"]) == ("PriorityClass", "Never")
     selector = policy["spec"]["matchConstraints"]["objectSelector"]
@@ -108,13 +108,13 @@ def test_followers_get_the_priority_of_their_class() -> None:
 
 
 @pytest.mark.parametrize("name", ["rbac.yaml", "network-policy.yaml", "priority.yaml"])
-def test_no_object_breaks_a_rule(name: str) -> None:
+def test_no_object_breaks_a_rule(name):
     found = objects(name, is_all=True)
     assert [problem for each in found for problem in rule_problems(each, among=found)] == []
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")
-def test_kustomize_names_namespace_and_account_once() -> None:
+def test_kustomize_names_namespace_and_account_once():
     words = ("kubectl", "kustomize", str(FOLDER))
     made = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     found = {each["kind"]: each for each in yaml.safe_load_all(made)}

@@ -35,18 +35,18 @@ MANIFESTS: Mapping[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_manifest_is_as_it_was(name: str) -> None:
+def test_the_manifest_is_as_it_was(name):
     assert MANIFESTS[name]() == (FOLDER / f"{name}.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_golden_manifest_breaks_no_rule(name: str) -> None:
+def test_a_golden_manifest_breaks_no_rule(name):
     objects = list(yaml.safe_load_all((FOLDER / f"{name}.yaml").read_text()))
     assert [found for document in objects for found in rule_problems(document, among=objects)] == []
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     workload = {
         "name": "mnist",
         "command": ["python", "train.py"],
@@ -59,21 +59,21 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_dry_run_prints_yaml_documents_and_leaves_nothing_behind(project: Path) -> None:
+def test_a_dry_run_prints_yaml_documents_and_leaves_nothing_behind(project):
     done = stoker("train", "--dry-run", "mnist.yaml", cwd=project)
     kinds = [document["kind"] for document in yaml.safe_load_all(done.stdout)]
     assert kinds == ["Secret", "ConfigMap", "PodDisruptionBudget", "JobSet"]
     assert [path.name for path in project.iterdir()] == ["mnist.yaml"]
 
 
-def test_a_dry_run_for_machines_is_a_list_that_kubectl_takes(project: Path) -> None:
+def test_a_dry_run_for_machines_is_a_list_that_kubectl_takes(project):
     done = stoker("train", "--dry-run", "--json", "mnist.yaml", cwd=project)
     document = msgspec.json.decode(done.stdout)
     assert (document["apiVersion"], document["kind"]) == ("v1", "List")
     assert len(document["items"]) == 4
 
 
-def test_a_run_fits_the_runtime_that_was_applied_for_it(project: Path) -> None:
+def test_a_run_fits_the_runtime_that_was_applied_for_it(project):
     groups = ("--group", "dnn=1", "--group", "data=c7i.4xlarge:3:15")
     trainer = ("train", "--dry-run", "mnist.yaml", *groups, "--set", "kubernetes.api=trainer")
     shown = yaml.safe_load_all(stoker(*trainer, "--name", "stoker-mnist", cwd=project).stdout)

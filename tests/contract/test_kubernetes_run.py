@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -81,33 +81,31 @@ class Clock:
 
 
 @pytest.fixture
-def api() -> Iterator[KubernetesApi]:
+def api():
     with kubernetes_api() as found:
         yield found
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def cluster(
-    api: KubernetesApi, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> ClusterApi:
+def cluster(api, clock, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url))
     return ClusterApi(sleep=lambda seconds: time.sleep(min(seconds, 0.05)), clock=clock)
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> JobSpec:
+def job(tmp_path):
     return dataclasses.replace(
         described_job(name=NAME), run_dir=tmp_path / "run", next_best=NEXT_BEST
     )
 
 
 @pytest.fixture
-def platform(cluster: ClusterApi) -> KubernetesPlatform:
+def platform(cluster):
     return KubernetesPlatform(cluster=cluster)
 
 
@@ -139,7 +137,7 @@ def be_step(
 
 
 @pytest.fixture
-def follow() -> Iterator[Follow]:
+def follow():
     yield from follower()
 
 
@@ -188,9 +186,7 @@ def trained(
 
 
 @BOTH
-def test_submit_makes_the_job_and_what_it_owns(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, api_name: str
-) -> None:
+def test_submit_makes_the_job_and_what_it_owns(api, platform, job, api_name):
     run = platform.submit(plan(platform, with_settings(job, api=api_name)))
     uid = api.get(PLURAL[api_name], NAME)["metadata"]["uid"]
     parts = [("secrets", f"{NAME}-token"), ("configmaps", f"{NAME}-config")]
@@ -205,9 +201,7 @@ def test_submit_makes_the_job_and_what_it_owns(
     run.stop()
 
 
-def test_pods_wait_for_their_token_only_until_the_next_calls(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_pods_wait_for_their_token_only_until_the_next_calls(api, platform, job):
     platform.submit(plan(platform, job)).stop()
     writes = [
         call.split("?")[0] for call in api.calls if call.startswith("POST") and NAMESPACE in call
@@ -218,12 +212,8 @@ def test_pods_wait_for_their_token_only_until_the_next_calls(
 
 @BOTH
 def test_the_workflow_that_controls_the_step_s_pod_owns_the_job(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    api_name: str,
-) -> None:
+    api, platform, job, monkeypatch, api_name
+):
     uid = api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
     platform.submit(plan(platform, with_settings(job, api=api_name)))
@@ -239,13 +229,8 @@ def test_the_workflow_that_controls_the_step_s_pod_owns_the_job(
 
 @pytest.mark.parametrize("is_denied", [False, True])
 def test_a_pod_whose_controller_is_no_workflow_or_cannot_be_read_owns_nothing(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    is_denied: bool,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    api, platform, job, monkeypatch, is_denied, capfd
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1", workflow="w" if is_denied else None)
     api.denied |= {("get", "pods")} if is_denied else set()
@@ -255,9 +240,7 @@ def test_a_pod_whose_controller_is_no_workflow_or_cannot_be_read_owns_nothing(
     assert ("owner_unknown" in capfd.readouterr().err) == is_denied
 
 
-def test_a_pod_of_another_namespace_owns_nothing(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_of_another_namespace_owns_nothing(api, platform, job, monkeypatch):
     monkeypatch.setenv("POD_NAME", "step-1")
     monkeypatch.setenv("POD_UID", "uid-1")
     monkeypatch.setenv("POD_NAMESPACE", "kubeflow")
@@ -265,9 +248,7 @@ def test_a_pod_of_another_namespace_owns_nothing(
     assert api.get("jobsets", NAME)["metadata"]["ownerReferences"] == []
 
 
-def test_a_secret_that_cannot_be_made_leaves_no_job(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_secret_that_cannot_be_made_leaves_no_job(api, platform, job):
     api.faults.append(
         Fault("POST", "secrets", code=403, reason="Forbidden", message="exceeded quota: secrets=0")
     )
@@ -278,12 +259,8 @@ def test_a_secret_that_cannot_be_made_leaves_no_job(
 
 @BOTH
 def test_an_interrupt_while_the_job_is_made_leaves_nothing(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    api_name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    api, platform, job, api_name, monkeypatch
+):
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
@@ -295,9 +272,7 @@ def test_an_interrupt_while_the_job_is_made_leaves_nothing(
 
 
 @pytest.mark.parametrize("plural", ["jobsets", "secrets", "configmaps"])
-def test_an_answer_that_is_lost_makes_nothing_twice(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, plural: str
-) -> None:
+def test_an_answer_that_is_lost_makes_nothing_twice(api, platform, job, plural):
     api.faults.append(Fault("POST", plural, is_answer_lost=True))
     run = platform.submit(plan(platform, job))
     assert api.names("jobsets") == [NAME]
@@ -305,17 +280,13 @@ def test_an_answer_that_is_lost_makes_nothing_twice(
     run.stop()
 
 
-def test_a_server_that_cannot_answer_now_is_asked_by_a_retry(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_server_that_cannot_answer_now_is_asked_by_a_retry(api, platform, job):
     api.faults.append(Fault("POST", "jobsets", code=503, times=2, reason="ServiceUnavailable"))
     platform.submit(plan(platform, job)).stop()
     assert api.count(f"POST /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets") == 3
 
 
-def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(api, platform, job):
     request = plan(platform, job)
     spec: Any = {**request.main["spec"], "replica": 1}  # type: ignore[dict-item]
     with pytest.raises(PlatformError, match=r'unknown field "spec\.replica"') as caught:
@@ -323,9 +294,7 @@ def test_a_job_that_the_cluster_finds_invalid_is_refused_in_its_words(
     assert "update JobSet" in caught.value.fix
 
 
-def test_a_runtime_that_others_applied_must_be_that_of_the_plan(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_runtime_that_others_applied_must_be_that_of_the_plan(api, platform, job):
     request = plan(platform, with_settings(job, api="trainer", runtime="shared"))
     assert request.runtime is not None
     with pytest.raises(PlatformError, match="TrainingRuntime shared is not there"):
@@ -342,9 +311,7 @@ def test_a_runtime_that_others_applied_must_be_that_of_the_plan(
 # --- trying again
 
 
-def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(api, platform, job):
     request = plan(platform, job)
     platform.submit(request)
     api.remove("secrets", f"{NAME}-token")
@@ -354,9 +321,7 @@ def test_a_second_attempt_makes_up_for_what_the_first_did_not_come_to(
     assert api.names("configmaps") == [f"{NAME}-config"]
 
 
-def test_the_workflow_of_a_second_attempt_comes_to_own_the_job_too(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_workflow_of_a_second_attempt_comes_to_own_the_job_too(api, platform, job, monkeypatch):
     uids = []
     for number in ("1", "2"):
         uids.append(api.make_workflow(f"w{number}"))
@@ -369,9 +334,7 @@ def test_the_workflow_of_a_second_attempt_comes_to_own_the_job_too(
 
 
 @BOTH
-def test_a_job_that_has_failed_is_made_anew_under_its_name(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, api_name: str
-) -> None:
+def test_a_job_that_has_failed_is_made_anew_under_its_name(api, platform, job, api_name):
     request = plan(platform, with_settings(job, api=api_name))
     platform.submit(request)
     uid, token = api.get(PLURAL[api_name], NAME)["metadata"]["uid"], api.token(NAME)
@@ -383,9 +346,7 @@ def test_a_job_that_has_failed_is_made_anew_under_its_name(
 
 
 @BOTH
-def test_a_job_that_is_being_deleted_is_waited_for(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, api_name: str
-) -> None:
+def test_a_job_that_is_being_deleted_is_waited_for(api, platform, job, api_name):
     request, plural = plan(platform, with_settings(job, api=api_name)), PLURAL[api_name]
 
     def num_tries() -> int:
@@ -409,13 +370,7 @@ def test_a_job_that_is_being_deleted_is_waited_for(
     assert api.get(plural, NAME)["metadata"]["uid"] != uid
 
 
-def test_a_runtime_is_not_taken_from_the_next_train_job(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    cluster: ClusterApi,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_runtime_is_not_taken_from_the_next_train_job(api, platform, cluster, job, monkeypatch):
     def owners() -> list[str]:
         owned_by = api.get("trainingruntimes", NAME)["metadata"].get("ownerReferences", [])
         return [owner["uid"] for owner in owned_by]
@@ -444,9 +399,7 @@ def test_a_runtime_is_not_taken_from_the_next_train_job(
     assert api.get("trainingruntimes", NAME)["metadata"]["ownerReferences"] == []
 
 
-def test_another_job_of_that_name_is_left_alone(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_another_job_of_that_name_is_left_alone(api, platform, job):
     platform.submit(plan(platform, job))
     uid = api.get("jobsets", NAME)["metadata"]["uid"]
     other = dataclasses.replace(job, hyperparameters={"epochs": 4})
@@ -456,12 +409,7 @@ def test_another_job_of_that_name_is_left_alone(
     assert api.get("jobsets", NAME)["metadata"]["uid"] == uid
 
 
-def test_a_secret_of_somebody_else_ends_the_attempt(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_secret_of_somebody_else_ends_the_attempt(api, platform, job, monkeypatch):
     monkeypatch.setattr("stoker.platforms.kubernetes.submit.LEFTOVER_SECONDS", 0.0)
     api.put("secrets", {"metadata": {"name": f"{NAME}-token"}, "stringData": {"token": "x"}})
     with pytest.raises(PlatformError, match="not this run's"):
@@ -475,13 +423,8 @@ def test_a_secret_of_somebody_else_ends_the_attempt(
 
 @BOTH
 def test_a_run_is_followed_to_its_end_with_its_records(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    tmp_path: Path,
-    api_name: str,
-) -> None:
+    api, platform, job, follow, tmp_path, api_name
+):
     record = training()
     timeline = "loader,epoch\n" + "0,1\n" * 100
     followed = follow(platform.submit(plan(platform, with_settings(job, api=api_name))))
@@ -508,12 +451,8 @@ STEPS_AS_IS = f"{COLUMNS}\n0,0,0,0.0,0.1,0.2,8\n"
 
 
 def test_a_profile_s_results_come_back_in_the_leader_s_log(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    api, platform, job, tmp_path, monkeypatch
+):
     took = quartiles([0.1])
     result = RankResult(
         rank=0,
@@ -561,9 +500,7 @@ def test_a_profile_s_results_come_back_in_the_leader_s_log(
     assert (run_dir / "baseline-timeline.csv").read_text() == STEPS_AS_IS
 
 
-def test_no_thread_and_no_connection_is_left(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_no_thread_and_no_connection_is_left(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     trained(api, followed, lines=[])
     followed.ended()
@@ -573,8 +510,8 @@ def test_no_thread_and_no_connection_is_left(
 
 
 def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+    api, platform, job, follow
+):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     first = only_pod(api, FIRST)
@@ -594,9 +531,7 @@ def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(
     assert any("taken away" in e.what and e.host == FIRST for e in followed.run.events)
 
 
-def test_a_container_that_is_started_again_loses_no_line(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_a_container_that_is_started_again_loses_no_line(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     pod = only_pod(api, FIRST)
@@ -615,14 +550,7 @@ def test_a_container_that_is_started_again_loses_no_line(
     ("reason", "words"),
     [("OOMKilled", "more memory than its limit, 28Gi"), ("Error", "ended with signal 9 (SIGKILL)")],
 )
-def test_a_host_that_took_too_much_memory_says_so(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    reason: str,
-    words: str,
-) -> None:
+def test_a_host_that_took_too_much_memory_says_so(api, platform, job, follow, reason, words):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     api.end_pod(only_pod(api, LEADER), 137, reason=reason)
@@ -630,9 +558,7 @@ def test_a_host_that_took_too_much_memory_says_so(
     assert words in str(followed.ended().failure)
 
 
-def test_a_dnn_host_that_was_taken_away_says_so(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_a_dnn_host_that_was_taken_away_says_so(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
@@ -646,13 +572,8 @@ def test_a_dnn_host_that_was_taken_away_says_so(
 
 @pytest.mark.parametrize("settings", [{}, {"output": "pvc://outputs"}])
 def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    clock: Clock,
-    settings: dict[str, Any],
-) -> None:
+    api, platform, job, follow, clock, settings
+):
     priced = dataclasses.replace(with_settings(job, **settings), prices={"c7i.4xlarge": 0.5})
     submitted = platform.submit(plan(platform, priced))
     api.run_pods(NAME)
@@ -677,9 +598,7 @@ def test_a_dnn_pod_on_a_node_that_is_cut_off_is_told_and_bounded(
     assert f"kubectl delete node {'node-1'}" in str(end.failure)
 
 
-def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, platform, job, follow, clock):
     settings = {"output": "pvc://outputs"}
     followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
     api.run_pods(NAME)
@@ -698,8 +617,8 @@ def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(
 
 
 def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+    api, platform, job, follow, clock
+):
     followed = follow(platform.submit(plan(platform, with_settings(job, dead_node="fail"))))
     api.run_pods(NAME)
     first = only_pod(api, FIRST)
@@ -715,9 +634,7 @@ def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(
     assert followed.ended().status == "succeeded"
 
 
-def test_all_hosts_that_are_started_again_are_followed_again(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_all_hosts_that_are_started_again_are_followed_again(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, with_settings(job, max_restarts=1))))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
@@ -738,9 +655,7 @@ def test_all_hosts_that_are_started_again_are_followed_again(
 
 
 @pytest.mark.parametrize("how", ["drop_streams", "end_streams"])
-def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, how: str
-) -> None:
+def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(api, platform, job, follow, how):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
@@ -758,9 +673,7 @@ def test_watches_and_logs_that_reconnect_lose_and_repeat_nothing(
 
 
 @pytest.mark.parametrize("how", ["cut", "end"])
-def test_a_log_that_ends_early_is_read_on_in_the_midst_of_a_line(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, how: str
-) -> None:
+def test_a_log_that_ends_early_is_read_on_in_the_midst_of_a_line(api, platform, job, follow, how):
     api_lines = [
         f"line {i} with some length so that half of it is something else" for i in range(9)
     ]
@@ -775,9 +688,7 @@ def test_a_log_that_ends_early_is_read_on_in_the_midst_of_a_line(
         assert followed.texts(host) == api_lines
 
 
-def test_lines_of_one_moment_are_all_told_once(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_lines_of_one_moment_are_all_told_once(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
@@ -792,9 +703,7 @@ def test_lines_of_one_moment_are_all_told_once(
     assert followed.texts(LEADER) == ["same", "same", "other", "older", "same"]
 
 
-def test_a_version_that_is_too_old_is_no_end(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_a_version_that_is_too_old_is_no_end(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
@@ -814,8 +723,8 @@ def test_a_version_that_is_too_old_is_no_end(
 
 
 def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+    api, platform, job, follow
+):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
@@ -833,14 +742,8 @@ def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(
     ("code", "words"), [(503, "cannot answer now"), (401, "does not accept these credentials")]
 )
 def test_a_cluster_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    clock: Clock,
-    code: int,
-    words: str,
-) -> None:
+    api, platform, job, follow, clock, code, words
+):
     followed = follow(platform.submit(plan(platform, job)))
     until(lambda: "the job is there" in followed.status, what="it is followed")
     api.faults += [Fault("WATCH", plural, times=10**6, code=code) for plural in ("jobsets", "pods")]
@@ -865,8 +768,8 @@ NO_GPU = (
 
 
 def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next_best_plan(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+    api, platform, job, follow, clock
+):
     followed = follow(platform.submit(plan(platform, job)))
     api.make_pods(NAME)
     leader = only_pod(api, LEADER)
@@ -892,8 +795,8 @@ def test_pods_without_a_node_are_told_once_with_what_is_short_and_later_the_next
 
 
 def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+    api, platform, job, follow, clock
+):
     submitted = platform.submit(plan(platform, job))
     api.make_pods(NAME)
     for name in api.pods(NAME, "data"):
@@ -925,9 +828,7 @@ def test_pods_that_get_no_node_in_the_time_that_the_workload_gives_end_the_job(
     assert run.remaining() is None
 
 
-def test_an_attempt_that_adopts_a_job_does_not_wait_anew_for_its_nodes(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_an_attempt_that_adopts_a_job_does_not_wait_anew_for_its_nodes(api, platform, job, follow):
     platform.submit(plan(platform, job))
     api.make_pods(NAME)
     leader = only_pod(api, LEADER)
@@ -947,14 +848,7 @@ def test_an_attempt_that_adopts_a_job_does_not_wait_anew_for_its_nodes(
         "pod has unbound immediate PersistentVolumeClaims",
     ],
 )
-def test_a_claim_that_is_not_there_is_no_want_of_nodes(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    clock: Clock,
-    words: str,
-) -> None:
+def test_a_claim_that_is_not_there_is_no_want_of_nodes(api, platform, job, follow, clock, words):
     followed = follow(platform.submit(plan(platform, job)))
     api.make_pods(NAME)
     api.pod_finds_no_node(only_pod(api, LEADER), f"0/2 nodes are available: {words}.")
@@ -990,16 +884,8 @@ QUOTA = (
     ],
 )
 def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    code: int,
-    words: str,
-    ran_seconds: int,
-    is_refused: bool,
-    is_shortage: bool,
-) -> None:
+    api, platform, job, follow, code, words, ran_seconds, is_refused, is_shortage
+):
     alone = msgspec.structs.replace(job.groups[0], workers_per_host=0)
     fed = dataclasses.replace(job, groups=(alone, *job.groups[1:]))
     followed = follow(platform.submit(plan(platform, fed)))
@@ -1025,9 +911,7 @@ def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
     assert (error.types, error.may_pass) == (frozenset(("c7i.4xlarge",)), False)
 
 
-def test_a_job_whose_deadline_came_before_its_nodes_lacked_them(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_a_job_whose_deadline_came_before_its_nodes_lacked_them(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, with_settings(job, max_run_seconds=7200))))
     api.make_pods(NAME)
     api.pod_finds_no_node(only_pod(api, LEADER), NO_GPU)
@@ -1055,12 +939,8 @@ def two_plans(job: JobSpec) -> Decision:
 
 
 def test_after_the_wait_for_nodes_the_decision_s_next_plan_is_taken_also_by_a_later_attempt(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    api, platform, job, clock, monkeypatch
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
     kept = with_settings(job, output="pvc://runs", pools=ALL_POOLS)
@@ -1114,9 +994,7 @@ def of_plan(job: JobSpec, number: int) -> JobSpec:
     return dataclasses.replace(job, name=name, run=NAME, groups=(CPU_ONLY,), next_best="")
 
 
-def test_a_further_plan_s_job_is_found_by_the_run_s_name(
-    api: KubernetesApi, platform: KubernetesPlatform, cluster: ClusterApi, job: JobSpec
-) -> None:
+def test_a_further_plan_s_job_is_found_by_the_run_s_name(api, platform, cluster, job):
     job = with_settings(job, pools=ALL_POOLS)
     request = platform.plan(of_plan(job, 2))
     assert platform.resumed([platform.plan(job), request]) == 0
@@ -1131,15 +1009,13 @@ def test_a_further_plan_s_job_is_found_by_the_run_s_name(
     assert platform.resumed([platform.plan(job), request]) == 0
 
 
-def test_a_runtime_that_is_there_already_is_of_one_plan(job: JobSpec) -> None:
+def test_a_runtime_that_is_there_already_is_of_one_plan(job):
     of_trainer = with_settings(job, api="trainer", runtime="mnist-runtime", pools=ALL_POOLS)
     with pytest.raises(UsageError, match="first plan"):
         KubernetesPlatform().plan(of_plan(of_trainer, 2))
 
 
-def test_labels_that_no_node_has_are_named(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_labels_that_no_node_has_are_named(api, platform, job, follow):
     submitted = platform.submit(plan(platform, job))
     api.make_pods(NAME)
     for name in api.pods(NAME, "data"):
@@ -1154,8 +1030,8 @@ def test_labels_that_no_node_has_are_named(
 
 
 def test_an_image_that_does_not_come_is_an_error_after_its_deadline(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+    api, platform, job, follow, clock
+):
     followed = follow(platform.submit(plan(platform, job)))
     api.make_pods(NAME)
     api.pod_waits(only_pod(api, LEADER), "ImagePullBackOff", "manifest unknown")
@@ -1167,9 +1043,7 @@ def test_an_image_that_does_not_come_is_an_error_after_its_deadline(
     assert "image_pull_secrets" in error.fix
 
 
-def test_data_hosts_without_an_image_do_not_end_the_training(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+def test_data_hosts_without_an_image_do_not_end_the_training(api, platform, job, follow, clock):
     followed = follow(platform.submit(plan(platform, job)))
     api.make_pods(NAME)
     api.pod_waits(only_pod(api, FIRST), "InvalidImageName", "no such name")
@@ -1182,9 +1056,7 @@ def test_data_hosts_without_an_image_do_not_end_the_training(
     assert followed.ended().status == "succeeded"
 
 
-def test_pods_that_a_quota_forbids_are_an_error_after_a_while(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+def test_pods_that_a_quota_forbids_are_an_error_after_a_while(api, platform, job, follow, clock):
     followed = follow(platform.submit(plan(platform, job)))
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
@@ -1199,8 +1071,8 @@ def test_pods_that_a_quota_forbids_are_an_error_after_a_while(
 
 
 def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_holds_later(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, clock: Clock
-) -> None:
+    api, platform, job, follow, clock
+):
     followed = follow(platform.submit(plan(platform, with_settings(job, queue="training"))))
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
@@ -1230,9 +1102,7 @@ def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_hol
     assert error.had_hosts
 
 
-def test_a_queue_that_holds_the_job_is_named(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_a_queue_that_holds_the_job_is_named(api, platform, job, follow):
     run = platform.submit(plan(platform, with_settings(job, queue="training")))
     condition = {"type": "Suspended", "status": "True", "reason": "SuspendedJobs"}
     api.set_status("jobsets", NAME, conditions=[condition])
@@ -1244,9 +1114,7 @@ def test_a_queue_that_holds_the_job_is_named(
     until(lambda: "the job is admitted" in followed.status, what="it is admitted")
 
 
-def test_events_of_others_and_of_every_day_are_not_told(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_events_of_others_and_of_every_day_are_not_told(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     api.tell("Pod", f"{NAME}0-dnn-0-0-abcde", "FailedMount", "of another run")
     api.tell("Pod", f"{LEADER}-abcde", "Pulled", "of every day", type="Normal")
@@ -1264,13 +1132,7 @@ def test_events_of_others_and_of_every_day_are_not_told(
 # --- stopping
 
 
-def test_what_hosts_say_while_they_are_stopped_is_read(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    tmp_path: Path,
-) -> None:
+def test_what_hosts_say_while_they_are_stopped_is_read(api, platform, job, follow, tmp_path):
     api.is_deletion_held = True
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
@@ -1291,13 +1153,7 @@ def test_what_hosts_say_while_they_are_stopped_is_read(
     assert (end.output_dir / "stoker" / "training.json").is_file()
 
 
-def test_stop_waits_no_longer_than_it_says_and_does_not_raise(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    clock: Clock,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_stop_waits_no_longer_than_it_says_and_does_not_raise(api, platform, job, clock, capfd):
     run = platform.submit(plan(platform, job))
     api.is_deletion_held = True
     stopping = threading.Thread(target=run.stop)
@@ -1310,12 +1166,7 @@ def test_stop_waits_no_longer_than_it_says_and_does_not_raise(
     assert "it is not gone after" in str(run.remaining())
 
 
-def test_stop_without_the_right_to_says_so_and_does_not_raise(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_stop_without_the_right_to_says_so_and_does_not_raise(api, platform, job, capfd):
     run = platform.submit(plan(platform, job))
     api.denied.add(("delete", "jobsets"))
     run.stop()
@@ -1329,8 +1180,8 @@ def test_stop_without_the_right_to_says_so_and_does_not_raise(
 
 @BOTH
 def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failure(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, api_name: str
-) -> None:
+    api, platform, job, follow, api_name
+):
     settings = {"api": api_name, "output": "pvc://runs"}
     followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
     api.run_pods(NAME)
@@ -1352,8 +1203,8 @@ def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failu
 
 
 def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+    api, platform, job, follow
+):
     followed = follow(platform.submit(plan(platform, with_settings(job, output="pvc://runs"))))
     api.run_pods(NAME)
     until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
@@ -1363,8 +1214,8 @@ def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(
 
 
 def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would_help(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+    api, platform, job, follow
+):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
@@ -1374,9 +1225,7 @@ def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would
     assert "kubernetes.output" in failure
 
 
-def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(api, platform, job):
     run = platform.submit(plan(platform, job))
     api.run_pods(NAME)
     assert api.may_evict(only_pod(api, FIRST))
@@ -1386,11 +1235,8 @@ def test_data_pods_may_be_evicted_and_dnn_pods_make_a_drain_wait(
 
 
 def test_a_drain_waits_for_the_pods_that_follow_a_workflow_s_jobs_until_it_is_over(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    api, platform, job, monkeypatch
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "profile")
     profile = dataclasses.replace(described_job(name=f"{NAME}-profile"), run_dir=job.run_dir)
@@ -1412,11 +1258,8 @@ def test_a_drain_waits_for_the_pods_that_follow_a_workflow_s_jobs_until_it_is_ov
 
 
 def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    api, platform, job, capfd
+):
     api.denied.add(("create", "poddisruptionbudgets"))
     platform.submit(plan(platform, job)).stop()
     assert "disruption_budget_create_failed" in capfd.readouterr().err
@@ -1426,9 +1269,7 @@ def test_without_the_right_to_a_disruption_budget_the_job_runs_all_the_same(
 
 
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_a_train_job_that_has_ended_is_never_trained_again(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, kind: str
-) -> None:
+def test_a_train_job_that_has_ended_is_never_trained_again(api, platform, job, kind):
     platform.submit(plan(platform, with_settings(job, api="trainer")))
     api.run_pods(NAME)
     api.end_job(NAME, kind)
@@ -1438,8 +1279,8 @@ def test_a_train_job_that_has_ended_is_never_trained_again(
 
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
 def test_whoever_followed_a_train_job_to_its_end_deletes_it_with_its_token(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow, kind: str
-) -> None:
+    api, platform, job, follow, kind
+):
     followed = follow(platform.submit(plan(platform, with_settings(job, api="trainer"))))
     api.run_pods(NAME)
     api.end_job(NAME, kind)
@@ -1451,9 +1292,7 @@ def test_whoever_followed_a_train_job_to_its_end_deletes_it_with_its_token(
         assert api.names(plural) == []
 
 
-def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, with_settings(job, keep_seconds=3600))))
     trained(api, followed, lines=[])
     followed.ended()
@@ -1466,12 +1305,8 @@ def test_a_jobset_that_has_ended_stays_with_its_logs_until_its_ttl(
 
 
 def test_a_pipelines_train_job_stays_for_its_retries_until_the_last_step(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    api, platform, job, follow, monkeypatch
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
     settings = with_settings(job, api="trainer")
@@ -1487,9 +1322,7 @@ def test_a_pipelines_train_job_stays_for_its_retries_until_the_last_step(
         assert api.names(plural) == []
 
 
-def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(api, platform, job):
     api.unknown_fields = {"spec.activeDeadlineSeconds", "spec.runtimePatches"}
     with pytest.raises(PlatformError, match="runtimePatches") as caught:
         platform.submit(plan(platform, with_settings(job, api="trainer")))
@@ -1501,9 +1334,7 @@ def test_a_trainer_that_does_not_know_a_field_is_too_old_and_that_is_said(
 # --- cleaning up
 
 
-def test_clean_up_deletes_what_runs_and_nothing_else(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_clean_up_deletes_what_runs_and_nothing_else(api, platform, job):
     assert platform.clean_up(NAME, job.platform_settings) == ""
     platform.submit(plan(platform, job))
     ended = platform.clean_up(NAME, job.platform_settings)
@@ -1519,13 +1350,8 @@ def test_clean_up_deletes_what_runs_and_nothing_else(
     ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
 )
 def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    api_name: str,
-    has_ended: bool,
-) -> None:
+    api, platform, job, monkeypatch, api_name, has_ended
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
     monkeypatch.setenv("POD_RUN_ID", "5b1f6c3e-0000-4000-8000-00000000abcd")
@@ -1543,12 +1369,8 @@ def test_the_last_step_deletes_a_profile_of_its_run_whose_name_does_not_tell_it(
     ("api_name", "has_ended"), [("jobset", False), ("trainer", False), ("trainer", True)]
 )
 def test_the_last_step_of_a_workload_leaves_another_workload_s_job_of_the_same_pipeline(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    monkeypatch: pytest.MonkeyPatch,
-    api_name: str,
-    has_ended: bool,
-) -> None:
+    api, platform, monkeypatch, api_name, has_ended
+):
     run_id = "5b1f6c3e-0000-4000-8000-00000000abcd"
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
@@ -1581,13 +1403,8 @@ def test_the_last_step_of_a_workload_leaves_another_workload_s_job_of_the_same_p
 
 @pytest.mark.parametrize("is_pod", [True, False])
 def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    monkeypatch: pytest.MonkeyPatch,
-    is_pod: bool,
-) -> None:
+    api, platform, job, follow, monkeypatch, is_pod
+):
     if is_pod:
         be_step(monkeypatch, api, "step-1", workflow=None)
     followed = follow(platform.submit(plan(platform, job)))
@@ -1611,12 +1428,8 @@ def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(
     ids=["terminated", "shut down", "being deleted", "gone"],
 )
 def test_a_follower_of_a_run_that_is_being_cancelled_does_not_leave_its_job(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    end: dict[str, dict[str, Any]] | None,
-) -> None:
+    api, platform, job, monkeypatch, end
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
     run = platform.submit(plan(platform, job))
@@ -1632,12 +1445,8 @@ def test_a_follower_of_a_run_that_is_being_cancelled_does_not_leave_its_job(
 
 @pytest.mark.parametrize("why", ["runs", "denied", "away", "silent"])
 def test_a_follower_leaves_its_job_where_nobody_says_that_the_run_is_cancelled(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    why: str,
-) -> None:
+    api, platform, job, monkeypatch, why
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
     run = platform.submit(plan(platform, job))
@@ -1657,9 +1466,7 @@ def test_a_follower_leaves_its_job_where_nobody_says_that_the_run_is_cancelled(
     assert api.count("DELETE") == 0
 
 
-def test_a_terminal_s_follower_does_not_leave_its_job(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_terminal_s_follower_does_not_leave_its_job(api, platform, job):
     run = platform.submit(plan(platform, job))
     assert run.leave() == ""
     run.stop()
@@ -1668,12 +1475,8 @@ def test_a_terminal_s_follower_does_not_leave_its_job(
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_sigterm_while_a_job_is_adopted_ends_it_only_with_its_run(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    is_cancelled: bool,
-) -> None:
+    api, platform, job, monkeypatch, is_cancelled
+):
     api.make_workflow("w")
     be_step(monkeypatch, api, "step-1")
     platform.submit(plan(platform, job))
@@ -1706,8 +1509,8 @@ def step_of_run(
 
 
 def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    api, platform, job, monkeypatch
+):
     api.make_workflow("w")
     step_of_run(monkeypatch, api, "train")
     request = plan(platform, dataclasses.replace(job, records=RECORDS))
@@ -1729,12 +1532,8 @@ def test_a_step_keeps_with_its_job_what_the_last_step_needs_to_follow_it(
 
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_a_workflow_of_another_namespace_is_asked_there_whether_somebody_has_ended_it(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    is_allowed: bool,
-) -> None:
+    api, platform, job, monkeypatch, is_allowed
+):
     api.make_workflow("w")
     step_of_run(monkeypatch, api, "train")
     # The double has one set of objects for all namespaces.
@@ -1754,14 +1553,8 @@ def test_a_workflow_of_another_namespace_is_asked_there_whether_somebody_has_end
 @BOTH
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
 def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    monkeypatch: pytest.MonkeyPatch,
-    api_name: str,
-    kind: str,
-) -> None:
+    api, platform, job, follow, monkeypatch, api_name, kind
+):
     api.make_workflow("w")
     step_of_run(monkeypatch, api, "train")
     request = plan(platform, with_settings(job, api=api_name))
@@ -1785,12 +1578,8 @@ def test_the_last_follower_reads_a_job_that_has_ended_and_makes_none(
 
 
 def test_the_last_follower_ends_the_job_of_a_run_that_is_ended_meanwhile(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    api, platform, job, clock, monkeypatch
+):
     api.make_workflow("w")
     step_of_run(monkeypatch, api, "train")
     platform.submit(plan(platform, job)).leave()
@@ -1812,8 +1601,8 @@ def test_the_last_follower_ends_the_job_of_a_run_that_is_ended_meanwhile(
 
 
 def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_runs(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    api, platform, job, monkeypatch
+):
     monkeypatch.setattr(
         "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
     )
@@ -1832,9 +1621,7 @@ def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_r
     assert platform.kept(plan(platform, dataclasses.replace(changed, name="mnist-11"))) == ""
 
 
-def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(api, platform, job, monkeypatch):
     monkeypatch.setattr(
         "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
     )
@@ -1844,12 +1631,7 @@ def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(
     assert sorted(api.get("configmaps", "stoker-mnist-finished")["data"]) == ["mnist-2", "mnist-3"]
 
 
-def test_without_the_right_to_read_records_a_run_goes_its_way(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_without_the_right_to_read_records_a_run_goes_its_way(api, platform, job, capfd):
     api.denied |= {("get", "configmaps")}
     request = plan(platform, job)
     platform.keep(request, "{}")
@@ -1873,13 +1655,8 @@ def lease(api: KubernetesApi) -> dict[str, str]:
 
 @BOTH
 def test_a_follower_in_a_pod_keeps_a_lease_that_the_job_owns_and_the_next_one_renews(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    monkeypatch: pytest.MonkeyPatch,
-    api_name: str,
-) -> None:
+    api, platform, job, follow, monkeypatch, api_name
+):
     monkeypatch.setattr("stoker.platforms.kubernetes.follower.RENEW_SECONDS", 0.05)
     times = (str(number) for number in range(10**6))
     monkeypatch.setattr("stoker.platforms.kubernetes.follower.now_utc", lambda: next(times))
@@ -1904,8 +1681,8 @@ def test_a_follower_in_a_pod_keeps_a_lease_that_the_job_owns_and_the_next_one_re
 
 
 def test_a_terminal_s_follower_keeps_no_lease_unless_it_is_asked_to_and_turns_one_off(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    api, platform, job, monkeypatch
+):
     platform.submit(plan(platform, job)).stop()
     assert api.count(f"POST /api/v1/namespaces/{NAMESPACE}/configmaps") == 1
     asked = with_settings(job, follower_lease_minutes=30)
@@ -1921,12 +1698,8 @@ def test_a_terminal_s_follower_keeps_no_lease_unless_it_is_asked_to_and_turns_on
 
 
 def test_a_follower_that_may_not_renew_its_lease_leaves_it_without_an_end(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    api, platform, job, monkeypatch, capfd
+):
     be_step(monkeypatch, api, "step-1", workflow=None)
     api.denied.add(("patch", "configmaps"))
     run = platform.submit(plan(platform, job))
@@ -1935,9 +1708,7 @@ def test_a_follower_that_may_not_renew_its_lease_leaves_it_without_an_end(
     run.stop()
 
 
-def test_a_lease_is_off_where_the_workload_says_so(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_is_off_where_the_workload_says_so(api, platform, job, monkeypatch):
     be_step(monkeypatch, api, "step-1", workflow=None)
     request = plan(platform, with_settings(job, follower_lease_minutes=0))
     platform.submit(request)
@@ -1950,13 +1721,8 @@ def test_a_lease_is_off_where_the_workload_says_so(
 
 @BOTH
 def test_the_role_that_is_rendered_has_the_rights_that_a_run_takes_and_no_other(
-    api: KubernetesApi,
-    platform: KubernetesPlatform,
-    job: JobSpec,
-    follow: Follow,
-    monkeypatch: pytest.MonkeyPatch,
-    api_name: str,
-) -> None:
+    api, platform, job, follow, monkeypatch, api_name
+):
     settings = with_settings(job, api=api_name)
     assert settings.platform_settings.kubernetes
     role: Any = rules(settings.platform_settings.kubernetes)
@@ -1997,8 +1763,8 @@ def test_the_role_that_is_rendered_has_the_rights_that_a_run_takes_and_no_other(
 
 @pytest.mark.parametrize("reviews_work", [True, False])
 def test_missing_rights_are_named_with_the_role_before_anything_is_made(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, reviews_work: bool
-) -> None:
+    api, platform, job, reviews_work
+):
     api.denied = {("create", "jobsets"), ("get", "pods/log")}
     api.reviews_work = reviews_work
     with pytest.raises(PlatformError) as caught:
@@ -2014,8 +1780,8 @@ def test_missing_rights_are_named_with_the_role_before_anything_is_made(
 
 
 def test_a_right_that_is_lost_while_the_job_runs_ends_the_following_with_the_role(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+    api, platform, job, follow
+):
     followed = follow(platform.submit(plan(platform, job)))
     until(lambda: "the job is there" in followed.status, what="it is followed")
     api.denied = {("watch", "pods")}
@@ -2025,9 +1791,7 @@ def test_a_right_that_is_lost_while_the_job_runs_ends_the_following_with_the_rol
     assert "kind: Role\n" in error.fix
 
 
-def test_without_the_right_to_events_a_run_is_followed(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec, follow: Follow
-) -> None:
+def test_without_the_right_to_events_a_run_is_followed(api, platform, job, follow):
     api.denied = {("list", "events"), ("watch", "events"), ("get", "events")}
     followed = follow(platform.submit(plan(platform, job)))
     trained(api, followed, lines=[])
@@ -2035,36 +1799,28 @@ def test_without_the_right_to_events_a_run_is_followed(
     assert "events cannot be read" in followed.status
 
 
-def test_a_cluster_without_jobset_says_what_to_install(
-    api: KubernetesApi, platform: KubernetesPlatform, job: JobSpec
-) -> None:
+def test_a_cluster_without_jobset_says_what_to_install(api, platform, job):
     api.installed.clear()
     with pytest.raises(PlatformError, match=r"has no API for jobsets\.jobset\.x-k8s\.io") as caught:
         platform.submit(plan(platform, job))
     assert "install JobSet" in caught.value.fix
 
 
-def test_a_namespace_that_is_not_there_is_named(
-    api: KubernetesApi, job: JobSpec, cluster: ClusterApi
-) -> None:
+def test_a_namespace_that_is_not_there_is_named(api, job, cluster):
     settings = with_settings(job, namespace="team-b")
     platform = KubernetesPlatform()
     with pytest.raises(PlatformError, match="there is no namespace team-b"):
         platform.submit(plan(platform, settings))
 
 
-def test_a_login_that_is_not_accepted_says_so(
-    api: KubernetesApi, job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_that_is_not_accepted_says_so(api, job, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, token="old"))
     with pytest.raises(PlatformError, match="does not accept these credentials") as caught:
         KubernetesPlatform().submit(plan(KubernetesPlatform(), job))
     assert "log in again" in caught.value.fix
 
 
-def test_no_kube_config_says_where_one_would_be(
-    job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_kube_config_says_where_one_would_be(job, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, tmp_path / "none")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(PlatformError, match="no cluster is configured") as caught:
@@ -2072,9 +1828,7 @@ def test_no_kube_config_says_where_one_would_be(
     assert "KUBECONFIG" in caught.value.where
 
 
-def test_in_a_pod_its_own_account_and_namespace_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_pod_its_own_account_and_namespace_are_used(tmp_path, monkeypatch):
     use_kube_config(monkeypatch, tmp_path / "none")
     account = tmp_path / "account"
     account.mkdir()
@@ -2095,18 +1849,14 @@ def test_in_a_pod_its_own_account_and_namespace_are_used(
     assert configuration.api_key["authorization"] == "bearer of-the-pod"
 
 
-def test_a_context_that_is_not_there_is_named(
-    api: KubernetesApi, job: JobSpec, cluster: ClusterApi
-) -> None:
+def test_a_context_that_is_not_there_is_named(api, job, cluster):
     platform = KubernetesPlatform()
     with pytest.raises(PlatformError) as caught:
         platform.submit(plan(platform, with_settings(job, context="prod")))
     assert "prod" in caught.value.where
 
 
-def test_nobody_who_answers_is_said_within_seconds(
-    job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_who_answers_is_said_within_seconds(job, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, "http://127.0.0.1:1"))
     waited: list[float] = []
     platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
@@ -2116,9 +1866,7 @@ def test_nobody_who_answers_is_said_within_seconds(
     assert 0 < sum(waited) < 30
 
 
-def test_a_connection_that_is_not_safe_has_no_retry(
-    api: KubernetesApi, job: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_is_not_safe_has_no_retry(api, job, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url.replace("http:", "https:")))
     waited: list[float] = []
     platform = KubernetesPlatform(cluster=ClusterApi(sleep=waited.append))
@@ -2127,9 +1875,7 @@ def test_a_connection_that_is_not_safe_has_no_retry(
     assert waited == []
 
 
-def test_without_the_client_the_package_is_named(
-    job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_client_the_package_is_named(job, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "kubernetes", None)
     with pytest.raises(UsageError, match="not installed"):
         KubernetesPlatform().submit(plan(KubernetesPlatform(), job))

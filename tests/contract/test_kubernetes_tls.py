@@ -1,10 +1,8 @@
 """A real TLS handshake with an API server whose authority is older than RFC 5280's rules."""
 
 import types
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -12,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from stoker.platforms.kubernetes.api import CONFIG_MAPS, ApiError, ClusterApi
-from support.kubernetes_api import KubernetesApi, kube_config, kubernetes_api
+from support.kubernetes_api import kube_config, kubernetes_api
 from support.platform_jobs import use_kube_config
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -39,14 +37,14 @@ def certificate(name: x509.Name, *, is_authority: bool) -> bytes:
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Path:
+def authority(tmp_path):
     path = tmp_path / "ca.crt"
     path.write_bytes(certificate(AUTHORITY, is_authority=True))
     return path
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[KubernetesApi]:
+def api(tmp_path):
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kube-apiserver")])
     (tmp_path / "server.crt").write_bytes(certificate(name, is_authority=False))
     (tmp_path / "server.key").write_bytes(
@@ -61,7 +59,7 @@ def api(tmp_path: Path) -> Iterator[KubernetesApi]:
 
 
 @pytest.fixture(params=[(3, 11), (3, 13)], ids=["python3.11", "python3.13"])
-def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def python(request, monkeypatch):
     """Has urllib3 make its TLS contexts as under that Python."""
     told = types.SimpleNamespace(version_info=request.param)
     monkeypatch.setattr("urllib3.util.ssl_.sys", told)
@@ -69,8 +67,8 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("python")
 def test_an_authority_without_key_usage_is_trusted_as_kubectl_trusts_it(
-    api: KubernetesApi, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    api, authority, tmp_path, monkeypatch
+):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=authority))
     assert ClusterApi().find(CONFIG_MAPS, "none") is None
     assert api.count("GET") == 1
@@ -78,8 +76,8 @@ def test_an_authority_without_key_usage_is_trusted_as_kubectl_trusts_it(
 
 @pytest.mark.usefixtures("python")
 def test_strict_verification_names_its_cause_and_the_ways_out(
-    api: KubernetesApi, authority: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    api, authority, tmp_path, monkeypatch
+):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, authority=authority))
     with pytest.raises(ApiError, match="no safe connection") as caught:
         ClusterApi(strict_tls=True).find(CONFIG_MAPS, "none")
@@ -87,9 +85,7 @@ def test_strict_verification_names_its_cause_and_the_ways_out(
     assert "administrator" in caught.value.fix
 
 
-def test_another_authority_is_refused_all_the_same(
-    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_authority_is_refused_all_the_same(api, tmp_path, monkeypatch):
     other = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "another")])
     path = tmp_path / "other.crt"
     path.write_bytes(certificate(other, is_authority=True))

@@ -3,12 +3,12 @@
 import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
 from stoker.platforms.aws import Aws
-from support.moto import REGION, ROLE, AwsServer
+from support.moto import REGION, ROLE
 
 FILE = Path(__file__).parents[2] / "examples" / "lambda_start" / "handler.py"
 DEFINITION = {
@@ -23,7 +23,7 @@ CONTEXT = SimpleNamespace(aws_request_id="5e2d")
 
 
 @pytest.fixture
-def function(aws_server: AwsServer, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def function(aws_server, monkeypatch):
     """Loads the handler's module, and makes a pipeline for it to start."""
     Aws(region=REGION).call(
         "sagemaker",
@@ -59,38 +59,36 @@ def executions() -> int:
     return len(found)
 
 
-def test_it_starts_the_pipeline_with_its_parameters(function: ModuleType) -> None:
+def test_it_starts_the_pipeline_with_its_parameters(function):
     answer = function.handler({"parameters": {"Epochs": 3}}, CONTEXT)
     assert parameters_of(answer["execution"]) == {"Epochs": "3"}
 
 
-def test_an_empty_event_starts_the_defaults(function: ModuleType) -> None:
+def test_an_empty_event_starts_the_defaults(function):
     answer = function.handler({}, CONTEXT)
     assert parameters_of(answer["execution"]) == {}
 
 
-def test_new_data_in_s3_becomes_the_input(function: ModuleType) -> None:
+def test_new_data_in_s3_becomes_the_input(function):
     detail = {"bucket": {"name": "photos"}, "object": {"key": "2026/11/20/_SUCCESS"}}
     answer = function.handler({"id": "17", "detail": detail}, CONTEXT)
     assert parameters_of(answer["execution"]) == {"InputData": "s3://photos/2026/11/20/"}
 
 
-def test_an_unknown_parameter_is_refused_and_nothing_starts(function: ModuleType) -> None:
+def test_an_unknown_parameter_is_refused_and_nothing_starts(function):
     with pytest.raises(ValueError, match=r"no parameter Epoch; it has \['Epochs', 'InputData'\]"):
         function.handler({"parameters": {"Epoch": 3}}, CONTEXT)
     assert executions() == 0
 
 
-def test_a_parameter_that_is_not_allowed_is_refused(
-    function: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parameter_that_is_not_allowed_is_refused(function, monkeypatch):
     monkeypatch.setenv("ALLOWED_PARAMETERS", "Epochs")
     with pytest.raises(ValueError, match="InputData is not among"):
         function.handler({"parameters": {"InputData": "s3://elsewhere/"}}, CONTEXT)
     assert executions() == 0
 
 
-def test_the_same_event_asks_with_the_same_token(function: ModuleType) -> None:
+def test_the_same_event_asks_with_the_same_token(function):
     event = {"id": "17", "parameters": {"Epochs": 3}}
     first = function.request_token(event, CONTEXT)
     assert first == function.request_token(dict(event), SimpleNamespace(aws_request_id="other"))

@@ -27,7 +27,7 @@ def test_in_a_file_that_was_skipped():
 
 
 @pytest.mark.timeout(300)
-def test_what_was_skipped_runs_once_it_can(tmp_path: Path) -> None:
+def test_what_was_skipped_runs_once_it_can(tmp_path):
     (tmp_path / "test_one.py").write_text(SKIPS)
     (tmp_path / "test_two.py").write_text(SKIPS_AS_A_WHOLE)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,15 +50,13 @@ def draw_at_start(worker_id: int) -> None:
     ],
     ids=str,
 )
-def test_shuffled_batches_are_the_same_bytes_with_workers(
-    options: dict[str, object],
-) -> None:
+def test_shuffled_batches_are_the_same_bytes_with_workers(options):
     alone = hashes(stoker.DataLoader(Drawing(), batch_size=3, shuffle=True))
     workers = hashes(stoker.DataLoader(Drawing(), batch_size=3, shuffle=True, **options))
     assert alone == workers
 
 
-def test_epochs_differ_and_persistent_workers_count_them() -> None:
+def test_epochs_differ_and_persistent_workers_count_them():
     one = stoker.DataLoader(Drawing(), batch_size=3, num_workers=1, persistent_workers=True)
     two = stoker.DataLoader(Drawing(), batch_size=3, num_workers=2, persistent_workers=True)
     found = hashes(one, epochs=3)
@@ -67,7 +64,7 @@ def test_epochs_differ_and_persistent_workers_count_them() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_torch_alone_gives_other_bytes_with_other_workers() -> None:
+def test_torch_alone_gives_other_bytes_with_other_workers():
     """stoker's own seeding exists because of this; if it fails, torch has changed."""
     alone = hashes(data.DataLoader(Drawing(), batch_size=3))
     assert alone != hashes(data.DataLoader(Drawing(), batch_size=3, num_workers=2))
@@ -75,7 +72,7 @@ def test_torch_alone_gives_other_bytes_with_other_workers() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("with_generator", [False, True])
-def test_shuffle_order_and_random_state_are_torchs(num_workers: int, with_generator: bool) -> None:
+def test_shuffle_order_and_random_state_are_torchs(num_workers, with_generator):
     states = []
     for kind in (data.DataLoader, stoker.DataLoader):
         torch.manual_seed(5)
@@ -89,7 +86,7 @@ def test_shuffle_order_and_random_state_are_torchs(num_workers: int, with_genera
     assert states[0] == states[1]
 
 
-def test_draws_of_the_dataset_do_not_move_the_trainers_state() -> None:
+def test_draws_of_the_dataset_do_not_move_the_trainers_state():
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
@@ -108,7 +105,7 @@ def test_draws_of_the_dataset_do_not_move_the_trainers_state() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_epoch_goes_on_after_a_failing_batch(num_workers: int) -> None:
+def test_epoch_goes_on_after_a_failing_batch(num_workers):
     iterator = iter(stoker.DataLoader(Broken(), batch_size=2, num_workers=num_workers))
     found: list[object] = []
     for _ in range(5):
@@ -122,7 +119,7 @@ def test_epoch_goes_on_after_a_failing_batch(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_early_stop_and_a_new_epoch(num_workers: int) -> None:
+def test_early_stop_and_a_new_epoch(num_workers):
     loader = stoker.DataLoader(Plain(), batch_size=2, num_workers=num_workers)
     for _ in range(3):
         for batch in loader:
@@ -130,7 +127,7 @@ def test_early_stop_and_a_new_epoch(num_workers: int) -> None:
             break
 
 
-def test_worker_init_fn_of_the_user_runs_first() -> None:
+def test_worker_init_fn_of_the_user_runs_first():
     loader = stoker.DataLoader(
         Drawing(), batch_size=2, num_workers=1, worker_init_fn=draw_at_start, sampler=range(8)
     )
@@ -148,28 +145,26 @@ def test_worker_init_fn_of_the_user_runs_first() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_samplers_are_torchs(
-    options: dict[str, object], expected: list[object], num_workers: int
-) -> None:
+def test_samplers_are_torchs(options, expected, num_workers):
     loader = stoker.DataLoader(Plain(), num_workers=num_workers, **options)
     found = [b.tolist() if isinstance(b, torch.Tensor) else b for b in loader]
     assert found == expected
     assert len(loader) == len(expected)
 
 
-def test_generator_as_sampler() -> None:
+def test_generator_as_sampler():
     loader = stoker.DataLoader(Plain(), sampler=(n for n in [7, 1]), batch_size=1)
     assert [batch.tolist() for batch in loader] == [[7], [1]]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_iterable_dataset_is_torchs(num_workers: int) -> None:
+def test_iterable_dataset_is_torchs(num_workers):
     ours = [b.tolist() for b in stoker.DataLoader(Stream(), batch_size=4, num_workers=num_workers)]
     torchs = [b.tolist() for b in data.DataLoader(Stream(), batch_size=4, num_workers=num_workers)]
     assert ours == torchs
 
 
-def test_loader_is_one_of_torchs() -> None:
+def test_loader_is_one_of_torchs():
     loader = stoker.DataLoader(Plain(), batch_size=4)
     assert isinstance(loader, data.DataLoader)
     assert len(loader) == 3
@@ -179,14 +174,14 @@ def test_loader_is_one_of_torchs() -> None:
         stoker.DataLoader(Plain(), num_workers=-1)
 
 
-def test_loader_can_be_copied_and_pickled_after_use() -> None:
+def test_loader_can_be_copied_and_pickled_after_use():
     loader = stoker.DataLoader(Plain(), batch_size=4)
     list(loader)
     for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
         assert len(list(other)) == 3
 
 
-def test_nested_epochs_over_one_loader() -> None:
+def test_nested_epochs_over_one_loader():
     loader = stoker.DataLoader(Plain(), batch_size=5, num_workers=1)
     assert [(a.tolist()[0], b.tolist()[0]) for a in loader for b in loader] == [
         (0, 0),
@@ -196,7 +191,7 @@ def test_nested_epochs_over_one_loader() -> None:
     ]
 
 
-def test_sample_seeding_depends_on_the_sample_alone(tmp_path: Path) -> None:
+def test_sample_seeding_depends_on_the_sample_alone(tmp_path):
     found = []
     for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
         script = (
@@ -210,7 +205,7 @@ def test_sample_seeding_depends_on_the_sample_alone(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_torch_seeding_is_torchs() -> None:
+def test_torch_seeding_is_torchs():
     script = (
         "import stoker, torch.utils.data\n"
         "from support.loader_draws import Drawing, hashes\n"
@@ -222,7 +217,7 @@ def test_torch_seeding_is_torchs() -> None:
     run_code(script, STOKER_FEED='{"seeding": "torch"}')
 
 
-def test_decided_workers_replace_the_scripts() -> None:
+def test_decided_workers_replace_the_scripts():
     script = (
         "import torch, stoker\n"
         "from support.loader_draws import Plain\n"
@@ -253,15 +248,13 @@ def drawn_where_decided(workers: int) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("decided", [0, 2])
 @pytest.mark.parametrize("options", DRAWN, ids=str)
-def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(
-    options: dict[str, object], decided: int
-) -> None:
+def test_samplers_are_asked_for_iterators_as_the_scripts_workers_would_have_it(options, decided):
     """torch asks twice at the start of an epoch with workers, once without."""
     found = drawn_where_decided(decided)[DRAWN.index(options)]
     assert found == drawn(data.DataLoader, options)
 
 
-def test_decided_zero_workers_fit_a_script_with_workers() -> None:
+def test_decided_zero_workers_fit_a_script_with_workers():
     loader = data.DataLoader(Plain(), num_workers=2, timeout=9, persistent_workers=True)
     seen = with_workers(loader, 0)
     assert isinstance(seen, LoaderView)
@@ -269,7 +262,7 @@ def test_decided_zero_workers_fit_a_script_with_workers() -> None:
     assert seen.dataset is loader.dataset
 
 
-def test_timeline_is_written_without_a_launcher(tmp_path: Path) -> None:
+def test_timeline_is_written_without_a_launcher(tmp_path):
     script = (
         "import torch, stoker\n"
         "from support.loader_draws import Plain\n"
@@ -288,9 +281,7 @@ def test_timeline_is_written_without_a_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_loader_that_a_dataset_goes_through_is_no_part_of_the_timeline(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_loader_that_a_dataset_goes_through_is_no_part_of_the_timeline(tmp_path, num_workers):
     script = (
         "import torch, stoker\n"
         "from support.loader_draws import Plain\n"
@@ -303,7 +294,7 @@ def test_loader_that_a_dataset_goes_through_is_no_part_of_the_timeline(
     assert [row[:3] for row in rows[1:]] == [["0", "0", "0"], ["0", "0", "1"]]
 
 
-def test_replacement_catches_torchs_class(tmp_path: Path) -> None:
+def test_replacement_catches_torchs_class(tmp_path):
     script = (
         "import torch\n"
         "from torch.utils.data import DataLoader\n"
@@ -315,7 +306,7 @@ def test_replacement_catches_torchs_class(tmp_path: Path) -> None:
     run_code(script)
 
 
-def test_import_of_stoker_imports_no_torch() -> None:
+def test_import_of_stoker_imports_no_torch():
     clean = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     heavy = "[m for m in ('torch', 'numpy', 'zmq') if m in sys.modules]"
     done = subprocess.run(
@@ -328,13 +319,13 @@ def test_import_of_stoker_imports_no_torch() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-def test_unknown_name_of_stoker_is_an_attribute_error() -> None:
+def test_unknown_name_of_stoker_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Loader'"):
         stoker.Loader  # noqa: B018
     assert set(stoker.__all__) <= set(dir(stoker))
 
 
-def test_books_are_forgotten_with_their_loader() -> None:
+def test_books_are_forgotten_with_their_loader():
     loader = stoker.DataLoader(Plain())
     list(loader)
     process = this_process()

@@ -7,7 +7,7 @@ claims are asked in faults/test_loader_dropin_fed.py.
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,13 +57,13 @@ def found() -> dict[str, dict[str, object]]:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_torchs_loader_promises_holds(name: str) -> None:
+def test_what_torchs_loader_promises_holds(name):
     expected = found()["torch"][name]
     assert "Traceback (most recent call last):\n" not in str(expected)
     assert found()["stoker"][name] == expected
 
 
-def test_each_kind_of_value_was_seen() -> None:
+def test_each_kind_of_value_was_seen():
     values = found()["torch"]["values"]
     assert isinstance(values, dict)
     assert set(values) == set(VALUES)
@@ -115,7 +115,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Samples]:
+def samples(tmp_path_factory):
     """Yields a function that returns epoch, index and draws of each sample, in order.
 
     Each time they come from a process of its own.
@@ -146,7 +146,7 @@ REPEATED = [3, 1, 3, 3, 1, 3, 2]
 
 
 @pytest.fixture(scope="module")
-def repeated_alone(samples: Samples) -> str:
+def repeated_alone(samples):
     """Gives each sample in a batch of its own."""
     return json.dumps(samples("sample", loader={"sampler": REPEATED, "batch_size": 1}, epochs=2))
 
@@ -154,17 +154,13 @@ def repeated_alone(samples: Samples) -> str:
 @pytest.mark.parametrize(
     "options", [{"batch_size": 2}, {"batch_size": 7}, {"batch_size": 2, "num_workers": 2}], ids=str
 )
-def test_sample_seeding_survives_other_batches_and_workers(
-    options: dict[str, object], samples: Samples, repeated_alone: str
-) -> None:
+def test_sample_seeding_survives_other_batches_and_workers(options, samples, repeated_alone):
     found = samples("sample", loader={"sampler": REPEATED, **options}, epochs=2)
     assert json.dumps(found) == repeated_alone
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_sample_seeding_of_a_subset_survives_other_batches(
-    num_workers: int, samples: Samples
-) -> None:
+def test_sample_seeding_of_a_subset_survives_other_batches(num_workers, samples):
     """torch's Subset and random_split ask their dataset for many samples at once."""
     options: dict[str, object] = {"sampler": REPEATED, "num_workers": num_workers}
     alone = samples("sample", subset=True, loader=options | {"batch_size": 1})
@@ -172,12 +168,12 @@ def test_sample_seeding_of_a_subset_survives_other_batches(
     assert samples("sample", subset=True, loader=options | {"batch_size": 4}) == alone
 
 
-def test_sample_seeding_draws_anew_each_time_that_an_index_comes(repeated_alone: str) -> None:
+def test_sample_seeding_draws_anew_each_time_that_an_index_comes(repeated_alone):
     draws = [str(sample[2]) for sample in json.loads(repeated_alone)]
     assert len(set(draws)) == 2 * len(REPEATED)
 
 
-def test_sample_seeding_survives_another_world_size(samples: Samples) -> None:
+def test_sample_seeding_survives_another_world_size(samples):
     whole = samples("sample", loader={"sampler": list(range(8)), "batch_size": 4})
     halves = [
         samples(
@@ -191,9 +187,7 @@ def test_sample_seeding_survives_another_world_size(samples: Samples) -> None:
     assert sorted(map(str, halves[0] + halves[1])) == sorted(map(str, whole))
 
 
-def test_sample_seeding_survives_a_resume_with_repeated_indices(
-    tmp_path: Path, samples: Samples, repeated_alone: str
-) -> None:
+def test_sample_seeding_survives_a_resume_with_repeated_indices(tmp_path, samples, repeated_alone):
     options: dict[str, object] = {"sampler": REPEATED, "batch_size": 2}
     found = samples(
         "sample",
@@ -205,7 +199,7 @@ def test_sample_seeding_survives_a_resume_with_repeated_indices(
     assert json.dumps(found) == json.dumps(json.loads(repeated_alone)[: len(REPEATED)])
 
 
-def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples: Samples) -> None:
+def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples):
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("batch", loader=options, epochs=2)
     assert samples("batch", loader=options | {"num_workers": 2}, epochs=2) == first
@@ -213,7 +207,7 @@ def test_batch_seeding_makes_replicas_differ_and_survives_other_workers(samples:
     assert not {str(one[2]) for one in first} & {str(one[2]) for one in other}
 
 
-def test_torch_seeding_does_not_survive_other_workers(samples: Samples) -> None:
+def test_torch_seeding_does_not_survive_other_workers(samples):
     """This is its price; what it gives is torch's own numbers, see test_loader."""
     options: dict[str, object] = {"sampler": list(range(6)), "batch_size": 2}
     first = samples("torch", loader=options | {"num_workers": 1})
@@ -287,9 +281,7 @@ def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
     return run_warm([str(script)], VARIABLES | env, timeout=100)
 
 
-def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processes_too(
-    tmp_path: Path,
-) -> None:
+def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processes_too(tmp_path):
     code, said = unaware(
         tmp_path,
         LAUNCHED + UNAWARE,
@@ -302,7 +294,7 @@ def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processe
 
 # That such a loader is not fed: tests/faults/test_unfed_released.py.
 @pytest.mark.soak
-def test_without_the_replacement_the_script_has_torchs(tmp_path: Path) -> None:
+def test_without_the_replacement_the_script_has_torchs(tmp_path):
     code, said = unaware(tmp_path, UNAWARE)
     assert code == 1
     # In the spawned process, too.
@@ -355,9 +347,7 @@ if __name__ == "__main__":
         ("import stoker; stoker.DataLoader([1])", "torch.utils.data.dataloader"),
     ],
 )
-def test_auto_leaves_torchs_loaders_to_a_script_that_imports_stokers(
-    tmp_path: Path, imported: str, expected: str
-) -> None:
+def test_auto_leaves_torchs_loaders_to_a_script_that_imports_stokers(tmp_path, imported, expected):
     code, said = unaware(tmp_path, f"{AUTOMATIC}{imported}\nprint(kinds())")
     assert (code, said.splitlines()[-1]) == (0, f"{{'{expected}'}}"), said
 
@@ -366,9 +356,7 @@ def test_auto_leaves_torchs_loaders_to_a_script_that_imports_stokers(
     ("imported", "expected"),
     [("", "stoker.feed.iterators"), ("from stoker import DataLoader as Fed", "torch.utils.data")],
 )
-def test_auto_has_no_say_in_loaders_of_a_worker(
-    tmp_path: Path, imported: str, expected: str
-) -> None:
+def test_auto_has_no_say_in_loaders_of_a_worker(tmp_path, imported, expected):
     code, said = unaware(tmp_path, f"{AUTOMATIC}{imported}\n{IN_WORKERS}")
     last = said.splitlines()[-1]
     assert (code, last.split()[0].startswith(expected)) == (0, True), said
@@ -386,9 +374,7 @@ def test_auto_has_no_say_in_loaders_of_a_worker(
         ("DataLoader(Stream())", {}, False),
     ],
 )
-def test_what_changes_by_the_replacement_is_said_once(
-    tmp_path: Path, loader: str, env: dict[str, str], is_said: bool
-) -> None:
+def test_what_changes_by_the_replacement_is_said_once(tmp_path, loader, env, is_said):
     env = {"STOKER_OUTPUT": str(tmp_path), **env}
     code, said = unaware(tmp_path, f"{AUTOMATIC}for _ in 1, 2: list({loader})", **env)
     assert code == 0, said
@@ -400,9 +386,7 @@ def test_what_changes_by_the_replacement_is_said_once(
     # Once by the loader, or once by `timed` where the loader is left to torch.
     [("", 2), ("from stoker import DataLoader as Fed", 2)],
 )
-def test_a_replaced_loader_in_timed_is_timed_once(
-    tmp_path: Path, imported: str, num_rows: int
-) -> None:
+def test_a_replaced_loader_in_timed_is_timed_once(tmp_path, imported, num_rows):
     script = f"{AUTOMATIC}{imported}\nimport stoker\nlist(stoker.timed(DataLoader([1, 2])))"
     code, said = unaware(tmp_path, script, STOKER_OUTPUT=str(tmp_path))
     assert code == 0, said
@@ -442,8 +426,8 @@ class Sample(torch.utils.data.Dataset):
     ],
 )
 def test_a_plans_workers_join_an_unchanged_loader_where_that_is_safe(
-    tmp_path: Path, num_workers: int, held: str, trains: bool, expected: int
-) -> None:
+    tmp_path, num_workers, held, trains, expected
+):
     loop = WORKERS_OF.replace("WORKERS", str(num_workers)).replace("TRAINS", str(trains))
     script = AUTOMATIC + SAMPLE.replace("HELD", held) + loop
     code, said = unaware(

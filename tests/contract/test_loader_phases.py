@@ -30,7 +30,7 @@ class _HoldsTheLock(torch.utils.data.Dataset[torch.Tensor]):
 
 
 @pytest.mark.alone
-def test_handovers_are_timed_where_batches_are_ready_and_their_workers_busy() -> None:
+def test_handovers_are_timed_where_batches_are_ready_and_their_workers_busy():
     loader = DataLoader(_HoldsTheLock(), batch_size=1, num_workers=1)
     read = read_round(
         loader,
@@ -81,7 +81,7 @@ class Once(IterableDataset[torch.Tensor]):
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
+def files(tmp_path):
     paths = [tmp_path / f"{number}.bin" for number in range(FILES)]
     for path in paths:
         with path.open("wb") as file:
@@ -98,7 +98,7 @@ def files(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_files_of_a_loader_are_read_from_storage_again(files: list[Path]) -> None:
+def test_files_of_a_loader_are_read_from_storage_again(files):
     loader = DataLoader(Files(files), batch_size=4, shuffle=True)
     reads, notes = measure_reads(loader, seconds=1.0, iterate=DataLoader.__iter__)
     assert notes == []
@@ -107,11 +107,11 @@ def test_files_of_a_loader_are_read_from_storage_again(files: list[Path]) -> Non
     assert reads.workers == 1
 
 
-def test_a_loader_of_numbers_reads_nothing() -> None:
+def test_a_loader_of_numbers_reads_nothing():
     loader = DataLoader(Numbers(), batch_size=8)
     assert measure_reads(loader, seconds=0.3, iterate=DataLoader.__iter__) == (None, [])
 
 
-def test_a_stream_that_can_be_read_once_only_ends_with_nothing() -> None:
+def test_a_stream_that_can_be_read_once_only_ends_with_nothing():
     loader = DataLoader(Once(), batch_size=2)
     assert measure_reads(loader, seconds=0.3, iterate=DataLoader.__iter__) == (None, [])

@@ -25,7 +25,7 @@ State = dict[str, object]
 
 
 @pytest.fixture(autouse=True)
-def _torch_waits_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def _torch_waits_half_a_second(monkeypatch):
     """Shortens torch's wait for each worker of an epoch that was given up: 5 s, and seen often."""
     monkeypatch.setattr(data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 
@@ -273,7 +273,7 @@ def saved_once(save: tuple[int, int] | str, options: dict[str, object], *, name:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
+def _no_worker_stays():
     """Other files of this process count its children."""
     yield
     gc.collect()
@@ -295,15 +295,15 @@ AHEAD = ["shuffled", "of python's own", "stateful, counting", "with replacement"
     ],
 )
 def test_a_checkpoint_of_any_shuffle_gives_the_rest_of_the_epoch_and_all_that_follow(
-    name: str, before: int, after: int
-) -> None:
+    name, before, after
+):
     whole = saved_once((1, 2), SAMPLERS[name]() | kept(before), name=f"{name}, {before}")
     found = resumed(whole, SAMPLERS[name]() | kept(after), 1)
     assert found == whole.found[whole.after :]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name: str) -> None:
+def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name):
     """RandomSampler draws another permutation when there is nothing left to give."""
     count = len(stoker.DataLoader(Drawing(), **({"batch_size": 3} | SAMPLERS[name]())))
     whole = saved((1, count - 1), SAMPLERS[name]() | KEPT)
@@ -311,7 +311,7 @@ def test_a_sampler_that_was_asked_to_its_end_draws_no_more(name: str) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sampler_that_draws_when_its_iterator_is_made_is_gone_on_with(num_workers: int) -> None:
+def test_a_sampler_that_draws_when_its_iterator_is_made_is_gone_on_with(num_workers):
     # With workers torch makes it twice an epoch: the state is for a loader that does so too.
     options: dict[str, object] = {"batch_size": None, "num_workers": num_workers}
     whole = saved((1, 2), options | {"sampler": PythonShuffled()})
@@ -337,15 +337,13 @@ ONE: dict[str, object] = {"num_workers": 1}
     [({}, ONE), (KEPT, {}), ({}, KEPT), pytest.param(KEPT, KEPT, marks=pytest.mark.soak)],
     ids=str,
 )
-def test_a_checkpoint_may_be_taken_at_any_place(
-    place: tuple[tuple[int, int] | str, int], before: dict[str, object], after: dict[str, object]
-) -> None:
+def test_a_checkpoint_may_be_taken_at_any_place(place, before, after):
     save, epoch = place
     whole = saved_once(save, before | {"shuffle": True}, name=f"{place}, {before}")
     assert resumed(whole, after | {"shuffle": True}, epoch) == whole.found[whole.after :]
 
 
-def test_a_resumed_loader_can_be_saved_and_resumed_again() -> None:
+def test_a_resumed_loader_can_be_saved_and_resumed_again():
     for name in ("shuffled", "tutorial", "stateful, counting", "with replacement"):
         whole = saved((1, 2), SAMPLERS[name]() | {"num_workers": 1})
         second = Script(SAMPLERS[name](), (1, 5))
@@ -357,7 +355,7 @@ def test_a_resumed_loader_can_be_saved_and_resumed_again() -> None:
         assert found == second.found[second.after :], name
 
 
-def test_a_dataset_need_not_have_a_length() -> None:
+def test_a_dataset_need_not_have_a_length():
     class Endless(Drawing):
         def __len__(self) -> int:
             raise NotImplementedError
@@ -371,7 +369,7 @@ def test_a_dataset_need_not_have_a_length() -> None:
     assert [*first[:, 0].tolist(), *rest[:, 0].tolist()] == [0, 1, 2, 3, 4]
 
 
-def test_a_checkpoint_may_be_loaded_in_the_middle_of_another_epoch() -> None:
+def test_a_checkpoint_may_be_loaded_in_the_middle_of_another_epoch():
     whole = saved((1, 2), {"shuffle": True, **KEPT})
     script = Script({"shuffle": True, **KEPT})
     script.start(seed=12)
@@ -381,7 +379,7 @@ def test_a_checkpoint_may_be_loaded_in_the_middle_of_another_epoch() -> None:
     assert script.found == whole.found[whole.after :]
 
 
-def test_batches_that_were_only_prefetched_are_not_counted() -> None:
+def test_batches_that_were_only_prefetched_are_not_counted():
     loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=2, prefetch_factor=3)
     iterator = iter(loader)
     assert loader.state_dict()["num_yielded"] == 0
@@ -390,7 +388,7 @@ def test_batches_that_were_only_prefetched_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_failed_batch_has_no_retry(num_workers: int) -> None:
+def test_a_failed_batch_has_no_retry(num_workers):
     loader = stoker.DataLoader(Broken(), batch_size=2, num_workers=num_workers)
     iterator = iter(loader)
     for _ in range(2):
@@ -404,7 +402,7 @@ def test_a_failed_batch_has_no_retry(num_workers: int) -> None:
     assert next(iter(other))[:, 0].tolist() == [6.0, 7.0]
 
 
-def test_an_interrupted_batch_is_retried() -> None:
+def test_an_interrupted_batch_is_retried():
     class Interrupted(Drawing):
         is_on = True
 
@@ -422,7 +420,7 @@ def test_an_interrupted_batch_is_retried() -> None:
     assert next(iter(other))[:, 0].tolist() == [4.0, 5.0]
 
 
-def test_a_checkpoint_after_an_early_stop_goes_on_behind_it() -> None:
+def test_a_checkpoint_after_an_early_stop_goes_on_behind_it():
     loader = stoker.DataLoader(Drawing(), batch_size=4)
     for number, _ in enumerate(loader):
         if number == 1:
@@ -432,7 +430,7 @@ def test_a_checkpoint_after_an_early_stop_goes_on_behind_it() -> None:
     assert next(iter(other))[0, 0] == 8.0
 
 
-def test_a_loaded_state_is_kept_until_a_batch_is_drawn() -> None:
+def test_a_loaded_state_is_kept_until_a_batch_is_drawn():
     whole = saved((1, 2), {"shuffle": True})
     script = Script({"shuffle": True})
     script.start(seed=5)
@@ -444,7 +442,7 @@ def test_a_loaded_state_is_kept_until_a_batch_is_drawn() -> None:
     assert script.found == whole.found[whole.after :]
 
 
-def test_states_of_two_loaders_are_their_own() -> None:
+def test_states_of_two_loaders_are_their_own():
     one, two = (stoker.DataLoader(Drawing(), batch_size=4) for _ in range(2))
     next(iter(one))
     assert (one.state_dict()["num_yielded"], two.state_dict()["num_yielded"]) == (1, 0)
@@ -455,7 +453,7 @@ def test_states_of_two_loaders_are_their_own() -> None:
     assert next(iter(other_one))[0, 0] == 4.0
 
 
-def test_a_state_is_not_changed_by_what_follows() -> None:
+def test_a_state_is_not_changed_by_what_follows():
     loader = stoker.DataLoader(Drawing(), sampler=Consumed(), batch_size=3)
     iterator = iter(loader)
     next(iterator)
@@ -468,13 +466,13 @@ def test_a_state_is_not_changed_by_what_follows() -> None:
     assert repr(state) == expected
 
 
-def test_a_loader_without_epochs_opens_no_books_for_its_state() -> None:
+def test_a_loader_without_epochs_opens_no_books_for_its_state():
     loader = stoker.DataLoader(Drawing())
     loader.state_dict()
     assert this_process().known_books(loader) is None
 
 
-def test_an_empty_state_changes_nothing() -> None:
+def test_an_empty_state_changes_nothing():
     loader = stoker.DataLoader(Drawing(), batch_size=4)
     loader.load_state_dict({})
     assert len(list(loader)) == 6
@@ -492,9 +490,7 @@ def test_an_empty_state_changes_nothing() -> None:
     ],
     ids=["length", "batch-size", "drop-last", "shuffle", "generator", "two"],
 )
-def test_a_state_of_another_loader_is_refused_with_what_differs(
-    dataset: Drawing, options: dict[str, object], words: str
-) -> None:
+def test_a_state_of_another_loader_is_refused_with_what_differs(dataset, options, words):
     state = stoker.DataLoader(Drawing(), batch_size=3).state_dict()
     loader = stoker.DataLoader(dataset, **({"batch_size": 3} | options))
     with pytest.raises(UsageError, match=words):
@@ -502,7 +498,7 @@ def test_a_state_of_another_loader_is_refused_with_what_differs(
 
 
 @pytest.mark.parametrize("fact", ["world_size", "rank"])
-def test_a_state_of_another_rank_is_refused(fact: str) -> None:
+def test_a_state_of_another_rank_is_refused(fact):
     state = stoker.DataLoader(Drawing(), batch_size=3).state_dict()
     state["loader"] = dict(state["loader"]) | {fact: 7}  # type: ignore[call-overload]
     with pytest.raises(UsageError, match=f"{fact.replace('_', ' ')}: 7 in the state"):
@@ -510,13 +506,13 @@ def test_a_state_of_another_rank_is_refused(fact: str) -> None:
 
 
 @pytest.mark.parametrize("state", [{"_num_yielded": 3}, {"version": 99, "loader": {}}])
-def test_what_is_no_state_is_refused(state: State) -> None:
+def test_what_is_no_state_is_refused(state):
     with pytest.raises(UsageError, match="no state of stoker's DataLoader"):
         stoker.DataLoader(Drawing()).load_state_dict(state)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sampler_that_gives_others_is_an_error_not_other_batches(num_workers: int) -> None:
+def test_a_sampler_that_gives_others_is_an_error_not_other_batches(num_workers):
     class Order(data.Sampler[int]):
         def __init__(self, step: int) -> None:
             self.step = step
@@ -557,7 +553,7 @@ class Stateful(Stream):
         self.at = state["at"]  # type: ignore[assignment]
 
 
-def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch() -> None:
+def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch():
     loader = stoker.DataLoader(Stream(), batch_size=2)
     state = loader.state_dict()
     iterator = iter(loader)
@@ -569,7 +565,7 @@ def test_an_iterable_dataset_has_no_state_in_the_middle_of_an_epoch() -> None:
     stoker.DataLoader(Stream(), batch_size=2).load_state_dict(state)
 
 
-def test_an_iterable_dataset_with_a_state_of_its_own_goes_on() -> None:
+def test_an_iterable_dataset_with_a_state_of_its_own_goes_on():
     loader = stoker.DataLoader(Stateful(), batch_size=3)
     next(iter(loader))
     state = loader.state_dict()
@@ -582,7 +578,7 @@ def test_an_iterable_dataset_with_a_state_of_its_own_goes_on() -> None:
         iter(workers)
 
 
-def test_out_of_order_there_is_no_state_in_the_middle_of_an_epoch() -> None:
+def test_out_of_order_there_is_no_state_in_the_middle_of_an_epoch():
     loader = stoker.DataLoader(Drawing(), batch_size=2, num_workers=1, in_order=False)
     iterator = iter(loader)
     next(iterator)
@@ -592,7 +588,7 @@ def test_out_of_order_there_is_no_state_in_the_middle_of_an_epoch() -> None:
     assert loader.state_dict()["epoch"] == 1
 
 
-def test_without_a_state_nobody_is_asked_for_one_between_batches() -> None:
+def test_without_a_state_nobody_is_asked_for_one_between_batches():
     asked = []
 
     class Asked(Tutorial):
@@ -604,7 +600,7 @@ def test_without_a_state_nobody_is_asked_for_one_between_batches() -> None:
     assert set(asked) <= {0}
 
 
-def test_a_sampler_that_cannot_tell_its_state_stops_no_training() -> None:
+def test_a_sampler_that_cannot_tell_its_state_stops_no_training():
     class Failing(Tutorial):
         def state_dict(self) -> State:
             raise RuntimeError("not now")
@@ -612,7 +608,7 @@ def test_a_sampler_that_cannot_tell_its_state_stops_no_training() -> None:
     assert len(list(stoker.DataLoader(Drawing(), sampler=Failing(), batch_size=2))) == 12
 
 
-def test_none_is_refused_as_a_state_and_an_empty_one_is_ignored() -> None:
+def test_none_is_refused_as_a_state_and_an_empty_one_is_ignored():
     loader = stoker.DataLoader([1, 2, 3])
     loader.load_state_dict({})
     with pytest.raises(TypeError, match="takes what state_dict returned, not None"):

@@ -1,8 +1,6 @@
 """Lightning keeps a loader's state in its checkpoints, and gives it back: nothing else to do."""
 
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ BATCHES, STOP_AT = 8, 3
 
 
 @pytest.fixture(scope="module")
-def fit() -> Callable[..., list[list[float]]]:
+def fit():
     """Gives `fit` of support/lightning_fit.py.
 
     Lightning is imported where it is used, not in all processes.
@@ -29,8 +27,8 @@ def fit() -> Callable[..., list[list[float]]]:
 
 @pytest.mark.parametrize("stop_at", [STOP_AT, BATCHES + STOP_AT], ids=["first", "second epoch"])
 def test_a_fit_that_was_stopped_in_an_epoch_goes_on_with_the_batches_that_were_left(
-    tmp_path: Path, fit: Callable[..., list[list[float]]], stop_at: int
-) -> None:
+    tmp_path, fit, stop_at
+):
     file = tmp_path / "last.ckpt"
     whole = fit(file)
     first = fit(file, stop_at=stop_at)

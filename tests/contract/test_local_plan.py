@@ -25,7 +25,7 @@ def job(*groups: Group, **changes: object) -> JobSpec:
     return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
 
 
-def test_the_plan_of_a_heterogeneous_job_is_as_it_was() -> None:
+def test_the_plan_of_a_heterogeneous_job_is_as_it_was():
     platform = LocalPlatform(cores=CORES, environ={})
     described = platform.describe(platform.plan(job()))
     assert described.pop("feed")
@@ -57,7 +57,7 @@ def test_the_plan_of_a_heterogeneous_job_is_as_it_was() -> None:
     }
 
 
-def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:
+def test_hosts_get_cores_of_their_own_where_there_are_enough():
     plan = LocalPlatform(cores=CORES, environ={}).plan(
         job(group("dnn", "local.c2"), group("data", count=2))
     )
@@ -65,7 +65,7 @@ def test_hosts_get_cores_of_their_own_where_there_are_enough() -> None:
     assert plan.not_comparable == ""
 
 
-def test_a_job_of_one_host_may_name_the_type_that_this_machine_is() -> None:
+def test_a_job_of_one_host_may_name_the_type_that_this_machine_is():
     plan = LocalPlatform(cores=CORES, environ={}).plan(job(group("dnn", "ml.p4d.24xlarge")))
     assert [host.cores for host in plan.hosts] == [CORES]
     assert plan.hosts[0].instance_type == "ml.p4d.24xlarge"
@@ -73,13 +73,13 @@ def test_a_job_of_one_host_may_name_the_type_that_this_machine_is() -> None:
 
 
 @pytest.mark.parametrize("kind", ["local.c2", "ml.local.c2"])
-def test_hosts_that_must_share_cores_are_flagged(kind: str) -> None:
+def test_hosts_that_must_share_cores_are_flagged(kind):
     plan = LocalPlatform(cores=(4, 5), environ={}).plan(job(group("dnn", kind), group("data")))
     assert [host.cores for host in plan.hosts] == [(4, 5), (4,)]
     assert plan.not_comparable == SHARED_CORES
 
 
-def test_a_trainer_larger_than_the_machine_is_refused_and_a_data_host_shares_its_cores() -> None:
+def test_a_trainer_larger_than_the_machine_is_refused_and_a_data_host_shares_its_cores():
     platform = LocalPlatform(cores=(0, 1), environ={})
     with pytest.raises(UsageError, match=r"local\.c8 asks for 8 cores; this machine has 2"):
         platform.plan(job(group("dnn", "local.c8")))
@@ -88,7 +88,7 @@ def test_a_trainer_larger_than_the_machine_is_refused_and_a_data_host_shares_its
     assert plan.not_comparable == SHARED_CORES
 
 
-def test_a_claim_is_refused_with_the_platform_that_mounts_it() -> None:
+def test_a_claim_is_refused_with_the_platform_that_mounts_it():
     with pytest.raises(UsageError, match="reads folders, not pvc://data/x") as caught:
         LocalPlatform(cores=CORES).plan(job(channels={"train": Channel(uri="pvc://data/x")}))
     assert caught.value.where == "key channels.train.uri"
@@ -96,9 +96,7 @@ def test_a_claim_is_refused_with_the_platform_that_mounts_it() -> None:
 
 
 @pytest.mark.parametrize("uri", ["{}", "file://{}", "data"])
-def test_what_the_plan_accepts_is_the_folder_that_the_job_gets(
-    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_plan_accepts_is_the_folder_that_the_job_gets(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "data"
     folder.mkdir()
@@ -125,18 +123,18 @@ def test_what_the_plan_accepts_is_the_folder_that_the_job_gets(
         (job(command=()), "no command"),
     ],
 )
-def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec: JobSpec, words: str) -> None:
+def test_a_job_that_cannot_run_is_refused_before_anything_starts(spec, words):
     with pytest.raises(UsageError, match=words):
         LocalPlatform(cores=CORES, environ={}).plan(spec)
 
 
-def test_hosts_of_a_cloud_are_refused_with_the_option_that_starts_them() -> None:
+def test_hosts_of_a_cloud_are_refused_with_the_option_that_starts_them():
     with pytest.raises(UsageError) as caught:
         LocalPlatform(cores=CORES, environ={}).plan(job(group("dnn", "ml.p4d.24xlarge", 2)))
     assert "--platform sagemaker" in caught.value.fix
 
 
-def test_a_run_whose_folder_is_a_file_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_run_whose_folder_is_a_file_is_refused_in_words(tmp_path):
     (tmp_path / "run").write_text("a file")
     platform = LocalPlatform(cores=CORES, environ={})
     request = platform.plan(job(group("dnn"), run_dir=tmp_path / "run"))

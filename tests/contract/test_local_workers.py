@@ -71,7 +71,7 @@ class Whose:
         return os.getpid()
 
 
-def test_workers_outlive_the_thread_that_started_them() -> None:
+def test_workers_outlive_the_thread_that_started_them():
     deaths: list[str] = []
     found: list[LocalWorkers] = []
     thread = threading.Thread(target=lambda: found.append(workers_of(Whose(), deaths)))
@@ -89,7 +89,7 @@ def test_workers_outlive_the_thread_that_started_them() -> None:
         local.close()
 
 
-def test_a_dataset_goes_with_the_script_s_loader_while_its_workers_go_on() -> None:
+def test_a_dataset_goes_with_the_script_s_loader_while_its_workers_go_on():
     dataset, deaths = Whose(), list[str]()
     local, gone = workers_of(dataset, deaths), weakref.ref(dataset)
     try:
@@ -101,7 +101,7 @@ def test_a_dataset_goes_with_the_script_s_loader_while_its_workers_go_on() -> No
         local.close()
 
 
-def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary() -> None:
+def test_credits_of_local_workers_stay_what_they_are_however_much_batches_vary():
     deaths: list[str] = []
     local = workers_of(Uneven(), deaths)
     try:

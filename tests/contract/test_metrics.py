@@ -90,7 +90,7 @@ def quiet_log() -> Log:
     return Log(run="run", host="gpu-1", stream=StringIO())
 
 
-def test_the_metrics_are_as_the_library_itself_reads_them() -> None:
+def test_the_metrics_are_as_the_library_itself_reads_them():
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -117,7 +117,7 @@ def test_the_metrics_are_as_the_library_itself_reads_them() -> None:
     assert values["stoker_data_host_up", ("host", 'data-"2"\\'), run] == 0
 
 
-def test_every_help_text_says_how_to_read_its_metric() -> None:
+def test_every_help_text_says_how_to_read_its_metric():
     pytest.importorskip("prometheus_client")
     port = free_port()
     with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="r", log=quiet_log()):
@@ -126,7 +126,7 @@ def test_every_help_text_says_how_to_read_its_metric() -> None:
     assert all(len(line.split(maxsplit=3)[3]) > 40 and line.endswith(".") for line in helps)
 
 
-def test_the_port_is_on_loopback_and_free_again_after_the_run() -> None:
+def test_the_port_is_on_loopback_and_free_again_after_the_run():
     pytest.importorskip("prometheus_client")
     port = free_port()
     with metrics_served(FeedSettings(metrics_port=port), Seen(), run_id="r", log=quiet_log()):
@@ -150,7 +150,7 @@ def not_served(port: int, coordinator: Coordinator | None) -> str:
     return event.values["text"]
 
 
-def test_a_training_goes_on_without_metrics_where_the_port_is_taken() -> None:
+def test_a_training_goes_on_without_metrics_where_the_port_is_taken():
     pytest.importorskip("prometheus_client")
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -160,16 +160,16 @@ def test_a_training_goes_on_without_metrics_where_the_port_is_taken() -> None:
     assert text.startswith(f"no metrics are served: 127.0.0.1:{port}: Address already in use; use")
 
 
-def test_a_training_goes_on_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_goes_on_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert "[metrics]" in not_served(free_port(), Seen())
 
 
-def test_a_run_of_one_host_goes_on_without_metrics() -> None:
+def test_a_run_of_one_host_goes_on_without_metrics():
     assert "a run of one host" in not_served(free_port(), None)
 
 
-def test_nothing_is_served_unless_asked_for() -> None:
+def test_nothing_is_served_unless_asked_for():
     assert FeedSettings().metrics_port is None
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)

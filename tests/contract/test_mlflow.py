@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,7 @@ for line in sys.stdin.buffer:
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Callable[..., TrackedRun]]:
+def ask():
     """Gives orders to one process with MLflow, whose import takes 3 CPU-seconds.
 
     That each order has a process of its own: test_a_training_that_fails_and_then_succeeds.
@@ -64,8 +63,8 @@ def ask() -> Iterator[Callable[..., TrackedRun]]:
 
 @pytest.mark.timeout(300)
 def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
-    tmp_path: Path, ask: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, ask, monkeypatch
+):
     monkeypatch.setattr(tracking, "_asked", ask)
     settings = TrackingSettings(
         mlflow=f"file:{tmp_path / 'store'}", experiment="mnist", timeout_seconds=90
@@ -114,7 +113,7 @@ def test_all_attempts_of_a_run_are_one_run_of_mlflow_with_one_point_a_metric(
     assert "status: 3" in (run / "meta.yaml").read_text()
 
 
-def test_a_server_that_does_not_answer_costs_no_more_than_its_deadline() -> None:
+def test_a_server_that_does_not_answer_costs_no_more_than_its_deadline():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = TrackingSettings(mlflow=address, timeout_seconds=0.5)
@@ -123,9 +122,7 @@ def test_a_server_that_does_not_answer_costs_no_more_than_its_deadline() -> None
 
 
 @pytest.mark.timeout(300)
-def test_a_training_that_fails_and_then_succeeds_is_one_finished_run(
-    tmp_path: Path, ask: Callable[..., TrackedRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_fails_and_then_succeeds_is_one_finished_run(tmp_path, ask, monkeypatch):
     # A file of the user's must not take the place of the library.
     (tmp_path / "mlflow.py").write_text("raise ImportError('not the library')")
     script = tmp_path / "fails_once.py"

@@ -31,7 +31,7 @@ def rows(*nodes: Mapping[str, Any], label: str = "") -> dict[str, dict[str, str]
     return {row["instance_type"]: row for row in table}
 
 
-def test_nodes_of_one_kind_are_one_pool_and_pods_get_what_the_smallest_has() -> None:
+def test_nodes_of_one_kind_are_one_pool_and_pods_get_what_the_smallest_has():
     found = rows(*EKS)
     assert list(found) == ["cpu-c7i.2xlarge", "cpu-c7i.4xlarge", "cpu-c7i.4xlarge-spot", "gpu"]
     cpu, known = found["cpu-c7i.4xlarge"], load_catalog("kubernetes").get("c7i.4xlarge")
@@ -46,22 +46,20 @@ def test_nodes_of_one_kind_are_one_pool_and_pods_get_what_the_smallest_has() -> 
     assert (found["gpu"]["gpus"], found["gpu"]["gpu_model"]) == ("1", "A10G")
 
 
-def test_spot_nodes_are_another_pool_without_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+def test_spot_nodes_are_another_pool_without_a_price(capsys):
     spot = rows(*EKS)["cpu-c7i.4xlarge-spot"]
     assert "karpenter.sh/capacity-type=spot" in spot["node_selector"]
     assert (spot["taints"], spot[node_pools.PRICE]) == ("spot=true:NoSchedule", "")
     assert "cpu-c7i.4xlarge-spot has no price" in capsys.readouterr().err
 
 
-def test_taints_of_gpus_and_of_a_nodes_state_are_not_the_pools() -> None:
+def test_taints_of_gpus_and_of_a_nodes_state_are_not_the_pools():
     found = rows(*EKS)
     assert found["gpu"]["taints"] == "team=vision:NoSchedule"
     assert found["cpu-c7i.4xlarge"]["taints"] == ""
 
 
-def test_nodes_that_are_left_out_are_named_with_the_reason(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_nodes_that_are_left_out_are_named_with_the_reason(capsys):
     rows(*EKS)
     said = capsys.readouterr().err
     assert [line for line in said.splitlines() if "left out" in line] == [
@@ -83,16 +81,14 @@ def test_nodes_that_are_left_out_are_named_with_the_reason(
         ({}, "k3s", "k3s", False),
     ],
 )  # fmt: skip
-def test_pools_of_every_provider_are_known_by_their_labels(
-    labels: Mapping[str, str], kind: str | None, name: str, is_spot: bool
-) -> None:
+def test_pools_of_every_provider_are_known_by_their_labels(labels, kind, name, is_spot):
     found = rows(node("n", kind=kind, labels=labels))
     assert list(found) == [name]
     assert found[name]["source"].endswith("spot") == is_spot
     assert all(f"{key}={value}" in found[name]["node_selector"] for key, value in labels.items())
 
 
-def test_another_label_can_name_the_pools() -> None:
+def test_another_label_can_name_the_pools():
     nodes = [node("a", labels={"team/pool": "big"}), node("b", kind="c5.large")]
     found = rows(*nodes, label="team/pool")
     assert [(name, row["node_selector"]) for name, row in found.items()] == [
@@ -100,9 +96,7 @@ def test_another_label_can_name_the_pools() -> None:
     ]
 
 
-def test_arm_shared_gpus_and_gpus_that_are_not_offered_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_arm_shared_gpus_and_gpus_that_are_not_offered_are_named(capsys):
     shared = {"nvidia.com/gpu.product": "NVIDIA-A10G-SHARED", "kubernetes.io/arch": "arm64"}
     (row,) = rows(node("n", labels=shared, gpus=4), node("m", kind="g5.xlarge", cpu="900m"))\
         .values()  # fmt: skip
@@ -112,7 +106,7 @@ def test_arm_shared_gpus_and_gpus_that_are_not_offered_are_named(
     assert "g5.xlarge offers no GPU" in said
 
 
-def test_without_a_usable_node_there_is_no_file() -> None:
+def test_without_a_usable_node_there_is_no_file():
     with pytest.raises(SystemExit, match="no node pool has room for a pod"):
         pools_file(node("n", kind="t3.small", cpu="1200m", memory="1400Mi"))
 
@@ -121,7 +115,7 @@ def test_without_a_usable_node_there_is_no_file() -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     (tmp_path / "pools.csv").write_text(pools_file(*EKS))
     workload = {
         "name": "mnist",
@@ -158,7 +152,7 @@ def decided(project: Path, *options: str) -> Decision:
     return read_json(project / "decision.json", Decision)
 
 
-def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project: Path) -> None:
+def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project):
     decision = decided(project)
     assert decision.action == "heterogeneous"
     types = {group.instance_type for plan in decision.plans for group in plan.groups}
@@ -187,7 +181,7 @@ def test_a_decision_is_made_of_pools_and_its_pods_go_to_their_nodes(project: Pat
     assert pods["data"]["nodeSelector"]["karpenter.sh/capacity-type"] == "on-demand"
 
 
-def test_a_spot_pool_is_part_of_plans_once_it_has_a_price(project: Path) -> None:
+def test_a_spot_pool_is_part_of_plans_once_it_has_a_price(project):
     file = project / "pools.csv"
     (line,) = [x for x in file.read_text().splitlines() if x.startswith("cpu-c7i.4xlarge-spot")]
     priced = line.replace(",,,karpenter", ",0.05,2026-11-19,karpenter")
@@ -203,7 +197,7 @@ def test_a_spot_pool_is_part_of_plans_once_it_has_a_price(project: Path) -> None
     ]
 
 
-def test_a_type_that_is_no_pool_is_refused_where_it_is_allowed(project: Path) -> None:
+def test_a_type_that_is_no_pool_is_refused_where_it_is_allowed(project):
     done = stoker(
         *("decide", "profile.json", "--workload", "mnist.yaml"),
         *("--set", "constraints.allowed_instance_types=[c5.4xlarge]"),
@@ -214,7 +208,7 @@ def test_a_type_that_is_no_pool_is_refused_where_it_is_allowed(project: Path) ->
     assert "kubernetes.pools_file" in done.stderr
 
 
-def test_a_pipelines_run_may_bring_pools_of_its_own(project: Path) -> None:
+def test_a_pipelines_run_may_bring_pools_of_its_own(project):
     table = (
         "instance_type,vcpus,memory_gib,gpus,gpu_model,usd_per_hour,node_selector\n"
         "gpu,3,12,1,A10G,1,pool=a\n"

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
 from stoker.records import Json, NotifySettings, Workload, to_json, write_json
 from support import kubeflow_pipeline, sample_records
-from support.moto import AwsServer
 
 SECRET = "T0/B0/a-secret"
 
@@ -46,7 +44,7 @@ class Receiver:
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver(monkeypatch):
     made = Receiver()
     thread = threading.Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
@@ -61,7 +59,7 @@ def of(**notify: Any) -> Workload:
     return Workload(name="mnist", command=("true",), notify=NotifySettings(**notify))
 
 
-def test_a_run_that_failed_is_told_with_its_facts(receiver: Receiver) -> None:
+def test_a_run_that_failed_is_told_with_its_facts(receiver):
     def judge() -> None:
         with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
             ending.step, ending.links["report"] = "evaluate", "runs/mnist-1/report.html"
@@ -80,7 +78,7 @@ def test_a_run_that_failed_is_told_with_its_facts(receiver: Receiver) -> None:
     assert (facts["run"], facts["step"], facts["exit_code"]) == ("mnist-1", "evaluate", 3)
 
 
-def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver: Receiver) -> None:
+def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver):
     for settings in ({}, {"on": "always"}):
         with telling(of(**settings), run="mnist-1", step="run", quiet=False):
             pass
@@ -88,7 +86,7 @@ def test_a_run_that_ends_well_is_told_only_where_it_is_asked_for(receiver: Recei
     assert body["text"] == "stoker: run mnist-1 of mnist succeeded"
 
 
-def test_a_stop_is_not_told(receiver: Receiver) -> None:
+def test_a_stop_is_not_told(receiver):
     for stop in (KeyboardInterrupt, TerminatedError):
         with pytest.raises(stop), telling(of(on="always"), run="1", step="run", quiet=False):
             raise stop
@@ -96,9 +94,7 @@ def test_a_stop_is_not_told(receiver: Receiver) -> None:
 
 
 @pytest.mark.parametrize("code", [302, 404, 500])
-def test_a_webhook_that_fails_is_a_line_without_its_address(
-    receiver: Receiver, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_webhook_that_fails_is_a_line_without_its_address(receiver, code, capsys):
     receiver.code = code
     with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
         ending.failed("no", exit_code=6)
@@ -116,15 +112,13 @@ def test_a_webhook_that_fails_is_a_line_without_its_address(
         f"https://[{SECRET}",
     ],
 )
-def test_no_address_is_in_what_is_said_of_it(url: str) -> None:
+def test_no_address_is_in_what_is_said_of_it(url):
     said = post(url, {"text": ""}, timeout=5)
     assert said
     assert SECRET not in said
 
 
-def test_without_its_variable_nobody_is_told_and_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_its_variable_nobody_is_told_and_that_is_said(monkeypatch, capsys):
     monkeypatch.delenv("STOKER_WEBHOOK_URL", raising=False)
     with telling(of(), run="mnist-1", step="run", quiet=False) as ending:
         ending.failed("no")
@@ -143,8 +137,8 @@ def finish_words(workload: Workload, *, outcome: Json) -> list[str]:
 
 
 def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    receiver, monkeypatch, capsys
+):
     status = {"state": "FAILED", "error": {"message": "task gate failed"}}
     for state in ("FAILED", "SUCCEEDED", "COMPLETE"):
         assert command(finish_words(of(), outcome={**status, "state": state})) == 0
@@ -155,17 +149,13 @@ def test_the_last_step_of_a_pipeline_tells_what_kubeflow_says_of_the_run(
 
 
 @pytest.mark.parametrize("outcome", [{"state": "CANCELLED"}, "{{$.pipeline_task_final_status}}"])
-def test_a_run_of_a_pipeline_that_did_not_succeed_is_not_told_so(
-    receiver: Receiver, outcome: Json
-) -> None:
+def test_a_run_of_a_pipeline_that_did_not_succeed_is_not_told_so(receiver, outcome):
     assert command(finish_words(of(on="always"), outcome=outcome)) == 0
     (body,) = receiver.bodies
     assert body["stoker"]["status"] == "stopped"
 
 
-def test_a_training_that_was_stopped_is_not_told_as_failed(
-    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stopped = msgspec.structs.replace(sample_records.training(), status="stopped")
     records = {
@@ -185,18 +175,15 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(
     assert [body["stoker"]["status"] for body in receiver.bodies] == ["stopped", "stopped"]
 
 
-def test_a_no_to_the_question_of_costs_is_not_told(receiver: Receiver) -> None:
+def test_a_no_to_the_question_of_costs_is_not_told(receiver):
     with pytest.raises(DeclinedError), telling(of(on="always"), run="1", step="train", quiet=False):
         raise DeclinedError("not started: you said no")
     assert not receiver.bodies
 
 
 def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
-    receiver: Receiver,
-    aws_server: AwsServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    receiver, aws_server, monkeypatch, capsys
+):
     monkeypatch.delenv("STOKER_WEBHOOK_URL")
     monkeypatch.setenv("STOKER_PIPELINE_RUN", "mnist-0a1b2c3d")
     client: Any = aws_server.client("secretsmanager")
@@ -212,7 +199,7 @@ def test_a_step_on_sagemaker_reads_the_address_from_secrets_manager(
     assert SECRET not in said
 
 
-def test_teams_gets_a_card() -> None:
+def test_teams_gets_a_card():
     outcome = RunEnding(workload="mnist", run="1", step="train", status="failed", error="no")
     (card,) = body_of(outcome, format="teams")["attachments"]  # type: ignore[misc, union-attr]
     assert card["contentType"] == "application/vnd.microsoft.card.adaptive"  # type: ignore[call-overload, index]

@@ -116,13 +116,13 @@ SCRIPT = """
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spec(tmp_path_factory):
     """Says where the first rank writes the spec "locals"."""
     return tmp_path_factory.mktemp("pickling") / "spec"
 
 
 @pytest.fixture(scope="module")
-def said(spec: Path) -> list[dict[str, str]]:
+def said(spec):
     """Returns what the script says in processes whose strings have other hashes."""
     script = spec.with_name("script.py")
     script.write_text(textwrap.dedent(SCRIPT))
@@ -138,13 +138,13 @@ def said(spec: Path) -> list[dict[str, str]]:
     return [json.loads(rank.communicate(timeout=60)[0]) for rank in ranks]
 
 
-def test_all_processes_of_a_script_give_a_spec_one_name(said: list[dict[str, str]]) -> None:
+def test_all_processes_of_a_script_give_a_spec_one_name(said):
     assert said[0] == said[1]
     assert len(set(said[0].values())) == len(said[0])
 
 
 @pytest.mark.usefixtures("said")
-def test_classes_of_one_name_stay_two(spec: Path) -> None:
+def test_classes_of_one_name_stay_two(spec):
     kinds = cast("list[type]", unpack_spec(spec.read_bytes()).dataset)
     first, second = kinds
     assert first is not second
@@ -166,7 +166,7 @@ def again(dataset: list[object]) -> list[object]:
     return cast("list[object]", unpack_spec(packed.data).dataset)
 
 
-def test_a_class_comes_back_as_itself_where_it_was_made() -> None:
+def test_a_class_comes_back_as_itself_where_it_was_made():
     kinds: list[object] = [local(1), local(2), local(1)]
     # Its batches were pickled by a worker that knows it by what the spec called it.
     assert again(kinds) == kinds
@@ -178,7 +178,7 @@ def test_a_class_comes_back_as_itself_where_it_was_made() -> None:
     assert len(set(names)) == 3
 
 
-def test_sets_come_back() -> None:
+def test_sets_come_back():
     shared = {"a", "b", None, ("c", 1)}
     numbers = {3, 1, 2}
     mixed = {"a", Path("b")}
@@ -197,7 +197,7 @@ def test_sets_come_back() -> None:
     assert back[0] is back[1]
 
 
-def test_tensors_come_back_and_share_what_they_shared() -> None:
+def test_tensors_come_back_and_share_what_they_shared():
     whole = torch.arange(20, dtype=torch.int16)
     given = [
         whole,
@@ -225,14 +225,14 @@ def test_tensors_come_back_and_share_what_they_shared() -> None:
     back[0].resize_(100)
 
 
-def test_what_a_name_leans_on_is_in_cloudpickle() -> None:
+def test_what_a_name_leans_on_is_in_cloudpickle():
     # Without the first, each rank's classes get names of their own; without the other, all classes
     # are looked at, importable ones too.
     assert callable(cloudpickle._lookup_class_or_track)
     assert callable(cloudpickle._should_pickle_by_reference)
 
 
-def test_classes_of_modules_come_back_as_themselves_from_another_process() -> None:
+def test_classes_of_modules_come_back_as_themselves_from_another_process():
     """They may have any name there: torch's own tests have a named tuple within a class."""
     made = run_code(
         "import torch\n"

@@ -108,9 +108,7 @@ def value_of(result: Result) -> object:
 
 
 @pytest.mark.parametrize("collate", [default_collate, halved, converted, shared])
-def test_a_worker_sends_what_its_collate_function_returned(
-    collate: Callable[[list[dict[str, object]]], object],
-) -> None:
+def test_a_worker_sends_what_its_collate_function_returned(collate):
     dataset = Squares()
     with pool_of(collate) as pool:
         # Sizes change at 200, 400, ...: smaller, larger and equal batches than the one before.
@@ -123,7 +121,7 @@ def test_a_worker_sends_what_its_collate_function_returned(
             pool.flush()
 
 
-def test_a_batch_that_the_dataset_keeps_is_never_written_over() -> None:
+def test_a_batch_that_the_dataset_keeps_is_never_written_over():
     dataset = Squares()
     with pool_of(Hoarder()) as pool:
         for first in range(0, 80, BATCH):
@@ -141,7 +139,7 @@ def test_a_batch_that_the_dataset_keeps_is_never_written_over() -> None:
             pool.flush()
 
 
-def test_a_batch_that_was_changed_does_not_travel_twice() -> None:
+def test_a_batch_that_was_changed_does_not_travel_twice():
     with pool_of(converted) as pool:
         sizes = []
         for first in range(0, 40, BATCH):
@@ -157,7 +155,7 @@ def num_slots() -> int:
     return Path("/proc/self/maps").read_text().count("/memfd:stoker-")
 
 
-def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch() -> None:
+def test_the_memory_of_a_closed_pool_is_free_with_its_last_batch():
     before = num_slots()
     with pool_of(default_collate) as pool:
         results = [make(pool, list(range(first, first + BATCH))) for first in (0, 8)]
@@ -180,7 +178,7 @@ def _make_one_without_descriptors(told: "Connection[object, object]") -> None:
         told.send(make(pool, list(range(BATCH))).error)
 
 
-def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit() -> None:
+def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit():
     ours, theirs = multiprocessing.Pipe()
     # Its own process: the limit and what is open stay in it.
     child = multiprocessing.get_context("fork").Process(

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -40,15 +39,13 @@ Follow = Callable[[Run], Followed]
 
 
 @pytest.fixture(params=(*LOCAL_JOBS, *SERVICE_JOBS))
-def job(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[PlatformJob]:
+def job(request, tmp_path, monkeypatch):
     with platform_job(request.param, tmp_path, request, monkeypatch) as found:
         yield found
 
 
 @pytest.fixture
-def follow() -> Iterator[Follow]:
+def follow():
     yield from follower()
 
 
@@ -63,7 +60,7 @@ def begin(job: PlatformJob, follow: Follow) -> Followed:
     return followed
 
 
-def test_platforms_are_known_by_name() -> None:
+def test_platforms_are_known_by_name():
     assert set(PLATFORMS) == PLATFORM_INFOS.keys()
     assert [platform_named(name).name for name in PLATFORMS] == list(PLATFORMS)
     with pytest.raises(UsageError, match="lunar"):
@@ -73,12 +70,12 @@ def test_platforms_are_known_by_name() -> None:
 # --- planning
 
 
-def test_plan_is_pure(job: PlatformJob) -> None:
+def test_plan_is_pure(job):
     assert job.platform.plan(job.spec) == job.platform.plan(job.spec)
     assert list(job.calls()) == []
 
 
-def test_a_plan_is_described_as_json_with_name_command_and_types(job: PlatformJob) -> None:
+def test_a_plan_is_described_as_json_with_name_command_and_types(job):
     described = json.dumps(job.platform.describe(job.platform.plan(job.spec)))
     assert NAME in described
     assert " ".join(job.spec.command[:2]) in described.replace('", "', " ")
@@ -113,9 +110,7 @@ def with_dnn(job: PlatformJob, **changes: object) -> JobSpec:
     ],
     ids=["group", "channel", "type", "strategy"],
 )
-def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(
-    job: PlatformJob, change: Callable[[PlatformJob], JobSpec], what: str, where: str
-) -> None:
+def test_what_cannot_run_is_refused_with_what_where_and_what_to_do(job, change, what, where):
     with pytest.raises(UsageError) as caught:
         job.platform.plan(change(job))
     assert what in caught.value.what
@@ -138,9 +133,7 @@ def twice_the_dnn_group(job: PlatformJob) -> JobSpec:
     ],
     ids=["command", "two", "order"],
 )
-def test_a_job_without_a_command_or_its_one_dnn_group_first_is_refused(
-    job: PlatformJob, change: Callable[[PlatformJob], JobSpec], words: str
-) -> None:
+def test_a_job_without_a_command_or_its_one_dnn_group_first_is_refused(job, change, words):
     with pytest.raises(UsageError, match=words) as caught:
         job.platform.plan(change(job))
     assert caught.value.where
@@ -166,9 +159,7 @@ def with_channel_named(job: PlatformJob, name: str) -> JobSpec:
     [(with_name, "a run"), (with_group, "a group"), (with_channel_named, "a channel")],
     ids=["run", "group", "channel"],
 )
-def test_names_that_could_lead_out_of_a_folder_are_refused(
-    job: PlatformJob, change: Callable[[PlatformJob, str], JobSpec], what: str, name: str
-) -> None:
+def test_names_that_could_lead_out_of_a_folder_are_refused(job, change, what, name):
     with pytest.raises(UsageError) as caught:
         job.platform.plan(change(job, name))
     assert caught.value.what == f"{name!r} is not a name for {what}"
@@ -177,7 +168,7 @@ def test_names_that_could_lead_out_of_a_folder_are_refused(
     assert list(job.calls()) == []
 
 
-def test_two_groups_of_one_name_are_refused(job: PlatformJob) -> None:
+def test_two_groups_of_one_name_are_refused(job):
     dnn, data = job.spec.groups
     twins = (dnn, msgspec.structs.replace(data, name=dnn.name))
     with pytest.raises(UsageError, match="dnn"):
@@ -187,7 +178,7 @@ def test_two_groups_of_one_name_are_refused(job: PlatformJob) -> None:
 # --- submitting
 
 
-def test_submit_starts_one_job_of_the_name(job: PlatformJob) -> None:
+def test_submit_starts_one_job_of_the_name(job):
     run = submit(job)
     assert run.name == NAME
     expected = len(job.spec.groups) if job.platform.name == "local" else 1
@@ -198,9 +189,7 @@ def test_submit_starts_one_job_of_the_name(job: PlatformJob) -> None:
     assert len(started) == expected
 
 
-def test_each_run_has_a_token_of_its_own_that_is_told_nobody(
-    job: PlatformJob, follow: Follow, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_run_has_a_token_of_its_own_that_is_told_nobody(job, follow, capfd):
     tokens = []
     for _ in range(2):
         request = job.platform.plan(job.spec)
@@ -218,9 +207,7 @@ def test_each_run_has_a_token_of_its_own_that_is_told_nobody(
     assert tokens[0] != tokens[1]
 
 
-def test_a_platform_that_refuses_a_job_is_an_error_with_the_reason_and_nothing_is_left(
-    job: PlatformJob,
-) -> None:
+def test_a_platform_that_refuses_a_job_is_an_error_with_the_reason_and_nothing_is_left(job):
     words = job.deny()
     request = job.platform.plan(job.spec)
     with pytest.raises(PlatformError) as caught:
@@ -234,9 +221,7 @@ def test_a_platform_that_refuses_a_job_is_an_error_with_the_reason_and_nothing_i
 
 
 @ADOPT
-def test_a_second_submit_adopts_the_running_job_with_its_token_and_all_its_lines(
-    job: PlatformJob, follow: Follow
-) -> None:
+def test_a_second_submit_adopts_the_running_job_with_its_token_and_all_its_lines(job, follow):
     first = submit(job)
     started, token = job.started(), job.token(first)
     job.run_hosts(first)
@@ -253,9 +238,7 @@ def test_a_second_submit_adopts_the_running_job_with_its_token_and_all_its_lines
 
 
 @LOCAL
-def test_a_second_submit_of_a_local_run_is_refused_while_it_runs_and_harms_nothing(
-    job: PlatformJob, follow: Follow
-) -> None:
+def test_a_second_submit_of_a_local_run_is_refused_while_it_runs_and_harms_nothing(job, follow):
     followed = begin(job, follow)
     started, token = job.started(), job.token(followed.run)
     with pytest.raises(PlatformError, match=f"run {NAME} is still running") as caught:
@@ -272,8 +255,8 @@ def test_a_second_submit_of_a_local_run_is_refused_while_it_runs_and_harms_nothi
 
 @LOCAL
 def test_a_local_run_whose_process_was_killed_is_refused_until_its_hosts_have_ended(
-    job: PlatformJob, follow: Follow, tmp_path: Path
-) -> None:
+    job, follow, tmp_path
+):
     spec = tmp_path / "spec"
     spec.write_bytes(pickle.dumps(job.spec))
     submitter = subprocess.Popen([sys.executable, "-c", SUBMIT, spec])
@@ -296,9 +279,7 @@ def test_a_local_run_whose_process_was_killed_is_refused_until_its_hosts_have_en
 
 
 @ADOPT
-def test_a_second_submit_of_a_job_that_has_succeeded_gives_its_end_and_runs_nothing(
-    job: PlatformJob, follow: Follow
-) -> None:
+def test_a_second_submit_of_a_job_that_has_succeeded_gives_its_end_and_runs_nothing(job, follow):
     first = begin(job, follow)
     job.succeed()
     first.ended()
@@ -336,9 +317,7 @@ def said_by(followed: Followed, host: str, *texts: str) -> list[str]:
     return [text for text in followed.texts(host) if text in texts]
 
 
-def test_lines_come_once_in_order_with_their_host_and_group_while_the_job_runs(
-    job: PlatformJob, follow: Follow
-) -> None:
+def test_lines_come_once_in_order_with_their_host_and_group_while_the_job_runs(job, follow):
     followed = begin(job, follow)
     leader, *others = job.hosts
     texts = [f"step {number}" for number in range(20)]
@@ -358,9 +337,7 @@ def test_lines_come_once_in_order_with_their_host_and_group_while_the_job_runs(
         assert kept == followed.texts(host)
 
 
-def test_following_ends_with_the_job_and_a_stop_after_its_end_changes_nothing(
-    job: PlatformJob, follow: Follow
-) -> None:
+def test_following_ends_with_the_job_and_a_stop_after_its_end_changes_nothing(job, follow):
     followed = begin(job, follow)
     job.succeed()
     end = followed.ended()
@@ -375,9 +352,7 @@ def test_following_ends_with_the_job_and_a_stop_after_its_end_changes_nothing(
     assert job.started() == started
 
 
-def test_the_end_of_a_failed_job_carries_its_exit_code_and_reason(
-    job: PlatformJob, follow: Follow
-) -> None:
+def test_the_end_of_a_failed_job_carries_its_exit_code_and_reason(job, follow):
     followed = begin(job, follow)
     job.fail()
     end = followed.ended()
@@ -390,9 +365,7 @@ def test_the_end_of_a_failed_job_carries_its_exit_code_and_reason(
 # --- stopping
 
 
-def test_stopping_twice_asks_once_and_leaves_nothing(
-    job: PlatformJob, follow: Follow, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_stopping_twice_asks_once_and_leaves_nothing(job, follow, capfd):
     followed = begin(job, follow)
     job.say("step 1")
     until(lambda: all(map(followed.texts, job.hosts)), what="its hosts are followed")
@@ -404,9 +377,7 @@ def test_stopping_twice_asks_once_and_leaves_nothing(
     assert "_not_" not in capfd.readouterr().err
 
 
-def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(
-    job: PlatformJob, follow: Follow
-) -> None:
+def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(job, follow):
     followed = begin(job, follow)
     until(lambda: bool(followed.lines), what="it is followed")
     job.vanish()
@@ -434,8 +405,6 @@ def test_a_job_that_is_not_there_any_more_ends_the_following_and_may_be_stopped(
         (("dnn", "data"), ("dnn", "data"), ()),
     ],
 )
-def test_a_channel_of_the_data_group_goes_to_whoever_loads(
-    named: tuple[str, ...] | None, groups: tuple[str, ...], expected: tuple[str, ...]
-) -> None:
+def test_a_channel_of_the_data_group_goes_to_whoever_loads(named, groups, expected):
     channel = Channel(uri="x", groups=named)
     assert groups_of_channel("train", channel, [group(role) for role in groups]) == expected  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ import ast
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -23,7 +22,6 @@ from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group
-from support.moto import AwsServer
 from support.policies import (
     ACCOUNT,
     EVERYTHING,
@@ -134,7 +132,7 @@ OBJECT_ACTIONS = {
 }
 
 
-def test_every_action_is_an_operation_that_exists() -> None:
+def test_every_action_is_an_operation_that_exists():
     session = botocore.session.get_session()
     of_api = {name: service for service, name in IAM_SERVICES.items()}
     for action in rendered_actions() - PERMISSION_ONLY:
@@ -149,7 +147,7 @@ def rendered_actions() -> set[str]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_nothing_is_allowed_wholesale(name: str) -> None:
+def test_nothing_is_allowed_wholesale(name):
     for action, statement in actions(rendered(is_all=True)[name]):
         assert "*" not in action
         assert statement["Effect"] == "Allow"
@@ -162,7 +160,7 @@ def test_nothing_is_allowed_wholesale(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_statements_are_named_once_and_fit_into_a_policy(name: str) -> None:
+def test_statements_are_named_once_and_fit_into_a_policy(name):
     policy = rendered(is_all=True)[name]
     sids = [statement["Sid"] for statement in statements(policy)]
     assert len(sids) == len(set(sids))
@@ -170,7 +168,7 @@ def test_statements_are_named_once_and_fit_into_a_policy(name: str) -> None:
     assert len(re.sub(r"\s", "", json.dumps(policy))) < 6144
 
 
-def test_a_role_is_trusted_to_one_service_that_works_for_this_account() -> None:
+def test_a_role_is_trusted_to_one_service_that_works_for_this_account():
     made = stack(EXAMPLE)
     services = dict.fromkeys(ROLES, "sagemaker") | {"scheduler": "scheduler", "starter": "lambda"}
     for part, service in services.items():
@@ -183,7 +181,7 @@ def test_a_role_is_trusted_to_one_service_that_works_for_this_account() -> None:
         assert (ACCOUNT in json.dumps(statement)) == (service != "lambda")
 
 
-def test_the_stack_makes_the_roles_that_the_example_names() -> None:
+def test_the_stack_makes_the_roles_that_the_example_names():
     settings, made = example().sagemaker, stack(EXAMPLE)
     assert settings is not None
     parts = ("ExecutionRole", "StepRole", "PipelineRole", "SchedulerRole")
@@ -225,7 +223,7 @@ def _texts(node: ast.expr) -> list[str]:
     return [node.value] if is_text else []  # type: ignore[attr-defined]
 
 
-def test_the_rights_are_those_that_are_used() -> None:
+def test_the_rights_are_those_that_are_used():
     called = calls_of_the_sources()
     assert {"sagemaker:CreateTrainingJob", "s3:PutObject"} <= called.keys()
     used = called.keys() | OF_OTHERS.keys()
@@ -239,7 +237,7 @@ def test_the_rights_are_those_that_are_used() -> None:
 
 
 @pytest.fixture
-def body(tmp_path: Path) -> Mapping[str, object]:
+def body(tmp_path):
     """Makes the request of the example's job with a data group, named as by the train step."""
     workload = example()
     assert workload.cluster is not None
@@ -249,9 +247,7 @@ def body(tmp_path: Path) -> Mapping[str, object]:
     return SageMakerPlatform().plan(job).body
 
 
-def test_the_training_job_may_read_its_channels_and_nothing_of_others(
-    body: Mapping[str, object],
-) -> None:
+def test_the_training_job_may_read_its_channels_and_nothing_of_others(body):
     channels = body["InputDataConfig"]
     assert isinstance(channels, list)
     uris = {c["ChannelName"]: c["DataSource"]["S3DataSource"]["S3Uri"] for c in channels}
@@ -267,7 +263,7 @@ def test_the_training_job_may_read_its_channels_and_nothing_of_others(
         assert not is_allowed("execution", action, s3_arn(objects["stoker_token"]))
 
 
-def test_schedules_of_another_workload_are_out_of_reach() -> None:
+def test_schedules_of_another_workload_are_out_of_reach():
     home = f"arn:aws:scheduler:{REGION}:{ACCOUNT}:schedule/default"
     for name, is_own in (("stoker-mnist", True), ("stoker-mnist-weekly", True), ("mnist2", False)):
         own = is_allowed("caller", "scheduler:DeleteSchedule", f"{home}/{name}")
@@ -276,9 +272,7 @@ def test_schedules_of_another_workload_are_out_of_reach() -> None:
 
 
 @pytest.mark.parametrize("policy", ["step", "caller"])
-def test_who_starts_the_job_may_do_so_and_write_its_token(
-    policy: str, body: Mapping[str, object]
-) -> None:
+def test_who_starts_the_job_may_do_so_and_write_its_token(policy, body):
     job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/{body['TrainingJobName']}"
     role = f"arn:aws:iam::{ACCOUNT}:role/stoker-training"
     token = s3_arn(f"s3://bucket/stoker/{body['TrainingJobName']}/stoker_token/token")
@@ -295,9 +289,7 @@ def test_who_starts_the_job_may_do_so_and_write_its_token(
     assert not is_allowed(policy, "sagemaker:CreateTrainingJob", job.replace("mnist", "other"))
 
 
-def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(
-    aws_server: AwsServer,
-) -> None:
+def test_who_uploads_starts_and_schedules_the_pipeline_may_make_each_call(aws_server):
     aws_server.make_bucket("bucket")
     aws = Aws(region=REGION)
     calls: list[tuple[str, str]] = []
@@ -337,14 +329,14 @@ def call_as_iam_sees_it(model: OperationModel, params: Mapping[str, str]) -> tup
     return f"sagemaker:{model.name}", params.get("PipelineExecutionArn", arn)
 
 
-def test_only_who_starts_jobs_may_create_them() -> None:
+def test_only_who_starts_jobs_may_create_them():
     job = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-job/mnist-1"
     create = "sagemaker:CreateTrainingJob"
     for name in ("execution", "scheduler", "starter"):
         assert not is_allowed(name, create, job)
 
 
-def test_the_scheduler_may_start_this_pipeline_only() -> None:
+def test_the_scheduler_may_start_this_pipeline_only():
     pipeline = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:pipeline/"
     start = "sagemaker:StartPipelineExecution"
     assert is_allowed("scheduler", start, f"{pipeline}mnist")
@@ -352,7 +344,7 @@ def test_the_scheduler_may_start_this_pipeline_only() -> None:
     assert [action for action, _ in actions(rendered()["scheduler"])] == [start]
 
 
-def test_a_part_that_a_workload_does_not_use_has_no_rights() -> None:
+def test_a_part_that_a_workload_does_not_use_has_no_rights():
     few = {action for policy in rendered().values() for action, _ in actions(policy)}
     services = {action.partition(":")[0] for action in rendered_actions() - few}
     assert services == {"ec2", "kms", "sagemaker", "sagemaker-mlflow", "secretsmanager", "sqs"}
@@ -362,7 +354,7 @@ def test_a_part_that_a_workload_does_not_use_has_no_rights() -> None:
     assert with_key == {"caller", "execution", "step", "pipeline"}
 
 
-def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for() -> None:
+def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for():
     few, made = stack(EXAMPLE), stack(EVERYTHING)
     mail = {"ScheduleAlarm", "FailureTopic", "FailureTopicPolicy", "FailureRule"}
     assert made.keys() - few.keys() == {
@@ -387,7 +379,7 @@ def test_the_stack_has_a_schedule_and_mail_where_they_are_asked_for() -> None:
     assert rule["EventPattern"]["detail"]["pipelineArn"] == [pipeline]
 
 
-def test_the_template_is_what_cloudformation_takes() -> None:
+def test_the_template_is_what_cloudformation_takes():
     from cfnlint import core
     from cfnlint.api import lint
 

@@ -16,7 +16,7 @@ WRITES = ("ProcessingOutputConfig", "OutputDataConfig", "CheckpointConfig")
 
 
 @pytest.fixture
-def steps() -> list[tuple[str, dict[str, Json]]]:
+def steps():
     """Returns name and request of each step of the example's pipeline, as it would run."""
     document = json.loads(compile_pipeline(example(), folder=ROOT).definition)
     found = []
@@ -47,9 +47,7 @@ def an_object(uri: str) -> str:
     return uri if "." in uri.rpartition("/")[2] else uri.rstrip("/") + "/any"
 
 
-def test_every_step_may_read_its_inputs_and_write_its_outputs(
-    steps: list[tuple[str, dict[str, Json]]],
-) -> None:
+def test_every_step_may_read_its_inputs_and_write_its_outputs(steps):
     checked = 0
     for name, request in steps:
         if "RoleArn" not in request:
@@ -64,9 +62,7 @@ def test_every_step_may_read_its_inputs_and_write_its_outputs(
     assert checked > 15
 
 
-def test_steps_run_under_roles_that_the_pipeline_may_hand_over(
-    steps: list[tuple[str, dict[str, Json]]],
-) -> None:
+def test_steps_run_under_roles_that_the_pipeline_may_hand_over(steps):
     roles = {str(request["RoleArn"]) for _, request in steps if "RoleArn" in request}
     assert {role.rpartition("/")[2] for role in roles} == set(POLICIES)
     service = {"iam:PassedToService": "sagemaker.amazonaws.com"}
@@ -74,9 +70,7 @@ def test_steps_run_under_roles_that_the_pipeline_may_hand_over(
         assert is_allowed("pipeline", "iam:PassRole", role, context=service)
 
 
-def test_the_pipeline_may_register_the_model_in_its_group(
-    steps: list[tuple[str, dict[str, Json]]],
-) -> None:
+def test_the_pipeline_may_register_the_model_in_its_group(steps):
     groups = {str(r["ModelPackageGroupName"]) for _, r in steps if "ModelPackageGroupName" in r}
     assert groups == {"mnist"}
     arn = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:model-package-group/mnist"
@@ -84,7 +78,7 @@ def test_the_pipeline_may_register_the_model_in_its_group(
 
 
 @pytest.mark.parametrize("policy", POLICIES.values())
-def test_no_step_may_read_another_workloads_token(policy: str) -> None:
+def test_no_step_may_read_another_workloads_token(policy):
     token = s3_arn("s3://bucket/stoker/other-4xk2/stoker_token/token")
     assert not is_allowed(policy, "s3:GetObject", token)
     assert is_allowed(policy, "s3:GetObject", token.replace("other", "mnist"))

@@ -5,16 +5,13 @@ import sys
 import threading
 
 import psutil
-import pytest
 
 from stoker.feed.resource_usage import LoaderUsage, _Span
 from stoker.host.counters import pids_below
 from support.cluster import wait_until
 
 
-def test_all_below_are_found_the_children_of_other_threads_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_below_are_found_the_children_of_other_threads_too(monkeypatch):
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     started: list[subprocess.Popen[bytes]] = []
     begin = threading.Thread(
@@ -35,7 +32,7 @@ def test_all_below_are_found_the_children_of_other_threads_too(
     assert not pids & set(pids_below())
 
 
-def test_the_cpu_of_all_processes_below_counts() -> None:
+def test_the_cpu_of_all_processes_below_counts():
     # Not one of multiprocessing's: a server that the script has started.
     burn = "import sys, time\nprint(flush=True)\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE) as child:

@@ -105,7 +105,7 @@ def everything() -> Compose:
     ],
     ids=["plain", "subset", "concat", "both", "tuple", "own", "own-subset", "own-and-wrapped"],
 )
-def test_transforms_are_found_timed_and_unchanged(dataset: Dataset[Sample]) -> None:
+def test_transforms_are_found_timed_and_unchanged(dataset):
     composed = time_transforms(dataset)
     sample = dataset[0]
     assert sample.shape == (100,)
@@ -121,14 +121,14 @@ def test_transforms_are_found_timed_and_unchanged(dataset: Dataset[Sample]) -> N
     assert timed["Blur"].cpu_seconds == pytest.approx(0.004, rel=0.5)
 
 
-def test_a_timed_transform_is_still_of_its_class() -> None:
+def test_a_timed_transform_is_still_of_its_class():
     blur = Blur()
     time_transforms(Pictures(Compose([blur])))
     assert isinstance(blur, Blur)
     assert type(blur).__name__ == "Blur"
 
 
-def test_a_transform_of_two_lists_is_timed_once() -> None:
+def test_a_transform_of_two_lists_is_timed_once():
     blur = Blur(0.0)
     both = ConcatDataset([Pictures(Compose([blur])), Pictures(Compose([blur]))])
     composed = time_transforms(both)
@@ -137,20 +137,18 @@ def test_a_transform_of_two_lists_is_timed_once() -> None:
     assert composed.timed[0].calls == 2
 
 
-def test_a_compose_in_a_list_is_one_row() -> None:
+def test_a_compose_in_a_list_is_one_row():
     composed = time_transforms(Listed([Compose([Blur(0.0)]), to_float]))
     assert [each.name for each in composed.timed] == ["Compose", "to_float"]
 
 
-def test_a_sequential_of_modules_is_a_compose() -> None:
+def test_a_sequential_of_modules_is_a_compose():
     composed = time_transforms(Pictures(torch.nn.Sequential(Crop(), torch.nn.ReLU())))
     assert [each.name for each in composed.timed] == ["Crop", "ReLU"]
 
 
 @pytest.mark.parametrize("transform", [lambda sample: sample, Blur(0.0)])
-def test_a_dataset_without_a_list_of_transforms_has_none(
-    transform: Callable[[Sample], Sample],
-) -> None:
+def test_a_dataset_without_a_list_of_transforms_has_none(transform):
     assert time_transforms(Pictures(transform)).timed == []
 
 
@@ -175,7 +173,7 @@ class Picture:
         ([object()], None),
     ],
 )
-def test_sizes_of_what_transforms_are_given(value: object, size: int | None) -> None:
+def test_sizes_of_what_transforms_are_given(value, size):
     assert size_of(value) == size
 
 
@@ -190,7 +188,7 @@ def slow_collate(samples: list[Sample]) -> Sample:
     return torch.stack(samples)
 
 
-def test_a_compose_is_taken_apart_in_a_worker_and_the_trainer_keeps_its_own() -> None:
+def test_a_compose_is_taken_apart_in_a_worker_and_the_trainer_keeps_its_own():
     dataset = Pictures(everything())
     loader = DataLoader(dataset, batch_size=4, collate_fn=slow_collate, num_workers=2)
     costs = measured(loader)
@@ -239,9 +237,7 @@ class Stream(IterableDataset[Sample]):
     ],
     ids=["map", "unbatched", "stream", "subset"],
 )
-def test_samples_of_any_loader_are_timed_without_a_compose(
-    loader: "DataLoader[Sample]", seconds: float
-) -> None:
+def test_samples_of_any_loader_are_timed_without_a_compose(loader, seconds):
     costs = measured(loader)
     assert set(costs) == {(None, "getitem"), (None, "collate")}
     assert costs[None, "getitem"].samples > 0
@@ -260,14 +256,14 @@ ROWS = (
 )
 
 
-def test_parts_stand_below_their_whole_and_the_dearest_first() -> None:
+def test_parts_stand_below_their_whole_and_the_dearest_first():
     found = transforms_of([result(*ROWS)])
     assert [row.name for row in found] == ["collate", "getitem", "Blur", "Crop"]
     assert [row.share for row in found] == pytest.approx([0.25, 0.75, 0.625, 0.125])
     assert transforms_of([result()]) == ()
 
 
-def test_the_table_is_short_and_fits_88_columns() -> None:
+def test_the_table_is_short_and_fits_88_columns():
     many = [
         Cost(name=f"{'x' * 90}{number}", within="getitem", cpu_seconds=1.0, samples=1)
         for number in range(30)
@@ -280,7 +276,7 @@ def test_the_table_is_short_and_fits_88_columns() -> None:
     assert transform_table(()) == []
 
 
-def test_a_name_that_is_too_long_keeps_both_ends_and_the_record_can_be_read() -> None:
+def test_a_name_that_is_too_long_keeps_both_ends_and_the_record_can_be_read():
     long = name_of(" > ".join(f"package.module{number}.Class.method" for number in range(30)))
     assert len(long) == 200
     assert long.startswith("package.module0.Class")
@@ -297,7 +293,7 @@ def a_function_of_a_very_long_name(sample: Sample) -> Sample:
 a_function_of_a_very_long_name.__qualname__ = "f" * 300
 
 
-def test_a_transform_of_a_long_name_has_a_row_that_a_record_holds() -> None:
+def test_a_transform_of_a_long_name_has_a_row_that_a_record_holds():
     costs = measured(DataLoader(Pictures(Compose([a_function_of_a_very_long_name])), 2))
     (name,) = {name for within, name in costs if within}
     profile = Profile(

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -118,7 +117,7 @@ for number, case in enumerate(json.loads(sys.argv[1])):
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, str], Path]:
+def played(tmp_path_factory):
     """Plays all cases; returns the folder of each."""
     folder = tmp_path_factory.mktemp("played")
     subprocess.run(
@@ -135,31 +134,23 @@ def words_of(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("after", "words"), REFUSED)
-def test_what_changes_a_file_that_was_there_is_refused_before_it(
-    played: Mapping[tuple[str, str], Path], after: str, words: str
-) -> None:
+def test_what_changes_a_file_that_was_there_is_refused_before_it(played, after, words):
     folder = played["", after]
     assert words_of(folder) == f"about to {words}"
     assert (folder / "ckpt/last.pt").read_text() == GOOD
 
 
 @pytest.mark.parametrize(("before", "after"), ALLOWED)
-def test_reading_and_what_is_new_go_on(
-    played: Mapping[tuple[str, str], Path], before: str, after: str
-) -> None:
+def test_reading_and_what_is_new_go_on(played, before, after):
     assert words_of(played[before, after]) == "went on"
 
 
-def test_a_file_that_was_overwritten_as_is_stays_the_users(
-    played: Mapping[tuple[str, str], Path],
-) -> None:
+def test_a_file_that_was_overwritten_as_is_stays_the_users(played):
     assert words_of(played[OVERWRITTEN, OVERWRITTEN]) == "about to overwrite ckpt/last.pt"
 
 
 @pytest.mark.parametrize("case", [("", FORKED), (WORKER, "")], ids=["forked", "spawned"])
-def test_in_a_worker_of_the_loader_it_is_an_error(
-    played: Mapping[tuple[str, str], Path], case: tuple[str, str]
-) -> None:
+def test_in_a_worker_of_the_loader_it_is_an_error(played, case):
     folder = played[case]
     words = words_of(folder)
     assert words.startswith("GuardedError")

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,7 +21,7 @@ from stoker.profile.observed_job import observed_profile
 from stoker.records import Profile, read_json
 from support import cloudwatch
 from support.aws_answers import Answers
-from support.moto import REGION, ROLE, AwsServer
+from support.moto import REGION, ROLE
 
 NAME = "photos-2026-11-20"
 put = partial(cloudwatch.put_points, job=NAME)
@@ -44,17 +43,17 @@ ROSTER = {
 
 
 @pytest.fixture
-def aws(aws_server: AwsServer) -> Aws:
+def aws(aws_server):
     return Aws(region=REGION)
 
 
 @pytest.fixture
-def answers(aws: Aws) -> Answers:
+def answers(aws):
     return Answers(aws)
 
 
 @pytest.fixture
-def begin() -> datetime:
+def begin():
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     return now - timedelta(minutes=MINUTES + 5)
 
@@ -110,9 +109,7 @@ def profiled(aws: Aws, log: list[str] | None = None) -> Profile:
 # ---- one group
 
 
-def test_a_job_of_one_group_is_read_host_by_host_without_its_log(
-    aws: Aws, answers: Answers, begin: datetime
-) -> None:
+def test_a_job_of_one_group_is_read_host_by_host_without_its_log(aws, answers, begin):
     make_job(aws)
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     answers.watch("logs", "DescribeLogStreams")
@@ -130,7 +127,7 @@ def test_a_job_of_one_group_is_read_host_by_host_without_its_log(
     assert answers.count("DescribeLogStreams") == 0
 
 
-def test_a_running_job_is_read_so_far(aws: Aws, answers: Answers, begin: datetime) -> None:
+def test_a_running_job_is_read_so_far(aws, answers, begin):
     make_job(aws)
     trained(answers, begin, TrainingJobStatus="InProgress", SecondaryStatus="Training")
     put(aws, "algo-1", begin, CPUUtilization=(400.0,), GPUUtilization=(90.0,))
@@ -146,9 +143,7 @@ def test_a_running_job_is_read_so_far(aws: Aws, answers: Answers, begin: datetim
 # ---- groups
 
 
-def test_groups_are_told_apart_by_the_lines_of_the_launcher(
-    aws: Aws, answers: Answers, begin: datetime
-) -> None:
+def test_groups_are_told_apart_by_the_lines_of_the_launcher(aws, answers, begin):
     make_job(aws, {"InstanceGroups": GROUPS})
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     put_heterogeneous(aws, begin)
@@ -168,9 +163,7 @@ def test_groups_are_told_apart_by_the_lines_of_the_launcher(
     assert (made.observed.cpu_utilization, made.observed.gpu_utilization) == (0.375, 0.8)
 
 
-def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(
-    aws: Aws, answers: Answers, begin: datetime
-) -> None:
+def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(aws, answers, begin):
     make_job(aws, {"InstanceGroups": GROUPS})
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     put_heterogeneous(aws, begin)
@@ -180,9 +173,7 @@ def test_the_leaders_roster_is_enough_and_a_given_log_needs_no_cloudwatch_logs(
     assert (found.dnn, found.notes) == ("trainers", ())
 
 
-def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(
-    aws: Aws, answers: Answers, begin: datetime
-) -> None:
+def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(aws, answers, begin):
     make_job(aws, {"InstanceGroups": GROUPS})
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     put_heterogeneous(aws, begin)
@@ -193,9 +184,7 @@ def test_without_such_lines_gpus_tell_two_groups_apart_and_that_is_said(
     assert "those with GPUs" in found.notes[0]
 
 
-def test_a_log_that_may_not_be_read_is_named_where_gpus_tell_it_instead(
-    aws: Aws, answers: Answers, begin: datetime
-) -> None:
+def test_a_log_that_may_not_be_read_is_named_where_gpus_tell_it_instead(aws, answers, begin):
     make_job(aws, {"InstanceGroups": GROUPS})
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     put_heterogeneous(aws, begin)
@@ -204,9 +193,7 @@ def test_a_log_that_may_not_be_read_is_named_where_gpus_tell_it_instead(
 
 
 @pytest.mark.parametrize("types", [("ml.g5.2xlarge", "ml.g4dn.xlarge"), ("ml.c5.4xlarge",) * 2])
-def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(
-    aws: Aws, answers: Answers, begin: datetime, types: tuple[str, str]
-) -> None:
+def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(aws, answers, begin, types):
     groups = [
         {"InstanceType": kind, "InstanceCount": 1, "InstanceGroupName": f"g{n}"}
         for n, kind in enumerate(types)
@@ -221,9 +208,7 @@ def test_groups_that_nothing_tells_apart_are_an_error_that_names_them(
     assert "--logs" in caught.value.fix
 
 
-def test_gpus_tell_nothing_while_a_host_has_no_points(
-    aws: Aws, answers: Answers, begin: datetime
-) -> None:
+def test_gpus_tell_nothing_while_a_host_has_no_points(aws, answers, begin):
     make_job(aws, {"InstanceGroups": GROUPS})
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     put(aws, "algo-1", begin, CPUUtilization=(100.0,), GPUUtilization=(10.0,))
@@ -234,14 +219,14 @@ def test_gpus_tell_nothing_while_a_host_has_no_points(
 # ---- nothing to read
 
 
-def test_a_job_that_there_is_not_is_named_with_its_region(aws: Aws) -> None:
+def test_a_job_that_there_is_not_is_named_with_its_region(aws):
     with pytest.raises(PlatformError) as caught:
         describe_job(aws, "no-such-job")
     assert "no-such-job" in str(caught.value)
     assert REGION in str(caught.value)
 
 
-def test_a_job_that_never_trained_says_why(aws: Aws, answers: Answers) -> None:
+def test_a_job_that_never_trained_says_why(aws, answers):
     make_job(aws)
 
     def change(parsed: dict[str, object]) -> None:
@@ -263,9 +248,7 @@ def test_a_job_that_never_trained_says_why(aws: Aws, answers: Answers) -> None:
         (timedelta(hours=9), timedelta(hours=2), "none were written"),
     ],
 )
-def test_a_job_without_points_says_why(
-    aws: Aws, answers: Answers, ago: timedelta, lasted: timedelta, words: str
-) -> None:
+def test_a_job_without_points_says_why(aws, answers, ago, lasted, words):
     make_job(aws)
     start = datetime.now(UTC) - ago
     trained(answers, start, end=start + lasted)
@@ -274,7 +257,7 @@ def test_a_job_without_points_says_why(
     assert words in str(caught.value)
 
 
-def test_a_missing_permission_is_named(aws: Aws, answers: Answers, begin: datetime) -> None:
+def test_a_missing_permission_is_named(aws, answers, begin):
     make_job(aws)
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     answers.always_refuse("cloudwatch", "GetMetricData", "AccessDenied")
@@ -282,7 +265,7 @@ def test_a_missing_permission_is_named(aws: Aws, answers: Answers, begin: dateti
         observed(aws)
 
 
-def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws: Aws, answers: Answers) -> None:
+def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws, answers):
     make_job(aws)
     start = datetime.now(UTC) - timedelta(days=30)
     trained(answers, start, end=start + timedelta(hours=3))
@@ -301,7 +284,7 @@ def test_old_jobs_are_asked_for_in_the_points_that_are_kept(aws: Aws, answers: A
 
 
 @pytest.fixture
-def finished(aws: Aws, begin: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
+def finished(aws, begin, monkeypatch):
     """Makes a job with points, for an `Aws` that the verb makes itself."""
     make_job(aws)
     put(aws, "algo-1", begin, CPUUtilization=(792.0, 784.0), GPUUtilization=(41.0, 41.0))
@@ -319,9 +302,7 @@ def finished(aws: Aws, begin: datetime, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("finished")
-def test_the_verb_writes_a_profile_that_decide_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_writes_a_profile_that_decide_takes(tmp_path, capsys):
     out = tmp_path / "profile.json"
     observe(NAME, logs=None, region=REGION, outputs=Outputs(out=out), as_json=False)
     said = capsys.readouterr().out
@@ -338,7 +319,7 @@ def test_the_verb_writes_a_profile_that_decide_takes(
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_log_file_adds_the_step_to_the_record(tmp_path: Path) -> None:
+def test_a_log_file_adds_the_step_to_the_record(tmp_path):
     log = tmp_path / "job.log"
     progress = (
         "stoker 2026-11-20T08:00:00.000Z run=m host=algo-1 progress steps=9 step_seconds=0.25\n"
@@ -357,14 +338,14 @@ def test_a_log_file_adds_the_step_to_the_record(tmp_path: Path) -> None:
     assert "250 ms per step" in done.output
 
 
-def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path: Path) -> None:
+def test_a_log_without_steps_is_refused_before_aws_is_asked(tmp_path):
     log = tmp_path / "job.log"
     log.write_text("nothing here\n")
     with pytest.raises(UsageError, match="20 lines"):
         observe(NAME, logs=log, region=None, outputs=Outputs(), as_json=False)
 
 
-def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path: Path) -> None:
+def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path):
     log = tmp_path / "job.log"
     log.write_bytes(b"\xff\xfe 10% |\x88\r" * 30)
     for file, words in ((log, "20 lines"), (tmp_path, "the log cannot be read: Is a directory")):
@@ -372,7 +353,7 @@ def test_a_log_of_odd_bytes_is_read_and_what_is_no_file_is_named(tmp_path: Path)
             observe(NAME, logs=file, region=None, outputs=Outputs(), as_json=False)
 
 
-def test_a_command_beside_a_job_is_refused() -> None:
+def test_a_command_beside_a_job_is_refused():
     with pytest.raises(UsageError, match="nothing to run"):
         profile_verb(
             ["mnist.yaml"],
@@ -383,7 +364,7 @@ def test_a_command_beside_a_job_is_refused() -> None:
 
 
 @pytest.mark.parametrize("flag", [["--logs", "x"], ["--region", "eu-west-1"]])
-def test_flags_of_a_job_need_a_job(flag: list[str]) -> None:
+def test_flags_of_a_job_need_a_job(flag):
     done = CliRunner().invoke(app_for("profile"), ["profile", *flag])
     assert done.exit_code == 2
     assert "--training-job" in done.output

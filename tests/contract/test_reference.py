@@ -3,7 +3,6 @@
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +22,7 @@ WITHOUT_EXAMPLE = {
 
 
 @pytest.fixture(scope="module")
-def reference() -> ModuleType:
+def reference():
     spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs/make_reference.py")
     assert spec is not None
     assert spec.loader is not None
@@ -33,12 +32,12 @@ def reference() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def made(reference: ModuleType) -> dict[Path, str]:
+def made(reference):
     pages: dict[Path, str] = reference.pages()
     return pages
 
 
-def test_the_committed_pages_are_those_that_the_code_makes(made: dict[Path, str]) -> None:
+def test_the_committed_pages_are_those_that_the_code_makes(made):
     stale = [str(path) for path, text in made.items() if (ROOT / path).read_text() != text]
     assert stale == [], "run make docs, and commit what it changes"
     folder = ROOT / "docs" / "reference"
@@ -47,9 +46,7 @@ def test_the_committed_pages_are_those_that_the_code_makes(made: dict[Path, str]
     }
 
 
-def test_each_link_of_a_page_leads_to_a_heading(
-    reference: ModuleType, made: dict[Path, str]
-) -> None:
+def test_each_link_of_a_page_leads_to_a_heading(reference, made):
     pages = {path.name: text for path, text in made.items() if path.suffix == ".md"}
     anchors = {
         name: [reference._slug(title) for title in re.findall(r"(?m)^#+ (.*)$", text)]
@@ -66,7 +63,7 @@ def test_each_link_of_a_page_leads_to_a_heading(
     assert wrong == []
 
 
-def test_each_public_name_has_an_example(reference: ModuleType) -> None:
+def test_each_public_name_has_an_example(reference):
     missing = {
         f"{module}.{name}"
         for module in reference.MODULES
@@ -77,7 +74,7 @@ def test_each_public_name_has_an_example(reference: ModuleType) -> None:
 
 
 @pytest.fixture
-def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_a_project(tmp_path, monkeypatch):
     monkeypatch.chdir(project(tmp_path))
     yield
     sys.modules.pop("example", None)
@@ -90,25 +87,25 @@ def run_examples(reference: ModuleType, module: str, *, without: tuple[str, ...]
 
 
 @pytest.mark.usefixtures("_in_a_project")
-def test_the_examples_of_stoker_run(reference: ModuleType) -> None:
+def test_the_examples_of_stoker_run(reference):
     run_examples(reference, "stoker")
 
 
-def test_the_example_of_keras_is_python(reference: ModuleType) -> None:
+def test_the_example_of_keras_is_python(reference):
     # tests/engines runs a Keras script; here there is no TensorFlow.
     for code in reference.examples("stoker.keras").values():
         compile(code, "the example of stoker.keras", "exec")
 
 
 @pytest.mark.usefixtures("_in_a_project", "quick_kfp")
-def test_the_examples_of_kubeflow_run(reference: ModuleType) -> None:
+def test_the_examples_of_kubeflow_run(reference):
     pytest.importorskip("kfp")
     run_examples(reference, "stoker.kubeflow")
     assert "name: mine" in Path("mine.yaml").read_text()
 
 
 @pytest.mark.usefixtures("_in_a_project")
-def test_the_examples_of_sagemaker_run(reference: ModuleType) -> None:
+def test_the_examples_of_sagemaker_run(reference):
     pytest.importorskip("sagemaker")
     # It sends to an account: test_sagemaker_compose.py calls it with a bucket.
     run_examples(reference, "stoker.sagemaker", without=("upload_inputs",))

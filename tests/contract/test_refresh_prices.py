@@ -6,9 +6,8 @@ The answers have the shape of AWS's documents (botocore checks it), with prices 
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date, timedelta
-from pathlib import Path
 
 import boto3
 import pytest
@@ -84,13 +83,13 @@ def runs(kind: str, usd: str, *, region: str = REGION, **changes: str) -> str:
 
 
 @pytest.fixture
-def pricing() -> Iterator[Stubber]:
+def pricing():
     with Stubber(client("pricing")) as stub:
         yield stub
 
 
 @pytest.fixture
-def ec2() -> Iterator[Stubber]:
+def ec2():
     with Stubber(client("ec2")) as stub:
         yield stub
 
@@ -123,7 +122,7 @@ def prices(pricing: Stubber, service: str, *products: str, region: str = REGION)
     return refresh_prices.prices(pricing.client, service, region, fields)
 
 
-def test_a_training_price_is_that_of_on_demand_hours(pricing: Stubber) -> None:
+def test_a_training_price_is_that_of_on_demand_hours(pricing):
     assert prices(
         pricing,
         "AmazonSageMaker",
@@ -137,12 +136,12 @@ def test_a_training_price_is_that_of_on_demand_hours(pricing: Stubber) -> None:
 
 
 @pytest.mark.parametrize("usage", ["Train", "USE1-Train"])
-def test_us_east_1_has_usage_types_with_and_without_a_head(pricing: Stubber, usage: str) -> None:
+def test_us_east_1_has_usage_types_with_and_without_a_head(pricing, usage):
     one = trains("ml.p5.48xlarge", "60", usage=usage)
     assert prices(pricing, "AmazonSageMaker", one) == {"p5.48xlarge": "60"}
 
 
-def test_two_prices_of_a_type_are_none_and_the_same_twice_is_one(pricing: Stubber) -> None:
+def test_two_prices_of_a_type_are_none_and_the_same_twice_is_one(pricing):
     assert prices(
         pricing,
         "AmazonSageMaker",
@@ -153,7 +152,7 @@ def test_two_prices_of_a_type_are_none_and_the_same_twice_is_one(pricing: Stubbe
     ) == {"g5.2xlarge": "1.5"}
 
 
-def test_capacity_blocks_are_no_on_demand_price(pricing: Stubber) -> None:
+def test_capacity_blocks_are_no_on_demand_price(pricing):
     block = runs("c5.xlarge", "9.9", marketoption="CapacityBlock")
     assert prices(pricing, "AmazonEC2", runs("c5.xlarge", "0.194"), block) == {"c5.xlarge": "0.194"}
 
@@ -168,9 +167,7 @@ def described(kind: str, network: str = "2x 25 Gigabit") -> dict[str, object]:
     }
 
 
-def test_the_table_has_todays_sizes_and_prices_and_no_others(
-    pricing: Stubber, ec2: Stubber, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_todays_sizes_and_prices_and_no_others(pricing, ec2, tmp_path, capsys):
     training = [trains("ml.p4d.24xlarge", "27"), trains("ml.c5.18xlarge", "4")]
     answer(pricing, "AmazonSageMaker", training, [trains("ml.c5.24xlarge", "0.01")])
     answer(pricing, "AmazonEC2", [runs("c5.xlarge", "0.19")])
@@ -209,7 +206,7 @@ def test_the_table_has_todays_sizes_and_prices_and_no_others(
     assert (plans.prices.date, plans.prices.stale) == ("2027-01-05", False)
 
 
-def test_a_region_without_prices_makes_no_table(pricing: Stubber, ec2: Stubber) -> None:
+def test_a_region_without_prices_makes_no_table(pricing, ec2):
     answer(pricing, "AmazonSageMaker", [], region="mars-1")
     out = io.StringIO()
     with pytest.raises(SystemExit, match="no training prices in USD for mars-1"):
@@ -219,7 +216,7 @@ def test_a_region_without_prices_makes_no_table(pricing: Stubber, ec2: Stubber) 
     assert out.getvalue() == ""
 
 
-def test_a_named_type_without_a_price_is_no_plan_to_run() -> None:
+def test_a_named_type_without_a_price_is_no_plan_to_run():
     profile = Profile(
         host=ProfiledHost(instance_type="ml.p4d.24xlarge"),
         step=StepTerms(step_seconds=0.192, wait_seconds=0.1, global_batch_size=8),
@@ -241,7 +238,7 @@ def test_a_named_type_without_a_price_is_no_plan_to_run() -> None:
 
 
 @pytest.mark.parametrize(("days", "is_stale"), [(90, False), (91, True)])
-def test_a_price_is_stale_from_the_ninety_first_day(days: int, is_stale: bool) -> None:
+def test_a_price_is_stale_from_the_ninety_first_day(days, is_stale):
     catalog = load_catalog("sagemaker")
     priced_on = catalog.get("ml.p4d.24xlarge").priced_on
     assert priced_on is not None

@@ -42,7 +42,7 @@ def locked(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", LOCKED)
-def test_locked_versions_are_those_of_the_constraints(name: str) -> None:
+def test_locked_versions_are_those_of_the_constraints(name):
     constraints = pinned((ROOT / "constraints.txt").read_text())
     differing = {
         package: version
@@ -53,14 +53,14 @@ def test_locked_versions_are_those_of_the_constraints(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOCKED)
-def test_each_locked_package_has_a_hash(name: str) -> None:
+def test_each_locked_package_has_a_hash(name):
     entries = re.split(r"(?m)^(?=[A-Za-z0-9])", locked(name))[1:]
     assert entries
     assert [e.split()[0] for e in entries if "--hash=sha256:" not in e] == []
 
 
 @pytest.mark.parametrize("name", LOCKED)
-def test_all_that_the_project_asks_for_is_locked(name: str) -> None:
+def test_all_that_the_project_asks_for_is_locked(name):
     asked = {
         normalised(re.match(r"[\w.-]+", requirement)[0])  # type: ignore[index]
         for part in WANTED[name]
@@ -69,7 +69,7 @@ def test_all_that_the_project_asks_for_is_locked(name: str) -> None:
     assert asked - {"torch"} <= pinned(locked(name)).keys()
 
 
-def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch() -> None:
+def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch():
     make = (ROOT / "Makefile").read_text()
     installed = re.findall(r"(?m)^\t@\$\(PIP\) (.*)$", make)
     free = [line for line in installed if "--require-hashes" not in line]
@@ -106,18 +106,14 @@ ON_X86 = 'nvidia-nccl-cu12==2.27.5; platform_system == "Linux" and platform_mach
         ('nvidia-cutlass-dsl; extra == "cutlass"', "x86_64", False),
     ],
 )
-def test_an_image_for_data_hosts_takes_no_torch_with_cuda(
-    need: str, machine: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_for_data_hosts_takes_no_torch_with_cuda(need, machine, is_refused, monkeypatch):
     with pytest.raises(SystemExit) if is_refused else contextlib.nullcontext():
         needs = ["sympy>=1.13.3", need]
         words = cpu_build(monkeypatch, needs, machine=machine, version="2.13.0")
         assert words == ["--no-deps", "torch==2.13.0"]
 
 
-def test_another_torch_brings_what_it_needs_in_other_versions_than_the_locked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_torch_brings_what_it_needs_in_other_versions_than_the_locked(monkeypatch):
     # As torch 2.6 has its sympy, on PyPI.
     needs = ["filelock", 'sympy==1.13.1; python_version >= "3.9"', "typing_extensions>=4.10.0"]
     words = cpu_build(monkeypatch, needs, machine="aarch64", version="2.6.0")
@@ -125,9 +121,7 @@ def test_another_torch_brings_what_it_needs_in_other_versions_than_the_locked(
 
 
 @pytest.mark.parametrize("version", ["2.3.1", "2.x"])
-def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(version, monkeypatch):
     with pytest.raises(SystemExit, match=rf"TORCH_VERSION={version}: stoker needs torch>=2\.4"):
         cpu_build(monkeypatch, [], machine="x86_64", version=version)
 
@@ -168,8 +162,8 @@ def asked_of_pip(
     ],
 )
 def test_a_base_whose_torch_is_not_what_is_wanted_is_refused_before_a_download(
-    words: list[str], error: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    words, error, monkeypatch, tmp_path
+):
     with pytest.raises(SystemExit, match=rf"^error: {error}.*\ntry:   .*without torch$"):
         asked_of_pip(monkeypatch, tmp_path, *words)
     assert list(tmp_path.iterdir()) == []
@@ -178,16 +172,12 @@ def test_a_base_whose_torch_is_not_what_is_wanted_is_refused_before_a_download(
 @pytest.mark.parametrize(
     "words", [["--base-torch=2.12.0+cu128"], ["--base-torch=2.3.0", "--torch=none"]]
 )
-def test_a_base_with_a_torch_that_does_for_the_image_is_taken(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_base_with_a_torch_that_does_for_the_image_is_taken(words, monkeypatch, tmp_path):
     calls = asked_of_pip(monkeypatch, tmp_path, *words)
     assert [call[0] for call in calls][-1] == "wheel"
 
 
-def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wheels_of_a_download_that_broke_off_are_not_taken_for_whole(monkeypatch, tmp_path):
     download = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["download"]
     calls: list[tuple[str, ...]] = []
     folder = tmp_path / "torch"

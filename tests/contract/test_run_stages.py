@@ -1,6 +1,5 @@
 """The leader and hosts tell the stages of a run over real sockets."""
 
-from collections.abc import Iterator
 from io import StringIO
 
 import pytest
@@ -33,7 +32,7 @@ def join(host: str, *, life: str) -> Join:
 
 
 @pytest.fixture
-def coordinator() -> Iterator[tuple[Coordinator, int]]:
+def coordinator():
     with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
         port = probe.bind_to_random_port("tcp://127.0.0.1")
     found = Coordinator(
@@ -68,9 +67,7 @@ def member(host: str, port: int) -> Membership:
     return found
 
 
-def test_stages_are_told_at_once_and_to_those_that_come_later(
-    coordinator: tuple[Coordinator, int],
-) -> None:
+def test_stages_are_told_at_once_and_to_those_that_come_later(coordinator):
     leader, port = coordinator
     data = member("d1", port)
     late = None

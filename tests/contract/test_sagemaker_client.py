@@ -21,7 +21,7 @@ from stoker.orchestrators.sagemaker.overlap import under_way_before
 from stoker.platforms.aws import Aws
 from stoker.records import Json
 from support.command import stoker
-from support.moto import ACCOUNT, REGION, AwsServer
+from support.moto import ACCOUNT, REGION
 from support.sagemaker_orchestrator import (
     BUCKET,
     EXECUTION,
@@ -44,13 +44,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def server(aws_server: AwsServer) -> AwsServer:
+def server(aws_server):
     aws_server.make_bucket(BUCKET)
     return aws_server
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path, monkeypatch):
     """Makes a project folder with the product's pipelines, code and a workload."""
     (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     (tmp_path / "code").mkdir()
@@ -79,9 +79,7 @@ def scheduled(name: str = "stoker-mnist") -> dict[str, Json]:
 # The product's own pipeline, compiled and uploaded by the verb itself.
 
 
-def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
-    server: AwsServer, project: Path
-) -> None:
+def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(server, project):
     words = ("upload", "sagemaker", "w.yaml", "--set", "sagemaker.source=code", "--json")
     done = stoker(*words)
     assert done.returncode == 0, done.stderr
@@ -98,8 +96,8 @@ def test_upload_creates_the_pipeline_with_its_inputs_role_and_tags(
 
 
 def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_difference(
-    server: AwsServer, project: Path
-) -> None:
+    server, project
+):
     assert stoker("upload", "sagemaker", "w.yaml").returncode == 0
     before = described()
     again = stoker("upload", "sagemaker", "w.yaml")
@@ -122,7 +120,7 @@ def test_upload_of_the_same_again_sends_nothing_and_of_another_shows_the_differe
 # From here on the pipeline is one made by hand: no SDK, no compiling.
 
 
-def test_an_input_that_was_deleted_is_uploaded_again(server: AwsServer, project: Path) -> None:
+def test_an_input_that_was_deleted_is_uploaded_again(server, project):
     upload()
     (uri,) = hand_made(workload()).uploads
     Aws(region=REGION).delete_object(uri)
@@ -131,7 +129,7 @@ def test_an_input_that_was_deleted_is_uploaded_again(server: AwsServer, project:
     assert Aws(region=REGION).has_object(uri)
 
 
-def test_a_new_tag_and_a_new_role_are_changes(server: AwsServer, project: Path) -> None:
+def test_a_new_tag_and_a_new_role_are_changes(server, project):
     upload()
     other = "arn:aws:iam::123456789012:role/pipeline"
     changes = (f"sagemaker.pipeline_role={other}", "sagemaker.tags.owner=ada")
@@ -142,7 +140,7 @@ def test_a_new_tag_and_a_new_role_are_changes(server: AwsServer, project: Path) 
     assert upload(*changes)["action"] == "unchanged"
 
 
-def test_parameters_arrive_under_the_services_names(server: AwsServer, project: Path) -> None:
+def test_parameters_arrive_under_the_services_names(server, project):
     upload()
     words = ("--param", "epochs=3", "--param", "MaxUsdPerHour=12", "--param", "DataInstanceCount=4")
     done = stoker("start", "sagemaker", "w.yaml", *words, "--json")
@@ -171,9 +169,7 @@ def test_parameters_arrive_under_the_services_names(server: AwsServer, project: 
         (f"model_group={'x' * 300}", ["300 characters, at most 244"]),
     ],
 )
-def test_a_parameter_that_cannot_be_starts_nothing(
-    server: AwsServer, project: Path, parameter: str, words: list[str]
-) -> None:
+def test_a_parameter_that_cannot_be_starts_nothing(server, project, parameter, words):
     upload()
     done = stoker("start", "sagemaker", "w.yaml", "--param", parameter)
     assert done.returncode == 2
@@ -183,7 +179,7 @@ def test_a_parameter_that_cannot_be_starts_nothing(
     assert runs["PipelineExecutionSummaries"] == []
 
 
-def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server: AwsServer, project: Path) -> None:
+def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server, project):
     done = stoker("start", "sagemaker", "w.yaml")
     assert done.returncode == 2
     assert "pipeline mnist is not uploaded" in done.stderr
@@ -201,9 +197,7 @@ edge.main()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_waiting_and_not_the_run(
-    server: AwsServer, project: Path, number: signal.Signals, code: int
-) -> None:
+def test_a_signal_ends_the_waiting_and_not_the_run(server, project, number, code):
     upload()
     waiting = subprocess.Popen(
         [sys.executable, "-c", WAITING, "start", "sagemaker", "w.yaml", "--wait"],
@@ -230,9 +224,7 @@ def test_a_signal_ends_the_waiting_and_not_the_run(
     assert "told to stop" not in said
 
 
-def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(
-    server: AwsServer, project: Path
-) -> None:
+def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(server, project):
     upload()
     cron = ("--cron", "cron(30 6 ? * MON-FRI *)", "--time-zone", "Europe/Berlin")
     queue = "arn:aws:sqs:eu-central-1:123456789012:given-up"
@@ -256,9 +248,7 @@ def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(
     }
 
 
-def test_another_schedule_has_another_name_and_one_of_the_same_is_replaced(
-    server: AwsServer, project: Path
-) -> None:
+def test_another_schedule_has_another_name_and_one_of_the_same_is_replaced(server, project):
     upload()
     words = ("schedule", "sagemaker", "w.yaml", "--json", "--cron")
     for expression in ("rate(12 hours)", "cron(0 7 * * ? *)"):
@@ -280,9 +270,7 @@ def test_another_schedule_has_another_name_and_one_of_the_same_is_replaced(
         ),
     ],
 )
-def test_a_schedule_that_cannot_be_is_not_made(
-    server: AwsServer, project: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_a_schedule_that_cannot_be_is_not_made(server, project, words, said):
     upload()
     done = stoker("schedule", "sagemaker", "w.yaml", *words)
     assert done.returncode == 2, done.stdout
@@ -290,9 +278,7 @@ def test_a_schedule_that_cannot_be_is_not_made(
     assert Aws(region=REGION).call("scheduler", "ListSchedules")["Schedules"] == []
 
 
-def test_a_schedule_of_that_name_that_starts_something_else_is_left_alone(
-    server: AwsServer, project: Path
-) -> None:
+def test_a_schedule_of_that_name_that_starts_something_else_is_left_alone(server, project):
     upload()
     target = {"Arn": f"arn:aws:sqs:{REGION}:{ACCOUNT}:queue", "RoleArn": SCHEDULE_ROLE}
     Aws(region=REGION).call(
@@ -324,7 +310,7 @@ def make_training_job() -> str:
     return str(job["TrainingJobName"])
 
 
-def test_a_training_job_is_shown_and_need_not_be_stopped(server: AwsServer, project: Path) -> None:
+def test_a_training_job_is_shown_and_need_not_be_stopped(server, project):
     name = make_training_job()
     for verb in ("status", "stop"):
         done = stoker(verb, "sagemaker", name)
@@ -333,9 +319,7 @@ def test_a_training_job_is_shown_and_need_not_be_stopped(server: AwsServer, proj
 
 
 @pytest.mark.parametrize("verb", ["status", "stop"])
-def test_a_run_that_is_not_there_is_a_usage_error(
-    server: AwsServer, project: Path, verb: str
-) -> None:
+def test_a_run_that_is_not_there_is_a_usage_error(server, project, verb):
     done = stoker(verb, "sagemaker", "nothing")
     assert done.returncode == 2
     assert "no pipeline and no training job nothing" in done.stderr
@@ -349,9 +333,7 @@ def test_a_run_that_is_not_there_is_a_usage_error(
         (("start", "sagemaker", "mnist"), "mnist is not a workload file"),
     ],
 )
-def test_a_wrong_command_line_asks_nobody(
-    server: AwsServer, project: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_a_wrong_command_line_asks_nobody(server, project, words, said):
     done = stoker(*words)
     assert done.returncode == 2
     assert said in done.stderr
@@ -372,7 +354,7 @@ def shown(status: str, *steps: dict[str, object], reason: str = "") -> RunState:
     return run
 
 
-def test_a_run_is_shown_with_its_steps_and_the_jobs_that_they_started() -> None:
+def test_a_run_is_shown_with_its_steps_and_the_jobs_that_they_started():
     failed = step("Evaluate", "Failed", FailureReason="ClientError: no image")
     run = shown("Failed", DONE, failed, reason="Step failure")
     assert (run.run, run.status, run.reason) == (RUN, "Failed", "Step failure")
@@ -395,13 +377,11 @@ def test_a_run_is_shown_with_its_steps_and_the_jobs_that_they_started() -> None:
         ("Failed", {"Metadata": {"Fail": {"ErrorMessage": "accuracy is 0.61"}}}, 3),
     ],
 )
-def test_the_exit_code_says_whether_a_gate_failed(
-    status: str, failed: dict[str, object], code: int
-) -> None:
+def test_the_exit_code_says_whether_a_gate_failed(status, failed, code):
     assert shown(status, step("Last", status, **failed)).exit_code == code
 
 
-def test_a_pipelines_name_means_its_newest_run_and_an_arn_names_its_region() -> None:
+def test_a_pipelines_name_means_its_newest_run_and_an_arn_names_its_region():
     answers = recorded()
     answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
     newest = {"PipelineExecutionSummaries": [{"PipelineExecutionArn": EXECUTION}]}
@@ -417,7 +397,7 @@ def test_a_pipelines_name_means_its_newest_run_and_an_arn_names_its_region() -> 
     assert (run.run, run.has_ended) == (RUN, False)
 
 
-def test_a_missing_permission_is_not_taken_for_a_missing_run() -> None:
+def test_a_missing_permission_is_not_taken_for_a_missing_run():
     answers = recorded()
     answers.refuse("describe_pipeline", "AccessDeniedException", "not authorized to perform")
     with pytest.raises(PlatformError, match="permission"):
@@ -431,7 +411,7 @@ def wait(answers: Recorded) -> tuple[RunState, list[str]]:
     return run, [" ".join(line.split()) for line in lines]
 
 
-def test_waiting_tells_each_change_of_a_step_once_and_outlasts_a_service_that_is_away() -> None:
+def test_waiting_tells_each_change_of_a_step_once_and_outlasts_a_service_that_is_away():
     answers = recorded()
     answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
     answers.refuse("describe_pipeline_execution", "ResourceNotFound", "does not exist")
@@ -445,7 +425,7 @@ def test_waiting_tells_each_change_of_a_step_once_and_outlasts_a_service_that_is
     assert lines == ["Train Executing", "Train Succeeded"]
 
 
-def test_waiting_ends_if_the_service_stays_away_or_refuses() -> None:
+def test_waiting_ends_if_the_service_stays_away_or_refuses():
     answers = recorded()
     for _ in range(1000):
         answers.refuse("describe_pipeline", "ThrottlingException", "Rate exceeded")
@@ -459,7 +439,7 @@ def test_waiting_ends_if_the_service_stays_away_or_refuses() -> None:
     assert answers.slept == []
 
 
-def test_a_stop_ends_the_jobs_that_the_run_left_behind() -> None:
+def test_a_stop_ends_the_jobs_that_the_run_left_behind():
     answers = recorded()
     going = {LAUNCHED: "InProgress", f"{LAUNCHED}-plan2": "InProgress"}
     answers.add_state("Executing", TRAIN, jobs=going)
@@ -477,7 +457,7 @@ def test_a_stop_ends_the_jobs_that_the_run_left_behind() -> None:
     answers.stubber.assert_no_pending_responses()
 
 
-def test_a_run_that_has_ended_is_not_stopped_but_its_job_is() -> None:
+def test_a_run_that_has_ended_is_not_stopped_but_its_job_is():
     answers = recorded()
     for _ in range(2):
         answers.add_state("Failed", jobs={LAUNCHED: "InProgress"})
@@ -487,7 +467,7 @@ def test_a_run_that_has_ended_is_not_stopped_but_its_job_is() -> None:
     answers.stubber.assert_no_pending_responses()
 
 
-def test_a_stop_that_takes_too_long_says_where_to_look() -> None:
+def test_a_stop_that_takes_too_long_says_where_to_look():
     answers = recorded()
     answers.add_state("Executing")
     answers.add("describe_pipeline", {"PipelineArn": PIPELINE}, PipelineName="mnist")
@@ -527,7 +507,7 @@ def before(execution: str, *runs: dict[str, object], later: str = "") -> tuple[s
     return found
 
 
-def test_of_two_runs_that_are_under_way_only_the_later_one_gives_way() -> None:
+def test_of_two_runs_that_are_under_way_only_the_later_one_gives_way():
     runs = (listed("later", 2), listed("earlier", 1), listed("before", 0, "Succeeded"))
     assert before("later", *runs) == ("mnist/earlier",)
     # The later one is at its own check.
@@ -537,9 +517,7 @@ def test_of_two_runs_that_are_under_way_only_the_later_one_gives_way() -> None:
     assert before("not-listed-yet", *runs) == ("mnist/later", "mnist/earlier")
 
 
-def test_the_pipeline_s_own_step_fails_with_4_if_it_has_to_give_way(
-    server: AwsServer, project: Path
-) -> None:
+def test_the_pipeline_s_own_step_fails_with_4_if_it_has_to_give_way(server, project):
     upload()
     alone = stoker("status", "sagemaker", "mnist", "--besides", "abc")
     assert (alone.returncode, "no run of mnist" in alone.stdout) == (0, True)

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -72,7 +71,7 @@ def waits(step: Mapping[str, Any]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> str:
+def own(tmp_path_factory):
     """Compiles the example with steps before, between and after, as users compile it."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "pipelines").mkdir()
@@ -80,7 +79,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> str:
     return compile_pipeline(sample.WORKLOAD, folder=folder).definition
 
 
-def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
+def test_steps_of_ones_own_stand_before_between_and_after(own):
     found = checked(own)
     assert {name: waits(step) for name, step in found.items() if "DependsOn" in step} == {
         "Profile": ["Prepare"],
@@ -101,7 +100,7 @@ def test_steps_of_ones_own_stand_before_between_and_after(own: str) -> None:
     assert found["Prepare"]["Arguments"]["RoleArn"].endswith(":role/our-data")
 
 
-def test_arguments_of_ones_own_are_parameters(own: str) -> None:
+def test_arguments_of_ones_own_are_parameters(own):
     listed = {p["Name"]: p for p in json.loads(own)["Parameters"]}
     assert listed["Day"] == {"Name": "Day", "Type": "String", "DefaultValue": "today"}
     assert listed["Least"] == {"Name": "Least", "Type": "Float", "DefaultValue": 0.95}
@@ -111,7 +110,7 @@ def test_arguments_of_ones_own_are_parameters(own: str) -> None:
     }
 
 
-def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own: str) -> None:
+def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own):
     found = checked(own)
     made = found["Prepare"]["Arguments"]["ProcessingOutputConfig"]["Outputs"][0]["S3Output"]
     channels = found["Profile"]["Arguments"]["InputDataConfig"]
@@ -125,9 +124,7 @@ def test_what_a_step_of_ones_own_made_is_the_input_of_profile_and_training(own: 
     )
 
 
-def test_a_notebook_needs_the_workloads_file_and_the_sdks_own_pipeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_needs_the_workloads_file_and_the_sdks_own_pipeline(tmp_path, monkeypatch):
     monkeypatch.chdir(project(tmp_path))
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
         monkeypatch.setenv(f"AWS_{name}", "none")
@@ -162,7 +159,7 @@ def defined(run: "sagemaker.PipelineRun", *steps: "sagemaker.Step") -> dict[str,
     return checked(sagemaker.pipeline(run.request, lambda _: steps))
 
 
-def test_an_evaluation_of_ones_own_takes_the_place_of_stokers() -> None:
+def test_an_evaluation_of_ones_own_takes_the_place_of_stokers():
     run = run_of()
     decided = sagemaker.decide_step(run, profile="s3://bucket/profile", image="decide:1")
     trained = sagemaker.train_step(run, decision=decided, image="ours:2")
@@ -191,7 +188,7 @@ def test_an_evaluation_of_ones_own_takes_the_place_of_stokers() -> None:
     assert found["Judge"]["Arguments"]["AppSpecification"]["ContainerEntrypoint"] == ["/judge"]
 
 
-def test_without_parameters_a_step_has_what_the_workload_says() -> None:
+def test_without_parameters_a_step_has_what_the_workload_says():
     run = run_of()
     measured = sagemaker.profile_step(run.given(instance_type="ml.g5.4xlarge"), image="ours:2")
     found = defined(run, measured)["Profile"]["Arguments"]
@@ -200,7 +197,7 @@ def test_without_parameters_a_step_has_what_the_workload_says() -> None:
     assert found["AlgorithmSpecification"]["TrainingImage"] == "ours:2"
 
 
-def test_hyperparameters_of_every_kind_fit_into_the_steps() -> None:
+def test_hyperparameters_of_every_kind_fit_into_the_steps():
     """The service takes 100 of them, and 100 arguments of a step."""
     many = {f"knob-{number:02}": 0.5 for number in range(97)}
     declared = {"amp": True, "depth": 18, "model": "resnet", **many}
@@ -226,7 +223,7 @@ def test_hyperparameters_of_every_kind_fit_into_the_steps() -> None:
     assert "--param=knob_00=0.5" in words
 
 
-def test_branches_tell_their_steps_apart() -> None:
+def test_branches_tell_their_steps_apart():
     run = run_of()
     found = defined(
         run,
@@ -239,13 +236,13 @@ def test_branches_tell_their_steps_apart() -> None:
     assert "epochs=9" in found["DecideBig"]["Arguments"]["AppSpecification"]["ContainerArguments"]
 
 
-def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest() -> None:
+def test_a_parameter_that_a_run_does_not_have_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match="no parameter epoch") as caught:
         sagemaker.PipelineRun.of(sample.WORKLOAD, folder=sample.ROOT, epoch=3)
     assert caught.value.fix == "did you mean epochs?"
 
 
-def test_an_argument_of_another_type_is_no_parameter() -> None:
+def test_an_argument_of_another_type_is_no_parameter():
     def steps(run: sagemaker.PipelineRun, days: list[str]) -> list[sagemaker.Step]:
         return []
 
@@ -253,7 +250,7 @@ def test_an_argument_of_another_type_is_no_parameter() -> None:
         sagemaker.pipeline(request(), steps)  # type: ignore[arg-type]
 
 
-def test_the_sdk_is_imported_without_the_users_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sdk_is_imported_without_the_users_profiles(monkeypatch):
     for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
         monkeypatch.setenv(name, "one-that-is-not-there")
     with sagemaker.steps.offline():
@@ -261,7 +258,7 @@ def test_the_sdk_is_imported_without_the_users_profiles(monkeypatch: pytest.Monk
     assert os.environ["AWS_DEFAULT_PROFILE"] == "one-that-is-not-there"
 
 
-def test_an_argument_of_the_name_of_another_parameter_is_refused() -> None:
+def test_an_argument_of_the_name_of_another_parameter_is_refused():
     def known(run: sagemaker.PipelineRun, maxDataHosts: int = 1) -> list[sagemaker.Step]:
         return []
 
@@ -282,7 +279,7 @@ def named_day(run: "sagemaker.PipelineRun", day: "sagemaker.Text") -> "list[sage
     return [sagemaker.control_step(run, name="Mine", command=["true", word])]
 
 
-def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not() -> None:
+def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not():
     spelt = {1e-05: "1.0E-5", 0.00025: "2.5E-4", 12345678.5: "1.23456785E7", 0.1: "0.1"}
     workload = msgspec.structs.replace(sample.WORKLOAD, hyperparameters={"lr": 0.1, "amp": False})
     for value, text in {**spelt, True: "True"}.items():
@@ -292,7 +289,7 @@ def test_values_are_read_as_the_interpreter_spells_them_which_stoker_does_not() 
         assert yaml.safe_load(override.partition("=")[2]) == value
 
 
-def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs() -> None:
+def test_a_value_that_is_too_long_for_a_word_of_a_step_is_refused_before_it_runs():
     """The service would find it when a run reaches the step."""
 
     longest = "x" * (256 - len("--param=Day="))
@@ -312,14 +309,14 @@ def request() -> Any:
     return pipeline_request(sample.WORKLOAD, folder=sample.ROOT)
 
 
-def test_a_value_of_a_step_without_a_property_file_is_refused() -> None:
+def test_a_value_of_a_step_without_a_property_file_is_refused():
     with pytest.raises(ValueError, match="Quiet has no property file"):
         sagemaker.value_in(
             sagemaker.control_step(run_of(), name="Quiet", command=["true"]), "passed"
         )
 
 
-def test_inputs_are_sent_once() -> None:
+def test_inputs_are_sent_once():
     run = run_of()
 
     class Bucket:
@@ -341,7 +338,7 @@ def test_inputs_are_sent_once() -> None:
     assert sagemaker.upload_inputs(run, aws=bucket) == ()  # type: ignore[arg-type]
 
 
-def test_a_notebook_shows_what_each_function_takes_and_says() -> None:
+def test_a_notebook_shows_what_each_function_takes_and_says():
     for name in importlib.import_module("stoker.sagemaker").__all__:
         function = getattr(sagemaker, name)
         if not inspect.isfunction(function):

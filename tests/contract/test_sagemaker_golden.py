@@ -19,7 +19,6 @@ from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Json
 from support import sagemaker_job
-from support.moto import AwsServer
 from support.sagemaker_rules import SHAPE, rule_problems
 
 FOLDER = Path(__file__).parent / "sagemaker_requests"
@@ -37,21 +36,19 @@ def described(name: str) -> dict[str, Json]:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_request_is_as_it_was(name: str) -> None:
+def test_the_request_is_as_it_was(name):
     golden = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     assert json.loads(json.dumps(described(name))) == golden
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_botocore_would_send_the_request_as_it_is(name: str) -> None:
+def test_botocore_would_send_the_request_as_it_is(name):
     report = ParamValidator().validate(described(name)["CreateTrainingJob"], SHAPE)
     assert report.generate_report() == ""
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_groups_channels_and_output_are_described_as_they_were_asked_for(
-    name: str, aws_server: AwsServer
-) -> None:
+def test_groups_channels_and_output_are_described_as_they_were_asked_for(name, aws_server):
     asked = described(name)["CreateTrainingJob"]
     assert isinstance(asked, dict)
     aws = Aws()
@@ -62,7 +59,7 @@ def test_groups_channels_and_output_are_described_as_they_were_asked_for(
     assert found["OutputDataConfig"] == asked["OutputDataConfig"]
 
 
-def test_a_stand_in_of_the_service_is_no_judge_of_a_request(aws_server: AwsServer) -> None:
+def test_a_stand_in_of_the_service_is_no_judge_of_a_request(aws_server):
     wrong = sagemaker_job.plan_body(sagemaker_job.job())
     one = {"InstanceGroupName": "data", "InstanceType": "ml.x9.big", "InstanceCount": 0}
     wrong["ResourceConfig"] = {"InstanceGroups": [one] * 7, "InstanceType": "ml.c5.xlarge"}
@@ -70,7 +67,7 @@ def test_a_stand_in_of_the_service_is_no_judge_of_a_request(aws_server: AwsServe
     assert Aws().call("sagemaker", "CreateTrainingJob", **wrong)["TrainingJobArn"]
 
 
-def test_there_is_no_golden_file_without_its_test() -> None:
+def test_there_is_no_golden_file_without_its_test():
     assert {path.stem for path in FOLDER.glob("*.json")} == set(JOBS)
 
 

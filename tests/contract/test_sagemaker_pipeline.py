@@ -36,7 +36,7 @@ _OPERATION = {
 }
 
 
-def test_the_definition_is_as_it_was() -> None:
+def test_the_definition_is_as_it_was():
     assert sample.compiled().definition == GOLDEN.read_text(encoding="utf-8")
 
 
@@ -53,7 +53,7 @@ def requests() -> list[tuple[str, str, dict[str, Json]]]:
     return found
 
 
-def test_botocore_would_send_every_request_of_a_step() -> None:
+def test_botocore_would_send_every_request_of_a_step():
     found = requests()
     assert len(found) == 9
     for name, step_type, request in found:
@@ -65,14 +65,14 @@ def test_botocore_would_send_every_request_of_a_step() -> None:
         assert list(over_limits(named, shape, name)) == []
 
 
-def test_training_requests_keep_the_services_rules() -> None:
+def test_training_requests_keep_the_services_rules():
     for name, step_type, request in requests():
         if step_type == "Training":
             body = {"TrainingJobName": "job", **request}
             assert [str(problem) for problem in rule_problems(body)] == [], name
 
 
-def test_a_pipeline_is_created_with_texts_that_the_api_takes() -> None:
+def test_a_pipeline_is_created_with_texts_that_the_api_takes():
     compiled = sample.compiled()
     request: dict[str, Json] = {
         "PipelineName": compiled.name,
@@ -108,7 +108,7 @@ def edges() -> dict[str, list[str]]:
     return found
 
 
-def test_the_pipeline_has_the_right_edges() -> None:
+def test_the_pipeline_has_the_right_edges():
     assert edges() == {
         "NeedsProfile": [],
         "Profile": ["NeedsProfile>If"],
@@ -127,7 +127,7 @@ def test_the_pipeline_has_the_right_edges() -> None:
     }
 
 
-def test_every_branch_reads_only_steps_of_its_own() -> None:
+def test_every_branch_reads_only_steps_of_its_own():
     for step in sample.steps(sample.definition()):
         if step["Type"] == "Condition" and not str(step["Name"]).startswith("Gate"):
             continue
@@ -136,11 +136,11 @@ def test_every_branch_reads_only_steps_of_its_own() -> None:
             assert named.endswith("Again") == again, f"{step['Name']} reads {named}"
 
 
-def test_the_evaluation_is_fed_by_literals_so_that_a_failed_training_does_not_stop_it() -> None:
+def test_the_evaluation_is_fed_by_literals_so_that_a_failed_training_does_not_stop_it():
     assert "Steps." not in json.dumps(sample.step_named("Evaluate")["Arguments"])
 
 
-def test_every_parameter_has_a_default_and_a_description() -> None:
+def test_every_parameter_has_a_default_and_a_description():
     compiled = sample.compiled()
     listed = sample.definition()["Parameters"]
     assert isinstance(listed, list)
@@ -153,7 +153,7 @@ def test_every_parameter_has_a_default_and_a_description() -> None:
         assert tuple(entry.get("EnumValues", ())) == parameter.choices
 
 
-def test_a_runs_hyperparameters_reach_profile_and_training_alone() -> None:
+def test_a_runs_hyperparameters_reach_profile_and_training_alone():
     """They reach the command as without a pipeline: in the job's request."""
     lr = {p["Name"]: p for p in sample.definition()["Parameters"]}["Lr"]  # type: ignore[union-attr,index,call-overload]
     assert lr == {"Name": "Lr", "Type": "Float", "DefaultValue": 0.1}
@@ -168,13 +168,13 @@ def test_a_runs_hyperparameters_reach_profile_and_training_alone() -> None:
     assert "--param=lr=0.1" in sample.arguments_of("Train")
 
 
-def test_every_parameter_reaches_a_step() -> None:
+def test_every_parameter_reaches_a_step():
     text = json.dumps(sample.definition()["Steps"])
     for parameter in sample.compiled().parameters:
         assert f'"Parameters.{parameter.camel_name}"' in text, parameter.name
 
 
-def test_the_cli_understands_what_the_small_steps_say() -> None:
+def test_the_cli_understands_what_the_small_steps_say():
     commands = typer.main.get_command(app_for(*VERBS)).commands  # type: ignore[attr-defined]
     for step in sample.steps(sample.definition()):
         if step["Type"] != "Processing":
@@ -183,7 +183,7 @@ def test_the_cli_understands_what_the_small_steps_say() -> None:
         commands[verb].make_context(verb, list(words))
 
 
-def test_nothing_secret_and_no_random_name_is_in_a_definition() -> None:
+def test_nothing_secret_and_no_random_name_is_in_a_definition():
     text = sample.compiled().definition
     assert "/stoker_token/token" not in text.replace("/opt/ml/input/data/stoker_token/token", "")
     assert not re.search(r"\b[0-9a-f]{64}\b", text)
@@ -209,15 +209,13 @@ assert not [name for name in sys.modules if name.split(".")[0] == "pipelines"]
 """
 
 
-def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(
-    tmp_path: Path,
-) -> None:
+def test_other_processes_folders_and_hash_seeds_give_the_same_bytes_with_no_network(tmp_path):
     said = printed_elsewhere(CHILD, tmp_path / "copy", timeout=110)
     # Of this process, whose hash seed is any.
     assert said == sha256(sample.compiled().definition.encode()).hexdigest() + "\n"
 
 
-def test_a_small_step_runs_from_its_own_arguments_as_its_container_would(tmp_path: Path) -> None:
+def test_a_small_step_runs_from_its_own_arguments_as_its_container_would(tmp_path):
     """Decide runs, then evaluate with nothing left by training: files are where requests say."""
     uploads = sample.compiled().uploads
     place = tmp_path / "processing"

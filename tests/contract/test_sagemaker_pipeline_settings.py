@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -58,7 +57,7 @@ def arguments(document: Mapping[str, Json], name: str) -> dict[str, Json]:
     return found
 
 
-def test_the_last_step_knows_of_which_run_it_tells_mlflow_and_the_webhook() -> None:
+def test_the_last_step_knows_of_which_run_it_tells_mlflow_and_the_webhook():
     workload = msgspec.structs.replace(
         sample.WORKLOAD,
         tracking=TrackingSettings(
@@ -81,7 +80,7 @@ def _member(request: Mapping[str, Json], part: str, key: str) -> Json:
 
 
 @pytest.fixture(scope="module")
-def full() -> dict[str, Json]:
+def full():
     return compiled(
         "ml.p3.8xlarge",
         region="eu-west-1",
@@ -103,7 +102,7 @@ def full() -> dict[str, Json]:
     )
 
 
-def test_botocore_would_send_every_request_with_all_settings(full: dict[str, Json]) -> None:
+def test_botocore_would_send_every_request_with_all_settings(full):
     for step in sample.steps(full):
         operation = {"Processing": "CreateProcessingJob", "Training": "CreateTrainingJob"}.get(
             str(step["Type"])
@@ -117,9 +116,7 @@ def test_botocore_would_send_every_request_with_all_settings(full: dict[str, Jso
             assert report == "", f"{step['Name']}: {report}"
 
 
-def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(
-    full: dict[str, Json],
-) -> None:
+def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(full):
     train = arguments(full, "Train")
     assert train["RoleArn"] == CONTROL_ROLE
     assert train["Environment"] == {"AWS_DEFAULT_REGION": "eu-west-1"}
@@ -135,16 +132,14 @@ def test_small_steps_run_in_the_control_image_with_its_role_in_the_vpc(
     assert evaluate["NetworkConfig"] == {"EnableNetworkIsolation": False, "VpcConfig": vpc}
 
 
-def test_jobs_keep_their_own_role_and_lose_the_tags_of_a_single_job(full: dict[str, Json]) -> None:
+def test_jobs_keep_their_own_role_and_lose_the_tags_of_a_single_job(full):
     profile = arguments(full, "Profile")
     assert profile["RoleArn"] == ROLE
     assert profile["Tags"] == [{"Key": "team", "Value": "vision"}]
     assert profile["EnableNetworkIsolation"] is True
 
 
-def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(
-    full: dict[str, Json],
-) -> None:
+def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(full):
     step = next(step for step in sample.steps(full) if step["Name"] == "Profile")
     assert step["CacheConfig"] == {"Enabled": True, "ExpireAfter": "P30D"}
     profile = arguments(full, "Profile")
@@ -172,7 +167,7 @@ def test_a_cached_profile_holds_nothing_of_the_run_and_tells_clusters_apart(
     assert all(name in json.dumps(profile["CheckpointConfig"]) for name in changed)
 
 
-def test_a_cached_profile_whose_address_would_be_too_long_is_refused() -> None:
+def test_a_cached_profile_whose_address_would_be_too_long_is_refused():
     many = {f"parameter{number}": "x" * 150 for number in range(6)}
     workload = msgspec.structs.replace(
         sample.WORKLOAD,
@@ -183,7 +178,7 @@ def test_a_cached_profile_whose_address_would_be_too_long_is_refused() -> None:
         compile_pipeline(workload, folder=sample.ROOT)
 
 
-def test_decide_reads_the_profile_where_the_profile_step_writes_it(full: dict[str, Json]) -> None:
+def test_decide_reads_the_profile_where_the_profile_step_writes_it(full):
     for document in (full, sample.definition()):
         written = arguments(document, "Profile")["CheckpointConfig"]
         assert isinstance(written, Mapping)
@@ -199,16 +194,16 @@ def test_decide_reads_the_profile_where_the_profile_step_writes_it(full: dict[st
             assert file == f"{folder}/profile.json"
 
 
-def test_only_the_profile_is_ever_taken_from_the_cache(full: dict[str, Json]) -> None:
+def test_only_the_profile_is_ever_taken_from_the_cache(full):
     assert [s["Name"] for s in sample.steps(full) if "CacheConfig" in s] == ["Profile"]
     assert not [s for s in sample.steps(sample.definition()) if "CacheConfig" in s]
 
 
-def test_a_profile_never_touches_the_trainings_checkpoints(full: dict[str, Json]) -> None:
+def test_a_profile_never_touches_the_trainings_checkpoints(full):
     assert "s3://bucket/checkpoints" not in json.dumps(full)
 
 
-def test_each_kind_of_error_is_in_one_retry_policy_of_a_step() -> None:
+def test_each_kind_of_error_is_in_one_retry_policy_of_a_step():
     for step in sample.steps(sample.definition()):
         policies = step.get("RetryPolicies", [])
         assert isinstance(policies, list)
@@ -220,7 +215,7 @@ def test_each_kind_of_error_is_in_one_retry_policy_of_a_step() -> None:
             assert ("MaxAttempts" in policy) != ("ExpireAfterMin" in policy)
 
 
-def test_todays_type_is_spelt_as_the_service_does() -> None:
+def test_todays_type_is_spelt_as_the_service_does():
     today = Cluster(dnn=TodaysGroup(instance_type="g5.2xlarge"))
     workload = msgspec.structs.replace(sample.WORKLOAD, cluster=today)
     document = json.loads(compile_pipeline(workload, folder=sample.ROOT).definition)
@@ -228,7 +223,7 @@ def test_todays_type_is_spelt_as_the_service_does() -> None:
     assert listed["InstanceType"] == "ml.g5.2xlarge"
 
 
-def test_limits_are_those_of_the_services_model() -> None:
+def test_limits_are_those_of_the_services_model():
     def most(shape: str) -> object:
         return MODEL.shape_for(shape).metadata["max"]
 
@@ -236,7 +231,7 @@ def test_limits_are_those_of_the_services_model() -> None:
     assert most("ContainerArgument") == MAX_ARGUMENT
 
 
-def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path: Path) -> None:
+def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path):
     """It takes a workload in YAML's subset JSON, with the installation's own pipeline."""
     (tmp_path / "mnist.json").write_text(to_json(sample.WORKLOAD))
     words = ("compile", "sagemaker", "mnist.json", "--out", "out/def.json")
@@ -269,13 +264,7 @@ def test_compile_writes_the_definition_of_the_project_that_it_is_run_in(tmp_path
         ),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_in_three_lines(
-    tmp_path: Path,
-    target: str,
-    change: dict[str, object],
-    more: tuple[str, ...],
-    words: list[str],
-) -> None:
+def test_what_cannot_be_compiled_is_refused_in_three_lines(tmp_path, target, change, more, words):
     workload = msgspec.structs.replace(sample.WORKLOAD, **change)
     (tmp_path / "mnist.json").write_text(to_json(workload))
     done = stoker("compile", target, "mnist.json", "--out", "def.json", *more, cwd=tmp_path)

@@ -2,12 +2,10 @@
 
 from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.registry import tag_group
-from support.moto import REGION, AwsServer
+from support.moto import REGION
 
 
-def test_a_group_of_models_is_made_with_the_tags_and_keeps_those_of_others(
-    aws_server: AwsServer,
-) -> None:
+def test_a_group_of_models_is_made_with_the_tags_and_keeps_those_of_others(aws_server):
     aws = Aws(region=REGION)
 
     def tags() -> dict[str, str]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ from stoker.records import (
 from stoker.train import train
 from support import cloudwatch
 from support.aws_answers import Answers, Clock, transitions
-from support.moto import REGION, ROLE, AwsServer
+from support.moto import REGION, ROLE
 from support.sagemaker_service import sagemaker_service
 
 BUCKET = "stoker-test"
@@ -64,23 +63,23 @@ ROLE_LINE = "stoker T run=mnist-1 host={0} host_role group={1} role={1} type=x l
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def aws(aws_server: AwsServer, clock: Clock) -> Aws:
+def aws(aws_server, clock):
     aws_server.make_bucket(BUCKET)
     return Aws(region=REGION, sleep=clock.sleep, clock=clock)
 
 
 @pytest.fixture
-def answers(aws: Aws) -> Answers:
+def answers(aws):
     return Answers(aws)
 
 
 @pytest.fixture
-def platform(aws: Aws) -> SageMakerPlatform:
+def platform(aws):
     return SageMakerPlatform(aws=aws)
 
 
@@ -91,7 +90,7 @@ def settings(**changes: Any) -> PlatformSettings:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> JobSpec:
+def job(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text("print('training')\n")
@@ -174,9 +173,7 @@ def record(job: JobSpec, **changes: object) -> bytes:
 # ---- submit
 
 
-def test_submit_sends_the_plan_with_code_and_token(
-    platform: SageMakerPlatform, aws: Aws, job: JobSpec
-) -> None:
+def test_submit_sends_the_plan_with_code_and_token(platform, aws, job):
     request, _ = submit(platform, job)
     described = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=NAME)
     resources = described["ResourceConfig"]
@@ -192,9 +189,7 @@ def test_submit_sends_the_plan_with_code_and_token(
     assert len(bytes.fromhex(token.decode())) == 32
 
 
-def test_the_token_is_encrypted_with_the_outputs_key(
-    platform: SageMakerPlatform, aws: Aws, job: JobSpec
-) -> None:
+def test_the_token_is_encrypted_with_the_outputs_key(platform, aws, job):
     key = "arn:aws:kms:eu-central-1:123456789012:key/1234abcd-12ab-34cd-56ef-1234567890ab"
     submit(platform, dataclasses.replace(job, platform_settings=settings(output_kms_key=key)))
     head = aws.call("s3", "HeadObject", Bucket=BUCKET, Key=f"out/{NAME}/stoker_token/token")
@@ -204,9 +199,7 @@ def test_the_token_is_encrypted_with_the_outputs_key(
 # ---- once, however often it is tried
 
 
-def test_a_token_left_by_an_attempt_that_died_before_the_job_is_used(
-    platform: SageMakerPlatform, aws: Aws, job: JobSpec
-) -> None:
+def test_a_token_left_by_an_attempt_that_died_before_the_job_is_used(platform, aws, job):
     request = platform.plan(job)
     aws.write_object(request.token_uri, b"ab" * 32)
     platform.submit(request)
@@ -214,9 +207,7 @@ def test_a_token_left_by_an_attempt_that_died_before_the_job_is_used(
     assert created(aws) == [NAME]
 
 
-def test_a_job_that_appears_between_look_and_creation_is_adopted(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_a_job_that_appears_between_look_and_creation_is_adopted(platform, aws, answers, job):
     request, _ = submit(platform, job)
     token = aws.read_object(request.token_uri)
     # The other attempt's job is not seen yet, at first, and for a moment after it is in the way.
@@ -234,8 +225,8 @@ def test_a_job_that_appears_between_look_and_creation_is_adopted(
 
 @pytest.mark.parametrize("status", ["Failed", "Stopped", "Stopping"])
 def test_a_job_that_ended_badly_is_left_alone_and_the_next_name_taken(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec, status: str
-) -> None:
+    platform, aws, answers, job, status
+):
     submit(platform, job)
 
     def change(parsed: dict[str, object]) -> None:
@@ -255,8 +246,8 @@ def test_a_job_that_ended_badly_is_left_alone_and_the_next_name_taken(
 
 
 def test_the_model_of_a_job_that_had_to_take_another_name_is_found_under_the_one_asked_for(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+    platform, aws, answers, job
+):
     submit(platform, job)
 
     def change(parsed: dict[str, object]) -> None:
@@ -276,18 +267,14 @@ def test_the_model_of_a_job_that_had_to_take_another_name_is_found_under_the_one
     assert aws.read_object(f"s3://{BUCKET}/out/{NAME}/output/model.tar.gz") == b"the second model"
 
 
-def test_another_workloads_job_of_the_name_is_not_adopted(
-    platform: SageMakerPlatform, aws: Aws, job: JobSpec
-) -> None:
+def test_another_workloads_job_of_the_name_is_not_adopted(platform, aws, job):
     submit(platform, dataclasses.replace(job, command=("python", "other.py")))
     _, run = submit(platform, job)
     assert run.name == f"{NAME}-2"
     assert created(aws) == [NAME, f"{NAME}-2"]
 
 
-def test_the_same_request_with_other_code_is_not_adopted(
-    platform: SageMakerPlatform, job: JobSpec, tmp_path: Path
-) -> None:
+def test_the_same_request_with_other_code_is_not_adopted(platform, job, tmp_path):
     submit(platform, job)
     (tmp_path / "source" / "train.py").write_text("print('better')\n")
     _, run = submit(platform, job)
@@ -296,8 +283,8 @@ def test_the_same_request_with_other_code_is_not_adopted(
 
 @pytest.mark.parametrize(("command", "name"), [("train.py", NAME), ("other.py", f"{NAME}-2")])
 def test_where_tags_may_not_be_read_the_job_itself_tells_whose_it_is(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec, command: str, name: str
-) -> None:
+    platform, answers, job, command, name
+):
     first = dataclasses.replace(job, command=("python", command))
     body = platform.plan(first).body
     # moto forgets the environment, and has metrics of its own.
@@ -309,9 +296,7 @@ def test_where_tags_may_not_be_read_the_job_itself_tells_whose_it_is(
     assert run.name == name
 
 
-def test_names_run_out_with_an_error(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+def test_names_run_out_with_an_error(platform, answers, job):
     has_status(answers, ("Failed", "Failed"))
     for number in range(1, MAX_NAMES + 1):
         name = NAME if number == 1 else f"{NAME}-{number}"
@@ -320,7 +305,7 @@ def test_names_run_out_with_an_error(
         submit(platform, job)
 
 
-def test_a_long_name_keeps_its_number() -> None:
+def test_a_long_name_keeps_its_number():
     assert numbered("n" * 63, 3) == "n" * 61 + "-3"
     assert numbered("n" * 60 + "-xx", 3) == "n" * 60 + "-3"
 
@@ -335,9 +320,7 @@ class AtomicAws(Aws):
             return super().create_object(uri, content, kms_key=kms_key)
 
 
-def test_attempts_at_once_share_one_job_and_one_token(
-    aws: Aws, job: JobSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempts_at_once_share_one_job_and_one_token(aws, job, monkeypatch):
     versioned = {"Status": "Enabled"}
     aws.call("s3", "PutBucketVersioning", Bucket=BUCKET, VersioningConfiguration=versioned)
     attempts = 3
@@ -369,9 +352,7 @@ def test_attempts_at_once_share_one_job_and_one_token(
 # ---- refusals
 
 
-def test_a_missing_quota_names_type_group_limit_and_the_next_best_plan(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_a_missing_quota_names_type_group_limit_and_the_next_best_plan(platform, aws, answers, job):
     answers.refuse("sagemaker", "CreateTrainingJob", "ResourceLimitExceeded", QUOTA)
     request = platform.plan(job)
     with pytest.raises(PlatformError) as caught:
@@ -384,9 +365,7 @@ def test_a_missing_quota_names_type_group_limit_and_the_next_best_plan(
     assert not aws.has_object(request.token_uri)
 
 
-def test_a_missing_permission_names_the_action_and_leaves_no_token(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_a_missing_permission_names_the_action_and_leaves_no_token(platform, aws, answers, job):
     answers.refuse(
         "sagemaker",
         "CreateTrainingJob",
@@ -399,9 +378,7 @@ def test_a_missing_permission_names_the_action_and_leaves_no_token(
     assert not aws.has_object(request.token_uri)
 
 
-def test_no_job_is_created_where_its_token_cannot_be_written(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_no_job_is_created_where_its_token_cannot_be_written(platform, aws, answers, job):
     answers.refuse("s3", "PutObject", "AccessDenied", "Access Denied")
     with pytest.raises(AwsError, match="permission s3:PutObject is missing"):
         submit(platform, job)
@@ -409,8 +386,8 @@ def test_no_job_is_created_where_its_token_cannot_be_written(
 
 
 def test_an_interrupt_while_the_job_is_created_stops_it_and_deletes_the_token(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+    platform, aws, answers, job
+):
     request = platform.plan(job)
 
     def interrupted(parsed: dict[str, object]) -> None:
@@ -427,7 +404,7 @@ def test_an_interrupt_while_the_job_is_created_stops_it_and_deletes_the_token(
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_throttling_is_retried(platform: SageMakerPlatform, aws: Aws, job: JobSpec) -> None:
+def test_throttling_is_retried(platform, aws, job):
     from botocore.awsrequest import AWSResponse
 
     class Raw:
@@ -450,9 +427,7 @@ def test_throttling_is_retried(platform: SageMakerPlatform, aws: Aws, job: JobSp
 # ---- following
 
 
-def test_states_and_lines_of_all_hosts_come_once_and_in_order(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, clock: Clock, job: JobSpec
-) -> None:
+def test_states_and_lines_of_all_hosts_come_once_and_in_order(platform, aws, answers, clock, job):
     has_status(
         answers,
         ("InProgress", "Starting"),
@@ -494,9 +469,7 @@ def test_states_and_lines_of_all_hosts_come_once_and_in_order(
     assert list(run.lines()) == []
 
 
-def test_polling_backs_off_while_nothing_happens(
-    platform: SageMakerPlatform, answers: Answers, clock: Clock, job: JobSpec
-) -> None:
+def test_polling_backs_off_while_nothing_happens(platform, answers, clock, job):
     looks = [("InProgress", "Training")] * 20
     has_status(answers, *looks, ("Completed", "Completed"))
     _, run = submit(platform, job)
@@ -509,9 +482,7 @@ def test_polling_backs_off_while_nothing_happens(
     assert waits[-1] == MAX_INTERVAL_SECONDS
 
 
-def test_a_job_that_is_not_seen_at_once_is_waited_for(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+def test_a_job_that_is_not_seen_at_once_is_waited_for(platform, answers, job):
     _, run = submit(platform, job)
     answers.refuse(
         "sagemaker",
@@ -523,9 +494,7 @@ def test_a_job_that_is_not_seen_at_once_is_waited_for(
     assert run.wait().status == "succeeded"
 
 
-def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(
-    platform: SageMakerPlatform, answers: Answers, clock: Clock, job: JobSpec
-) -> None:
+def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(platform, answers, clock, job):
     _, run = submit(platform, job)
     answers.always_refuse(
         "sagemaker", "DescribeTrainingJob", "ValidationException", "Requested resource not found."
@@ -535,9 +504,7 @@ def test_a_job_that_is_never_seen_is_an_error_by_a_deadline(
     assert EVENTUAL_SECONDS <= clock.now <= 2 * EVENTUAL_SECONDS
 
 
-def test_a_log_that_may_not_be_read_does_not_end_the_training(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+def test_a_log_that_may_not_be_read_does_not_end_the_training(platform, answers, job):
     answers.always_refuse(
         "logs",
         "DescribeLogStreams",
@@ -551,9 +518,7 @@ def test_a_log_that_may_not_be_read_does_not_end_the_training(
     assert answers.count("DescribeLogStreams") == 1
 
 
-def test_a_job_that_may_not_be_described_names_the_action(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+def test_a_job_that_may_not_be_described_names_the_action(platform, answers, job):
     _, run = submit(platform, job)
     answers.always_refuse("sagemaker", "DescribeTrainingJob", "AccessDeniedException", "no")
     with pytest.raises(AwsError, match="permission sagemaker:DescribeTrainingJob is missing"):
@@ -561,8 +526,8 @@ def test_a_job_that_may_not_be_described_names_the_action(
 
 
 def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+    platform, aws, answers, job
+):
     _, run = submit(platform, job)
     old = aws.client("sagemaker")
     # A client has read its keys once, and its refusals never end.
@@ -577,8 +542,8 @@ def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(
 
 @pytest.mark.parametrize("code", ["ExpiredTokenException", "ThrottlingException"])
 def test_a_service_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
-    aws: Aws, answers: Answers, clock: Clock, job: JobSpec, code: str
-) -> None:
+    aws, answers, clock, job, code
+):
     # Nobody logs in again: these clients stay as they are.
     services = ("sagemaker", "s3", "logs")
     stale = Aws(
@@ -596,9 +561,7 @@ def test_a_service_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
     assert aws.has_object(request.token_uri)
 
 
-def test_a_log_that_never_ends_is_left_after_the_drain_deadline(
-    platform: SageMakerPlatform, aws: Aws, clock: Clock, job: JobSpec
-) -> None:
+def test_a_log_that_never_ends_is_left_after_the_drain_deadline(platform, aws, clock, job):
     _, run = submit(platform, job)
     count = iter(range(10**6))
     clock.on_sleep = lambda _: put_lines(aws, "algo-1", (next(count), "still here"))
@@ -608,13 +571,8 @@ def test_a_log_that_never_ends_is_left_after_the_drain_deadline(
 
 @pytest.mark.parametrize("has_lines", [False, True])
 def test_a_profiles_deadline_counts_from_the_trainers_first_line(
-    platform: SageMakerPlatform,
-    aws: Aws,
-    answers: Answers,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    has_lines: bool,
-) -> None:
+    platform, aws, answers, job, monkeypatch, has_lines
+):
     started: list[float] = []
 
     class Timer(threading.Timer):
@@ -641,13 +599,7 @@ def test_a_profiles_deadline_counts_from_the_trainers_first_line(
 # ---- stopping
 
 
-def test_stop_does_not_wait_for_ever(
-    platform: SageMakerPlatform,
-    answers: Answers,
-    clock: Clock,
-    job: JobSpec,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_stop_does_not_wait_for_ever(platform, answers, clock, job, capsys):
     _, run = submit(platform, job)
     has_status(answers, ("Stopping", "Stopping"))
     answers.answer("sagemaker", "StopTrainingJob", {})
@@ -660,13 +612,8 @@ def test_stop_does_not_wait_for_ever(
     "code", ["AccessDeniedException", "ThrottlingException", "InternalFailure"]
 )
 def test_stop_never_raises_says_what_hindered_it_and_deletes_the_token(
-    platform: SageMakerPlatform,
-    aws: Aws,
-    answers: Answers,
-    job: JobSpec,
-    capsys: pytest.CaptureFixture[str],
-    code: str,
-) -> None:
+    platform, aws, answers, job, capsys, code
+):
     request, run = submit(platform, job)
     has_status(answers, ("InProgress", "Training"))
     answers.always_refuse("sagemaker", "StopTrainingJob", code, "no")
@@ -675,9 +622,7 @@ def test_stop_never_raises_says_what_hindered_it_and_deletes_the_token(
     assert not aws.has_object(request.token_uri)
 
 
-def test_stopping_a_job_that_has_ended_is_no_error(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_stopping_a_job_that_has_ended_is_no_error(platform, aws, answers, job):
     answers.always_refuse(
         "sagemaker",
         "StopTrainingJob",
@@ -692,9 +637,7 @@ def test_stopping_a_job_that_has_ended_is_no_error(
     assert answers.count("StopTrainingJob") == 1
 
 
-def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(platform, answers, job):
     _, run = submit(platform, job)
     answers.answer("sagemaker", "StopTrainingJob", {})
     asked: list[dict[str, object]] = []
@@ -714,9 +657,7 @@ def test_an_answer_that_is_older_than_the_end_does_not_bring_the_job_back(
     assert answers.count("StopTrainingJob") == 1
 
 
-def test_a_token_that_cannot_be_deleted_is_said(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_token_that_cannot_be_deleted_is_said(platform, answers, job, capsys):
     answers.always_refuse("s3", "DeleteObject", "AccessDenied", "Access Denied")
     request, run = submit(platform, job)
     assert run.wait().status == "succeeded"
@@ -729,8 +670,8 @@ def test_a_token_that_cannot_be_deleted_is_said(
 
 
 def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+    platform, aws, answers, job
+):
     has_status(answers, ("InProgress", "Training"), ("Completed", "Completed"))
     files = {"stoker/training.json": record(job), "stoker/metrics.json": b"{}", "big.bin": b"x"}
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", archive(**files))
@@ -756,9 +697,7 @@ def test_the_leaders_records_are_unpacked_and_the_services_events_are_told(
     assert run.wait() is end
 
 
-def test_a_jobs_tags_keep_the_image_and_the_inputs_that_it_began_with(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_a_jobs_tags_keep_the_image_and_the_inputs_that_it_began_with(platform, aws, answers, job):
     def push(layer: str) -> str:
         layers = [{"digest": f"sha256:{layer * 64}", "size": 1, "mediaType": "layer"}]
         kind = "application/vnd.docker.distribution.manifest.v2+json"
@@ -794,8 +733,8 @@ def test_a_jobs_tags_keep_the_image_and_the_inputs_that_it_began_with(
 
 
 def test_an_account_that_may_read_neither_image_nor_data_trains_all_the_same(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+    platform, answers, job
+):
     answers.always_refuse("ecr", "DescribeImages", "AccessDeniedException")
     answers.always_refuse("s3", "ListObjectsV2", "AccessDenied")
     uri = f"s3://{BUCKET}/data/"
@@ -804,9 +743,7 @@ def test_an_account_that_may_read_neither_image_nor_data_trains_all_the_same(
     assert sorted(end.what) == ["input_train", "job_arn"]
 
 
-def test_an_archive_that_means_harm_writes_nothing_outside(
-    platform: SageMakerPlatform, aws: Aws, job: JobSpec, tmp_path: Path
-) -> None:
+def test_an_archive_that_means_harm_writes_nothing_outside(platform, aws, job, tmp_path):
     link = tarfile.TarInfo("stoker/link")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
     through = tarfile.TarInfo("stoker/link/x")
@@ -834,12 +771,8 @@ def test_an_archive_that_means_harm_writes_nothing_outside(
     ids=["other", "cut", "empty"],
 )
 def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(
-    platform: SageMakerPlatform,
-    aws: Aws,
-    job: JobSpec,
-    content: bytes,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    platform, aws, job, content, capsys
+):
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
     _, run = submit(platform, job)
     end = run.wait()
@@ -847,13 +780,7 @@ def test_outputs_that_cannot_be_unpacked_do_not_hide_how_the_job_ended(
     assert "outputs_read_failed" in capsys.readouterr().err
 
 
-def test_a_file_too_large_for_a_record_is_not_taken(
-    platform: SageMakerPlatform,
-    aws: Aws,
-    job: JobSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_file_too_large_for_a_record_is_not_taken(platform, aws, job, monkeypatch, capsys):
     monkeypatch.setattr("stoker.platforms.sagemaker.job.MAX_FILE_BYTES", 10)
     content = archive(**{"stoker/training.json": b"x" * 11})
     aws.write_object(f"s3://{BUCKET}/out/{NAME}/output/output.tar.gz", content)
@@ -862,9 +789,7 @@ def test_a_file_too_large_for_a_record_is_not_taken(
     assert "stoker/training.json of 11 bytes is too much" in capsys.readouterr().err
 
 
-def test_a_failed_job_without_outputs_says_its_reason_as_a_status(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+def test_a_failed_job_without_outputs_says_its_reason_as_a_status(platform, answers, job):
     _, run = submit(platform, job)
     has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 7"))
     lines = words(list(run.lines()))
@@ -872,9 +797,7 @@ def test_a_failed_job_without_outputs_says_its_reason_as_a_status(
     assert run.wait().output_dir is None
 
 
-def test_the_records_exit_code_counts_more_than_the_services(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_the_records_exit_code_counts_more_than_the_services(platform, aws, answers, job):
     _, run = submit(platform, job)
     has_status(answers, ("Failed", "Failed", "AlgorithmError: , exit code: 1"))
     files = {"stoker/training.json": record(job, status="failed", exit_code=3)}
@@ -882,9 +805,7 @@ def test_the_records_exit_code_counts_more_than_the_services(
     assert run.wait().exit_code == 3
 
 
-def test_a_job_that_ran_out_of_time_has_failed(
-    platform: SageMakerPlatform, answers: Answers, job: JobSpec
-) -> None:
+def test_a_job_that_ran_out_of_time_has_failed(platform, answers, job):
     _, run = submit(platform, job)
     has_status(answers, ("Stopped", "MaxRuntimeExceeded"))
     end = run.wait()
@@ -902,8 +823,8 @@ def test_a_job_that_ran_out_of_time_has_failed(
     ],
 )
 def test_missing_capacity_names_types_groups_and_the_next_best_plan(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec, reason: str
-) -> None:
+    platform, aws, answers, job, reason
+):
     request, run = submit(platform, job)
     has_status(answers, ("InProgress", "Starting"), ("Failed", "Failed", reason))
     with pytest.raises(PlatformError) as caught:
@@ -926,7 +847,7 @@ def put_loads(aws: Aws, begin: datetime) -> None:
 SIZES = {"ml.g5.2xlarge": (8, 1), "c5.4xlarge": (16, 0)}
 
 
-def test_utilisation_is_read_by_host_and_normalised(aws: Aws) -> None:
+def test_utilisation_is_read_by_host_and_normalised(aws):
     begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
     put_loads(aws, begin)
     loads = read_utilisation(
@@ -945,9 +866,7 @@ def test_utilisation_is_read_by_host_and_normalised(aws: Aws) -> None:
     ]
 
 
-def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(platform, aws, answers, job):
     begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
     put_loads(aws, begin)
     times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}
@@ -963,9 +882,7 @@ def test_a_runs_groups_are_told_apart_by_the_roster_of_its_log(
     ]
 
 
-def test_a_training_record_says_how_busy_each_group_was(
-    platform: SageMakerPlatform, aws: Aws, answers: Answers, job: JobSpec
-) -> None:
+def test_a_training_record_says_how_busy_each_group_was(platform, aws, answers, job):
     begin = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
     put_loads(aws, begin)
     times = {"TrainingStartTime": begin, "TrainingEndTime": begin + timedelta(minutes=9)}

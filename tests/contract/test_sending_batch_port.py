@@ -3,7 +3,6 @@
 import io
 import socket
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,12 +18,12 @@ NOW = 1000.0
 
 
 @pytest.fixture
-def log() -> io.StringIO:
+def log():
     return io.StringIO()
 
 
 @pytest.fixture
-def port(log: io.StringIO) -> Iterator[BatchPort]:
+def port(log):
     made = BatchPort(
         bind="127.0.0.1",
         port=None,
@@ -57,7 +56,7 @@ def is_cut(connection: socket.socket) -> bool:
         return True
 
 
-def test_whoever_has_no_ticket_is_cut_with_the_first_32_bytes(port: BatchPort) -> None:
+def test_whoever_has_no_ticket_is_cut_with_the_first_32_bytes(port):
     port.ticket_for(b"trainer", NOW)
     with connect(port) as stranger:
         stranger.sendall(b"x" * (TICKET_BYTES - 1))
@@ -69,7 +68,7 @@ def test_whoever_has_no_ticket_is_cut_with_the_first_32_bytes(port: BatchPort) -
         assert is_cut(stranger)
 
 
-def test_whoever_is_silent_is_cut_after_ten_seconds(port: BatchPort) -> None:
+def test_whoever_is_silent_is_cut_after_ten_seconds(port):
     assert HANDSHAKE_SECONDS == 10
     with connect(port) as stranger:
         turn(port)
@@ -79,9 +78,7 @@ def test_whoever_is_silent_is_cut_after_ten_seconds(port: BatchPort) -> None:
         assert is_cut(stranger)
 
 
-def test_a_stranger_has_a_line_in_the_log_a_thousand_have_one_in_ten_seconds(
-    port: BatchPort, log: io.StringIO
-) -> None:
+def test_a_stranger_has_a_line_in_the_log_a_thousand_have_one_in_ten_seconds(port, log):
     for second in range(9):
         for _ in range(20):
             with connect(port) as stranger:
@@ -97,7 +94,7 @@ def test_a_stranger_has_a_line_in_the_log_a_thousand_have_one_in_ten_seconds(
     assert "connections=160" in log.getvalue().splitlines()[1]
 
 
-def test_so_many_wait_at_a_time_and_the_newest_gets_through(port: BatchPort) -> None:
+def test_so_many_wait_at_a_time_and_the_newest_gets_through(port):
     strangers = [connect(port) for _ in range(20)]
     ticket = port.ticket_for(b"trainer", NOW)
     while len(strangers) < MAX_WAITING + 30:
@@ -116,7 +113,7 @@ def test_so_many_wait_at_a_time_and_the_newest_gets_through(port: BatchPort) -> 
         stranger.close()
 
 
-def test_what_is_queued_for_who_never_comes_is_let_go_of(port: BatchPort) -> None:
+def test_what_is_queued_for_who_never_comes_is_let_go_of(port):
     done: list[int] = []
     port.ticket_for(b"trainer", NOW)
     batch = OutgoingBatch(b"packed", None, ("s", 0), lambda: done.append(1))
@@ -129,7 +126,7 @@ def test_what_is_queued_for_who_never_comes_is_let_go_of(port: BatchPort) -> Non
     assert not port.send(b"nobody", batch)
 
 
-def test_what_is_queued_for_who_hangs_up_is_let_go_of(port: BatchPort) -> None:
+def test_what_is_queued_for_who_hangs_up_is_let_go_of(port):
     done: list[int] = []
     ticket = port.ticket_for(b"trainer", NOW)
     with connect(port) as trainer:
@@ -148,9 +145,7 @@ def test_what_is_queued_for_who_hangs_up_is_let_go_of(port: BatchPort) -> None:
     assert len(done) == num_sent
 
 
-def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(
-    port: BatchPort, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(port, monkeypatch):
     class Full:
         def __init__(self, listener: socket.socket) -> None:
             self._listener = listener
@@ -175,7 +170,7 @@ def test_no_more_open_files_cuts_the_oldest_stranger_and_spins_not(
         assert listener.fileno() in port.filenos()
 
 
-def test_a_taken_port_is_an_error_that_names_it(port: BatchPort) -> None:
+def test_a_taken_port_is_an_error_that_names_it(port):
     with pytest.raises(UsageError, match=f"port {port.port} cannot be bound"):
         BatchPort(
             bind="127.0.0.1",
@@ -187,7 +182,7 @@ def test_a_taken_port_is_an_error_that_names_it(port: BatchPort) -> None:
         )
 
 
-def test_it_listens_on_both_families(log: io.StringIO) -> None:
+def test_it_listens_on_both_families(log):
     both = sending._listen("*", 0)
     with both:
         assert both.family == socket.AF_INET6

@@ -24,7 +24,7 @@ from support.command import process, stoker
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     write_json(tmp_path / "profile.json", sample_records.profile())
     write_json(tmp_path / "decision.json", sample_records.decision())
     return tmp_path
@@ -54,7 +54,7 @@ def told(folder: Path) -> tuple[dict[str, str], dict[str, float]]:
     return document["parameterValues"], metrics
 
 
-def test_profile_takes_the_one_that_it_is_given(folder: Path) -> None:
+def test_profile_takes_the_one_that_it_is_given(folder):
     profile = (folder / "profile.json").read_text()
     given = json.loads(WORKLOAD)
     script = folder / str(given["command"][1])
@@ -85,7 +85,7 @@ def _of_a_workload(profile: str) -> str:
     return json.dumps({**json.loads(profile), "workload_sha256": digest})
 
 
-def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folder: Path) -> None:
+def test_decide_takes_its_workload_as_a_text_and_tells_kubeflow_what_to_do(folder):
     given = {"workload": WORKLOAD, "max_data_hosts": 0.0, "pools_file": None}
     done = stoker(
         *("decide", "profile.json", "--out=out/decision", "--summary=out/summary.md"),
@@ -110,7 +110,7 @@ def _of_an_own_loader(folder: Path) -> None:
     write_json(folder / "profile.json", own)
 
 
-def test_a_loader_that_the_feed_cannot_reach_ends_the_step_that_decides(folder: Path) -> None:
+def test_a_loader_that_the_feed_cannot_reach_ends_the_step_that_decides(folder):
     _of_an_own_loader(folder)
     told_it = executor_input(folder, "action", workload=WORKLOAD)
     words = ("decide", "profile.json", "--out=decision.json")
@@ -125,9 +125,7 @@ def test_a_loader_that_the_feed_cannot_reach_ends_the_step_that_decides(folder: 
     assert "litdata.StreamingDataLoader makes batches in its own way" in done.stdout
 
 
-def test_a_loader_that_the_feed_cannot_reach_ends_stoker_run_before_it_decides(
-    folder: Path,
-) -> None:
+def test_a_loader_that_the_feed_cannot_reach_ends_stoker_run_before_it_decides(folder):
     _of_an_own_loader(folder)
     run = folder / "runs" / "mnist-20261123-120000"
     run.mkdir(parents=True)
@@ -144,7 +142,7 @@ def test_a_loader_that_the_feed_cannot_reach_ends_stoker_run_before_it_decides(
     assert not (run / "training.json").exists()
 
 
-def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(folder: Path) -> None:
+def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(folder):
     training = to_json(sample_records.training())
     given = {"workload": WORKLOAD, "training": training, "gate": "accuracy>=1.5"}
     done = stoker(
@@ -164,7 +162,7 @@ def test_evaluate_takes_a_training_as_a_text_and_its_gate_fails_in_its_words(fol
     assert gate.stderr.startswith(f"error: {evaluation.reason}")
 
 
-def test_a_gate_that_holds_is_open(folder: Path) -> None:
+def test_a_gate_that_holds_is_open(folder):
     write_json(folder / "evaluation.json", Evaluation(passed=True))
     gate = stoker("evaluate", "--gate-of", "evaluation.json", cwd=folder)
     assert gate.returncode == 0
@@ -172,9 +170,7 @@ def test_a_gate_that_holds_is_open(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("champion", [{}, {"champion": None}, {"champion": ""}])
-def test_a_gate_without_a_folder_of_champions_promotes_nothing(
-    folder: Path, champion: dict[str, Json]
-) -> None:
+def test_a_gate_without_a_folder_of_champions_promotes_nothing(folder, champion):
     write_json(folder / "evaluation.json", Evaluation(passed=True))
     words = ("evaluate", "--gate-of=evaluation.json", "--promote")
     gate = stoker(*words, "--executor-input", executor_input(folder, **champion), cwd=folder)
@@ -182,7 +178,7 @@ def test_a_gate_without_a_folder_of_champions_promotes_nothing(
     assert gate.stdout == "no gate: the training succeeded\n"
 
 
-def test_a_verb_takes_inputs_as_kubeflow_writes_them() -> None:
+def test_a_verb_takes_inputs_as_kubeflow_writes_them():
     """Protobuf has one kind of number; what a caller left out is missing or null."""
     given: dict[str, Json] = {
         "workload": "{}",
@@ -214,7 +210,7 @@ def test_a_verb_takes_inputs_as_kubeflow_writes_them() -> None:
 
 
 @pytest.mark.parametrize("left_out", ["missing", "null"])
-def test_inputs_that_are_left_out_are_as_the_workload_says(folder: Path, left_out: str) -> None:
+def test_inputs_that_are_left_out_are_as_the_workload_says(folder, left_out):
     """The verbs run as in a pipeline whose author gave the components what they require alone."""
     document = {
         "name": "mini",
@@ -268,16 +264,14 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder: Path, left_ou
         ),
     ],
 )
-def test_what_a_step_lacks_is_said_in_three_lines(
-    folder: Path, words: list[str], said: str
-) -> None:
+def test_what_a_step_lacks_is_said_in_three_lines(folder, words, said):
     done = stoker(*words, cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) <= 3
 
 
-def test_a_component_with_an_output_that_its_verb_has_not_is_refused_at_once(folder: Path) -> None:
+def test_a_component_with_an_output_that_its_verb_has_not_is_refused_at_once(folder):
     done = stoker(
         *("decide", "profile.json", "--workload", WORKLOAD, "--out=out/decision"),
         *("--executor-input", executor_input(folder, "best_type")),
@@ -298,7 +292,7 @@ def test_a_component_with_an_output_that_its_verb_has_not_is_refused_at_once(fol
         (None, "unknown"),
     ],
 )
-def test_the_last_word_of_a_run_is_how_it_ended(folder: Path, outcome: Json, words: str) -> None:
+def test_the_last_word_of_a_run_is_how_it_ended(folder, outcome, words):
     name = f"{sample_records.workload().name}-5f0c1a2b"
     local = json.dumps({**json.loads(WORKLOAD), "platform": "local"})
     given = {"workload": local, "run_id": "5F0C1A2B-77aa", "outcome": outcome}
@@ -308,7 +302,7 @@ def test_the_last_word_of_a_run_is_how_it_ended(folder: Path, outcome: Json, wor
     assert done.stdout.splitlines() == [f"run {name}: {words}", "no job of the run was left"]
 
 
-def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder: Path) -> None:
+def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder):
     workload = json.dumps({"name": "bad", "command": [sys.executable, "-c", "raise SystemExit(9)"]})
     words = ["train", workload, "--platform=local", "--yes", "--out=record", "--run-id=1234567890"]
     assert stoker(*words, cwd=folder).returncode == 6
@@ -325,7 +319,7 @@ def test_a_failed_training_fails_its_step_unless_always_is_asked_for(folder: Pat
     assert json.loads(parameters["training"])["job"]["name"] == "bad-12345678"
 
 
-def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
+def test_a_model_is_copied_to_where_it_is_to_stay(folder):
     script = "import os; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('w')"
     workload = json.dumps({"name": "model", "command": [sys.executable, "-c", script]})
     done = stoker("train", workload, "--yes", "--out=record", "--model=kept/model", cwd=folder)
@@ -339,8 +333,8 @@ def test_a_model_is_copied_to_where_it_is_to_stay(folder: Path) -> None:
     [([], 0, 0), (["--set", "gate=[{metric: accuracy, min: 1.5}]"], 3, 1)],
 )
 def test_evaluate_needs_no_workload_file_for_what_ran_as_a_bare_command(
-    folder: Path, options: list[str], code: int, gates: int
-) -> None:
+    folder, options, code, gates
+):
     write_json(folder / "training.json", sample_records.training())
     records = [f"--{name}={name}.json" for name in ("profile", "decision", "training")]
     done = stoker("evaluate", *records, *options, cwd=folder)
@@ -357,7 +351,7 @@ def test_evaluate_needs_no_workload_file_for_what_ran_as_a_bare_command(
     assert "command: python other.py -> python train.py" in done.stderr
 
 
-def test_decide_on_a_workstation_says_first_how_to_decide_for_another_machine(folder: Path) -> None:
+def test_decide_on_a_workstation_says_first_how_to_decide_for_another_machine(folder):
     profile = sample_records.profile()
     host = msgspec.structs.replace(profile.host, instance_type="local.c2", vcpus=2)
     local = msgspec.structs.replace(profile, host=host, workload_sha256=None, data=())

@@ -4,9 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ class Backend:
 
 
 @pytest.fixture
-def fake_library(tmp_path: Path) -> Path:
+def fake_library(tmp_path):
     package = tmp_path / "lib" / "smdistributed" / "dataparallel" / "torch"
     package.mkdir(parents=True)
     (package / "torch_smddp.py").write_text(FAKE)
@@ -48,11 +47,11 @@ def backend(
     return smddp.backend_of(strategy, instance_type=instance_type, host="algo-3", environ=environ)
 
 
-def test_smddp_is_used_where_its_library_can_be_imported(fake_library: Path) -> None:
+def test_smddp_is_used_where_its_library_can_be_imported(fake_library):
     assert backend({"PYTHONPATH": str(fake_library)}) == smddp.Backend(name="smddp")
 
 
-def test_without_its_library_smddp_is_refused_or_falls_back() -> None:
+def test_without_its_library_smddp_is_refused_or_falls_back():
     with pytest.raises(UsageError, match=r"(?s)No module named 'smdistributed'.*algo-3"):
         backend({})
     found = backend({}, fallback=True)
@@ -60,7 +59,7 @@ def test_without_its_library_smddp_is_refused_or_falls_back() -> None:
     assert "No module named 'smdistributed'" in found.reason
 
 
-def test_on_a_type_that_it_is_not_for_smddp_is_refused_or_falls_back(fake_library: Path) -> None:
+def test_on_a_type_that_it_is_not_for_smddp_is_refused_or_falls_back(fake_library):
     environ = {"PYTHONPATH": str(fake_library)}
     with pytest.raises(UsageError, match=r"does not support ml\.p5\.48xlarge"):
         backend(environ, instance_type="ml.p5.48xlarge")
@@ -68,12 +67,12 @@ def test_on_a_type_that_it_is_not_for_smddp_is_refused_or_falls_back(fake_librar
 
 
 @pytest.fixture
-def asked() -> list[tuple[str, Sequence[str]]]:
+def asked():
     return []
 
 
 @pytest.fixture
-def session(asked: list[tuple[str, Sequence[str]]]) -> Iterator[mpi.MpiSession]:
+def session(asked):
     def start(host: str, arguments: Sequence[str]) -> str:
         asked.append((host, arguments))
         return "" if host == "algo-2" else "no such host"
@@ -97,14 +96,12 @@ def ask(session: mpi.MpiSession, *words: str) -> "subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_the_agent_hands_mpiruns_words_to_the_launcher(
-    session: mpi.MpiSession, asked: list[tuple[str, Sequence[str]]]
-) -> None:
+def test_the_agent_hands_mpiruns_words_to_the_launcher(session, asked):
     assert ask(session, "algo-2", " orted", "-mca", "a", '"b c;d"').returncode == 0
     assert asked == [("algo-2", ("-mca", "a", "b c;d"))]
 
 
-def test_the_agent_fails_with_the_launchers_reason(session: mpi.MpiSession) -> None:
+def test_the_agent_fails_with_the_launchers_reason(session):
     refused = ask(session, "algo-9", "orted", "-mca", "a", "b")
     assert refused.returncode == 1
     assert "not started on algo-9: no such host" in refused.stderr
@@ -113,11 +110,11 @@ def test_the_agent_fails_with_the_launchers_reason(session: mpi.MpiSession) -> N
     assert "cannot be reached" in ask(session, "algo-2", "orted").stderr
 
 
-def test_only_this_user_reaches_the_socket(session: mpi.MpiSession) -> None:
+def test_only_this_user_reaches_the_socket(session):
     assert session.folder.stat().st_mode & 0o077 == 0
 
 
-def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path: Path) -> None:
+def test_a_rank_of_mpirun_gets_what_torchrun_would_give_it(tmp_path):
     told = {"master_addr": "10.0.0.3", "master_port": 7602, "folder": str(tmp_path), "tmpdir": ""}
     theirs = {
         "OMPI_COMM_WORLD_RANK": "3",

@@ -52,7 +52,7 @@ def connected(*, silent_seconds: float = 30.0) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair():
     with connected() as made:
         yield made
 
@@ -77,23 +77,21 @@ def read(reader: BatchReader) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize("packed_bytes", [0, 300, 5000])
 @pytest.mark.parametrize("payload_bytes", [0, 1, 70_000, sealing.RECORD_BYTES + 1])
-def test_what_is_written_is_read(pair: Pair, packed_bytes: int, payload_bytes: int) -> None:
+def test_what_is_written_is_read(pair, packed_bytes, payload_bytes):
     for _ in range(2):
         packed, payload = os.urandom(packed_bytes), os.urandom(payload_bytes)
         with written(pair.writer, packed, payload or None):
             assert read(pair.reader) == (packed, payload)
 
 
-def test_a_description_that_is_too_long_is_refused_before_there_is_memory_for_it(
-    pair: Pair,
-) -> None:
+def test_a_description_that_is_too_long_is_refused_before_there_is_memory_for_it(pair):
     head = Sealer(KEY).head(bytes(2 * MAX_HEAD_BYTES), payload_bytes=0, of=("s", 0))
     pair.source.sendall(head)
     with pytest.raises(ProtocolError, match="description"):
         pair.reader.head()
 
 
-def test_an_end_in_the_middle_of_a_batch_is_an_error(pair: Pair) -> None:
+def test_an_end_in_the_middle_of_a_batch_is_an_error(pair):
     pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)))
     pair.source.close()
     assert pair.reader.head() == (b"packed", 1000)
@@ -101,14 +99,14 @@ def test_an_end_in_the_middle_of_a_batch_is_an_error(pair: Pair) -> None:
         pair.reader.read(memoryview(bytearray(1000)))
 
 
-def test_half_a_head_is_none(pair: Pair) -> None:
+def test_half_a_head_is_none(pair):
     pair.source.sendall(bytes(HEAD_BYTES // 2))
     pair.source.close()
     with pytest.raises(ConnectionResetError):
         pair.reader.head()
 
 
-def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection() -> None:
+def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection():
     """A slow network delivers: bytes that come are life. 8 pieces, each after a third of it."""
     payload = os.urandom(200_000)
     sent: list[bytes] = []
@@ -139,7 +137,7 @@ def test_a_batch_may_take_longer_than_the_silence_that_ends_a_connection() -> No
         assert time.monotonic() - began > 2 * 0.5
 
 
-def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words() -> None:
+def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words():
     with connected(silent_seconds=0.2) as pair:
         pair.source.sendall(Sealer(KEY).head(b"packed", payload_bytes=1000, of=("s", 0)) + b"x")
         pair.reader.head()
@@ -147,7 +145,7 @@ def test_silence_in_the_middle_of_a_batch_ends_the_connection_in_words() -> None
             pair.reader.read(memoryview(bytearray(1000)))
 
 
-def test_silence_between_batches_does_not_unless_one_is_awaited() -> None:
+def test_silence_between_batches_does_not_unless_one_is_awaited():
     with connected(silent_seconds=0.1) as pair:
         with pytest.raises(TimeoutError):
             pair.reader.head(is_awaited=True)
@@ -157,7 +155,7 @@ def test_silence_between_batches_does_not_unless_one_is_awaited() -> None:
         timer.join()
 
 
-def test_few_calls_move_a_batch(pair: Pair) -> None:
+def test_few_calls_move_a_batch(pair):
     """Each wants the interpreter's lock anew, for which a main thread in pure Python takes 5 ms."""
     calls: list[int] = []
     receive = pair.sink.recv_into

@@ -70,7 +70,7 @@ def end_of(stream: Stream) -> None:
     stream.into = -1
 
 
-def test_a_line_comes_whole_however_it_is_written() -> None:
+def test_a_line_comes_whole_however_it_is_written():
     with forwarded() as stream:
         stream.write(b"epoch 1: ")
         assert stream.is_silent()
@@ -81,7 +81,7 @@ def test_a_line_comes_whole_however_it_is_written() -> None:
         assert stream.read(8) == b"epoch 2\n"
 
 
-def test_a_progress_bar_moves() -> None:
+def test_a_progress_bar_moves():
     with forwarded() as stream:
         stream.write(b"\r10 %\r20 %")
         assert stream.read(6) == b"\r10 %\r"
@@ -89,13 +89,13 @@ def test_a_progress_bar_moves() -> None:
         assert stream.read(5) == b"20 %\r"
 
 
-def test_what_has_no_end_comes_after_a_moment() -> None:
+def test_what_has_no_end_comes_after_a_moment():
     with forwarded() as stream:
         stream.write(b"password: ")
         assert stream.read(10) == b"password: "
 
 
-def test_dots_come_while_more_of_them_do() -> None:
+def test_dots_come_while_more_of_them_do():
     with forwarded() as stream:
         is_over = threading.Event()
 
@@ -113,14 +113,14 @@ def test_dots_come_while_more_of_them_do() -> None:
             writer.join(DEADLINE_SECONDS)
 
 
-def test_the_last_line_needs_no_end() -> None:
+def test_the_last_line_needs_no_end():
     with forwarded() as stream:
         stream.write(b"done\nand so")
         end_of(stream)
         assert stream.read(11) == b"done\nand so"
 
 
-def test_a_very_long_line_is_not_kept() -> None:
+def test_a_very_long_line_is_not_kept():
     with forwarded() as stream:
         long = b"x" * 200_000
         writer = threading.Thread(target=stream.write, args=(long,))
@@ -130,7 +130,7 @@ def test_a_very_long_line_is_not_kept() -> None:
         writer.join(DEADLINE_SECONDS)
 
 
-def test_on_a_full_disk_the_command_goes_on() -> None:
+def test_on_a_full_disk_the_command_goes_on():
     source, into = os.pipe()
     full = os.open("/dev/full", os.O_WRONLY)
     tail = OutputTail()
@@ -146,7 +146,7 @@ def test_on_a_full_disk_the_command_goes_on() -> None:
     assert tail.text().endswith("line\n")
 
 
-def test_where_nobody_reads_the_command_goes_on() -> None:
+def test_where_nobody_reads_the_command_goes_on():
     source, into = os.pipe()
     out, target = os.pipe()
     os.close(out)
@@ -163,7 +163,7 @@ def test_where_nobody_reads_the_command_goes_on() -> None:
     assert tail.text() == ("y" * 65_536 + "\n")[-STDERR_TAIL_BYTES:]
 
 
-def test_a_source_that_is_closed_meanwhile_ends_it() -> None:
+def test_a_source_that_is_closed_meanwhile_ends_it():
     source, into = os.pipe()
     with closing(os.fdopen(into, "wb", buffering=0)) as stream:
         out, target = os.pipe()
@@ -180,7 +180,7 @@ def test_a_source_that_is_closed_meanwhile_ends_it() -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 1000])
-def test_the_tail_is_the_end_of_what_was_written(pieces: int) -> None:
+def test_the_tail_is_the_end_of_what_was_written(pieces):
     whole = b"".join(b"%d " % number for number in range(60_000))
     tail = OutputTail()
     size = len(whole) // pieces + 1

@@ -7,7 +7,6 @@ as an image of its own that the service starts with the one word `train`.
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -135,7 +134,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def scripted(tmp_path_factory):
     """Runs the job in script mode: the toolkit is each host's first process."""
     train = toolkit()
     with lay_out(tmp_path_factory.mktemp("scripted"), TRAIN) as hosts:
@@ -144,7 +143,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 
 
 @pytest.fixture(scope="module")
-def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def brought(tmp_path_factory):
     """Runs the job in an image of its own: the launcher is each host's first process."""
     with lay_out(tmp_path_factory.mktemp("brought"), f"met = {{}}\n{SAY}") as hosts:
         for host in hosts.names:
@@ -159,19 +158,17 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
 
 
 @pytest.fixture(params=["scripted", "brought"])
-def ran(request: pytest.FixtureRequest) -> Ran:
+def ran(request):
     found = request.getfixturevalue(request.param)
     assert isinstance(found, Ran)
     return found
 
 
-def test_the_job_succeeds_on_all_hosts_whoever_starts_the_launcher(ran: Ran) -> None:
+def test_the_job_succeeds_on_all_hosts_whoever_starts_the_launcher(ran):
     assert ran.codes == {"algo-1": 0, "algo-2": 0, "algo-3": 0}, ran.logs
 
 
-def test_hosts_have_the_roles_of_their_groups_and_the_leader_is_the_first_as_given(
-    ran: Ran,
-) -> None:
+def test_hosts_have_the_roles_of_their_groups_and_the_leader_is_the_first_as_given(ran):
     assert "host_role group=data_group role=data" in ran.logs["algo-1"]
     for host in ("algo-2", "algo-3"):
         assert "host_role group=gpu role=dnn" in ran.logs[host]
@@ -179,36 +176,36 @@ def test_hosts_have_the_roles_of_their_groups_and_the_leader_is_the_first_as_giv
     assert [host for host, log in ran.logs.items() if " roster " in log] == ["algo-3"]
 
 
-def test_ranks_are_those_of_the_dnn_group_only(ran: Ran) -> None:
+def test_ranks_are_those_of_the_dnn_group_only(ran):
     for number in (0, 1):
         facts = ran.rank(number)
         assert (facts["rank"], facts["world"], facts["local_rank"]) == (str(number), "2", "0")
     assert not list((ran.ml["algo-1"] / "model").glob("*"))
 
 
-def test_ranks_meet(scripted: Ran) -> None:
+def test_ranks_meet(scripted):
     assert [scripted.rank(number)["total"] for number in (0, 1)] == [3.0, 3.0]
 
 
-def test_scripts_get_the_hyperparameters_as_arguments(ran: Ran) -> None:
+def test_scripts_get_the_hyperparameters_as_arguments(ran):
     assert ran.rank(0)["arguments"] == ran.rank(1)["arguments"] == ARGUMENTS
 
 
-def test_a_channel_of_the_data_group_is_absent_on_dnn_hosts(ran: Ran) -> None:
+def test_a_channel_of_the_data_group_is_absent_on_dnn_hosts(ran):
     for number in (0, 1):
         assert ran.rank(number)["channels"] == ["stoker_token", "train"]
         assert "SM_CHANNEL_IMAGES" not in ran.environ(number)
         assert ran.environ(number)["SM_CHANNEL_TRAIN"] == "/opt/ml/input/data/train"
 
 
-def test_a_channel_of_the_data_group_is_read_there(scripted: Ran) -> None:
+def test_a_channel_of_the_data_group_is_read_there(scripted):
     for number in (0, 1):
         made = scripted.rank(number)["made"]
         assert isinstance(made, list)
         assert [item.split(" in ")[0] for item in made] == [f"{n} from images" for n in range(8)]
 
 
-def test_what_hosts_leave_behind_can_be_laid_into_one_folder(ran: Ran) -> None:
+def test_what_hosts_leave_behind_can_be_laid_into_one_folder(ran):
     for part in ("model", "output/data"):
         left = [
             path.relative_to(ran.ml[host])
@@ -220,9 +217,7 @@ def test_what_hosts_leave_behind_can_be_laid_into_one_folder(ran: Ran) -> None:
     assert (ran.ml["algo-3"] / "output/data/stoker/training.json").exists()
 
 
-def test_a_bring_your_own_image_exports_what_the_toolkit_exports(
-    scripted: Ran, brought: Ran
-) -> None:
+def test_a_bring_your_own_image_exports_what_the_toolkit_exports(scripted, brought):
     for number in (0, 1):
         theirs, ours = scripted.environ(number), brought.environ(number)
         assert set(theirs) - set(ours) == {
@@ -244,9 +239,7 @@ def test_a_bring_your_own_image_exports_what_the_toolkit_exports(
         assert json.loads(ours["SM_DISTRIBUTION_INSTANCE_GROUPS"]) == ["gpu"]
 
 
-def test_the_training_env_differs_by_what_the_launcher_does_otherwise_only(
-    scripted: Ran, brought: Ran
-) -> None:
+def test_the_training_env_differs_by_what_the_launcher_does_otherwise_only(scripted, brought):
     for number in (0, 1):
         theirs = json.loads(scripted.environ(number)["SM_TRAINING_ENV"])
         ours = json.loads(brought.environ(number)["SM_TRAINING_ENV"])
@@ -282,7 +275,7 @@ time.sleep(300)
 """
 
 
-def test_a_training_error_is_the_failure_reason_on_the_dnn_hosts_only(tmp_path: Path) -> None:
+def test_a_training_error_is_the_failure_reason_on_the_dnn_hosts_only(tmp_path):
     train = toolkit()
     with lay_out(tmp_path, FAILING) as hosts:
         start_toolkit(hosts, train, **QUICK)
@@ -298,7 +291,7 @@ def test_a_training_error_is_the_failure_reason_on_the_dnn_hosts_only(tmp_path: 
     assert not (ran.ml["algo-1"] / "output" / "failure").exists()
 
 
-def test_hosts_end_by_themselves_when_the_leaders_launcher_never_starts(tmp_path: Path) -> None:
+def test_hosts_end_by_themselves_when_the_leaders_launcher_never_starts(tmp_path):
     train = toolkit()
     with lay_out(tmp_path, TRAIN) as hosts:
         (hosts.ml("algo-3") / "code" / "launcher.py").write_text("import no_such_module")

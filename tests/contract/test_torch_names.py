@@ -57,12 +57,12 @@ NAMES = [
 ]
 
 
-def test_torch_is_the_one_that_was_looked_into() -> None:
+def test_torch_is_the_one_that_was_looked_into():
     assert torch.__version__.startswith(TORCH)
 
 
 @pytest.mark.parametrize(("owner", "name", "use"), NAMES, ids=[name for _, name, _ in NAMES])
-def test_the_name_is_there(owner: object, name: str, use: str) -> None:
+def test_the_name_is_there(owner, name, use):
     assert hasattr(owner, name), f"{name} is gone: {use}"
 
 
@@ -81,13 +81,13 @@ def test_the_name_is_there(owner: object, name: str, use: str) -> None:
     ],
     ids=lambda value: getattr(value, "__qualname__", ""),
 )
-def test_the_function_takes_what_it_is_given(method: object, arguments: list[str]) -> None:
+def test_the_function_takes_what_it_is_given(method, arguments):
     assert callable(method)
     assert list(inspect.signature(method).parameters) == arguments
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_iterator_has_the_attributes_that_are_read_or_set(num_workers: int) -> None:
+def test_an_iterator_has_the_attributes_that_are_read_or_set(num_workers):
     iterator = iter(DataLoader(Numbers(), num_workers=num_workers))
     names = {
         "_base_seed": "the base seed of an epoch",
@@ -110,25 +110,25 @@ def test_an_iterator_has_the_attributes_that_are_read_or_set(num_workers: int) -
         assert hasattr(iterator, name), f"{name} is gone: {use}"
 
 
-def test_a_loader_has_the_attributes_that_are_read() -> None:
+def test_a_loader_has_the_attributes_that_are_read():
     for loader in (DataLoader(Numbers()), DataLoader(Stream())):
         for name in ("_dataset_kind", "_iterator", "_IterableDataset_len_called"):
             assert hasattr(loader, name)
 
 
-def test_a_fetcher_has_the_attributes_that_are_read() -> None:
+def test_a_fetcher_has_the_attributes_that_are_read():
     fetcher = fetch._MapDatasetFetcher(Numbers(), True, list, False)  # type: ignore[no-untyped-call]
     assert fetcher.auto_collation is True
     assert isinstance(fetcher.dataset, Numbers)
 
 
-def test_own_functions_of_default_collate_are_told_from_the_scripts() -> None:
+def test_own_functions_of_default_collate_are_told_from_the_scripts():
     """Functions that the script registers travel; those of torch are there already."""
     for function in collate.default_collate_fn_map.values():
         assert function.__module__ == collate.default_collate.__module__
 
 
-def test_constructor_has_the_arguments_that_are_known() -> None:
+def test_constructor_has_the_arguments_that_are_known():
     """A new argument needs a claim in support/dropin_claims.py, and a word in the docs."""
     assert list(inspect.signature(DataLoader.__init__).parameters)[1:] == [
         "dataset",

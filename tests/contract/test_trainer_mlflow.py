@@ -38,7 +38,7 @@ def told(address: str, **more: str) -> tuple[dict[str, str], str]:
     return left, event.values["text"] if event else ""
 
 
-def test_a_run_on_a_server_that_is_away_is_left_out_with_a_warning() -> None:
+def test_a_run_on_a_server_that_is_away_is_left_out_with_a_warning():
     with socket.socket() as held:
         # Bound and not listening: nobody else can have the port meanwhile.
         held.bind(("127.0.0.1", 0))
@@ -48,7 +48,7 @@ def test_a_run_on_a_server_that_is_away_is_left_out_with_a_warning() -> None:
     assert text.startswith(f"mlflow: 127.0.0.1:{port} cannot be reached from here")
 
 
-def test_a_server_that_answers_is_used_whatever_it_answers() -> None:
+def test_a_server_that_answers_is_used_whatever_it_answers():
     with server() as port:
         address = f"http://u:secret@127.0.0.1:{port}"
         left, text = told(address, MLFLOW_RUN_ID="1")
@@ -56,7 +56,7 @@ def test_a_server_that_answers_is_used_whatever_it_answers() -> None:
     assert not text
 
 
-def test_a_server_that_the_user_named_is_left_to_the_script() -> None:
+def test_a_server_that_the_user_named_is_left_to_the_script():
     left, text = told("http://127.0.0.1:1")
     assert left["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:1"
     assert not text

@@ -19,7 +19,7 @@ def feed_line(host: str) -> str:
     return stream.getvalue()
 
 
-def test_lines_of_another_command_are_shown_as_they_come() -> None:
+def test_lines_of_another_command_are_shown_as_they_come():
     watcher = subprocess.Popen(
         [sys.executable, "-m", "stoker.cli", "watch", "-"],
         stdin=subprocess.PIPE,

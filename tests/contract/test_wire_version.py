@@ -78,7 +78,7 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def test_what_crosses_the_wire_is_that_of_its_version() -> None:
+def test_what_crosses_the_wire_is_that_of_its_version():
     records = (dataset.DatasetPlace, dataset.DatasetSpec, dataset.Globals, dataset._PackedError)
     named = remote.remote("builtins:dict", a=1)
     pickles = {
@@ -98,6 +98,6 @@ def test_what_crosses_the_wire_is_that_of_its_version() -> None:
     assert found == PINNED, "raise protocol.PROTOCOL_VERSION, or see the comment at PINNED"
 
 
-def test_every_kind_of_node_is_among_the_pinned_ones() -> None:
+def test_every_kind_of_node_is_among_the_pinned_ones():
     found = {tree[0] for tree in trees().values() if isinstance(tree, list)}
     assert found == set(map(int, Tag))

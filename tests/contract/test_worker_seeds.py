@@ -14,7 +14,7 @@ def draws() -> Draws:
     return random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-def test_torch_seeding_is_that_of_torchs_worker_loop() -> None:
+def test_torch_seeding_is_that_of_torchs_worker_loop():
     class Drawing:
         def __len__(self) -> int:
             return 4

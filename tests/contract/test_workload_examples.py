@@ -57,7 +57,7 @@ FILES = sorted(file.name for file in (ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_workload_is_run_by_a_test_or_needs_a_service(name: str) -> None:
+def test_each_workload_is_run_by_a_test_or_needs_a_service(name):
     covered = COVERED[name]
     assert covered.words in (ROOT / covered.by).read_text()
     workload = read_workload(document(name))
@@ -65,16 +65,14 @@ def test_each_workload_is_run_by_a_test_or_needs_a_service(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_workload_is_a_request_that_its_platform_takes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_workload_is_a_request_that_its_platform_takes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(project(tmp_path))
     shown = CliRunner().invoke(app_for("train"), ["train", f"configs/{name}", "--dry-run"])
     assert shown.exit_code == 0, shown.output
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if not COVERED[name].runs])
-def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name: str) -> None:
+def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name):
     with pytest.raises(UsageError, match="a placeholder is left") as caught:
         read_workload(ROOT / "configs" / name)
     assert f"configs/{name}:" in caught.value.where
@@ -96,9 +94,7 @@ def test_a_workload_for_a_cloud_is_refused_until_it_has_the_readers_names(name: 
         "decide profile.json --workload",
     ],
 )
-def test_each_verb_refuses_a_workload_with_placeholders(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_verb_refuses_a_workload_with_placeholders(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "profile.json", sample_records.profile())
     done = stoker(*words.split(), str(ROOT / "configs" / "mnist-sagemaker.yaml"), cwd=tmp_path)
@@ -108,7 +104,7 @@ def test_each_verb_refuses_a_workload_with_placeholders(
     assert [file.name for file in tmp_path.iterdir()] == ["profile.json"]
 
 
-def test_the_dry_run_that_smddps_workload_names_shows_the_strategy(tmp_path: Path) -> None:
+def test_the_dry_run_that_smddps_workload_names_shows_the_strategy(tmp_path):
     text = (ROOT / "configs" / "mnist-smddp.yaml").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("#   stoker train ")]
     words = line.removeprefix("#   stoker ").split()
@@ -130,12 +126,8 @@ def test_the_dry_run_that_smddps_workload_names_shows_the_strategy(tmp_path: Pat
 )
 @pytest.mark.parametrize("name", ["mnist-kubeflow.yaml", "mnist-sagemaker.yaml"])
 def test_the_option_says_which_loaders_the_job_replaces(
-    name: str,
-    flags: list[str],
-    expected: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    name, flags, expected, tmp_path, monkeypatch
+):
     monkeypatch.chdir(project(tmp_path))
     words = ["train", f"configs/{name}", "--dry-run", "--json", *flags]
     shown = CliRunner().invoke(app_for("train"), words)

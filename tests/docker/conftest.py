@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ WORKDIR /work
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
+def engine():
     """Yields a running engine with the images base, stoker-launcher, stoker-control and job."""
     if lacking := missing():
         pytest.skip(f"no Docker engine of our own: {lacking}")
@@ -40,7 +39,7 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def data_image(engine: Engine) -> str:
+def data_image(engine):
     """Builds the image of data hosts with the user's code: torch without CUDA below it."""
     started = time.monotonic()
     done = engine.attempt_image("data")

@@ -23,7 +23,7 @@ ENGINE_SECONDS = 2.0
 
 
 @pytest.fixture
-def cluster(engine: Engine, tmp_path: Path) -> Cluster:
+def cluster(engine, tmp_path):
     return new_cluster(engine, tmp_path)
 
 
@@ -60,7 +60,7 @@ def batches_sent(record: Mapping[str, list[dict[str, str]]]) -> dict[str, int]:
     return {host: int(found[1]) for host, found in said.items() if found}
 
 
-def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster: Cluster) -> None:
+def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster):
     with cluster:
         cluster.start(*MNIST, "8")
         assert cluster.wait(seconds=180) == dict.fromkeys(cluster.hosts, 0)
@@ -88,8 +88,8 @@ def test_mnist_trains_on_four_hosts_and_all_end_well_with_the_leader(cluster: Cl
 
 
 def test_a_dataset_is_built_on_the_data_hosts_alone_in_an_image_of_their_own(
-    engine: Engine, data_image: str, tmp_path: Path
-) -> None:
+    engine, data_image, tmp_path
+):
     images = {"data": data_image}
     with new_cluster(engine, tmp_path, numbers(tmp_path), images) as cluster:
         cluster.start("python", "job.py")
@@ -100,7 +100,7 @@ def test_a_dataset_is_built_on_the_data_hosts_alone_in_an_image_of_their_own(
     assert sum(batches_sent(record).values()) >= COUNT / 5
 
 
-def test_data_hosts_end_when_the_leader_is_killed(cluster: Cluster) -> None:
+def test_data_hosts_end_when_the_leader_is_killed(cluster):
     with cluster:
         cluster.start(*MNIST, "1000")
         cluster.wait_for_log(LEADER, r" progress steps=\d")
@@ -115,9 +115,7 @@ def test_data_hosts_end_when_the_leader_is_killed(cluster: Cluster) -> None:
     assert [codes[host] for host in DATA] == [0, 0]
 
 
-def test_a_training_error_is_the_failure_reason_and_fails_the_dnn_hosts_only(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_a_training_error_is_the_failure_reason_and_fails_the_dnn_hosts_only(engine, tmp_path):
     with new_cluster(engine, tmp_path, numbers(tmp_path)) as cluster:
         cluster.start("python", "job.py", "--fail-at", "1")
         codes = cluster.wait(seconds=120)
@@ -137,7 +135,7 @@ def test_a_training_error_is_the_failure_reason_and_fails_the_dnn_hosts_only(
     assert cluster.record(LEADER)["status"] == "failed"
 
 
-def test_sigterm_to_the_leader_ends_all_hosts(cluster: Cluster) -> None:
+def test_sigterm_to_the_leader_ends_all_hosts(cluster):
     with cluster:
         cluster.start(*MNIST, "1000")
         cluster.wait_for_log(LEADER, r" progress steps=\d")
@@ -152,7 +150,7 @@ def test_sigterm_to_the_leader_ends_all_hosts(cluster: Cluster) -> None:
     assert cluster.record(LEADER)["status"] == "stopped"
 
 
-def test_doctor_in_a_running_job_knows_the_run_and_its_peers(cluster: Cluster) -> None:
+def test_doctor_in_a_running_job_knows_the_run_and_its_peers(cluster):
     with cluster:
         cluster.start(*MNIST, "1000")
         cluster.wait_for_log(LEADER, r" progress steps=\d")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 
@@ -38,12 +37,12 @@ def config(engine: Engine, image: str) -> dict[str, object]:
     ("image", "entrypoint"),
     [("stoker-launcher", ["stoker", "launch"]), ("stoker-control", ["stoker"])],
 )
-def test_entry_points_are_in_exec_form(engine: Engine, image: str, entrypoint: list[str]) -> None:
+def test_entry_points_are_in_exec_form(engine, image, entrypoint):
     assert config(engine, image)["Entrypoint"] == entrypoint
 
 
 @pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
-def test_no_compiler_is_left_and_all_wheels_are_on_record(engine: Engine, image: str) -> None:
+def test_no_compiler_is_left_and_all_wheels_are_on_record(engine, image):
     found = shell(
         engine, image, "for p in gcc cc g++ c++ clang ld make; do command -v $p; done; true"
     )
@@ -55,7 +54,7 @@ def test_no_compiler_is_left_and_all_wheels_are_on_record(engine: Engine, image:
     assert ("torch-" in names) == (image == "stoker-launcher")
 
 
-def test_an_image_says_what_it_holds_and_of_which_base_it_was_built(engine: Engine) -> None:
+def test_an_image_says_what_it_holds_and_of_which_base_it_was_built(engine):
     pulled = json.loads(engine.run("inspect", engine.base))[0]["RepoDigests"][0]
     labels = config(engine, "stoker-control")["Labels"]
     assert isinstance(labels, dict)
@@ -75,7 +74,7 @@ def test_an_image_says_what_it_holds_and_of_which_base_it_was_built(engine: Engi
     assert set(installed) <= {part["name"] for part in listed["components"]}
 
 
-def test_the_build_leaves_a_statement_of_what_the_image_was_made_of(engine: Engine) -> None:
+def test_the_build_leaves_a_statement_of_what_the_image_was_made_of(engine):
     context = ROOT / ".cache" / "image" / engine.run("version", "--format={{.Server.Arch}}")
     statement = json.loads((context / "stoker-control.intoto.json").read_text())
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
@@ -93,9 +92,7 @@ def test_the_build_leaves_a_statement_of_what_the_image_was_made_of(engine: Engi
 
 
 @pytest.mark.usefixtures("data_image")
-def test_the_image_of_data_hosts_has_torch_without_cuda_and_says_of_which_wheel(
-    engine: Engine,
-) -> None:
+def test_the_image_of_data_hosts_has_torch_without_cuda_and_says_of_which_wheel(engine):
     assert config(engine, "stoker-data")["Entrypoint"] == ["stoker", "launch"]
     script = "python -c 'import torch; print(torch.version.cuda)'; cat /opt/stoker/wheels.sha256"
     cuda, *sums = shell(engine, "stoker-data", script).splitlines()
@@ -115,13 +112,13 @@ def test_the_image_of_data_hosts_has_torch_without_cuda_and_says_of_which_wheel(
 
 
 @pytest.mark.parametrize("image", ["stoker-launcher", "stoker-control"])
-def test_doctor_finds_nothing_that_fails_in_the_image(engine: Engine, image: str) -> None:
+def test_doctor_finds_nothing_that_fails_in_the_image(engine, image):
     found = shell(engine, image, "stoker doctor")
     print(found, engine.run("image", "inspect", "--format={{.Size}} bytes", image), sep="\n")
     assert "fail " not in found
 
 
-def test_a_change_of_stokers_code_is_one_small_layer(engine: Engine) -> None:
+def test_a_change_of_stokers_code_is_one_small_layer(engine):
     layers = engine.run(
         "history", "--no-trunc", "--format={{.Size}}|{{.CreatedBy}}", "stoker-launcher"
     )
@@ -133,7 +130,7 @@ def test_a_change_of_stokers_code_is_one_small_layer(engine: Engine) -> None:
     assert float(size.removesuffix("MB")) < 15
 
 
-def test_the_control_image_decides_without_torch(engine: Engine) -> None:
+def test_the_control_image_decides_without_torch(engine):
     words = ("decide", "--instance-type=ml.p4d.24xlarge", "--step-seconds=0.19", "--json")
     decision = json.loads(engine.run("run", "--rm", "--network=none", "stoker-control", *words))
     assert decision["plan"]["groups"]
@@ -143,7 +140,7 @@ def test_the_control_image_decides_without_torch(engine: Engine) -> None:
     assert "No module named 'torch'" in shell(engine, "stoker-control", script)
 
 
-def test_train_as_sagemaker_says_it_runs_the_images_command(engine: Engine, tmp_path: Path) -> None:
+def test_train_as_sagemaker_says_it_runs_the_images_command(engine, tmp_path):
     config = tmp_path / "input" / "config"
     config.mkdir(parents=True)
     (config / "hyperparameters.json").write_text('{"epochs": "2"}')
@@ -155,7 +152,7 @@ def test_train_as_sagemaker_says_it_runs_the_images_command(engine: Engine, tmp_
     assert (tmp_path / "model" / "words").read_text() == "fixed --epochs 2"
 
 
-def test_an_image_for_kubernetes_runs_as_the_user_that_was_asked_for(engine: Engine) -> None:
+def test_an_image_for_kubernetes_runs_as_the_user_that_was_asked_for(engine):
     engine.make_image("launcher", IMAGE="stoker-user", USER_ID="65532")
     assert config(engine, "stoker-user")["User"] == "65532"
     who = "import os; print('user', os.getuid(), open('/opt/ml/model/x', 'w').write('x'))"
@@ -163,7 +160,7 @@ def test_an_image_for_kubernetes_runs_as_the_user_that_was_asked_for(engine: Eng
     assert "user 65532 1" in engine.run(*words)
 
 
-def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine: Engine) -> None:
+def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine):
     # As AWS's image that has the library of the strategy smddp.
     base = WITH_TORCH.replace("VERSION", "2.4.1+cu121")
     engine.build(base, engine.folder / "job", "base-with-torch")
@@ -179,14 +176,14 @@ def test_a_base_with_torch_keeps_it_and_gets_stoker_beside_it(engine: Engine) ->
     ]
 
 
-def test_a_base_whose_torch_is_too_old_for_stoker_is_refused(engine: Engine) -> None:
+def test_a_base_whose_torch_is_too_old_for_stoker_is_refused(engine):
     engine.build(WITH_TORCH.replace("VERSION", "2.3.0+cu121"), engine.folder / "job", "old-torch")
     refused = engine.attempt_image("launcher", BASE_IMAGE="old-torch", ALLOW_TAG="1")
     assert "error: BASE_IMAGE has torch 2.3.0+cu121: stoker needs torch>=" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 2
 
 
-def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path: Path) -> None:
+def test_wheels_that_are_not_the_lock_files_are_refused(engine, tmp_path):
     lock = tmp_path / "wheels.sha256"
     lock.write_text(f"{'0' * 64}  torch-0.0.1-py3-none-any.whl\n")
     with pytest.raises(AssertionError, match=r"these wheels are not those of .*torch-0\.0\.1"):
@@ -203,9 +200,7 @@ def test_wheels_that_are_not_the_lock_files_are_refused(engine: Engine, tmp_path
         ({"TORCH_VERSION": "2.10.0"}, "TORCH_VERSION is for the target data, not for launcher"),
     ],
 )
-def test_what_the_build_lacks_is_said_in_two_lines(
-    engine: Engine, environ: dict[str, str], words: str
-) -> None:
+def test_what_the_build_lacks_is_said_in_two_lines(engine, environ, words):
     done = engine.attempt_image("launcher", **environ)
     assert done.returncode != 0
     assert words in done.stderr

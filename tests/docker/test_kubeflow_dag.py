@@ -6,7 +6,7 @@ the steps' requests: volumes at the paths that were compiled, users, names, in-c
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -35,11 +35,11 @@ from stoker.records import (
 )
 from stoker.records.base import mapping
 from stoker.settings import workload_from
-from support.docker import ROOT, Engine
+from support.docker import ROOT
 from support.kubeflow_backend import KubeflowRun, Pipeline, Step, Store
 from support.kubelet import Kubelet, claims_in
 from support.kubernetes_api import NAMESPACE
-from support.unchanged import BATCH_SIZE, PLAIN, STREAM, Script
+from support.unchanged import BATCH_SIZE, PLAIN, STREAM
 
 pytestmark = [
     pytest.mark.docker,
@@ -90,7 +90,7 @@ WITH_CLAIM = workload_from(
 
 
 @pytest.fixture
-def kubelet(engine: Engine, tmp_path: Path) -> Iterator[Kubelet]:
+def kubelet(engine, tmp_path):
     digits = tmp_path / "drawn"
     shutil.copytree(ROOT / "examples" / "mnist" / "data", digits / "mnist")
     claims = dict(claims_in(tmp_path, datasets=digits, runs=None, champions=None))
@@ -161,7 +161,7 @@ class Run:
         return str(self.step(task).executor_input["outputs"]["outputFile"])
 
 
-def test_the_pipeline_with_claims_runs_to_its_gate(kubelet: Kubelet, tmp_path: Path) -> None:
+def test_the_pipeline_with_claims_runs_to_its_gate(kubelet, tmp_path):
     definition = compile_kubeflow(WITH_CLAIM, folder=ROOT).definition
     training = Run(definition, kubelet, tmp_path, WITH_CLAIM).check(has_claim=True)
     made = tmp_path / "claims" / "runs" / "stoker" / training.job.name / "model" / "model.pt"
@@ -170,15 +170,13 @@ def test_the_pipeline_with_claims_runs_to_its_gate(kubelet: Kubelet, tmp_path: P
     assert champions, "the gate has promoted nothing"
 
 
-def test_the_pipeline_without_a_claim_runs_to_its_gate(kubelet: Kubelet, tmp_path: Path) -> None:
+def test_the_pipeline_without_a_claim_runs_to_its_gate(kubelet, tmp_path):
     definition = compile_kubeflow(WITHOUT_CLAIM, folder=ROOT).definition
     Run(definition, kubelet, tmp_path, WITHOUT_CLAIM).check(has_claim=False)
 
 
 @pytest.mark.parametrize("script", [PLAIN, STREAM], ids=lambda script: script.name)
-def test_an_unchanged_script_is_fed_to_its_gate(
-    kubelet: Kubelet, tmp_path: Path, script: Script
-) -> None:
+def test_an_unchanged_script_is_fed_to_its_gate(kubelet, tmp_path, script):
     # The claim has the script, next to what it reads.
     script.write(tmp_path / "claims" / "datasets" / "mnist")
     document = {
@@ -207,7 +205,7 @@ def test_an_unchanged_script_is_fed_to_its_gate(
     assert evaluation.reason == ""
 
 
-def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet: Kubelet, tmp_path: Path) -> None:
+def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet, tmp_path):
     """Its shape is the example's in docs/kubeflow.md."""
     request = kubeflow_request(WITH_CLAIM)
     definition = kubeflow.pipeline(request, own_steps, description="Digits, every night.")
@@ -218,9 +216,7 @@ def test_a_pipeline_of_ones_own_runs_to_its_last_step(kubelet: Kubelet, tmp_path
     assert tasks[-2:] == ["deploy", "finish"]
 
 
-def test_a_lost_pod_that_follows_a_training_is_tried_again_and_adopts_it(
-    kubelet: Kubelet, tmp_path: Path
-) -> None:
+def test_a_lost_pod_that_follows_a_training_is_tried_again_and_adopts_it(kubelet, tmp_path):
     kubelet.lost = {"train": "vanished"}
     definition = compile_kubeflow(WITHOUT_CLAIM, folder=ROOT).definition
     run = Run(definition, kubelet, tmp_path, WITHOUT_CLAIM)
@@ -233,9 +229,7 @@ def test_a_lost_pod_that_follows_a_training_is_tried_again_and_adopts_it(
     assert adopted == ["mini-5b1f6c3e"]
 
 
-def test_a_training_that_has_lost_its_step_is_told_by_the_last_one(
-    kubelet: Kubelet, tmp_path: Path
-) -> None:
+def test_a_training_that_has_lost_its_step_is_told_by_the_last_one(kubelet, tmp_path):
     """Kubeflow never tries an exit code again: the run stays FAILED, and its model is not lost."""
     kubelet.lost = {"train": "killed"}
     definition = compile_kubeflow(WITHOUT_CLAIM, folder=ROOT).definition

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def digits(tmp_path_factory):
     return few_digits(tmp_path_factory.mktemp("digits") / "data")
 
 
@@ -63,7 +63,7 @@ def steps_saved(folder: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Path:
+def whole(tmp_path_factory, digits):
     """Returns the folder of a run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
     train(folder, digits, "--workers", "0")
@@ -91,8 +91,8 @@ def kill_in_an_epoch(job: LocalJob, folder: Path, *, after: int) -> None:
 
 
 def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
-    tmp_path: Path, whole: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, whole, digits, monkeypatch
+):
     # Sums of floats depend on how many threads they are shared among.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("first", "second"):
@@ -111,14 +111,14 @@ def test_killed_trainer_goes_on_with_other_hosts_and_workers_on_the_same_losses(
     assert (tmp_path / "losses").read_text() == (whole / "losses").read_text()
 
 
-def test_a_finished_run_has_nothing_left_to_do(whole: Path, digits: Path) -> None:
+def test_a_finished_run_has_nothing_left_to_do(whole, digits):
     before = (whole / "losses").read_text()
     train(whole, digits, "--workers", "1")
     assert (whole / "losses").read_text() == before
 
 
 @pytest.mark.soak
-def test_a_finished_run_of_two_ranks_has_nothing_left_to_do(tmp_path: Path, digits: Path) -> None:
+def test_a_finished_run_of_two_ranks_has_nothing_left_to_do(tmp_path, digits):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     train(tmp_path, digits, "--workers", "1", launcher=torchrun)
     before = (tmp_path / "losses").read_text()

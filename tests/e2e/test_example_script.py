@@ -46,7 +46,7 @@ def run_script(folder: Path, *, ranks: int = 1) -> None:
 
 
 @pytest.mark.soak
-def test_two_runs_give_the_same_losses_step_for_step(tmp_path: Path) -> None:
+def test_two_runs_give_the_same_losses_step_for_step(tmp_path):
     run_script(tmp_path / "a")
     run_script(tmp_path / "b")
     losses = (tmp_path / "a" / "losses").read_text()
@@ -54,6 +54,6 @@ def test_two_runs_give_the_same_losses_step_for_step(tmp_path: Path) -> None:
     assert losses == (tmp_path / "b" / "losses").read_text()
 
 
-def test_two_ranks_train_together_and_both_end_well(tmp_path: Path) -> None:
+def test_two_ranks_train_together_and_both_end_well(tmp_path):
     run_script(tmp_path / "a", ranks=2)
     assert len((tmp_path / "a" / "losses").read_text().split()) == 256 // 32

@@ -23,7 +23,7 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tmp_path_factory):
     """Trains on two ranks next to a data host."""
     folder = tmp_path_factory.mktemp("trained")
     groups = ("dnn=local.c1:1", "data=local.c1:1:1")
@@ -32,12 +32,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(training, log.read_text())
 
 
-def test_two_ranks_train_beside_a_data_host(trained: Trained) -> None:
+def test_two_ranks_train_beside_a_data_host(trained):
     assert [host.rank for host in trained.training.hosts] == [0, None]
     assert trained.training.strategy == "torchrun"
 
 
-def test_data_hosts_end_with_the_training_and_their_release_is_measured(trained: Trained) -> None:
+def test_data_hosts_end_with_the_training_and_their_release_is_measured(trained):
     training = trained.training
     joined = {event.host for event in training.events if event.what == "agent joined"}
     assert joined == {training.hosts[1].host}

@@ -46,7 +46,7 @@ place.write_text(json.dumps({**found, "kind": type(loader).__name__}))
 """
 
 
-def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path: Path) -> None:
+def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path):
     words = ("--epochs", "1", "--copies", "1", "--batch-size", "24", "--workers", "0")
     command = ("python", str(DIGITS), *words)
     with LocalJob(tmp_path, command, data=1, processes=2) as job:
@@ -72,9 +72,7 @@ def test_lightning_trains_on_two_ranks_which_data_hosts_feed(tmp_path: Path) -> 
 # A loader like its own, fed: `library_that_wraps` in tests/faults/test_loader_dropin_fed.py.
 @pytest.mark.soak
 @pytest.mark.parametrize("world", [1, 2])
-def test_accelerates_own_loader_is_fed_by_data_hosts_where_it_is_replaced(
-    tmp_path: Path, world: int
-) -> None:
+def test_accelerates_own_loader_is_fed_by_data_hosts_where_it_is_replaced(tmp_path, world):
     with LocalJob(tmp_path, ACCELERATED, data=1, processes=world, replace_dataloader="auto") as job:
         end = job.end()
         assert end.status == "succeeded", end.failure or job.log(job.leader)

@@ -14,9 +14,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "honesty.py"
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("busy", ["0", "1.5"], ids=["as it is", "busy"])
-def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(
-    tmp_path: Path, busy: str
-) -> None:
+def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(tmp_path, busy):
     out = tmp_path / "honesty.json"
     command = [sys.executable, str(BENCHMARK), "--quick", "--busy", busy, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=590, check=False)
@@ -34,7 +32,7 @@ def test_what_is_advised_on_a_known_bottleneck_is_right_or_not_told(
 @pytest.mark.soak
 @pytest.mark.alone
 @pytest.mark.timeout(300)
-def test_a_training_on_the_cpu_is_explained_by_its_parts(tmp_path: Path) -> None:
+def test_a_training_on_the_cpu_is_explained_by_its_parts(tmp_path):
     out = tmp_path / "honesty.json"
     command = [sys.executable, str(BENCHMARK), "--case", "1 core trains", "--pairs", "1"]
     done = subprocess.run(

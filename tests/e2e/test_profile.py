@@ -78,7 +78,7 @@ def starting(folder: Path, *, core: int) -> Iterator[Start]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path):
     with starting(tmp_path, core=min(os.sched_getaffinity(0))) as start_command:
         yield start_command
 
@@ -92,7 +92,7 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def two_ranks(tmp_path_factory):
     """Runs two ranks on another core than `start`, in the same time without other tests.
 
     Below torchrun: test_timed_run.py, and test_profile_scripts.py in soak.
@@ -163,9 +163,7 @@ def processes_with(text: str) -> list[int]:
 # With a worker they are those of the local platform's test, too.
 @measures
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.soak)])
-def test_burnt_costs_are_found(
-    two_ranks: Started, start: Start, tmp_path: Path, workers: int
-) -> None:
+def test_burnt_costs_are_found(two_ranks, start, tmp_path, workers):
     # An odd number of milliseconds makes the command of this test unlike any other's.
     command = burning(loading=40, model=21 + workers, workers=workers, batches=30, epochs=100)
     child = start(*command)
@@ -196,7 +194,7 @@ def test_burnt_costs_are_found(
 
 
 @measures
-def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
+def test_a_workload_is_profiled_on_the_local_platform(tmp_path):
     command = burning(loading=40, model=23, workers=1, batches=30, epochs=100)
     with quiet_cpus() as group:
         found = run_profile(tmp_path, [*command, *([f"group={group}"] if group else [])])
@@ -229,7 +227,7 @@ def test_a_workload_is_profiled_on_the_local_platform(tmp_path: Path) -> None:
 
 
 @measures
-def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks: Started) -> None:
+def test_two_ranks_change_phase_together_and_both_end_with_0(two_ranks):
     codes = [rank.wait(DEADLINE_SECONDS) for rank in two_ranks.ranks]
     assert codes == [0, 0], [path.read_text() for path in two_ranks.folder.glob("*.log")]
     results = read_ranks(two_ranks.folder / "out")
@@ -260,7 +258,7 @@ class Forked:
 
 
 @pytest.fixture
-def fork(tmp_path: Path) -> Iterator[Fork]:
+def fork(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def fork_script(command: list[str], *, budget: float = 5.0) -> Forked:
@@ -271,9 +269,7 @@ def fork(tmp_path: Path) -> Iterator[Fork]:
         yield fork_script
 
 
-def test_a_script_that_ends_too_early_says_how_many_batches_it_had(
-    fork: Fork, tmp_path: Path
-) -> None:
+def test_a_script_that_ends_too_early_says_how_many_batches_it_had(fork, tmp_path):
     child = fork(burning(loading=5, model=5, workers=0, batches=3, epochs=2))
     code, output = child.end()
     assert code == 0, output
@@ -285,9 +281,7 @@ def test_a_script_that_ends_too_early_says_how_many_batches_it_had(
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
 )
-def test_an_interrupted_profile_gives_the_verdict_so_far(
-    fork: Fork, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_profile_gives_the_verdict_so_far(fork, tmp_path, number):
     child = fork(burning(loading=10, model=5, workers=1, batches=50, epochs=500), budget=20.0)
     child.until("profile_accelerator")
     child.process.send_signal(number)
@@ -299,9 +293,7 @@ def test_an_interrupted_profile_gives_the_verdict_so_far(
     assert any("stopped early" in note for note in found.notes)
 
 
-def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(
-    fork: Fork, tmp_path: Path
-) -> None:
+def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(fork, tmp_path):
     child = fork(burning(loading=10, model=5, workers=0, batches=50, epochs=500), budget=60.0)
     child.until("profile_started")
     child.process.send_signal(signal.SIGINT)
@@ -311,9 +303,7 @@ def test_a_profile_that_is_interrupted_too_early_ends_as_the_script_would(
     assert rank_0(tmp_path).accelerator is None
 
 
-def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(
-    fork: Fork, tmp_path: Path
-) -> None:
+def test_a_profile_that_is_stopped_before_its_replay_leaves_what_it_had(fork, tmp_path):
     child = fork(burning(loading=2, model=2, workers=0, batches=50, epochs=5000), budget=60.0)
     file = tmp_path / "out" / "profile-rank0.json"
     until(file.exists, what="the first batch is there")
@@ -342,7 +332,7 @@ for batch in DataLoader(torch.arange(4000000.), batch_size=4):
 """
 
 
-def test_a_script_that_does_not_bear_a_batch_twice_is_told_that_it_got_one(tmp_path: Path) -> None:
+def test_a_script_that_does_not_bear_a_batch_twice_is_told_that_it_got_one(tmp_path):
     with pytest.raises(WorkloadError, match="ValueError: a batch came twice") as caught:
         run_profile(tmp_path, [sys.executable, "-c", TWICE], budget=5.0)
     assert "the profile was replaying cached batches by then" in caught.value.where
@@ -393,9 +383,7 @@ def drained(loader: DataLoader[torch.Tensor], *, workers: int = 2) -> Drain | No
     ],
     ids=["shuffled", "unbatched", "batch_sampler", "sampler", "iterable", "persistent", "spawn"],
 )
-def test_loaders_of_all_kinds_are_drained(
-    loader: DataLoader[torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loaders_of_all_kinds_are_drained(loader, monkeypatch):
     # A spawned worker imports torch, beside other tests perhaps in 20 s.
     monkeypatch.setattr("stoker.profile.loader_phases._START_SECONDS", 100.0)
     before = len(psutil.Process().children(recursive=True))
@@ -407,19 +395,19 @@ def test_loaders_of_all_kinds_are_drained(
 
 
 @pytest.mark.parametrize("num_numbers", [2, 100_000], ids=["small", "large"])
-def test_receiving_is_tried_within_its_time_and_leaves_no_thread(num_numbers: int) -> None:
+def test_receiving_is_tried_within_its_time_and_leaves_no_thread(num_numbers):
     # Of small batches, hundreds are on their way when it ends.
     before = set(threading.enumerate())
     assert measure_receive(torch.zeros(num_numbers), seconds=0.1) is not None
     assert set(threading.enumerate()) <= before
 
 
-def test_a_dataset_that_raises_ends_the_drain_with_its_error() -> None:
+def test_a_dataset_that_raises_ends_the_drain_with_its_error():
     with pytest.raises(KeyError, match="no such picture"):
         drained(DataLoader(Raising()))
 
 
-def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> None:
+def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path):
     # Without torch, whose import is most of such a test. A failure in a step: see TWICE.
     script = tmp_path / "fails.py"
     script.write_text("raise ValueError('the model diverged')\n")
@@ -429,6 +417,6 @@ def test_a_command_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> 
     assert "Traceback" in "".join(caught.value.__notes__)
 
 
-def test_a_command_without_a_loader_is_refused(tmp_path: Path) -> None:
+def test_a_command_without_a_loader_is_refused(tmp_path):
     with pytest.raises(UsageError, match="never read from a DataLoader"):
         run_profile(tmp_path, [sys.executable, "-c", "import torch.utils.data"])

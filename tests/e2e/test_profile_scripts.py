@@ -76,9 +76,7 @@ def assert_measured(found: Profiled, *, ranks: int = 1) -> None:
     assert "Traceback" not in found.log
 
 
-def test_a_script_below_a_shell_script_is_cut_off_with_all_that_would_follow(
-    tmp_path: Path,
-) -> None:
+def test_a_script_below_a_shell_script_is_cut_off_with_all_that_would_follow(tmp_path):
     (tmp_path / "train.sh").write_text(f"{sys.executable} {SCRIPT} 200 1000\ntouch uploaded\n")
     found = run_profile(tmp_path, "bash", "train.sh")
     assert_measured(found)
@@ -95,7 +93,7 @@ def test_a_script_below_a_shell_script_is_cut_off_with_all_that_would_follow(
 @pytest.mark.parametrize(
     "processes", [1, pytest.param(2, marks=pytest.mark.soak)], ids=["alone", "ddp"]
 )
-def test_a_lightning_fit_ends_without_its_hooks(tmp_path: Path, processes: int) -> None:
+def test_a_lightning_fit_ends_without_its_hooks(tmp_path, processes):
     found = run_profile(tmp_path, sys.executable, LIGHTNING, str(processes))
     assert_measured(found, ranks=processes)
     # Its own checkpoints, of epochs that ended, are its business; none of its ends came.
@@ -103,21 +101,19 @@ def test_a_lightning_fit_ends_without_its_hooks(tmp_path: Path, processes: int) 
 
 
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
-def test_ranks_that_a_script_starts_are_told_apart(tmp_path: Path, how: str) -> None:
+def test_ranks_that_a_script_starts_are_told_apart(tmp_path, how):
     found = run_profile(tmp_path, sys.executable, SCRIPT, "200", "1000", how)
     assert_measured(found, ranks=2)
     assert found.files <= {"train-0.log", "train-1.log", "meeting"}
 
 
 @pytest.mark.soak
-def test_torchrun_is_profiled_as_it_is_typed(tmp_path: Path) -> None:
+def test_torchrun_is_profiled_as_it_is_typed(tmp_path):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     assert_measured(run_profile(tmp_path, *torchrun, LIGHTNING, "2"), ranks=2)
 
 
-def test_a_script_that_ends_too_soon_says_what_it_had_and_what_was_observed(
-    tmp_path: Path,
-) -> None:
+def test_a_script_that_ends_too_soon_says_what_it_had_and_what_was_observed(tmp_path):
     found = run_profile(tmp_path, sys.executable, SCRIPT, "3", "2")
     assert found.code == 2
     assert "ended too soon: after 6 batches of its main loader; an epoch has 3" in found.words
@@ -142,9 +138,7 @@ NOTEBOOK_KERNEL = "import sys, types; sys.modules['ipykernel'] = types.ModuleTyp
     ],
     ids=["no torch", "notebook kernel, simulated", "isolated"],
 )
-def test_a_command_without_a_loader_is_told_why(
-    tmp_path: Path, command: tuple[str, ...], words: str
-) -> None:
+def test_a_command_without_a_loader_is_told_why(tmp_path, command, words):
     found = run_profile(tmp_path, *command)
     assert found.code == 2
     assert words in found.words
@@ -152,7 +146,7 @@ def test_a_command_without_a_loader_is_told_why(
     assert json.loads((tmp_path / "profile.json").read_text())["what"]["source"] == "process tree"
 
 
-def test_a_python_that_has_no_stoker_is_named_as_the_reason(tmp_path: Path) -> None:
+def test_a_python_that_has_no_stoker_is_named_as_the_reason(tmp_path):
     # A torch that is none, in a Python whose stoker cannot be imported.
     code = tmp_path / "code"
     for package in ("stoker", "torch", "torch/utils", "torch/utils/data"):
@@ -202,9 +196,7 @@ for batch in DataLoader(torch.zeros(1000, 4), batch_size=4):
 
 
 @pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
-def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(
-    tmp_path: Path, how: str
-) -> None:
+def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(tmp_path, how):
     (tmp_path / "train.py").write_text(STREAM.replace("HOW", how))
     found = run_profile(tmp_path, sys.executable, "train.py")
     assert_measured(found)
@@ -220,7 +212,7 @@ def test_a_stream_is_told_with_its_shards_and_that_it_divides_itself(
 
 @pytest.mark.soak
 @pytest.mark.alone
-def test_a_second_loader_of_the_steps_is_waited_for_and_replayed_too(tmp_path: Path) -> None:
+def test_a_second_loader_of_the_steps_is_waited_for_and_replayed_too(tmp_path):
     (tmp_path / "train.py").write_text(TWO_LOADERS)
     found = run_profile(tmp_path, sys.executable, "train.py")
     assert_measured(found)
@@ -235,7 +227,7 @@ def test_a_second_loader_of_the_steps_is_waited_for_and_replayed_too(tmp_path: P
 
 @pytest.mark.soak
 @pytest.mark.alone
-def test_steps_of_a_large_part_of_the_budget_are_measured_within_it(tmp_path: Path) -> None:
+def test_steps_of_a_large_part_of_the_budget_are_measured_within_it(tmp_path):
     (tmp_path / "train.py").write_text(SLOW_STEPS)
     found = run_profile(tmp_path, sys.executable, "train.py")
     assert_measured(found)
@@ -243,7 +235,7 @@ def test_steps_of_a_large_part_of_the_budget_are_measured_within_it(tmp_path: Pa
     assert (found.record.timed_step.accelerator_step_seconds or 0.0) > 1.4
 
 
-def test_a_script_that_lacks_a_module_is_told_what_to_install(tmp_path: Path) -> None:
+def test_a_script_that_lacks_a_module_is_told_what_to_install(tmp_path):
     (tmp_path / "train.py").write_text("import a_module_that_nobody_has.part")
     (tmp_path / "requirements.txt").write_text("it")
     found = run_profile(tmp_path, "python", "train.py")
@@ -261,9 +253,7 @@ def saved(folder: Path, name: str) -> list[int]:
     # The replay begins after the script has saved, and has all steps until it saves again.
     [("0", "epoch.pt"), pytest.param("8", "last.pt", marks=pytest.mark.soak)],
 )
-def test_a_file_that_was_there_is_never_written_with_repeated_batches(
-    tmp_path: Path, every: str, name: str
-) -> None:
+def test_a_file_that_was_there_is_never_written_with_repeated_batches(tmp_path, every, name):
     (tmp_path / "ckpt").mkdir()
     for each in ("epoch.pt", "last.pt"):
         torch.save([0], tmp_path / "ckpt" / each)
@@ -278,7 +268,7 @@ def test_a_file_that_was_there_is_never_written_with_repeated_batches(
 
 
 @pytest.mark.soak
-def test_all_ranks_end_before_one_of_them_overwrites_a_file(tmp_path: Path) -> None:
+def test_all_ranks_end_before_one_of_them_overwrites_a_file(tmp_path):
     (tmp_path / "ckpt").mkdir()
     torch.save([0], tmp_path / "ckpt" / "epoch.pt")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -289,7 +279,7 @@ def test_all_ranks_end_before_one_of_them_overwrites_a_file(tmp_path: Path) -> N
     assert len(seen) == len(set(seen))
 
 
-def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path: Path) -> None:
+def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path):
     (tmp_path / "ckpt").mkdir()
     torch.save([0], tmp_path / "ckpt" / "last.pt")
     command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
@@ -301,7 +291,7 @@ def test_a_script_that_saves_at_each_step_is_told_to_run_in_a_copy(tmp_path: Pat
     assert len(seen) == len(set(seen))
 
 
-def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path: Path) -> None:
+def test_in_a_copy_of_its_folder_a_script_writes_what_it_likes(tmp_path):
     (tmp_path / "ckpt").mkdir()
     torch.save([0], tmp_path / "ckpt" / "last.pt")
     command = (sys.executable, str(SUPPORT / "saving_script.py"), "1")
@@ -330,7 +320,7 @@ for batch in DataLoader(range(1_000_000), 4):
 
 
 @pytest.mark.soak
-def test_not_even_an_exit_handler_overwrites_a_file_with_repeated_batches(tmp_path: Path) -> None:
+def test_not_even_an_exit_handler_overwrites_a_file_with_repeated_batches(tmp_path):
     (tmp_path / "last.txt").write_text("good")
     found = run_profile(tmp_path, sys.executable, "-c", ENDS_ITSELF)
     assert_measured(found)

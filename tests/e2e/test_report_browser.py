@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -175,7 +174,7 @@ def _high_pipe() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser(tmp_path_factory):
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is on the PATH")
@@ -184,7 +183,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     before, after = sample_records.write_timelines(folder)
     known = {"workload": sample_records.workload(), "profile": sample_records.profile()}
@@ -211,9 +210,7 @@ pytestmark = pytest.mark.browser
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["whole", "broken", "fed"])
-def test_report_opens_with_no_console_message_and_fetches_nothing(
-    browser: Browser, reports: dict[str, Path], name: str, scheme: str
-) -> None:
+def test_report_opens_with_no_console_message_and_fetches_nothing(browser, reports, name, scheme):
     browser.open(reports[name], scheme=scheme)
     asked = [request["request"]["url"] for request in browser.named("Network.requestWillBeSent")]
     assert [url for url in asked if not url.startswith("data:")] == [reports[name].as_uri()]
@@ -223,7 +220,7 @@ def test_report_opens_with_no_console_message_and_fetches_nothing(
     assert browser.evaluate("document.scripts.length") == 0
 
 
-def test_the_check_for_fetches_sees_one(browser: Browser, tmp_path: Path) -> None:
+def test_the_check_for_fetches_sees_one(browser, tmp_path):
     page = tmp_path / "page.html"
     page.write_text('<!doctype html><title>x</title><img alt="" src="missing.png">')
     browser.open(page)
@@ -233,15 +230,13 @@ def test_the_check_for_fetches_sees_one(browser: Browser, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("width", [1200, 760, 420])
 @pytest.mark.parametrize("name", ["whole", "broken", "fed"])
-def test_page_is_not_wider_than_its_window_and_labels_do_not_clash(
-    browser: Browser, reports: dict[str, Path], name: str, width: int
-) -> None:
+def test_page_is_not_wider_than_its_window_and_labels_do_not_clash(browser, reports, name, width):
     browser.open(reports[name], width=width)
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(CLASHES) == []
 
 
-def test_one_drawing_of_each_pair_is_shown(browser: Browser, reports: dict[str, Path]) -> None:
+def test_one_drawing_of_each_pair_is_shown(browser, reports):
     shown = "[...document.querySelectorAll('figure svg')].filter(e => e.clientWidth).length"
     figures = "document.querySelectorAll('figure').length"
     for width in (1200, 420):
@@ -249,9 +244,7 @@ def test_one_drawing_of_each_pair_is_shown(browser: Browser, reports: dict[str, 
         assert browser.evaluate(shown) == browser.evaluate(figures) == 4
 
 
-def test_dark_page_is_dark_and_light_page_is_light(
-    browser: Browser, reports: dict[str, Path]
-) -> None:
+def test_dark_page_is_dark_and_light_page_is_light(browser, reports):
     colour = "getComputedStyle(document.body).backgroundColor"
     grounds = {}
     for scheme in ("light", "dark"):
@@ -260,9 +253,7 @@ def test_dark_page_is_dark_and_light_page_is_light(
     assert grounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 29)"}
 
 
-def test_pictures_are_named_and_described_for_screen_readers(
-    browser: Browser, reports: dict[str, Path]
-) -> None:
+def test_pictures_are_named_and_described_for_screen_readers(browser, reports):
     browser.open(reports["whole"])
     browser.call("Accessibility.enable")
     nodes = browser.call("Accessibility.getFullAXTree")["nodes"]

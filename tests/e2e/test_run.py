@@ -91,7 +91,7 @@ def losses(folder: Path, name: str, *arguments: str) -> list[str]:
     return (folder / name).read_text().split()
 
 
-def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path: Path) -> None:
+def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path):
     folder = project(tmp_path)
     done = process("run", "mini.yaml", "--yes", cwd=folder, timeout=TIMEOUT_SECONDS)
     assert done.returncode == 0, done.stderr
@@ -178,9 +178,7 @@ def test_a_run_leaves_records_logs_and_a_report_resumes_and_judges(tmp_path: Pat
 
 # With a worker next to the trainer as well: test_checkpoint_resume.py.
 @pytest.mark.parametrize("local", [pytest.param(1, marks=pytest.mark.soak), 0])
-def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(
-    tmp_path: Path, local: int
-) -> None:
+def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(tmp_path, local):
     few_digits(tmp_path / "data")
     alone = losses(tmp_path, "alone.txt")
     fed = losses(tmp_path, "fed.txt", "--group", f"dnn=1:{local}", "--group", "data=1:1")
@@ -189,7 +187,7 @@ def test_with_and_without_a_data_group_the_losses_are_equal_step_for_step(
 
 
 @pytest.mark.soak
-def test_two_ranks_with_a_data_group_lose_the_same_as_without(tmp_path: Path) -> None:
+def test_two_ranks_with_a_data_group_lose_the_same_as_without(tmp_path):
     few_digits(tmp_path / "data")
     ranks = ["--set", "cluster={dnn: {instance_type: local.c1, processes_per_host: 2}}"]
     alone = losses(tmp_path, "alone.txt", *ranks, "--group", "dnn=1")
@@ -198,7 +196,7 @@ def test_two_ranks_with_a_data_group_lose_the_same_as_without(tmp_path: Path) ->
     assert alone == fed
 
 
-def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path: Path) -> None:
+def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path):
     (tmp_path / "bad.py").write_text("def f():\n    raise ValueError('too hot')\n\n\nf()\n")
     done = stoker(
         "train", "--group", "dnn=1", "--out", "t.json", "--", "python", "bad.py", cwd=tmp_path
@@ -211,7 +209,7 @@ def test_a_failing_training_is_exit_code_6_with_its_traceback_and_code(tmp_path:
     assert "in f" in training.failure
 
 
-def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path):
     done = stoker(
         "train", "--dry-run", "--group", "dnn=1", "--group", "data=2:1", "--", "python", "-V",
         cwd=tmp_path,
@@ -225,7 +223,7 @@ def test_a_dry_run_prints_the_request_and_starts_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
 )
-def test_asked_to_stop_it_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
+def test_asked_to_stop_it_leaves_nothing_running(tmp_path, number):
     folder = project(tmp_path, epochs=50)
     command = ["train", "--group", "dnn=1", "--group", "data=1:1", "mini.yaml"]
     process = subprocess.Popen(

@@ -1,7 +1,6 @@
 """A run's figures are those of the rank that waits longest, over all epochs of its loaders."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -44,7 +43,7 @@ for epoch in range({EPOCHS}):
 """
 
 
-def test_the_rank_that_waits_longest_is_the_run(tmp_path: Path) -> None:
+def test_the_rank_that_waits_longest_is_the_run(tmp_path):
     with LocalJob(tmp_path, SCRIPT, processes=2, replace_dataloader="auto") as job:
         end = job.end()
         assert end.status == "succeeded", end.failure or job.log(job.leader)

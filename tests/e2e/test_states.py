@@ -129,19 +129,19 @@ class Jobs:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Jobs]:
+def jobs(tmp_path):
     with contextlib.ExitStack() as stack:
         yield Jobs(tmp_path, stack)
 
 
 @pytest.fixture(scope="module")
-def group() -> Iterator[Path | None]:
+def group():
     with quiet_cpus() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def idle(tmp_path_factory: pytest.TempPathFactory, group: Path | None) -> Iterator[dict[str, Job]]:
+def idle(tmp_path_factory, group):
     """Starts jobs that leave half of two CPUs idle, all at the same time."""
     with contextlib.ExitStack() as stack:
         start = functools.partial(Jobs(tmp_path_factory.mktemp("idle"), stack).start, group=group)
@@ -168,9 +168,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory, group: Path | None) -> Iterat
 
 
 @measures
-def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
-    idle: dict[str, Job],
-) -> None:
+def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(idle):
     with unless_disturbed(idle["late rank"]) as found:
         assert {"straggler", "workers"} <= set(found)
         assert "it waits for its data, not for a CPU" in found["workers"].text
@@ -182,14 +180,14 @@ def test_a_rank_whose_reads_wait_is_named_and_so_is_what_it_waits_for(
 
 
 @measures
-def test_an_accelerator_that_sets_the_pace_is_named_alone(idle: dict[str, Job]) -> None:
+def test_an_accelerator_that_sets_the_pace_is_named_alone(idle):
     with unless_disturbed(idle["accelerator"]) as found:
         # Neighbours of this machine are none of the training's.
         assert set(found) - {"other-programs"} == {"accelerator"}
 
 
 @measures
-def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle: dict[str, Job]) -> None:
+def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle):
     with unless_disturbed(idle["caching"]):
         fixes = {fix.id: fix.text for fix in idle["caching"].result().fixes}
         assert "first-epoch" in fixes
@@ -198,7 +196,7 @@ def test_a_first_epoch_that_fills_a_cache_is_told_from_later_ones(idle: dict[str
 
 @measures
 @pytest.mark.root
-def test_a_narrow_network_is_what_a_loader_waits_for(idle: dict[str, Job]) -> None:
+def test_a_narrow_network_is_what_a_loader_waits_for(idle):
     if "network" not in idle:
         pytest.skip("no network namespaces here")
     job = idle["network"]
@@ -216,7 +214,7 @@ def test_a_narrow_network_is_what_a_loader_waits_for(idle: dict[str, Job]) -> No
 
 
 @measures
-def test_one_worker_beside_idle_cpus_is_too_few(jobs: Jobs, group: Path | None) -> None:
+def test_one_worker_beside_idle_cpus_is_too_few(jobs, group):
     # Not with the jobs of `idle`: on slow cores these leave no idle CPU to a second worker.
     job = jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15, group=group)
     assert_too_few(job)
@@ -232,9 +230,7 @@ def assert_too_few(job: Job) -> None:
 
 
 @pytest.mark.root
-def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_fewer(
-    jobs: Jobs,
-) -> None:
+def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_fewer(jobs):
     with cpu_quota(vcpus=0.6) as group:
         # Long enough that 2 and 5 workers load dozens of batches: a quota gives its CPU in bursts.
         job = jobs.start("quota", budget=14, workers=5, model_ms=5, burn_ms=8, group=group)
@@ -252,9 +248,7 @@ def test_too_many_workers_under_a_quota_are_throttled_cpu_bound_and_told_to_be_f
 # tests/unit/test_profile_states.py.
 @measures
 @pytest.mark.soak
-def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(
-    jobs: Jobs, group: Path | None
-) -> None:
+def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_lock(jobs, group):
     job = jobs.start("gil", workers=1, model_ms=10, python_ms=3, hog="yes", group=group)
     with unless_disturbed(job) as found:
         assert "gil" in found
@@ -264,13 +258,13 @@ def test_a_busy_thread_that_starves_the_main_one_is_found_by_the_interpreter_loc
 
 @pytest.mark.alone
 @pytest.mark.soak
-def test_one_worker_is_too_few_where_all_of_the_machine_is_looked_at(jobs: Jobs) -> None:
+def test_one_worker_is_too_few_where_all_of_the_machine_is_looked_at(jobs):
     assert_too_few(jobs.start("few", workers=1, model_ms=5, burn_ms=20, sleep_ms=15))
 
 
 @pytest.mark.alone
 @pytest.mark.soak
-def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs: Jobs) -> None:
+def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs):
     job = jobs.start("latency", budget=8, workers=2, model_ms=5, sleep_ms=40)
     found = job.states()
     assert next(name for name in found if name != "other-programs") == "workers"
@@ -284,7 +278,7 @@ def test_waiting_reads_of_all_ranks_ask_for_more_workers_than_vcpus(jobs: Jobs) 
 
 @pytest.mark.alone
 @pytest.mark.soak
-def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(jobs: Jobs) -> None:
+def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(jobs):
     found = jobs.start(
         "loop", ranks=2, budget=8, workers=1, model_ms=10, late_rank=1, late_loop_ms=40
     ).states()
@@ -294,7 +288,7 @@ def test_a_rank_that_is_late_in_its_own_loop_is_no_loader_of_data(jobs: Jobs) ->
 
 @pytest.mark.alone
 @pytest.mark.soak
-def test_python_code_in_the_main_thread_is_no_accelerator(jobs: Jobs) -> None:
+def test_python_code_in_the_main_thread_is_no_accelerator(jobs):
     found = jobs.start("python", budget=8, workers=1, model_ms=2, python_ms=20).states()
     assert "not the model" in found["gil"].text
     assert "accelerator" not in found

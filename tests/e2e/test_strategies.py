@@ -81,16 +81,14 @@ def assert_spread(job: LocalJob, *, ranks: list[int | None], fed: set[str]) -> N
 
 
 @pytest.mark.soak
-def test_two_hosts_of_two_processes_and_two_data_hosts_have_the_homogeneous_curve(
-    tmp_path: Path,
-) -> None:
+def test_two_hosts_of_two_processes_and_two_data_hosts_have_the_homogeneous_curve(tmp_path):
     whole = homogeneous(tmp_path / "whole", ranks=4)
     job = run_job(tmp_path / "run", dnn=2, data=2, ranks=4, strategy=StrategySettings())
     assert_same(tmp_path / "run", whole, ranks=4)
     assert_spread(job, ranks=[0, 2, None, None], fed={"algo-1", "algo-2"})
 
 
-def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(tmp_path: Path) -> None:
+def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(tmp_path):
     whole = homogeneous(tmp_path / "whole", ranks=2)
     strategy = StrategySettings(max_restarts=2)
     job = run_job(tmp_path / "run", "1", "14", dnn=2, data=1, ranks=2, strategy=strategy)
@@ -104,7 +102,7 @@ def test_ranks_started_again_go_on_from_their_state_with_the_same_batches(tmp_pa
 
 # Of a rank that fails while those of other hosts wait for it: tests/faults/test_launch.py.
 @pytest.mark.soak
-def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path: Path) -> None:
+def test_without_restarts_a_killed_rank_ends_the_job_with_its_code(tmp_path):
     folder = tmp_path / "run"
     job = run_job(folder, "1", "3", dnn=1, data=0, ranks=2, strategy=StrategySettings(), fails=True)
     assert job.training().exit_code == 128 + signal.SIGKILL
@@ -137,9 +135,7 @@ dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
     [True, pytest.param(False, marks=pytest.mark.soak)],
     ids=["library", "fallback"],
 )
-def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(
-    tmp_path: Path, has_library: bool
-) -> None:
+def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(tmp_path, has_library):
     base = tmp_path / "ml"
     (base / "input" / "config").mkdir(parents=True)
     config = json.loads(resource_config("algo-1", {"gpu": ["algo-1"]}))
@@ -220,7 +216,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Replicas:
+def replicas(tmp_path_factory):
     """Runs two replicas of two ranks: first both ranks of each load, then the first of each."""
     folder = tmp_path_factory.mktemp("replicas")
     script = folder / "script.py"
@@ -237,9 +233,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Replicas:
 
 
 @pytest.mark.parametrize("who", ["both", "first"])
-def test_ranks_of_a_replica_share_batches_or_leave_loading_to_one_of_them(
-    replicas: Replicas, who: str
-) -> None:
+def test_ranks_of_a_replica_share_batches_or_leave_loading_to_one_of_them(replicas, who):
     ranks, log = replicas
     found = [each[who] for each in ranks]
     assert found[0] == found[1]

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -65,7 +64,7 @@ assert "torch" not in sys.modules
 """
 
 
-def test_batches_of_a_server_are_measured_without_torch(tmp_path: Path) -> None:
+def test_batches_of_a_server_are_measured_without_torch(tmp_path):
     (tmp_path / "server.py").write_text(SERVER)
     engine = EngineSettings(
         name="command",
@@ -93,7 +92,7 @@ def test_batches_of_a_server_are_measured_without_torch(tmp_path: Path) -> None:
     assert passive.timed_step.loader_cpu_seconds is None
 
 
-def test_the_chain_measures_the_steps_advises_nothing_and_evaluates(tmp_path: Path) -> None:
+def test_the_chain_measures_the_steps_advises_nothing_and_evaluates(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     workload = {
         "name": "timed",
@@ -140,7 +139,7 @@ for batch in stoker.timed(batches()):
 """
 
 
-def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path: Path) -> None:
+def test_ranks_of_two_hosts_end_their_profile_together_and_fail_nowhere(tmp_path):
     (tmp_path / "train.py").write_text(RANKS)
     workload = {
         "name": "ranks",

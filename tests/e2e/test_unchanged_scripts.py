@@ -95,7 +95,7 @@ def answers(done: Done, run: Path, folder: Path) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS_OF_USERS, ids=lambda script: script.name)
-def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path: Path, script: Script) -> None:
+def test_an_unchanged_script_is_fed_through_the_whole_chain(tmp_path, script):
     if importlib.util.find_spec(script.needs) is None:
         pytest.skip(f"no {script.needs} here: make test-libraries")
     project(tmp_path, script)

@@ -48,8 +48,8 @@ def profiled_loop(folder: Path, argument: str, *, budget: float) -> UnmeasuredEr
 
 
 def test_a_loop_without_a_loader_ends_within_the_budget_counted_from_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(profiled_job, "START_ALLOWANCE_SECONDS", 8)
     error = profiled_loop(tmp_path, "plain", budget=8)
     assert error.what.endswith("stopped")
@@ -58,9 +58,7 @@ def test_a_loop_without_a_loader_ends_within_the_budget_counted_from_the_start(
     assert 7 < error.observed.what["wall_seconds"] < 15
 
 
-def test_the_loader_that_a_loop_uses_instead_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loader_that_a_loop_uses_instead_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(profiled_job, "START_ALLOWANCE_SECONDS", 5)
     read = LocalRun.lines
 

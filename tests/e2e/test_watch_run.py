@@ -79,7 +79,7 @@ def read_metrics(port: int, found: dict[str, float]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(tmp_path_factory):
     """Watches a run on a data host from its start to its end, and reads its metrics meanwhile.
 
     When both hosts have fed for a while, the data host is killed.
@@ -137,7 +137,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         )
 
 
-def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(watched: Watched) -> None:
+def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(watched):
     assert (watched.code, watched.err) == (0, "")
     lines = watched.out.splitlines()
     full = [each for each in lines if "% of it waiting" in each and "/s" in each]
@@ -162,7 +162,7 @@ def test_watch_names_hosts_rates_and_waits_and_ends_with_the_run(watched: Watche
     assert "workers" in {bottleneck_of(each).limit for each in intervals}
 
 
-def test_a_runs_metrics_are_there_while_it_runs(watched: Watched) -> None:
+def test_a_runs_metrics_are_there_while_it_runs(watched):
     pytest.importorskip("prometheus_client")
     assert not watched.metrics_after, "the port is closed with the run"
     assert watched.metrics["stoker_steps_total "] > 0
@@ -170,9 +170,7 @@ def test_a_runs_metrics_are_there_while_it_runs(watched: Watched) -> None:
     assert sum(up) == 1
 
 
-def test_a_killed_data_host_is_gone_in_the_view_and_its_batches_count_as_moved(
-    watched: Watched,
-) -> None:
+def test_a_killed_data_host_is_gone_in_the_view_and_its_batches_count_as_moved(watched):
     moved = sum(
         host.moved
         for each in watched.intervals

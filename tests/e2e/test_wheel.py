@@ -32,7 +32,7 @@ def built(source: Path, target: Path, kind: str) -> Path:
     return file
 
 
-def test_wheel_and_sdist_have_the_same_package_and_what_a_project_needs(tmp_path: Path) -> None:
+def test_wheel_and_sdist_have_the_same_package_and_what_a_project_needs(tmp_path):
     wheel = built(ROOT, tmp_path / "wheel", "wheel")
     sdist = built(ROOT, tmp_path / "sdist", "sdist")
     with tarfile.open(sdist) as archive:
@@ -48,7 +48,7 @@ def test_wheel_and_sdist_have_the_same_package_and_what_a_project_needs(tmp_path
     assert not [name for name in names(wheel) if "__pycache__" in name or "/runs/" in name]
 
 
-def test_the_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
+def test_the_wheel_works_in_an_empty_environment(tmp_path):
     wheel = built(ROOT, tmp_path / "wheel", "wheel")
     assert python("-m", "venv", "venv", cwd=tmp_path).returncode == 0
     at = str(tmp_path / "venv" / "bin" / "python")

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,7 +154,7 @@ def _name(pid: int) -> str:
 
 
 @pytest.fixture(autouse=True)
-def open_mpi() -> None:
+def open_mpi():
     reason = lacking()
     if reason:
         pytest.skip(reason)
@@ -165,7 +164,7 @@ def folders_of_sessions() -> set[str]:
     return {name for name in os.listdir("/tmp") if name.startswith(("stoker-mpi-", "ompi."))}
 
 
-def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path: Path) -> None:
+def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path):
     before = folders_of_sessions()
     with MpiJob(tmp_path, "end") as job:
         end = job.end()
@@ -182,7 +181,7 @@ def test_ranks_of_two_hosts_meet_in_mpi_and_in_torch_and_are_fed(tmp_path: Path)
     assert folders_of_sessions() <= before
 
 
-def test_ranks_of_two_hosts_ask_the_server_of_a_data_host(tmp_path: Path) -> None:
+def test_ranks_of_two_hosts_ask_the_server_of_a_data_host(tmp_path):
     (tmp_path / "server.py").write_text(SERVER)
     engine = EngineSettings(
         name="command",
@@ -202,7 +201,7 @@ def test_ranks_of_two_hosts_ask_the_server_of_a_data_host(tmp_path: Path) -> Non
         assert (job.training().strategy, job.training().engine) == ("mpi", "command")
 
 
-def test_the_example_trains_on_four_ranks_of_two_hosts_beside_a_data_host(tmp_path: Path) -> None:
+def test_the_example_trains_on_four_ranks_of_two_hosts_beside_a_data_host(tmp_path):
     training = short_run("mnist-mpi.yaml", tmp_path, groups=("dnn=local.c1:2", "data=local.c1:1"))
     assert training.strategy == "mpi"
     assert [host.rank for host in training.hosts] == [0, 2, None]
@@ -212,16 +211,14 @@ def test_the_example_trains_on_four_ranks_of_two_hosts_beside_a_data_host(tmp_pa
     ("mode", "code", "words"),
     [("raise", 1, "rank 3 on {follower}: LookupError: rank three is ill"), ("exit", 7, "")],
 )
-def test_a_rank_that_fails_ends_all_hosts_with_its_code_and_words(
-    tmp_path: Path, mode: str, code: int, words: str
-) -> None:
+def test_a_rank_that_fails_ends_all_hosts_with_its_code_and_words(tmp_path, mode, code, words):
     with MpiJob(tmp_path, mode) as job:
         end = job.end()
         assert (end.status, end.exit_code) == ("failed", code)
         assert (end.failure or "").startswith(words.format(follower=job.follower))
 
 
-def test_a_killed_rank_of_a_follower_ends_all_hosts(tmp_path: Path) -> None:
+def test_a_killed_rank_of_a_follower_ends_all_hosts(tmp_path):
     with MpiJob(tmp_path, "wait") as job:
         job.kill(job.wait_for_ranks()[3])
         end = job.end()
@@ -231,9 +228,7 @@ def test_a_killed_rank_of_a_follower_ends_all_hosts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("whose", ["leader", "follower"])
-def test_no_daemon_and_no_rank_outlives_a_launcher_that_is_killed(
-    tmp_path: Path, whose: str
-) -> None:
+def test_no_daemon_and_no_rank_outlives_a_launcher_that_is_killed(tmp_path, whose):
     with MpiJob(tmp_path, "wait") as job:
         ranks = job.wait_for_ranks()
         job.kill(job.run.launchers[job.leader if whose == "leader" else job.follower])
@@ -244,7 +239,7 @@ def test_no_daemon_and_no_rank_outlives_a_launcher_that_is_killed(
         assert job.end().status == "failed"
 
 
-def test_all_ranks_may_save_their_state_when_the_run_is_stopped(tmp_path: Path) -> None:
+def test_all_ranks_may_save_their_state_when_the_run_is_stopped(tmp_path):
     with MpiJob(tmp_path, "wait") as job:
         job.wait_for_ranks()
         job.run.stop()
@@ -253,7 +248,7 @@ def test_all_ranks_may_save_their_state_when_the_run_is_stopped(tmp_path: Path) 
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[dict[str, list[str]]]:
+def machines(tmp_path):
     """Makes two small machines; gives, by address, what to put before a command that runs there.
 
     Each has a network, a host name, and shared memory of its own.
@@ -292,9 +287,7 @@ def machines(tmp_path: Path) -> Iterator[dict[str, list[str]]]:
 
 
 @pytest.mark.root
-def test_two_machines_with_networks_of_their_own_meet(
-    tmp_path: Path, machines: dict[str, list[str]]
-) -> None:
+def test_two_machines_with_networks_of_their_own_meet(tmp_path, machines):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "token").write_text(new_token())
     leader = next(iter(machines))

@@ -3,7 +3,6 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ ray.get(works)
 
 
 @pytest.fixture
-def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def sockets(monkeypatch):
     """Makes a folder for Ray's sockets, gone at the end; pytest's own has too long a path."""
     folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -58,7 +57,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def engine_run(tmp_path: Path, sockets: Path) -> EngineRun:
+def engine_run(tmp_path, sockets):
     python = python_with("ray", variable="STOKER_ENGINE_PYTHON_RAY", venv=".venv-ray")
     return EngineRun(python, tmp_path)
 
@@ -75,8 +74,8 @@ def write_workload(tmp_path: Path, script: str, *, strategy: str) -> None:
 
 
 def test_all_nodes_are_there_for_torchruns_ranks_and_tasks_run_on_data_hosts_only(
-    engine_run: EngineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    engine_run, tmp_path, monkeypatch
+):
     write_workload(tmp_path, ROWS, strategy="torchrun")
     monkeypatch.setenv("THE_LEADER", "algo-3")
     training = engine_run.train(
@@ -90,9 +89,7 @@ def test_all_nodes_are_there_for_torchruns_ranks_and_tasks_run_on_data_hosts_onl
     assert engine_run.output.count("the node of Ray ends") == 4
 
 
-def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(
-    engine_run: EngineRun, tmp_path: Path
-) -> None:
+def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(engine_run, tmp_path):
     write_workload(tmp_path, STAY, strategy="none")
     engine_run.run(
         "workload.yaml",
@@ -104,7 +101,7 @@ def test_a_stopped_run_ends_its_cluster_with_the_tasks_that_run(
     assert sum("the node of Ray ends" in log for log in logs) == 2
 
 
-def test_the_example_learns_from_batches_of_the_cluster(engine_run: EngineRun) -> None:
+def test_the_example_learns_from_batches_of_the_cluster(engine_run):
     script = REPO / "examples" / "ray_digits" / "train.py"
     command = ["python", str(script), "--epochs", "2", "--samples", "1536"]
     training = engine_run.train(

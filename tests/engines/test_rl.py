@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,12 @@ EXAMPLE = REPO / "examples" / "rl_simulators"
 
 
 @pytest.fixture
-def engine_run(tmp_path: Path) -> EngineRun:
+def engine_run(tmp_path):
     python = python_with("gymnasium", variable="STOKER_ENGINE_PYTHON_RAY", venv=".venv-ray")
     return EngineRun(python, tmp_path)
 
 
-def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run: EngineRun) -> None:
+def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run):
     simulator = ["python", str(EXAMPLE / "simulator.py"), "--listen={address:simulator}"]
     simulator += ["--secret-file={secret_file}", "--processes={workers}"]
     learner = ["python", str(EXAMPLE / "learner.py"), "--updates", "40"]
@@ -45,7 +44,7 @@ def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run: Engin
     assert training.measured.samples_per_second > 0
 
 
-def test_who_does_not_know_the_secret_is_refused(engine_run: EngineRun, tmp_path: Path) -> None:
+def test_who_does_not_know_the_secret_is_refused(engine_run, tmp_path):
     script = (
         "import multiprocessing, os\n"
         "from multiprocessing.connection import Client\n"

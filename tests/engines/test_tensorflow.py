@@ -1,7 +1,6 @@
 """TensorFlow runs for real: tf.data service and parameter servers over groups, on this machine."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -28,14 +27,12 @@ for epoch in range(2):
 
 
 @pytest.fixture
-def engine_run(tmp_path: Path) -> EngineRun:
+def engine_run(tmp_path):
     python = python_with("tensorflow", variable="STOKER_ENGINE_PYTHON_TF", venv=".venv-tf")
     return EngineRun(python, tmp_path)
 
 
-def test_each_element_comes_once_an_epoch_from_data_hosts_and_a_local_worker(
-    engine_run: EngineRun, tmp_path: Path
-) -> None:
+def test_each_element_comes_once_an_epoch_from_data_hosts_and_a_local_worker(engine_run, tmp_path):
     (tmp_path / "squares.py").write_text(NUMBERS)
     workload = {
         "name": "numbers",
@@ -52,9 +49,7 @@ def test_each_element_comes_once_an_epoch_from_data_hosts_and_a_local_worker(
     assert training.data_group_release_seconds is not None
 
 
-def test_the_keras_example_learns_from_batches_of_the_service(
-    engine_run: EngineRun, tmp_path: Path
-) -> None:
+def test_the_keras_example_learns_from_batches_of_the_service(engine_run, tmp_path):
     script = REPO / "examples" / "tf_mnist" / "train.py"
     command = ["python", str(script), "--epochs", "2", "--samples", "1024"]
     training = engine_run.train(
@@ -73,7 +68,7 @@ def test_the_keras_example_learns_from_batches_of_the_service(
     assert read_json(passive, Profile).unmeasured == UNMEASURED
 
 
-def test_parameter_servers_on_the_data_group_hold_the_variables(engine_run: EngineRun) -> None:
+def test_parameter_servers_on_the_data_group_hold_the_variables(engine_run):
     script = REPO / "examples" / "tf_parameter_server" / "train.py"
     training = engine_run.train(
         REPO / "configs" / "parameter-server.yaml",

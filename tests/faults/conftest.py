@@ -1,14 +1,12 @@
 """Holds fixtures that several files of these tests use."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from support.cluster import Cluster
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Cluster]:
+def host():
     """Starts one data host with two workers, for one trainer after another."""
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()

@@ -277,13 +277,13 @@ def batch_threads() -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def others() -> set[int]:
+def others():
     """Returns the threads that interrupt nobody, and are not the agent's."""
     return batch_threads()
 
 
 @pytest.fixture(scope="module")
-def agent(others: set[int]) -> Iterator[Agent]:
+def agent(others):
     with running(make_agent()) as running_agent:
         yield running_agent
 
@@ -297,7 +297,7 @@ def same(a: object, b: object) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # type: ignore[call-overload]
 
 
-def test_batches_are_what_the_trainer_itself_would_make(agent: Agent) -> None:
+def test_batches_are_what_the_trainer_itself_would_make(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         ready = client.open()
         assert (ready.workers, ready.credits) == (2, 4)
@@ -309,7 +309,7 @@ def test_batches_are_what_the_trainer_itself_would_make(agent: Agent) -> None:
         assert same(batch, expected(number, [number, 2 * number]))
 
 
-def test_a_dataset_is_shipped_once_a_host(agent: Agent) -> None:
+def test_a_dataset_is_shipped_once_a_host(agent):
     spec = spec_of(Images(size=32))
     with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
         first.open()
@@ -321,7 +321,7 @@ def ship(client: Client, piece: bytes, *, offset: int = 0) -> None:
     client.send(protocol.Ship(spec=client.spec.digest, offset=offset), piece)
 
 
-def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
+def test_a_dataset_comes_in_pieces_of_one_trainer(agent):
     spec = spec_of(Images(size=33))
     middle = len(spec.data) // 2
     with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
@@ -341,9 +341,7 @@ def test_a_dataset_comes_in_pieces_of_one_trainer(agent: Agent) -> None:
         assert same(second.batch()[1], expected(0, [1], size=33))
 
 
-def test_a_dataset_that_arrived_as_something_else_is_asked_for_again_at_once(
-    agent: Agent,
-) -> None:
+def test_a_dataset_that_arrived_as_something_else_is_asked_for_again_at_once(agent):
     spec = spec_of(Images(size=39))
     with client_of(agent.port, spec) as client:
         client.send(client.opening)
@@ -356,7 +354,7 @@ def test_a_dataset_that_arrived_as_something_else_is_asked_for_again_at_once(
         assert same(client.batch()[1], expected(0, [1], size=39))
 
 
-def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent: Agent) -> None:
+def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent):
     spec = spec_of(Images(size=34))
     middle = len(spec.data) // 2
     with client_of(agent.port, spec) as lost:
@@ -375,7 +373,7 @@ def test_a_trainer_that_reconnects_is_asked_for_the_dataset_again(agent: Agent) 
         assert same(again.batch()[1], expected(0, [1], size=34))
 
 
-def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(agent: Agent) -> None:
+def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(agent):
     spec, other = spec_of(Images(size=37)), spec_of(Images(size=38))
     with client_of(agent.port, spec) as mover, client_of(agent.port, spec) as stayer:
         mover.send(mover.opening)
@@ -393,7 +391,7 @@ def test_a_dataset_that_a_trainer_left_before_it_shipped_is_asked_for_again(agen
         assert same(mover.batch()[1], expected(0, [1], size=37))
 
 
-def test_what_is_not_the_dataset_that_was_named_is_not_used(agent: Agent) -> None:
+def test_what_is_not_the_dataset_that_was_named_is_not_used(agent):
     spec = spec_of(Images(size=35))
     with client_of(agent.port, spec) as client:
         client.send(client.opening)
@@ -407,7 +405,7 @@ def test_what_is_not_the_dataset_that_was_named_is_not_used(agent: Agent) -> Non
         assert same(client.batch()[1], expected(0, [1], size=35))
 
 
-def test_it_interrupts_no_worker_of_its_own(agent: Agent, others: set[int]) -> None:
+def test_it_interrupts_no_worker_of_its_own(agent, others):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         client.ask(0, [1])
@@ -419,9 +417,7 @@ def test_it_interrupts_no_worker_of_its_own(agent: Agent, others: set[int]) -> N
             assert os.sched_getscheduler(process.pid) == os.SCHED_OTHER
 
 
-def test_workers_start_with_the_dataset_where_the_base_seed_is_known(
-    agent: Agent, tmp_path: Path
-) -> None:
+def test_workers_start_with_the_dataset_where_the_base_seed_is_known(agent, tmp_path):
     def begin(worker_id: int) -> None:
         info = get_worker_info()
         assert info is not None
@@ -447,9 +443,7 @@ def broken_spec(name: str = "Thing") -> PackedSpec:
     return PackedSpec(data, digest(data))
 
 
-def test_a_dataset_that_fails_costs_no_workers(
-    agent: Agent, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_that_fails_costs_no_workers(agent, capfd):
     # What ends first, the workers' channels or the dataset host's, is another each time.
     for number in range(8):
         with client_of(agent.port, broken_spec(f"Costly{number}"), base_seed=1) as client:
@@ -463,7 +457,7 @@ def test_a_dataset_that_fails_costs_no_workers(
     assert "data_worker_died" not in capfd.readouterr().err
 
 
-def test_a_dataset_host_that_was_forked_in_advance_may_die(agent: Agent) -> None:
+def test_a_dataset_host_that_was_forked_in_advance_may_die(agent):
     class Whose:
         def __getitem__(self, index: int) -> int:
             return os.getppid()
@@ -491,7 +485,7 @@ def test_a_dataset_host_that_was_forked_in_advance_may_die(agent: Agent) -> None
         assert same(client.batch()[1], expected(0, [1], size=31))
 
 
-def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent: Agent) -> None:
+def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         client.ask(0, [1, 500])
@@ -504,7 +498,7 @@ def test_an_error_of_a_sample_comes_back_with_its_type_index_and_host(agent: Age
         assert words in str(error)
 
 
-def test_an_error_of_worker_init_fn_comes_back(agent: Agent) -> None:
+def test_an_error_of_worker_init_fn_comes_back(agent):
     def broken(worker_id: int) -> None:
         raise LookupError(f"no GPU for worker {worker_id}")
 
@@ -515,7 +509,7 @@ def test_an_error_of_worker_init_fn_comes_back(agent: Agent) -> None:
     assert type(unpack_error(frame)) is LookupError
 
 
-def test_get_worker_info_is_right_in_a_worker(agent: Agent) -> None:
+def test_get_worker_info_is_right_in_a_worker(agent):
     class Info:
         def __getitem__(self, index: int) -> tuple[int, int, bool, int]:
             info = get_worker_info()
@@ -530,7 +524,7 @@ def test_get_worker_info_is_right_in_a_worker(agent: Agent) -> None:
     assert [int(part) for part in value] == [1, 3, 1, 1]  # type: ignore[attr-defined]
 
 
-def test_a_remote_dataset_is_built_on_the_data_host(agent: Agent) -> None:
+def test_a_remote_dataset_is_built_on_the_data_host(agent):
     with client_of(agent.port, spec_of(remote("builtins:range"))) as client:
         with pytest.raises(TypeError, match="range expected at least 1 argument"):
             client.open()
@@ -542,7 +536,7 @@ def test_a_remote_dataset_is_built_on_the_data_host(agent: Agent) -> None:
         assert client.batch() == (0, 3)
 
 
-def test_a_dataset_that_cannot_be_rebuilt_says_why(agent: Agent) -> None:
+def test_a_dataset_that_cannot_be_rebuilt_says_why(agent):
     spec = spec_of(Images())
     broken = broken_spec()
     with client_of(agent.port, broken) as client:
@@ -557,7 +551,7 @@ class Mixed:
         return {index} if index else torch.arange(100_000)
 
 
-def test_batches_come_pickles_too(agent: Agent) -> None:
+def test_batches_come_pickles_too(agent):
     spec = spec_of(Mixed(), auto_collation=False)
     with client_of(agent.port, spec) as client:
         client.open()
@@ -569,9 +563,7 @@ def test_batches_come_pickles_too(agent: Agent) -> None:
         assert client.batch() == (1, {1})
 
 
-def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(
-    agent: Agent,
-) -> None:
+def test_what_is_made_before_the_connection_for_batches_is_there_waits_for_it(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         ticket = client.ticket()
@@ -603,7 +595,7 @@ def hangs_up(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_ticket_is_good_once(agent: Agent) -> None:
+def test_a_ticket_is_good_once(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         ticket = client.ticket()
@@ -618,7 +610,7 @@ def test_a_ticket_is_good_once(agent: Agent) -> None:
             assert hangs_up(second)
 
 
-def test_an_earlier_ticket_is_void(agent: Agent) -> None:
+def test_an_earlier_ticket_is_void(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         tickets = [client.ticket() for _ in range(2)]
         assert tickets[0].ticket != tickets[1].ticket
@@ -628,7 +620,7 @@ def test_an_earlier_ticket_is_void(agent: Agent) -> None:
             assert hangs_up(connection)
 
 
-def test_who_speaks_after_its_ticket_is_cut_and_may_reconnect(agent: Agent) -> None:
+def test_who_speaks_after_its_ticket_is_cut_and_may_reconnect(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         assert client.batches is not None
@@ -639,7 +631,7 @@ def test_who_speaks_after_its_ticket_is_cut_and_may_reconnect(agent: Agent) -> N
         assert same(client.batch()[1], expected(0, [1]))
 
 
-def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(agent: Agent) -> None:
+def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(agent):
     with client_of(agent.port, spec_of(Images(size=1))) as client:
         client.open()
         indices = [200_000 + number for number in range(100_000)]
@@ -658,7 +650,7 @@ def test_a_request_that_is_too_long_for_a_frame_goes_in_pieces(agent: Agent) -> 
         assert batch[1].tolist() == indices  # type: ignore[index]
 
 
-def test_a_frame_that_is_too_long_costs_the_connection(agent: Agent) -> None:
+def test_a_frame_that_is_too_long_costs_the_connection(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         events = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -668,7 +660,7 @@ def test_a_frame_that_is_too_long_costs_the_connection(agent: Agent) -> None:
         events.close()
 
 
-def test_a_killed_worker_loses_no_batch(agent: Agent, tmp_path: Path) -> None:
+def test_a_killed_worker_loses_no_batch(agent, tmp_path):
     with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
         client.open()
         client.ask(0, [1002])
@@ -680,9 +672,7 @@ def test_a_killed_worker_loses_no_batch(agent: Agent, tmp_path: Path) -> None:
     assert same(batch, expected(0, [1002]))
 
 
-def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(
-    agent: Agent, tmp_path: Path
-) -> None:
+def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(agent, tmp_path):
     with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
         client.open()
         client.ask(0, [1001])
@@ -693,7 +683,7 @@ def test_a_batch_that_kills_its_workers_is_dropped_and_the_rest_comes(
         assert client.batch()[0] == 1
 
 
-def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
+def test_forgotten_batches_are_not_made(agent, tmp_path):
     with client_of(agent.port, spec_of(Images(str(tmp_path)))) as client:
         client.open()
         # Two workers, each with one batch ahead; the fifth waits in the agent's queue.
@@ -709,7 +699,7 @@ def test_forgotten_batches_are_not_made(agent: Agent, tmp_path: Path) -> None:
     assert not (tmp_path / "1006").exists()
 
 
-def test_a_batch_of_an_epoch_that_is_over_is_answered(agent: Agent) -> None:
+def test_a_batch_of_an_epoch_that_is_over_is_answered(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         client.send(protocol.Forget(session=client.name, before_epoch_id=3))
@@ -724,7 +714,7 @@ def test_a_batch_of_an_epoch_that_is_over_is_answered(agent: Agent) -> None:
         assert client.batch()[0] == 7
 
 
-def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent: Agent) -> None:
+def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent):
     with client_of(agent.port, spec_of(Endless(), is_iterable=True)) as client:
         client.open()
 
@@ -750,7 +740,7 @@ def test_a_batch_of_a_shard_that_was_begun_again_is_answered(agent: Agent) -> No
         assert client.batch()[0] == 0
 
 
-def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
+def test_garbage_does_not_disturb_the_others(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         random.seed(5)
@@ -765,7 +755,7 @@ def test_garbage_does_not_disturb_the_others(agent: Agent) -> None:
         assert client.batch()[0] == 0
 
 
-def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
+def test_garbage_as_index_is_an_error_of_that_batch_only(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.open()
         index = b"\xff" * 40
@@ -777,7 +767,7 @@ def test_garbage_as_index_is_an_error_of_that_batch_only(agent: Agent) -> None:
         assert client.batch()[0] == 1
 
 
-def test_a_request_of_an_unknown_session_is_dropped(agent: Agent) -> None:
+def test_a_request_of_an_unknown_session_is_dropped(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.ask(0, [1])
         dropped, _ = client.expect(protocol.Dropped)
@@ -785,14 +775,14 @@ def test_a_request_of_an_unknown_session_is_dropped(agent: Agent) -> None:
         assert "no such session" in dropped.reason
 
 
-def test_another_protocol_is_refused_in_words(agent: Agent) -> None:
+def test_another_protocol_is_refused_in_words(agent):
     with client_of(agent.port, spec_of(Images())) as client:
         client.opening = msgspec.structs.replace(client.opening, protocol=999)
         with pytest.raises(Exception, match="protocol 999"):
             client.open()
 
 
-def test_a_client_of_another_run_gets_no_word(agent: Agent) -> None:
+def test_a_client_of_another_run_gets_no_word(agent):
     foreign = crypto.Keys.from_token(b"x" * 32)
     # It knows the server's public key, and yet is not the run's client.
     mixed = crypto.Keys(
@@ -812,7 +802,7 @@ def test_a_client_of_another_run_gets_no_word(agent: Agent) -> None:
             events.close()
 
 
-def test_credits_are_shared_by_the_active_sessions(agent: Agent, tmp_path: Path) -> None:
+def test_credits_are_shared_by_the_active_sessions(agent, tmp_path):
     spec = spec_of(Images(str(tmp_path)))
     with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
         most = first.open().credits
@@ -830,7 +820,7 @@ def test_credits_are_shared_by_the_active_sessions(agent: Agent, tmp_path: Path)
         assert first.batch()[0] == 0
 
 
-def test_memory_in_flight_is_given_back(agent: Agent) -> None:
+def test_memory_in_flight_is_given_back(agent):
     with client_of(agent.port, spec_of(Images(size=256))) as client:
         client.open()
         for number in range(30):
@@ -859,7 +849,7 @@ class Drained:
 
 
 @pytest.fixture(scope="module")
-def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
+def drained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drained")
     spec = spec_of(Images(str(folder)))
     agent = agent_process(folder, workers=1, is_warm=True)
@@ -879,17 +869,17 @@ def drained(tmp_path_factory: pytest.TempPathFactory) -> Drained:
         return Drained(dropped, to_late, [client.batch()[0], client.batch()[0]])
 
 
-def test_drain_finishes_what_is_begun(drained: Drained) -> None:
+def test_drain_finishes_what_is_begun(drained):
     assert isinstance(drained.dropped, protocol.Dropped)
     assert drained.dropped.number == 2
     assert drained.made == [0, 1]
 
 
-def test_a_session_opened_while_the_agent_drains_is_told_so(drained: Drained) -> None:
+def test_a_session_opened_while_the_agent_drains_is_told_so(drained):
     assert drained.to_late == protocol.Leaving()
 
 
-def test_a_trainer_that_looks_for_another_host_is_told_so(agent: Agent) -> None:
+def test_a_trainer_that_looks_for_another_host_is_told_so(agent):
     spec = spec_of(Images())
     with client_of(agent.port, spec, host="data-1") as client:
         client.open()
@@ -901,7 +891,7 @@ def test_a_trainer_that_looks_for_another_host_is_told_so(agent: Agent) -> None:
         assert client.batch()[0] == 0
 
 
-def test_a_taken_port_is_named() -> None:
+def test_a_taken_port_is_named():
     # Children and not descendants: the module's other agent may fork its next host meanwhile.
     before = {child.pid for child in psutil.Process().children()}
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
@@ -979,9 +969,7 @@ def is_running(process: psutil.Process) -> bool:
 @pytest.mark.parametrize(
     ("number", "is_warm"), [(signal.SIGKILL, False), (signal.SIGTERM, True)], ids=["KILL", "TERM"]
 )
-def test_a_signal_to_the_agent_leaves_no_process(
-    number: signal.Signals, is_warm: bool, tmp_path: Path
-) -> None:
+def test_a_signal_to_the_agent_leaves_no_process(number, is_warm, tmp_path):
     with agent_process(tmp_path, is_warm=is_warm) as (process, port):
         with client_of(port, spec_of(Images(str(tmp_path)))) as client:
             client.open()
@@ -1001,7 +989,7 @@ def test_a_signal_to_the_agent_leaves_no_process(
             wait_for(lambda: not any(map(is_running, family)), "all processes end")
 
 
-def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path: Path) -> None:
+def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path):
     # The fork server would import torch for ever.
     with agent_process(tmp_path, env=WITHOUT_TORCH) as (process, _):
         family = psutil.Process(process.pid).children(recursive=True)
@@ -1011,7 +999,7 @@ def test_an_agent_that_is_killed_at_its_start_leaves_no_process(tmp_path: Path) 
         wait_for(lambda: not any(map(is_running, family)), "the fork server ends")
 
 
-def test_the_death_of_the_fork_server_ends_the_agent_with_words(tmp_path: Path) -> None:
+def test_the_death_of_the_fork_server_ends_the_agent_with_words(tmp_path):
     with agent_process(tmp_path, is_warm=True) as (process, port):
         with client_of(port, spec_of(Images())) as client:
             client.open()

@@ -2,8 +2,6 @@
 
 import pytest
 
-from support.cluster import Cluster
-
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(200)]
 
 SCRIPT = "rollback_script.py"
@@ -30,9 +28,7 @@ LOADERS = {
         for is_under_way in (False, True)
     ],
 )
-def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(
-    host: Cluster, name: str, is_under_way: bool
-) -> None:
+def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(host, name, is_under_way):
     options, local = LOADERS[name]
     trainer = host.train(
         script=SCRIPT,
@@ -59,9 +55,7 @@ def test_a_loader_rolls_back_to_any_of_its_own_checkpoints(
         (1, True),
     ],
 )
-def test_a_loader_of_an_iterable_dataset_rolls_back_to_a_checkpoint(
-    host: Cluster, local: int, persists: bool
-) -> None:
+def test_a_loader_of_an_iterable_dataset_rolls_back_to_a_checkpoint(host, local, persists):
     options = {"num_workers": 2, "persistent_workers": persists}
     trainer = host.train(
         script=SCRIPT, loader=options, stream=True, workers=local, to=STARTS, is_under_way=False

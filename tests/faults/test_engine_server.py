@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from io import StringIO
-from pathlib import Path
 
 import psutil
 import pytest
@@ -33,9 +32,7 @@ os._exit(5)
 
 
 @pytest.mark.parametrize("where", ["group", "session"])
-def test_what_a_dead_server_left_is_ended_and_its_words_are_kept(
-    tmp_path: Path, where: str
-) -> None:
+def test_what_a_dead_server_left_is_ended_and_its_words_are_kept(tmp_path, where):
     before = set(psutil.Process().children())
     words: list[str] = []
     order = ServerOrder(
@@ -63,7 +60,7 @@ def test_what_a_dead_server_left_is_ended_and_its_words_are_kept(
     assert set(psutil.Process().children()) <= before
 
 
-def test_a_process_that_was_there_before_the_server_stays_when_it_is_stopped() -> None:
+def test_a_process_that_was_there_before_the_server_stays_when_it_is_stopped():
     order = ServerOrder(
         part="data",
         command=(sys.executable, "-c", "import time; time.sleep(300)"),

@@ -13,7 +13,7 @@ STARTED_WITH = {"CHANGED_BY_SCRIPT": "before", "DELETED_BY_SCRIPT": "before"}
 OF_SCRIPT = {"SET_BY_SCRIPT": "ä", "CHANGED_BY_SCRIPT": "after", "DELETED_BY_SCRIPT": None}
 
 
-def test_data_hosts_have_what_the_script_changed_and_hold_the_dataset_once() -> None:
+def test_data_hosts_have_what_the_script_changed_and_hold_the_dataset_once():
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
         trainers = [
@@ -34,7 +34,7 @@ def test_data_hosts_have_what_the_script_changed_and_hold_the_dataset_once() -> 
 
 
 @pytest.mark.parametrize("local", [0, 2])
-def test_local_workers_find_the_same(local: int) -> None:
+def test_local_workers_find_the_same(local):
     lines = run_script({"local": local}, script=SCRIPT, env=STARTED_WITH).finish()
     assert [line["index"] for line in lines] == list(range(8))
     for line in lines:

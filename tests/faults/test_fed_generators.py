@@ -2,7 +2,6 @@
 
 import functools
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,7 +28,7 @@ def alone(num_workers: int) -> Found:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
+def hosts():
     """Starts two data hosts with two workers each, for one trainer after another."""
     with Cluster(agents=2, workers=2) as cluster:
         cluster.wait_for_agents()
@@ -37,7 +36,7 @@ def hosts() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def fed(hosts: Cluster) -> list[Found]:
+def fed(hosts):
     """Trains with two hosts of two workers each: twice, and once next to two local workers."""
     given = {"num_workers": 2, "samples": SAMPLES}
     return [
@@ -46,31 +45,29 @@ def fed(hosts: Cluster) -> list[Found]:
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_draws_are_the_same_from_run_to_run_and_wherever_they_are_made(
-    fed: list[Found], kind: str
-) -> None:
+def test_draws_are_the_same_from_run_to_run_and_wherever_they_are_made(fed, kind):
     expected = alone(2)[kind]
     for name in ("index", "drawn", "worker"):
         for found in fed:
             assert found[kind][name] == expected[name], name
 
 
-def test_both_hosts_made_batches(fed: list[Found]) -> None:
+def test_both_hosts_made_batches(fed):
     made_by = [set(line["process"]) for line in fed[0].values()]  # type: ignore[call-overload]
     assert max(map(len, made_by)) > 2
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_all_draws_of_a_run_differ(fed: list[Found], kind: str) -> None:
+def test_all_draws_of_a_run_differ(fed, kind):
     assert len(set(fed[0][kind]["drawn"])) == 2 * SAMPLES  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", [name for name in NAMES if name != "Initialised"])
-def test_without_workers_the_trainer_itself_draws_the_same(kind: str) -> None:
+def test_without_workers_the_trainer_itself_draws_the_same(kind):
     assert alone(0)[kind]["drawn"] == alone(2)[kind]["drawn"]
 
 
-def test_worker_info_says_the_scripts_workers_in_turn(fed: list[Found]) -> None:
+def test_worker_info_says_the_scripts_workers_in_turn(fed):
     for found in (alone(2), *fed):
         told = found["Drawing"]["worker"]
         assert isinstance(told, list)
@@ -81,7 +78,7 @@ def test_worker_info_says_the_scripts_workers_in_turn(fed: list[Found]) -> None:
         assert len({seed for *_, seed in told}) == 4
 
 
-def test_every_process_was_begun_with_an_id_of_its_own(fed: list[Found]) -> None:
+def test_every_process_was_begun_with_an_id_of_its_own(fed):
     for found in fed:
         line = found["Initialised"]
         pairs = {*zip(line["process"], line["begun"], strict=True)}  # type: ignore[call-overload]
@@ -89,7 +86,7 @@ def test_every_process_was_begun_with_an_id_of_its_own(fed: list[Found]) -> None
         assert min(begun for _, begun in pairs) >= 0
 
 
-def test_with_torchs_seeding_no_two_workers_draw_the_same(hosts: Cluster) -> None:
+def test_with_torchs_seeding_no_two_workers_draw_the_same(hosts):
     (found,) = hosts.train(
         workers=1,
         script=SCRIPT,

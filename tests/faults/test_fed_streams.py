@@ -2,7 +2,6 @@
 
 import functools
 import json
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -41,7 +40,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
+def hosts():
     """Starts two data hosts with a worker each, for one trainer after another."""
     with Cluster(agents=2) as cluster:
         cluster.wait_for_agents()
@@ -49,7 +48,7 @@ def hosts() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def nobody() -> Iterator[Cluster]:
+def nobody():
     """Makes a data group whose host does not come, for one trainer after another."""
     with Cluster(agents=1, late=True) as cluster:
         yield cluster
@@ -84,16 +83,14 @@ OFTEN = {
         for name, options in VARIANTS.items()
     ],
 )
-def test_batches_are_torchs(hosts: Cluster, options: dict[str, object]) -> None:
+def test_batches_are_torchs(hosts, options):
     expected = torchs(**options)
     assert run_script(options, script=SCRIPT).finish() == expected
     assert hosts.train(workers=1, script=SCRIPT, **options).finish() == expected
 
 
 @pytest.mark.parametrize("written", [0, 1])
-def test_the_key_shards_divides_the_stream_as_num_workers_would(
-    host: Cluster, written: int
-) -> None:
+def test_the_key_shards_divides_the_stream_as_num_workers_would(host, written):
     expected = torchs(num_workers=3)
     key = {"STOKER_FEED": json.dumps(dict(host.settings) | {"shards": 3})}
     alone = run_script({"num_workers": written}, script=SCRIPT, env=key)
@@ -102,19 +99,19 @@ def test_the_key_shards_divides_the_stream_as_num_workers_would(
     assert fed.finish() == expected
 
 
-def test_error_of_the_iterator_reaches_the_trainer(host: Cluster) -> None:
+def test_error_of_the_iterator_reaches_the_trainer(host):
     found = host.train(workers=0, script=SCRIPT, kind="no iterator").finish()
     assert [(line["error"], line["trace"]) for line in found[:-1]] == [("OSError", True)] * 2
 
 
-def test_ranks_have_shards_of_their_own(host: Cluster) -> None:
+def test_ranks_have_shards_of_their_own(host):
     trainers = [host.train(rank=r, world=2, workers=0, script=SCRIPT) for r in range(2)]
     for rank, trainer in enumerate(trainers):
         assert trainer.finish() == torchs(rank=rank, world=2)
 
 
 @pytest.fixture(scope="module")
-def around_a_host() -> tuple[list[Line], list[Line]]:
+def around_a_host():
     """Returns what two trainers yield: one waits for the only data host, one loses it a while."""
     with Cluster(agents=1, workers=2, late=True, feed=SHORT_LEASE) as cluster:
         trainer = cluster.train(workers=0, script=SCRIPT)
@@ -130,19 +127,15 @@ def around_a_host() -> tuple[list[Line], list[Line]]:
         return waited, trainer.finish()
 
 
-def test_rank_without_data_hosts_yet_waits_for_them(
-    around_a_host: tuple[list[Line], list[Line]],
-) -> None:
+def test_rank_without_data_hosts_yet_waits_for_them(around_a_host):
     assert around_a_host[0] == torchs()
 
 
-def test_the_only_data_host_killed_that_reconnects_at_another_port_changes_nothing(
-    around_a_host: tuple[list[Line], list[Line]],
-) -> None:
+def test_the_only_data_host_killed_that_reconnects_at_another_port_changes_nothing(around_a_host):
     assert around_a_host[1] == torchs()
 
 
-def test_stream_killed_on_a_data_host_changes_nothing(host: Cluster) -> None:
+def test_stream_killed_on_a_data_host_changes_nothing(host):
     trainer = host.train(workers=0, script=SCRIPT, pause_at=5)
     trainer.until("pause")
     host.kill_worker(0)
@@ -151,7 +144,7 @@ def test_stream_killed_on_a_data_host_changes_nothing(host: Cluster) -> None:
     assert "batch_dropped" in trainer.errors
 
 
-def test_local_stream_killed_changes_nothing(nobody: Cluster) -> None:
+def test_local_stream_killed_changes_nothing(nobody):
     trainer = nobody.train(script=SCRIPT, pause_at=5)
     trainer.until("pause")
     psutil.Process(trainer.process.pid).children()[0].kill()
@@ -160,7 +153,7 @@ def test_local_stream_killed_changes_nothing(nobody: Cluster) -> None:
     assert "local_worker_died" in trainer.errors
 
 
-def test_persistent_streams_go_on_after_a_loss_in_the_first_epoch(host: Cluster) -> None:
+def test_persistent_streams_go_on_after_a_loss_in_the_first_epoch(host):
     loader = {"batch_size": 4, "persistent_workers": True}
     trainer = host.train(workers=0, script=SCRIPT, pause_at=5, loader=loader)
     trainer.until("pause")
@@ -196,7 +189,7 @@ def unpaused(options: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def bereaved() -> dict[str, list[Line]]:
+def bereaved():
     """Returns what trainers yield that have a stream on each of two data hosts when one ends.
 
     The keys say how it ended; where it was killed for all trainers at once, what they go through.
@@ -262,22 +255,20 @@ def expected_with_a_host_lost(name: str) -> list[Line]:
 
 
 @pytest.mark.parametrize("name", [name for name in LOST_WITH_A_HOST if name not in LOSSES])
-def test_data_host_killed_changes_nothing(bereaved: dict[str, list[Line]], name: str) -> None:
+def test_data_host_killed_changes_nothing(bereaved, name):
     assert bereaved[name] == expected_with_a_host_lost(name)
 
 
-def test_data_host_that_drains_hands_its_shards_on(bereaved: dict[str, list[Line]]) -> None:
+def test_data_host_that_drains_hands_its_shards_on(bereaved):
     assert bereaved["drained"] == torchs()
 
 
-def test_stopped_data_host_is_given_up_with_its_lease(bereaved: dict[str, list[Line]]) -> None:
+def test_stopped_data_host_is_given_up_with_its_lease(bereaved):
     assert bereaved["stopped"] == torchs()
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_data_host(
-    bereaved: dict[str, list[Line]], name: str
-) -> None:
+def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_data_host(bereaved, name):
     assert bereaved[name] == expected_with_a_host_lost(name)
 
 
@@ -292,9 +283,7 @@ LOST_LOCALLY = {"in the second epoch", "with a generator of its own, between epo
         for name, options in LOSSES.items()
     ],
 )
-def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_local_worker(
-    nobody: Cluster, options: dict[str, object]
-) -> None:
+def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_local_worker(nobody, options):
     trainer = nobody.train(workers=1, script=SCRIPT, **RANDOM, **options)
     trainer.until("pause")
     psutil.Process(trainer.process.pid).children()[0].kill()
@@ -302,7 +291,7 @@ def test_random_numbers_of_persistent_streams_go_on_after_a_loss_of_a_local_work
     assert trainer.finish() == torchs(**unpaused(RANDOM | options))
 
 
-def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost(host: Cluster) -> None:
+def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost(host):
     trainer = host.train(workers=0, script=SCRIPT, kind="clock", pause_at=5)
     trainer.until("pause")
     host.kill_worker(0)
@@ -312,13 +301,13 @@ def test_stream_that_is_not_deterministic_is_an_error_when_it_is_lost(host: Clus
     assert "try:   have its __iter__ give the same" in trainer.errors
 
 
-def test_stream_that_is_not_deterministic_is_no_error_without_a_loss(host: Cluster) -> None:
+def test_stream_that_is_not_deterministic_is_no_error_without_a_loss(host):
     trainer = host.train(workers=0, script=SCRIPT, kind="clock")
     ids = [line["ids"] for line in trainer.finish()[:-1]]
     assert ids == [line["ids"] for line in torchs()[:-1]]
 
 
-def test_stream_that_kills_its_process_is_an_error(host: Cluster) -> None:
+def test_stream_that_kills_its_process_is_an_error(host):
     trainer = host.train(workers=0, script=SCRIPT, die_at=9)
     assert trainer.end() != 0
     assert "shard 1 of the iterable dataset cannot be made" in trainer.errors

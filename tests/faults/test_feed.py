@@ -7,12 +7,11 @@ bytes of every tensor.
 import functools
 import json
 import re
-from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from support.cluster import SHORT_LEASE, Cluster, Line, Trainer, run_script, wait_until
+from support.cluster import SHORT_LEASE, Cluster, Line, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -32,7 +31,7 @@ def reference(*, rank: int = 0, **given: object) -> list[Line]:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
+def hosts():
     """Starts two data hosts with a worker each, for one trainer after another."""
     with Cluster(agents=2, feed={"lease_seconds": 30.0}) as cluster:
         cluster.wait_for_agents()
@@ -40,7 +39,7 @@ def hosts() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def nobody() -> Iterator[Cluster]:
+def nobody():
     """Makes a data group whose hosts do not come, for one trainer after another."""
     with Cluster(agents=2, late=True, feed={"start_deadline_seconds": 170.0}) as cluster:
         yield cluster
@@ -51,7 +50,7 @@ def env_of(cluster: Cluster, **feed: object) -> dict[str, str]:
     return {"STOKER_FEED": json.dumps(cluster.settings | feed)}
 
 
-def test_torchs_local_workers_make_the_same_batches() -> None:
+def test_torchs_local_workers_make_the_same_batches():
     assert run_script({"num_workers": 2}).finish() == reference()
 
 
@@ -65,9 +64,7 @@ def test_torchs_local_workers_make_the_same_batches() -> None:
     ],
     ids=["one agent", "two agents", "mixed", "mixed, persistent"],
 )
-def test_batches_are_the_same_bytes_wherever_they_are_made(
-    request: pytest.FixtureRequest, fixture: str, options: dict[str, object]
-) -> None:
+def test_batches_are_the_same_bytes_wherever_they_are_made(request, fixture, options):
     loader = options.get("loader", {})
     is_persistent = isinstance(loader, dict) and "persistent_workers" in loader
     expected = reference(num_workers=1, loader=loader) if is_persistent else reference()
@@ -75,13 +72,11 @@ def test_batches_are_the_same_bytes_wherever_they_are_made(
     assert cluster.train(**options).finish() == expected
 
 
-def test_trainers_that_accept_no_pickles_get_what_needs_none(host: Cluster) -> None:
+def test_trainers_that_accept_no_pickles_get_what_needs_none(host):
     assert host.train(env=env_of(host, accept_pickles=False)).finish() == reference()
 
 
-def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised(
-    host: Cluster,
-) -> None:
+def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised(host):
     env = env_of(host, accept_pickles=False)
     lines = host.train(env=env, raise_at=17, objects=True, epochs=1).finish()
     found = [line for line in lines if "error" in line]
@@ -94,7 +89,7 @@ def test_trainers_that_accept_no_pickles_say_what_was_sent_and_what_was_raised(
 
 
 @pytest.fixture(scope="module")
-def around_a_host() -> dict[str, list[Line]]:
+def around_a_host():
     """Returns what trainers yield while their only data host comes, is killed, and comes back."""
     found = {}
     with Cluster(agents=1, late=True, feed=SHORT_LEASE) as cluster:
@@ -120,29 +115,23 @@ def around_a_host() -> dict[str, list[Line]]:
     return found
 
 
-def test_local_workers_alone_serve_until_agents_come(
-    around_a_host: dict[str, list[Line]],
-) -> None:
+def test_local_workers_alone_serve_until_agents_come(around_a_host):
     assert around_a_host["came to local workers"] == reference()
 
 
-def test_training_waits_for_the_first_data_host(around_a_host: dict[str, list[Line]]) -> None:
+def test_training_waits_for_the_first_data_host(around_a_host):
     assert around_a_host["was waited for"] == reference(rank=1)
 
 
-def test_local_workers_go_on_when_all_hosts_are_dead(
-    around_a_host: dict[str, list[Line]],
-) -> None:
+def test_local_workers_go_on_when_all_hosts_are_dead(around_a_host):
     assert around_a_host["left local workers alone"] == reference(**SLOW)
 
 
-def test_host_that_reconnects_at_another_port_helps_again(
-    around_a_host: dict[str, list[Line]],
-) -> None:
+def test_host_that_reconnects_at_another_port_helps_again(around_a_host):
     assert around_a_host["came back"] == reference(rank=1, **SLOW)
 
 
-def test_no_data_host_in_time_names_what_was_expected(nobody: Cluster) -> None:
+def test_no_data_host_in_time_names_what_was_expected(nobody):
     trainer = nobody.train(env=env_of(nobody, start_deadline_seconds=1.0))
     assert trainer.end() == 5
     assert (
@@ -151,7 +140,7 @@ def test_no_data_host_in_time_names_what_was_expected(nobody: Cluster) -> None:
     )
 
 
-def test_worker_killed_in_the_epoch_changes_nothing(host: Cluster) -> None:
+def test_worker_killed_in_the_epoch_changes_nothing(host):
     trainer = host.train(pause_at=5, **SLOW)
     trainer.until("pause")
     host.kill_worker(0)
@@ -159,7 +148,7 @@ def test_worker_killed_in_the_epoch_changes_nothing(host: Cluster) -> None:
     assert trainer.finish() == reference(**SLOW)
 
 
-def test_local_worker_killed_in_the_epoch_changes_nothing(nobody: Cluster) -> None:
+def test_local_worker_killed_in_the_epoch_changes_nothing(nobody):
     trainer = nobody.train(pause_at=5, num_workers=2, **SLOW)
     trainer.until("pause")
     psutil.Process(trainer.process.pid).children()[0].kill()
@@ -168,7 +157,7 @@ def test_local_worker_killed_in_the_epoch_changes_nothing(nobody: Cluster) -> No
     assert "local_worker_died" in trainer.errors
 
 
-def test_stopped_host_is_not_waited_for(hosts: Cluster) -> None:
+def test_stopped_host_is_not_waited_for(hosts):
     trainer = hosts.train(pause_at=5, **SLOW)
     trainer.until("pause")
     hosts.stop(0)
@@ -179,7 +168,7 @@ def test_stopped_host_is_not_waited_for(hosts: Cluster) -> None:
     assert "batch_overdue" in trainer.errors
 
 
-def test_late_answers_of_a_stopped_host_are_dropped(hosts: Cluster) -> None:
+def test_late_answers_of_a_stopped_host_are_dropped(hosts):
     trainer = hosts.train(pause_at=5, epochs=3, **SLOW)
     trainer.until("pause")
     hosts.stop(0)
@@ -191,7 +180,7 @@ def test_late_answers_of_a_stopped_host_are_dropped(hosts: Cluster) -> None:
 
 
 @pytest.fixture(scope="module")
-def bereaved() -> tuple[Trainer, Trainer]:
+def bereaved():
     """Returns a trainer that ended with one data host, the other killed, and one left by both."""
     with Cluster(agents=3, late=True, feed=SHORT_LEASE) as cluster:
         cluster.start_agent(0)
@@ -211,14 +200,12 @@ def bereaved() -> tuple[Trainer, Trainer]:
     return helped, trainer
 
 
-def test_host_killed_in_the_epoch_changes_nothing(bereaved: tuple[Trainer, Trainer]) -> None:
+def test_host_killed_in_the_epoch_changes_nothing(bereaved):
     helped, _ = bereaved
     assert helped.finish() == reference(rank=1, **SLOW)
 
 
-def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard(
-    bereaved: tuple[Trainer, Trainer],
-) -> None:
+def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard(bereaved):
     _, trainer = bereaved
     assert trainer.end() == 5
     assert "stoker.errors.FeedLostError: no data worker is left" in trainer.errors
@@ -233,14 +220,12 @@ def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_two_loaders_interleaved(host: Cluster, num_workers: int) -> None:
+def test_two_loaders_interleaved(host, num_workers):
     found = host.train(loaders=2, num_workers=num_workers).finish()
     assert found == reference(loaders=2, num_workers=num_workers)
 
 
-def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(
-    host: Cluster,
-) -> None:
+def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(host):
     def opened() -> int:
         return host.log_of(0).read_text().count("session_opened")
 
@@ -263,7 +248,7 @@ def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(
     assert 9 in host.coordinator.progress
 
 
-def test_two_ranks_share_the_agents(hosts: Cluster) -> None:
+def test_two_ranks_share_the_agents(hosts):
     def held(number: int) -> set[psutil.Process]:
         # A dataset host without workers is one that was forked ahead.
         return {
@@ -306,7 +291,7 @@ def test_two_ranks_share_the_agents(hosts: Cluster) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_broken_sample_is_named_and_the_epoch_goes_on(host: Cluster, num_workers: int) -> None:
+def test_broken_sample_is_named_and_the_epoch_goes_on(host, num_workers):
     found = host.train(raise_at=17, num_workers=num_workers).finish()
     expected = reference(raise_at=17)
     errors = [line for line in found if "error" in line]
@@ -321,7 +306,7 @@ def test_broken_sample_is_named_and_the_epoch_goes_on(host: Cluster, num_workers
 
 
 # That the run of a launcher ends with a trainer's code and words: tests/faults/test_feed_lost.py.
-def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(host: Cluster) -> None:
+def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(host):
     trainer = host.train(workers=0, exit_at=17)
     assert trainer.end() == 5
     (said,) = [line for line in trainer.errors.splitlines() if line.startswith("stoker.errors.")]
@@ -329,15 +314,13 @@ def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(host: Cluster) -> Non
     assert "memory" not in trainer.errors
 
 
-def test_early_stop_of_an_epoch_leaves_nothing_behind(host: Cluster) -> None:
+def test_early_stop_of_an_epoch_leaves_nothing_behind(host):
     found = host.train(break_at=3, epochs=4, num_workers=1).finish()
     assert found == reference(break_at=3, epochs=4)
 
 
 @pytest.mark.parametrize(("num_workers", "unshippable"), [(1, None), (0, "error"), (1, "error")])
-def test_dataset_that_cannot_travel_is_named(
-    nobody: Cluster, num_workers: int, unshippable: str | None
-) -> None:
+def test_dataset_that_cannot_travel_is_named(nobody, num_workers, unshippable):
     feed = {} if unshippable is None else {"unshippable": unshippable}
     trainer = nobody.train(env=env_of(nobody, **feed), lock=True, num_workers=num_workers)
     assert trainer.end() == 5
@@ -345,9 +328,7 @@ def test_dataset_that_cannot_travel_is_named(
 
 
 @pytest.mark.parametrize(("num_workers", "unshippable"), [(0, None), (0, "local"), (2, "local")])
-def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(
-    nobody: Cluster, num_workers: int, unshippable: str | None
-) -> None:
+def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(nobody, num_workers, unshippable):
     feed = {} if unshippable is None else {"unshippable": unshippable}
     given = {"lock": True, "num_workers": num_workers, "loaders": 2}
     trainer = nobody.train(env=env_of(nobody, **feed), **given)
@@ -359,27 +340,25 @@ def test_dataset_that_cannot_travel_is_made_as_torch_makes_it(
     assert "without help of data hosts" in said[0]
 
 
-def test_what_cannot_travel_of_an_unchanged_script_is_made_as_torch_makes_it(
-    nobody: Cluster,
-) -> None:
+def test_what_cannot_travel_of_an_unchanged_script_is_made_as_torch_makes_it(nobody):
     env = env_of(nobody) | {"STOKER_REPLACE_DATALOADER": "auto"}
     trainer = nobody.train(env=env, lock=True, num_workers=2, is_torchs=True)
     assert trainer.finish() == reference(num_workers=2)
     assert trainer.errors.count("loader_not_shippable") == 1
 
 
-def test_decided_workers_replace_the_scripts(nobody: Cluster) -> None:
+def test_decided_workers_replace_the_scripts(nobody):
     trainer = nobody.train(num_workers=0, workers=2)
     assert trainer.finish() == reference()
 
 
-def test_timeout_is_torchs(nobody: Cluster) -> None:
+def test_timeout_is_torchs(nobody):
     trainer = nobody.train(num_workers=1, loader={"timeout": 1}, sample_seconds=5)
     assert trainer.end() != 0
     assert "RuntimeError: DataLoader timed out after 1 seconds" in trainer.errors
 
 
-def test_trainer_killed_leaves_no_local_worker(host: Cluster) -> None:
+def test_trainer_killed_leaves_no_local_worker(host):
     trainer = host.train(pause_at=3, num_workers=2)
     trainer.until("pause")
     workers = psutil.Process(trainer.process.pid).children()
@@ -389,7 +368,7 @@ def test_trainer_killed_leaves_no_local_worker(host: Cluster) -> None:
     assert not psutil.wait_procs(workers, timeout=10)[1]
 
 
-def test_wrong_token_gets_nothing(host: Cluster) -> None:
+def test_wrong_token_gets_nothing(host):
     other = host.folder / "other"
     other.write_text("ab" * 32)
     env = env_of(host, start_deadline_seconds=2.0) | {"STOKER_TOKEN_FILE": str(other)}
@@ -398,7 +377,7 @@ def test_wrong_token_gets_nothing(host: Cluster) -> None:
     assert "did not answer" in trainer.errors
 
 
-def test_what_torchs_loader_promises_holds_under_a_data_group(host: Cluster) -> None:
+def test_what_torchs_loader_promises_holds_under_a_data_group(host):
     trainer = host.train(script="feed_semantics.py")
     assert trainer.end() == 0, (trainer.lines, trainer.errors)
     assert len(trainer.lines) == 7

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -36,9 +35,7 @@ if __name__ == "__main__":
 
 
 # How several hosts are named: see tests/unit/test_client_requests.py.
-def test_train_ends_with_code_5_and_names_the_host_and_when_it_was_heard(
-    tmp_path: Path,
-) -> None:
+def test_train_ends_with_code_5_and_names_the_host_and_when_it_was_heard(tmp_path):
     (tmp_path / "w.yaml").write_text(WORKLOAD)
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "stoker.cli", "train", "w.yaml", "--out", "training.json"]

@@ -5,7 +5,6 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -83,7 +82,7 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
+def fork_server():
     """Starts one for all: it has imported torch once, and each test has a module of its own."""
     own = ForkServer(host="data-1")
     yield own
@@ -91,7 +90,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def host(tmp_path: Path, request: pytest.FixtureRequest, fork_server: ForkServer) -> Iterator[Host]:
+def host(tmp_path, request, fork_server):
     name = f"user_{os.getpid()}_{abs(hash(request.node.name))}"
     sys.path.insert(0, str(tmp_path))
     made = Host(tmp_path, name, fork_server)
@@ -102,7 +101,7 @@ def host(tmp_path: Path, request: pytest.FixtureRequest, fork_server: ForkServer
     sys.modules.pop(name, None)
 
 
-def test_what_several_datasets_name_is_imported_once(host: Host) -> None:
+def test_what_several_datasets_name_is_imported_once(host):
     module = host.write()
     for salt in ("train", "valid", "test"):
         assert host.hold(module, salt).held is not None
@@ -110,7 +109,7 @@ def test_what_several_datasets_name_is_imported_once(host: Host) -> None:
     assert len(host.imported()) == 1
 
 
-def test_a_module_that_was_edited_in_between_is_imported_anew(host: Host) -> None:
+def test_a_module_that_was_edited_in_between_is_imported_anew(host):
     module = host.write(value=1)
     host.hold(module, "before")
     host.write(value=22)
@@ -119,7 +118,7 @@ def test_a_module_that_was_edited_in_between_is_imported_anew(host: Host) -> Non
     assert len(host.imported()) == 2
 
 
-def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host: Host) -> None:
+def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host):
     waiting = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     module = host.write(more=waiting)
     for salt in ("train", "valid"):
@@ -129,7 +128,7 @@ def test_threads_that_a_module_starts_are_there_where_the_dataset_is(host: Host)
     assert [(salt, threads) for salt, _, threads in host.told()] == [("train", "2"), ("valid", "2")]
 
 
-def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host: Host) -> None:
+def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host):
     module = host.write()
     (host.folder / f"{host.name}.py").write_text("import no_such_module\n")
     for salt in ("train", "valid"):
@@ -138,7 +137,7 @@ def test_a_module_that_cannot_be_imported_is_an_error_of_the_dataset(host: Host)
         assert "no_such_module" in dataset_host.held.summary
 
 
-def test_a_module_that_ends_the_process_ends_only_that_dataset(host: Host) -> None:
+def test_a_module_that_ends_the_process_ends_only_that_dataset(host):
     module = host.write()
     good = sys.modules[host.name]
     (host.folder / f"{host.name}.py").write_text("import os; os._exit(3)\n")
@@ -159,7 +158,7 @@ def is_fork_server(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_template_that_is_gone_is_made_again(host: Host) -> None:
+def test_a_template_that_is_gone_is_made_again(host):
     module = host.write()
     host.hold(module, "before")
     fork_server = next(child for child in psutil.Process().children() if is_fork_server(child))

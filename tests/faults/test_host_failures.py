@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -35,7 +34,7 @@ LONG = {"lease_seconds": 30.0}
 
 
 @pytest.fixture(scope="module")
-def single() -> Iterator[Cluster]:
+def single():
     """Starts one data host, for one training after the other."""
     with Cluster(agents=1, feed=LONG) as cluster:
         cluster.wait_for_agents()
@@ -43,7 +42,7 @@ def single() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Cluster]:
+def pair():
     """Starts two data hosts, for one training after the other, each with settings of its own.
 
     The settings are part of the dataset: of one that they know, hosts may have workers already.
@@ -72,7 +71,7 @@ def makes_nothing(trainer: Trainer, host: str) -> int:
     return trainer.errors.count(f"host_excluded agent={host}")
 
 
-def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair: Cluster) -> None:
+def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair):
     given = SLOW | {"epochs": 3}
     trainer = pair.train(pause_at=5, **given)
     trainer.until("pause")
@@ -87,7 +86,7 @@ def test_others_go_on_and_it_is_retried_with_the_next_epoch(pair: Cluster) -> No
     assert trainer.errors.count("agent_ready agent=algo-1") == 1
 
 
-def test_workers_that_die_one_after_the_other_cost_that_host_only(pair: Cluster) -> None:
+def test_workers_that_die_one_after_the_other_cost_that_host_only(pair):
     given = {"sample_seconds": 0.1, "epochs": 1}
     trainer = pair.train(pause_at=1, **given)
     trainer.until("pause")
@@ -105,7 +104,7 @@ def test_workers_that_die_one_after_the_other_cost_that_host_only(pair: Cluster)
     assert "its data workers die: data worker" in trainer.errors
 
 
-def test_streams_of_its_host_go_to_another(pair: Cluster) -> None:
+def test_streams_of_its_host_go_to_another(pair):
     trainer = pair.train(workers=0, script=STREAMS, pause_at=5)
     trainer.until("pause")
     number = next(number for number in range(2) if workers_of(pair, trainer, number))
@@ -115,7 +114,7 @@ def test_streams_of_its_host_go_to_another(pair: Cluster) -> None:
     assert makes_nothing(trainer, f"algo-{number}") == 1
 
 
-def test_local_workers_go_on_when_the_only_host_cannot(single: Cluster) -> None:
+def test_local_workers_go_on_when_the_only_host_cannot(single):
     trainer = single.train(pause_at=5, num_workers=1, **SLOW)
     trainer.until("pause")
     kill_dataset_host(single, trainer, 0)
@@ -124,9 +123,7 @@ def test_local_workers_go_on_when_the_only_host_cannot(single: Cluster) -> None:
 
 
 @pytest.mark.parametrize("agents", [1, 2])
-def test_where_none_is_left_the_training_ends_with_the_reason(
-    agents: int, request: pytest.FixtureRequest
-) -> None:
+def test_where_none_is_left_the_training_ends_with_the_reason(agents, request):
     cluster = request.getfixturevalue({1: "single", 2: "pair"}[agents])
     # Far more batches than are asked for ahead.
     trainer = cluster.train(pause_at=5, samples=400, **SLOW)
@@ -140,14 +137,14 @@ def test_where_none_is_left_the_training_ends_with_the_reason(
 
 
 @pytest.fixture(scope="module")
-def short() -> Iterator[Cluster]:
+def short():
     """Starts two data hosts that nobody has asked for a batch, with a short lease."""
     with Cluster(agents=2, feed={"lease_seconds": 5.0}) as cluster:
         cluster.wait_for_agents()
         yield cluster
 
 
-def test_it_keeps_nothing_of_that_dataset(short: Cluster) -> None:
+def test_it_keeps_nothing_of_that_dataset(short):
     trainer = short.train(pause_at=5, epochs=1, **SLOW)
     trainer.until("pause")
     agent = Path(f"/proc/{short.hosts[0].pid}")
@@ -164,7 +161,7 @@ def test_it_keeps_nothing_of_that_dataset(short: Cluster) -> None:
     assert trainer.finish() == reference(epochs=1, **SLOW)
 
 
-def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short: Cluster) -> None:
+def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short):
     # More than is asked for ahead: of an epoch that is made already, nobody is missed.
     trainer = short.train(pause_at=5, samples=4000, **SLOW)
     trainer.until("pause")
@@ -176,7 +173,7 @@ def test_a_host_that_cannot_and_one_that_is_gone_are_both_named(short: Cluster) 
     assert REASON in trainer.errors.rpartition("Traceback")[2]
 
 
-def test_it_is_retried_twice() -> None:
+def test_it_is_retried_twice():
     def failed(times: int) -> Failure:
         return Failure(epoch_id=4, times=times, reason="", error=ValueError())
 

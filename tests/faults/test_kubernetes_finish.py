@@ -7,7 +7,7 @@ attempt is made, and in which order steps run, is told by the tests.
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,14 @@ class Step(Verb):
 
 
 @pytest.fixture
-def api() -> Iterator[KubernetesApi]:
+def api():
     with kubernetes_api() as found:
         found.make_workflow("w")
         yield found
 
 
 @pytest.fixture
-def step(tmp_path: Path, api: KubernetesApi) -> Iterator[Callable[..., Step]]:
+def step(tmp_path, api):
     """Starts a step of the run; each has a pod and a folder of its own."""
     environ = {**os.environ, "KUBECONFIG": str(kube_config(tmp_path, api.url))}
     begun: list[Step] = []
@@ -187,8 +187,8 @@ def lose(api: KubernetesApi, pod: str, step: Step, how: str) -> None:
     ],
 )
 def test_a_training_whose_follower_was_lost_is_finished_and_its_retry_trains_no_second_time(
-    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path, how: str, is_gone: bool
-) -> None:
+    step, api, tmp_path, how, is_gone
+):
     train = step("train", "train-1")
     follow(train, api)
     assert not api.may_evict("train-1")
@@ -222,8 +222,8 @@ def test_a_training_whose_follower_was_lost_is_finished_and_its_retry_trains_no_
 
 
 def test_a_training_that_ended_while_nobody_followed_it_is_read_by_the_last_step(
-    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path
-) -> None:
+    step, api, tmp_path
+):
     train = step("train", "train-1")
     follow(train, api)
     lose(api, "train-1", train, "OOM")
@@ -244,8 +244,8 @@ def test_a_training_that_ended_while_nobody_followed_it_is_read_by_the_last_step
 
 
 def test_a_retry_without_the_last_step_adopts_the_job_and_one_after_it_has_its_record(
-    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path
-) -> None:
+    step, api, tmp_path
+):
     first = step("train", "train-1")
     follow(first, api)
     lose(api, "train-1", first, "OOM")
@@ -262,9 +262,7 @@ def test_a_retry_without_the_last_step_adopts_the_job_and_one_after_it_has_its_r
 
 
 @pytest.mark.parametrize("when", ["before", "while it follows"])
-def test_the_job_of_a_run_that_somebody_ends_is_deleted_by_the_last_step(
-    step: Callable[..., Step], api: KubernetesApi, when: str
-) -> None:
+def test_the_job_of_a_run_that_somebody_ends_is_deleted_by_the_last_step(step, api, when):
     train = step("train", "train-1")
     follow(train, api)
     lose(api, "train-1", train, "OOM")
@@ -280,9 +278,7 @@ def test_the_job_of_a_run_that_somebody_ends_is_deleted_by_the_last_step(
     assert not (finish.folder / "out" / "record").exists()
 
 
-def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(
-    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path
-) -> None:
+def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(step, api, tmp_path):
     train = step("train", "train-1")
     follow(train, api)
     lose(api, "train-1", train, "OOM")
@@ -305,8 +301,8 @@ def test_a_last_step_that_is_lost_leaves_the_job_to_a_retry(
     ],
 )
 def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
-    step: Callable[..., Step], api: KubernetesApi, tmp_path: Path, how: str, is_finished: bool
-) -> None:
+    step, api, tmp_path, how, is_finished
+):
     run = f"{RUN}-profile"
     first = step("profile", "profile-1")
     follow(first, api, run)
@@ -334,9 +330,7 @@ def test_a_profile_whose_follower_was_lost_is_taken_up_and_not_measured_again(
     assert left == ([] if is_finished else [uid])
 
 
-def test_a_profile_of_a_run_that_somebody_ends_is_deleted(
-    step: Callable[..., Step], api: KubernetesApi
-) -> None:
+def test_a_profile_of_a_run_that_somebody_ends_is_deleted(step, api):
     first = step("profile", "profile-1")
     follow(first, api, f"{RUN}-profile")
     api.terminate_workflow("w")
@@ -345,9 +339,7 @@ def test_a_profile_of_a_run_that_somebody_ends_is_deleted(
     assert api.names("jobsets") == []
 
 
-def test_a_profile_that_failed_by_itself_is_not_followed_again(
-    step: Callable[..., Step], api: KubernetesApi
-) -> None:
+def test_a_profile_that_failed_by_itself_is_not_followed_again(step, api):
     run = f"{RUN}-profile"
     first = step("profile", "profile-1")
     follow(first, api, run)

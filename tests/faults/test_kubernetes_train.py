@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import yaml
@@ -29,13 +27,13 @@ WORKLOAD = {
 
 
 @pytest.fixture
-def api() -> Iterator[KubernetesApi]:
+def api():
     with kubernetes_api() as found:
         yield found
 
 
 @pytest.fixture
-def start(tmp_path: Path, api: KubernetesApi) -> Iterator[Callable[..., Train]]:
+def start(tmp_path, api):
     environ = {**os.environ, "KUBECONFIG": str(kube_config(tmp_path, api.url))}
     workload = yaml.safe_dump(WORKLOAD)
     with trainings(tmp_path, workload, name=NAME, data="c7i.4xlarge", environ=environ) as make:
@@ -67,9 +65,7 @@ def follow(train: Train, api: KubernetesApi) -> None:
         pytest.param(signal.SIGINT, 130, id="SIGINT"),
     ],
 )
-def test_a_signal_while_following_deletes_the_job_with_all_it_owns(
-    start: Callable[..., Train], api: KubernetesApi, number: int, code: int
-) -> None:
+def test_a_signal_while_following_deletes_the_job_with_all_it_owns(start, api, number, code):
     train = start()
     follow(train, api)
     train.process.send_signal(number)
@@ -80,9 +76,7 @@ def test_a_signal_while_following_deletes_the_job_with_all_it_owns(
 
 
 @pytest.mark.parametrize("plural", ["jobsets", "secrets"])
-def test_sigterm_while_the_job_is_made_leaves_nothing(
-    start: Callable[..., Train], api: KubernetesApi, plural: str
-) -> None:
+def test_sigterm_while_the_job_is_made_leaves_nothing(start, api, plural):
     api.holds.add(plural)
     train = start()
     until(lambda: bool(api.names(plural)), what="the server has the request")
@@ -101,8 +95,8 @@ def test_sigterm_while_the_job_is_made_leaves_nothing(
     ],
 )
 def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_follows_it_to_its_end(
-    start: Callable[..., Train], api: KubernetesApi, workflow: str | None
-) -> None:
+    start, api, workflow
+):
     api.make_workflow()
     first = start(**api.make_step("step-1", workflow=workflow))
     follow(first, api)
@@ -130,9 +124,7 @@ def test_a_follower_whose_node_is_taken_leaves_the_job_and_the_next_attempt_foll
         pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.soak),
     ],
 )
-def test_a_step_whose_run_is_cancelled_deletes_the_job(
-    start: Callable[..., Train], api: KubernetesApi, number: int
-) -> None:
+def test_a_step_whose_run_is_cancelled_deletes_the_job(start, api, number):
     api.make_workflow()
     train = start(**api.make_step("step-1"))
     follow(train, api)
@@ -145,9 +137,7 @@ def test_a_step_whose_run_is_cancelled_deletes_the_job(
     assert pods_of(api) == []
 
 
-def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
-    start: Callable[..., Train], api: KubernetesApi, tmp_path: Path
-) -> None:
+def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(start, api, tmp_path):
     first = start()
     follow(first, api)
     token, uid = api.token(NAME), api.get("jobsets", NAME)["metadata"]["uid"]
@@ -170,9 +160,7 @@ def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
     assert log == "a line of the leader\nsaid to nobody\n"
 
 
-def test_a_run_that_the_cluster_ends_for_want_of_an_image_leaves_no_job(
-    start: Callable[..., Train], api: KubernetesApi
-) -> None:
+def test_a_run_that_the_cluster_ends_for_want_of_an_image_leaves_no_job(start, api):
     train = start()
     until(lambda: api.has("configmaps", f"{NAME}-config"), what="the job is made")
     api.make_pods(NAME)

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -113,7 +112,7 @@ if __name__ == "__main__":
 )
 
 
-def test_a_normal_end_leaves_a_record_and_nothing_else(tmp_path: Path) -> None:
+def test_a_normal_end_leaves_a_record_and_nothing_else(tmp_path):
     script = "import stoker; stoker.log_metrics(accuracy=0.97); print('done')"
     with LocalJob(tmp_path, script) as job:
         end = job.end()
@@ -127,7 +126,7 @@ def test_a_normal_end_leaves_a_record_and_nothing_else(tmp_path: Path) -> None:
         assert job.failure_file() is None
 
 
-def test_an_error_in_training_keeps_its_traceback_and_code(tmp_path: Path) -> None:
+def test_an_error_in_training_keeps_its_traceback_and_code(tmp_path):
     with LocalJob(tmp_path, "def step():\n    raise ValueError('broken at 7')\nstep()\n") as job:
         end = job.end()
         assert (end.status, end.exit_code) == ("failed", 1)
@@ -139,7 +138,7 @@ def test_an_error_in_training_keeps_its_traceback_and_code(tmp_path: Path) -> No
         assert end.failure == failure
 
 
-def test_the_commands_own_exit_code_and_last_words_are_kept(tmp_path: Path) -> None:
+def test_the_commands_own_exit_code_and_last_words_are_kept(tmp_path):
     script = "import sys; print('the last words', file=sys.stderr); sys.exit(9)"
     with LocalJob(tmp_path, script) as job:
         assert job.end().exit_code == 9
@@ -148,7 +147,7 @@ def test_the_commands_own_exit_code_and_last_words_are_kept(tmp_path: Path) -> N
         assert "the last words" in (training.failure or "")
 
 
-def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path: Path) -> None:
+def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path):
     with LocalJob(tmp_path, ("no-such-program", "x"), data=1, has_torch=False) as job:
         end = job.end()
         assert (end.status, end.exit_code) == ("failed", 127)
@@ -158,7 +157,7 @@ def test_a_command_that_is_not_found_is_three_lines_and_127(tmp_path: Path) -> N
         assert "try:" in failure
 
 
-def test_a_killed_trainer_fails_the_run_with_137(tmp_path: Path) -> None:
+def test_a_killed_trainer_fails_the_run_with_137(tmp_path):
     with LocalJob(tmp_path, STAY) as job:
         job.kill(int(job.wait_for_file("ready")))
         end = job.end()
@@ -166,9 +165,7 @@ def test_a_killed_trainer_fails_the_run_with_137(tmp_path: Path) -> None:
         assert "signal 9" in (end.failure or "")
 
 
-def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(tmp_path):
     with LocalJob(tmp_path, STAY, data=1) as job:
         trainer = int(job.wait_for_file("ready"))
         job.wait_for_log("algo-1", "run_joined")
@@ -185,9 +182,7 @@ def test_a_killed_leader_launcher_fails_the_run_and_takes_its_trainer_along(
         assert end.data_group_release_seconds is not None
 
 
-def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_within_30_s(
-    tmp_path: Path,
-) -> None:
+def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_within_30_s(tmp_path):
     with LocalJob(tmp_path, STAY, data=1, feed=FeedSettings(), has_torch=False) as job:
         job.wait_for_file("ready")
         job.wait_for_log("algo-1", "run_joined")
@@ -200,7 +195,7 @@ def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_wi
         assert "agent_ended" in job.log("algo-1")
 
 
-def test_what_the_command_leaves_behind_is_ended(tmp_path: Path) -> None:
+def test_what_the_command_leaves_behind_is_ended(tmp_path):
     script = TELL + (
         "if os.fork() == 0:\n"
         "    os.setsid()\n"
@@ -216,7 +211,7 @@ def test_what_the_command_leaves_behind_is_ended(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalJob]:
+def struck(tmp_path_factory):
     """Starts a training fed by three data hosts; it is struck and told to go on, step by step."""
     with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3) as job:
         job.wait_for_file("begun")
@@ -236,9 +231,7 @@ def goes_on(job: LocalJob, at: int) -> None:
     assert "exact True" in job.log(job.leader)
 
 
-def test_a_leader_launcher_that_stands_still_for_longer_than_the_lease_costs_nothing(
-    struck: LocalJob,
-) -> None:
+def test_a_leader_launcher_that_stands_still_for_longer_than_the_lease_costs_nothing(struck):
     for host in struck.request.hosts:
         if host.group == "data":
             struck.wait_for_log(host.name, "run_joined")
@@ -250,13 +243,13 @@ def test_a_leader_launcher_that_stands_still_for_longer_than_the_lease_costs_not
     assert "host_lost" not in struck.log(struck.leader)
 
 
-def test_training_goes_on_when_a_data_worker_is_killed(struck: LocalJob) -> None:
+def test_training_goes_on_when_a_data_worker_is_killed(struck):
     goes_on(struck, 0)
     struck.kill(int(struck.wait_for_file("worker")))
     goes_on(struck, 16)
 
 
-def test_killing_only_the_launcher_of_a_data_host_ends_all_of_that_host(struck: LocalJob) -> None:
+def test_killing_only_the_launcher_of_a_data_host_ends_all_of_that_host(struck):
     pids = struck.processes("algo-2")
     assert len(pids) > 1
     struck.kill(struck.run.launchers["algo-2"])
@@ -264,7 +257,7 @@ def test_killing_only_the_launcher_of_a_data_host_ends_all_of_that_host(struck: 
     goes_on(struck, 32)
 
 
-def test_training_goes_on_when_a_whole_data_host_is_killed(struck: LocalJob) -> None:
+def test_training_goes_on_when_a_whole_data_host_is_killed(struck):
     pids = struck.processes("algo-1")
     # All at once: none is left that could tell of another's death.
     for pid in pids:
@@ -284,8 +277,8 @@ def test_training_goes_on_when_a_whole_data_host_is_killed(struck: LocalJob) -> 
 @pytest.mark.soak
 @pytest.mark.parametrize(("dnn", "processes"), [(1, 2), (2, 1)])
 def test_ranks_of_one_and_of_two_hosts_meet_in_a_collective_and_leave_no_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dnn: int, processes: int
-) -> None:
+    tmp_path, monkeypatch, dnn, processes
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with LocalJob(tmp_path, COLLECTIVE + GOOD_END, dnn=dnn, processes=processes) as job:
         end = job.end()
@@ -301,8 +294,8 @@ def test_ranks_of_one_and_of_two_hosts_meet_in_a_collective_and_leave_no_files(
 # On one host: the test behind this one.
 @pytest.mark.parametrize(("dnn", "processes"), [pytest.param(1, 2, marks=pytest.mark.soak), (2, 1)])
 def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dnn: int, processes: int
-) -> None:
+    tmp_path, monkeypatch, dnn, processes
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = CONNECTED + (
         "say('ready')\n"
@@ -331,9 +324,7 @@ def test_the_rank_that_failed_first_gives_the_code_and_the_traceback(
     assert not list(tmp_path.rglob("torchelastic*"))
 
 
-def test_an_uncaught_error_of_one_rank_is_told_from_its_consequences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_uncaught_error_of_one_rank_is_told_from_its_consequences(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = COLLECTIVE + (
         "if rank == 1:\n"
@@ -350,7 +341,7 @@ def test_an_uncaught_error_of_one_rank_is_told_from_its_consequences(
     assert not list(tmp_path.rglob("torchelastic*"))
 
 
-def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path: Path) -> None:
+def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path):
     script = TELL + "tell('ready-' + os.environ['STOKER_HOST'], os.getpid()); time.sleep(300)\n"
     with LocalJob(tmp_path, script, dnn=2, strategy="none") as job:
         for host in job.request.hosts:
@@ -365,9 +356,7 @@ def test_a_killed_follower_launcher_fails_the_run_and_is_named(tmp_path: Path) -
 
 # How the code of a follower's rank reaches the leader: a test above.
 @pytest.mark.parametrize(("dnn", "processes"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.soak)])
-def test_a_killed_rank_fails_the_run_with_its_code(
-    tmp_path: Path, dnn: int, processes: int
-) -> None:
+def test_a_killed_rank_fails_the_run_with_its_code(tmp_path, dnn, processes):
     script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
     with LocalJob(tmp_path, script, dnn=dnn, processes=processes) as job:
         job.wait_for_file("ready-0")
@@ -390,7 +379,7 @@ time.sleep(300)
 )
 
 
-def test_stop_lets_the_trainer_save_its_state(tmp_path: Path) -> None:
+def test_stop_lets_the_trainer_save_its_state(tmp_path):
     with LocalJob(tmp_path, SAVING, data=1, has_torch=False) as job:
         job.wait_for_file("ready")
         job.run.stop()
@@ -401,9 +390,7 @@ def test_stop_lets_the_trainer_save_its_state(tmp_path: Path) -> None:
         job.run.stop()
 
 
-def test_a_second_sigterm_does_not_wait_for_a_trainer_that_ignores_the_first(
-    tmp_path: Path,
-) -> None:
+def test_a_second_sigterm_does_not_wait_for_a_trainer_that_ignores_the_first(tmp_path):
     script = TELL + (
         "signal.signal(signal.SIGTERM, lambda *_: tell('ignored'))\n"
         "tell('ready', os.getpid())\n"
@@ -442,7 +429,7 @@ def driver(tmp_path: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 
 
-def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing_running(tmp_path):
     process = driver(tmp_path)
     try:
         until((tmp_path / "ready").exists, what="the training runs")
@@ -456,7 +443,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path / "run", pids)
 
 
-def test_a_killed_platform_takes_its_hosts_along(tmp_path: Path) -> None:
+def test_a_killed_platform_takes_its_hosts_along(tmp_path):
     # What a data host with datasets has ends with its launcher: a test above.
     process = driver(tmp_path)
     log = tmp_path / "run" / "logs" / "data-algo-1.log"
@@ -473,7 +460,7 @@ def test_a_killed_platform_takes_its_hosts_along(tmp_path: Path) -> None:
     until(lambda: not any(map(is_running, pids)), what="each of their processes ends")
 
 
-def test_a_killed_torchrun_takes_its_ranks_along(tmp_path: Path) -> None:
+def test_a_killed_torchrun_takes_its_ranks_along(tmp_path):
     script = TELL + "tell('ready-' + os.environ['RANK'], os.getpid()); time.sleep(300)\n"
     with LocalJob(tmp_path, script, processes=2) as job:
         ranks = [int(job.wait_for_file(f"ready-{rank}")) for rank in (0, 1)]
@@ -483,7 +470,7 @@ def test_a_killed_torchrun_takes_its_ranks_along(tmp_path: Path) -> None:
         assert not any(map(is_running, ranks))
 
 
-def test_a_channel_goes_to_the_groups_that_it_names(tmp_path: Path) -> None:
+def test_a_channel_goes_to_the_groups_that_it_names(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "one").write_text("1")
     script = "import os; print('found', os.listdir(os.environ['SM_CHANNEL_TRAIN']))"
@@ -501,14 +488,14 @@ def test_a_channel_goes_to_the_groups_that_it_names(tmp_path: Path) -> None:
         assert (job.base_dir("algo-1") / "input" / "data" / "more" / "one").exists()
 
 
-def test_a_missing_channel_folder_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_missing_channel_folder_is_said_before_anything_starts(tmp_path):
     job = LocalJob(tmp_path, "pass", channels={"train": str(tmp_path / "nowhere")})
     with pytest.raises(UsageError, match="no such folder"):
         job.__enter__()
     assert not (tmp_path / "run" / "token").exists()
 
 
-def test_lines_of_all_hosts_come_while_they_run_and_end_with_the_run(tmp_path: Path) -> None:
+def test_lines_of_all_hosts_come_while_they_run_and_end_with_the_run(tmp_path):
     script = TELL + "print('one'); wait_for('go'); print('two', end='')"
     with LocalJob(tmp_path, script, data=1, has_torch=False) as job:
         texts = []
@@ -522,7 +509,7 @@ def test_lines_of_all_hosts_come_while_they_run_and_end_with_the_run(tmp_path: P
         assert job.end().status == "succeeded"
 
 
-def test_output_is_passed_on_unchanged(tmp_path: Path) -> None:
+def test_output_is_passed_on_unchanged(tmp_path):
     script = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 1000)"
     with LocalJob(tmp_path, script) as job:
         assert job.end().status == "succeeded"
@@ -543,7 +530,7 @@ print("is full", flush=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which mounts a disk of 64 KiB")
-def test_a_full_disk_of_logs_is_a_warning_and_the_training_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_of_logs_is_a_warning_and_the_training_goes_on(tmp_path):
     logs = tmp_path / "run" / "logs"
     logs.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", logs], check=True)

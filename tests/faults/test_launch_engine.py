@@ -112,7 +112,7 @@ def wait_for_servers(job: LocalJob, names: Sequence[str]) -> list[int]:
     return pids
 
 
-def test_all_servers_serve_before_the_training_starts_and_end_with_it(tmp_path: Path) -> None:
+def test_all_servers_serve_before_the_training_starts_and_end_with_it(tmp_path):
     own = engine(tmp_path, dnn=True)
     with LocalJob(tmp_path, TRAINING, dnn=1, processes=2, data=2, engine=own) as job:
         end = job.end()
@@ -135,7 +135,7 @@ def test_all_servers_serve_before_the_training_starts_and_end_with_it(tmp_path: 
         assert not any(is_listening(int(port)) for port in ports)
 
 
-def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path: Path) -> None:
+def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path):
     # The second host's training ends at once, the first one's needs the second one's server.
     script = (
         "import os\n"
@@ -159,9 +159,7 @@ def test_another_dnn_host_serves_until_the_leader_has_ended(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("part", ["leader", "dnn"])
-def test_a_server_beside_the_training_that_dies_fails_the_run_with_its_last_words(
-    tmp_path: Path, part: str
-) -> None:
+def test_a_server_beside_the_training_that_dies_fails_the_run_with_its_last_words(tmp_path, part):
     own = engine(tmp_path, leader=part == "leader", dnn=part == "dnn")
     dnn = 2 if part == "dnn" else 1
     with LocalJob(
@@ -179,7 +177,7 @@ def test_a_server_beside_the_training_that_dies_fails_the_run_with_its_last_word
         assert job.failure_file() == failure
 
 
-def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path: Path) -> None:
+def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path):
     with LocalJob(tmp_path, STAY, data=2, engine=engine(tmp_path, leader=False)) as job:
         job.wait_for_file("training")
         job.kill(int(job.wait_for_file("server-data-algo-1")))
@@ -193,7 +191,7 @@ def test_a_dying_server_of_a_data_host_is_said_and_the_training_decides(tmp_path
         wait_for_servers(job, ["data-algo-1", "data-algo-2"])
 
 
-def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path: Path) -> None:
+def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path):
     own = engine(tmp_path, leader=False, needs_all=True)
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
         job.wait_for_file("training")
@@ -204,9 +202,7 @@ def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path: Path) ->
         wait_for_servers(job, ["data-algo-1"])
 
 
-def test_a_server_of_a_data_host_that_cannot_start_fails_the_run_before_the_training(
-    tmp_path: Path,
-) -> None:
+def test_a_server_of_a_data_host_that_cannot_start_fails_the_run_before_the_training(tmp_path):
     server = "print('no more licences', flush=True); raise SystemExit(3)"
     own = engine(tmp_path, server=server, leader=False)
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
@@ -225,9 +221,7 @@ def test_a_server_of_a_data_host_that_cannot_start_fails_the_run_before_the_trai
         (NOT_FOUND, "/health", "/health is answered with 404"),
     ],
 )
-def test_a_server_that_is_not_ready_in_time_fails_the_run(
-    tmp_path: Path, server: str, ready: str | None, words: str
-) -> None:
+def test_a_server_that_is_not_ready_in_time_fails_the_run(tmp_path, server, ready, words):
     probe = ReadyProbe(port="leader", path=ready, seconds=1.0)
     own = engine(tmp_path, server=server, ready=probe)
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
@@ -237,13 +231,13 @@ def test_a_server_that_is_not_ready_in_time_fails_the_run(
         assert not (tmp_path / "training").exists()
 
 
-def test_a_program_that_is_not_there_is_named_with_its_path(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_named_with_its_path(tmp_path):
     own = EngineSettings(name="command", data=EngineCommand(command=("no-such-server",)))
     with LocalJob(tmp_path, STAY, data=1, engine=own) as job:
         assert "command not found: no-such-server (PATH " in (job.end().failure or "")
 
 
-def test_a_server_that_ignores_its_end_is_killed_after_stop_seconds(tmp_path: Path) -> None:
+def test_a_server_that_ignores_its_end_is_killed_after_stop_seconds(tmp_path):
     server = SERVER.replace("signal.SIGTERM, end", "signal.SIGTERM, signal.SIG_IGN").replace(
         "signal.SIG_DFL", "signal.SIG_IGN"
     )
@@ -254,7 +248,7 @@ def test_a_server_that_ignores_its_end_is_killed_after_stop_seconds(tmp_path: Pa
         assert not any(map(is_running, pids))
 
 
-def test_stop_ends_the_training_first_and_all_servers_with_it(tmp_path: Path) -> None:
+def test_stop_ends_the_training_first_and_all_servers_with_it(tmp_path):
     save = (
         "import signal, sys\n"
         "def save(*_):\n"
@@ -273,7 +267,7 @@ def test_stop_ends_the_training_first_and_all_servers_with_it(tmp_path: Path) ->
         assert "[engine data] good night" in job.log("algo-1")
 
 
-def test_stop_does_not_wait_for_servers_that_are_not_ready(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_servers_that_are_not_ready(tmp_path):
     server = "import time; print('thinking', flush=True); time.sleep(300)"
     with LocalJob(tmp_path, STAY, data=1, engine=engine(tmp_path, server=server)) as job:
         job.wait_for_log(job.leader, "thinking")
@@ -283,7 +277,7 @@ def test_stop_does_not_wait_for_servers_that_are_not_ready(tmp_path: Path) -> No
         assert not (tmp_path / "training").exists()
 
 
-def test_servers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+def test_servers_end_with_a_launcher_that_is_killed(tmp_path):
     with LocalJob(tmp_path, STAY, data=1, engine=engine(tmp_path)) as job:
         job.wait_for_file("training")
         pids = wait_for_servers(job, ["data-algo-1", "leader-algo-2"])
@@ -292,7 +286,7 @@ def test_servers_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
         until(lambda: not any(map(is_running, pids)), what="all servers end")
 
 
-def test_without_a_data_group_no_engine_runs(tmp_path: Path) -> None:
+def test_without_a_data_group_no_engine_runs(tmp_path):
     script = "import os; print('engine', os.environ.get('ALL'), flush=True)"
     with LocalJob(tmp_path, script, engine=engine(tmp_path)) as job:
         assert job.end().status == "succeeded"

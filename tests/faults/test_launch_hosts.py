@@ -112,7 +112,7 @@ def ended(hosts: Hosts) -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
+def hosts(tmp_path):
     with ended(Hosts(tmp_path, GROUPS)) as hosts:
         yield hosts
 
@@ -123,7 +123,7 @@ POD = {"STOKER_COMES_BACK": "1"}
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+def played(tmp_path_factory):
     """Yields hosts whose commands have ended well."""
     with ended(Hosts(tmp_path_factory.mktemp("played"), TWO_DATA_HOSTS)) as hosts:
         hosts.start("algo-4", SAY, **POD)
@@ -133,7 +133,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield hosts
 
 
-def test_hosts_play_their_roles_and_all_end_well(played: Hosts) -> None:
+def test_hosts_play_their_roles_and_all_end_well(played):
     assert [played.code(host) for host in ("algo-1", "algo-2", "algo-3")] == [0, 0, 0]
     assert "host algo-3 of gpu got ['--epochs', '2']" in played.log("algo-3")
     assert "host algo-1 of gpu got ['--epochs', '2']" in played.log("algo-1")
@@ -144,11 +144,11 @@ def test_hosts_play_their_roles_and_all_end_well(played: Hosts) -> None:
     assert not (played.output("algo-1") / "data/stoker/training.json").exists()
 
 
-def test_a_data_pod_ends_well_when_the_dnn_group_has_decided(played: Hosts) -> None:
+def test_a_data_pod_ends_well_when_the_dnn_group_has_decided(played):
     assert played.code("algo-4") == 0
 
 
-def test_the_leader_waits_for_followers_that_have_more_to_do(hosts: Hosts) -> None:
+def test_the_leader_waits_for_followers_that_have_more_to_do(hosts):
     hosts.start("algo-3", SAY)
     hosts.start("algo-2", SAY)
     hosts.wait_for_log("algo-3", "command_ended")
@@ -157,7 +157,7 @@ def test_the_leader_waits_for_followers_that_have_more_to_do(hosts: Hosts) -> No
     assert "host algo-1 of gpu" in hosts.log("algo-1")
 
 
-def test_a_failing_follower_ends_all_hosts_and_data_hosts_end_with_0(hosts: Hosts) -> None:
+def test_a_failing_follower_ends_all_hosts_and_data_hosts_end_with_0(hosts):
     hosts.start("algo-3", WAIT)
     hosts.start("algo-2", WAIT)
     hosts.wait_for("algo-3")
@@ -177,7 +177,7 @@ class Leaderless:
 
 
 @pytest.fixture(scope="module")
-def leaderless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaderless]:
+def leaderless(tmp_path_factory):
     with ended(Hosts(tmp_path_factory.mktemp("leaderless"), TWO_DATA_HOSTS)) as hosts:
         hosts.start("algo-4", WAIT, **POD)
         hosts.start("algo-2", WAIT)
@@ -191,25 +191,25 @@ def leaderless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaderless]
         yield Leaderless(hosts=hosts, trainers=trainers)
 
 
-def test_a_data_host_ends_with_0_when_the_leader_is_killed(leaderless: Leaderless) -> None:
+def test_a_data_host_ends_with_0_when_the_leader_is_killed(leaderless):
     assert leaderless.hosts.code("algo-2") == 0
     assert leaderless.hosts.code("algo-1") == 4
     assert not any(map(is_running, leaderless.trainers))
 
 
-def test_a_data_pod_whose_leader_fell_silent_is_started_again(leaderless: Leaderless) -> None:
+def test_a_data_pod_whose_leader_fell_silent_is_started_again(leaderless):
     assert leaderless.hosts.code("algo-4") == 5
     assert "data_host_restarting" in leaderless.hosts.log("algo-4")
 
 
-def test_a_data_host_that_nobody_ever_calls_ends_with_5(hosts: Hosts) -> None:
+def test_a_data_host_that_nobody_ever_calls_ends_with_5(hosts):
     quick = '{"lease_seconds": 1.5, "start_deadline_seconds": 1}'
     hosts.start("algo-2", WAIT, STOKER_FEED=quick)
     assert hosts.code("algo-2") == 5
     assert "did not answer within 1 s" in hosts.log("algo-2")
 
 
-def test_a_data_host_that_is_asked_to_stop_drains_and_tells_the_leader(hosts: Hosts) -> None:
+def test_a_data_host_that_is_asked_to_stop_drains_and_tells_the_leader(hosts):
     for host in GROUPS["gpu"] + GROUPS["data_group"]:
         hosts.start(host, WAIT)
     hosts.wait_for("algo-1")
@@ -220,7 +220,7 @@ def test_a_data_host_that_is_asked_to_stop_drains_and_tells_the_leader(hosts: Ho
     assert "command_ended" not in hosts.log("algo-3")
 
 
-def test_sigterm_to_all_hosts_stops_all(hosts: Hosts) -> None:
+def test_sigterm_to_all_hosts_stops_all(hosts):
     for host in GROUPS["gpu"] + GROUPS["data_group"]:
         hosts.start(host, WAIT)
     hosts.wait_for("algo-1")
@@ -235,7 +235,7 @@ def test_sigterm_to_all_hosts_stops_all(hosts: Hosts) -> None:
     assert record["status"] == "stopped"
 
 
-def test_a_data_pod_that_is_evicted_with_all_others_does_not_count_as_done(hosts: Hosts) -> None:
+def test_a_data_pod_that_is_evicted_with_all_others_does_not_count_as_done(hosts):
     hosts.groups = {"gpu": ["algo-3"], "data_group": ["algo-2"]}
     hosts.start("algo-2", WAIT, **POD)
     hosts.start("algo-3", WAIT)
@@ -248,14 +248,14 @@ def test_a_data_pod_that_is_evicted_with_all_others_does_not_count_as_done(hosts
     assert hosts.code("algo-2") == 143
 
 
-def test_a_data_group_without_a_token_is_a_usage_error(hosts: Hosts) -> None:
+def test_a_data_group_without_a_token_is_a_usage_error(hosts):
     hosts.start("algo-3", SAY, STOKER_TOKEN_FILE="")
     assert hosts.code("algo-3") == 2
     assert "STOKER_TOKEN_FILE" in hosts.log("algo-3")
     assert "token" in (hosts.output("algo-3") / "failure").read_text()
 
 
-def test_another_runs_host_is_refused(hosts: Hosts) -> None:
+def test_another_runs_host_is_refused(hosts):
     hosts.start("algo-3", WAIT)
     hosts.wait_for("algo-3")
     hosts.start("algo-2", WAIT, TRAINING_JOB_NAME="job-2")
@@ -264,7 +264,7 @@ def test_another_runs_host_is_refused(hosts: Hosts) -> None:
 
 
 @pytest.fixture
-def small_memory() -> Iterator[Path]:
+def small_memory():
     """Makes a memory cgroup with a limit; its `cgroup.procs` takes processes in."""
     for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         group = root / f"stoker-test-{os.getpid()}"
@@ -284,7 +284,7 @@ def small_memory() -> Iterator[Path]:
 
 
 @pytest.mark.root
-def test_a_kill_for_memory_is_named_with_the_limit(hosts: Hosts, small_memory: Path) -> None:
+def test_a_kill_for_memory_is_named_with_the_limit(hosts, small_memory):
     hosts.groups = {"gpu": ["algo-3"]}
     into = f"open({str(small_memory / 'cgroup.procs')!r}, 'w').write('0')"
     code = f"import os; {into}; x = b'x' * (1 << 30)"
@@ -299,7 +299,7 @@ def test_a_kill_for_memory_is_named_with_the_limit(hosts: Hosts, small_memory: P
     assert "limit 0.1 GiB" in (hosts.output("algo-3") / "failure").read_text()
 
 
-def test_the_launcher_itself_ends_what_its_command_left_behind(hosts: Hosts) -> None:
+def test_the_launcher_itself_ends_what_its_command_left_behind(hosts):
     hosts.groups = {"gpu": ["algo-3"]}
     code = (
         "import os, pathlib, signal, time\n"

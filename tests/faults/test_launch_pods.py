@@ -111,7 +111,7 @@ SAVES = (
 
 
 @pytest.fixture
-def saving(tmp_path: Path) -> Iterator[Pods]:
+def saving(tmp_path):
     with ended(Pods(tmp_path, script=SAVES)) as pods:
         for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
             pods.start(name, index)
@@ -124,14 +124,14 @@ def record_of(pods: Pods) -> Any:
     return json.loads((base / "data" / "stoker" / "training.json").read_text())
 
 
-def test_a_pod_that_is_told_to_end_is_not_taken_for_one_that_is_done(saving: Pods) -> None:
+def test_a_pod_that_is_told_to_end_is_not_taken_for_one_that_is_done(saving):
     saving.started["dnn-0"].terminate()
     assert [saving.code(pod) for pod in ("dnn-0", "data-0", "data-1")] == [143, 0, 0]
     assert "saved" in saving.log("dnn-0")
     assert record_of(saving)["status"] == "stopped"
 
 
-def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving: Pods) -> None:
+def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving):
     folder = saving.tmp_path / "new"
     folder.mkdir()
     (folder / "renewed").write_text("2026-11-20T09:00:00Z")
@@ -148,7 +148,7 @@ def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving: Pods)
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+def played(tmp_path_factory):
     """Yields pods of a plan that have ended."""
     with ended(Pods(tmp_path_factory.mktemp("played"))) as pods:
         for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
@@ -157,7 +157,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
         yield pods
 
 
-def test_pods_of_a_plan_play_their_roles_and_all_end_well(played: Pods) -> None:
+def test_pods_of_a_plan_play_their_roles_and_all_end_well(played):
     said = json.loads(next(x for x in played.log("dnn-0").splitlines() if x.startswith("{")))
     base = played.tmp_path / "pods" / "dnn-0"
     assert said == {
@@ -172,7 +172,7 @@ def test_pods_of_a_plan_play_their_roles_and_all_end_well(played: Pods) -> None:
     assert [group["instance_type"] for group in record["groups"]] == ["g5.2xlarge", "c7i.4xlarge"]
 
 
-def test_a_data_pod_that_was_killed_takes_its_place_again(tmp_path: Path) -> None:
+def test_a_data_pod_that_was_killed_takes_its_place_again(tmp_path):
     with ended(Pods(tmp_path)) as pods:
         pods.start("data", 1)
         first = pods.started["data-1"]
@@ -187,7 +187,7 @@ def test_a_data_pod_that_was_killed_takes_its_place_again(tmp_path: Path) -> Non
         assert "run_joined" in pods.log("data-1")
 
 
-def test_the_leader_s_record_outlives_its_pod_in_its_log(played: Pods) -> None:
+def test_the_leader_s_record_outlives_its_pod_in_its_log(played):
     parts = OutputParts()
     for line in played.log("dnn-0").splitlines():
         parts.take(line)

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -103,7 +103,7 @@ while not pathlib.Path('/opt/ml/go').exists():
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+def packed(tmp_path_factory):
     """Yields hosts that run packed code, until the training is told to go on to its end."""
     with Hosts(tmp_path_factory.mktemp("packed"), SMALL) as hosts:
         give_code(
@@ -127,7 +127,7 @@ def adopted_orphans(hosts: Hosts, host: str, *, number: int) -> set[int]:
     return {int(path.name.removeprefix("orphan-")) for path in folder.glob("orphan-*")}
 
 
-def test_orphans_of_the_training_and_of_data_workers_are_reaped(packed: Hosts) -> None:
+def test_orphans_of_the_training_and_of_data_workers_are_reaped(packed):
     for host in packed.names:
         left = adopted_orphans(packed, host, number=3)
         until(
@@ -136,7 +136,7 @@ def test_orphans_of_the_training_and_of_data_workers_are_reaped(packed: Hosts) -
         )
 
 
-def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(packed: Hosts) -> None:
+def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(packed):
     (packed.ml("algo-2") / "go").touch()
     assert packed.codes() == {"algo-1": 0, "algo-2": 0}, packed.log("algo-2")
     assert "trains in /opt/ml/code" in packed.log("algo-2")
@@ -144,7 +144,7 @@ def test_packed_code_is_unpacked_on_all_hosts_and_all_run_in_it(packed: Hosts) -
     assert (packed.ml("algo-1") / "code" / "numbers.txt").exists()
 
 
-def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path):
     # One write: the ranks' words come through one pipe.
     child = "import os, mine; os.write(1, f'child {os.environ[\"RANK\"]} {mine.WORD}'.encode())"
     run = "cd / && exec python /opt/ml/code/steps/child.py\n"
@@ -165,7 +165,7 @@ def test_ranks_of_torchrun_and_their_children_run_in_the_packed_code(tmp_path: P
             assert f"child {rank} found" in hosts.log("algo-1")
 
 
-def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path: Path) -> None:
+def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path):
     with Hosts(tmp_path, SMALL) as hosts:
         start_all(hosts, *CLI, "--", "python", "train.py", STOKER_CODE_FILE=CODE_FILE)
         assert hosts.codes() == {"algo-1": 2, "algo-2": 2}
@@ -173,7 +173,7 @@ def test_code_that_cannot_be_unpacked_is_the_failure_reason(tmp_path: Path) -> N
         assert failure(hosts, "algo-1") is None
 
 
-def test_train_alone_runs_the_program_that_the_sdk_names(tmp_path: Path) -> None:
+def test_train_alone_runs_the_program_that_the_sdk_names(tmp_path):
     parameters = {
         "sagemaker_program": '"go.py"',
         "sagemaker_submit_directory": '"/opt/ml/mine"',
@@ -192,9 +192,7 @@ def test_train_alone_runs_the_program_that_the_sdk_names(tmp_path: Path) -> None
     ("word", "reason"),
     [("train", "does not know what to train"), ("serve", "does not serve models")],
 )
-def test_a_word_that_stands_for_no_command_ends_with_three_lines(
-    tmp_path: Path, word: str, reason: str
-) -> None:
+def test_a_word_that_stands_for_no_command_ends_with_three_lines(tmp_path, word, reason):
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, word)
         assert hosts.codes() == {"algo-1": 2}
@@ -205,7 +203,7 @@ def test_a_word_that_stands_for_no_command_ends_with_three_lines(
             assert reason in (failure(hosts, "algo-1") or "")
 
 
-def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path: Path) -> None:
+def test_the_leader_tells_the_roster_once_and_every_host_its_role(tmp_path):
     with Hosts(tmp_path, GROUPS) as hosts:
         start_all(
             hosts, *CLI, "--", "python", "-c", "pass", STOKER_STRATEGY="none", **WITHOUT_TORCH
@@ -237,7 +235,7 @@ print(f"rank {os.environ['RANK']} of {of} reaches the store, {gpus} GPUs", flush
 """
 
 
-def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> None:
+def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path):
     with Hosts(tmp_path, GROUPS, are_named=False) as hosts:
         start_all(
             hosts,
@@ -258,7 +256,7 @@ def test_hosts_find_each_other_when_their_names_resolve_late(tmp_path: Path) -> 
             assert "run_joined" in hosts.log(host)
 
 
-def test_a_homogeneous_job_trains_without_a_token_and_sees_no_gpus(tmp_path: Path) -> None:
+def test_a_homogeneous_job_trains_without_a_token_and_sees_no_gpus(tmp_path):
     with Hosts(tmp_path, {"homogeneousCluster": ["algo-2", "algo-1"]}) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", REACH, STOKER_TOKEN_FILE="")
         assert set(hosts.codes().values()) == {0}, hosts.log("algo-2")
@@ -278,9 +276,7 @@ time.sleep(300)
 """
 
 
-def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
-    tmp_path: Path,
-) -> None:
+def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(tmp_path):
     with Hosts(tmp_path, GROUPS) as hosts:
         words = ("--", "python", "-c", SAVING)
         start_all(hosts, *CLI, *words, STOKER_STRATEGY="none", **WITHOUT_TORCH)
@@ -299,7 +295,7 @@ def test_sigterm_to_the_containers_lets_the_training_save_and_ends_all_hosts(
         assert record["status"] == "stopped"
 
 
-def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_path: Path) -> None:
+def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_path):
     with Hosts(tmp_path, SMALL) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", "pass", **WITHOUT_TORCH)
         assert hosts.codes() == {"algo-1": 0, "algo-2": 0}
@@ -307,9 +303,7 @@ def test_data_hosts_leave_nothing_in_the_folders_that_the_service_merges(tmp_pat
             assert not list((hosts.ml("algo-1") / folder).iterdir())
 
 
-def test_a_failure_on_a_host_with_a_long_traceback_is_cut_to_what_the_service_shows(
-    tmp_path: Path,
-) -> None:
+def test_a_failure_on_a_host_with_a_long_traceback_is_cut_to_what_the_service_shows(tmp_path):
     code = "raise ValueError('first words ' + 'x' * 5000 + ' last words')"
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", code)
@@ -347,7 +341,7 @@ def profile_of(hosts: Hosts) -> Profile:
 
 # In test_sagemaker_pipeline_runs a profile job ends, and its profile is decided on.
 @pytest.mark.soak
-def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path: Path) -> None:
+def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path):
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", LOADING, **PROFILE)
         assert hosts.codes() == {"algo-1": 0}, hosts.log("algo-1")
@@ -361,7 +355,7 @@ def test_a_profile_job_leaves_its_profile_where_the_service_keeps_it(tmp_path: P
         assert failure(hosts, "algo-1") is None
 
 
-def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path: Path) -> None:
+def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path):
     long = PROFILE | {"STOKER_PROFILE": '{"budget_seconds": 15}'}
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", LOADING, **long)
@@ -380,9 +374,7 @@ def test_a_profile_job_that_is_stopped_leaves_the_verdict_so_far(tmp_path: Path)
         pytest.param("import torch", 2, "never read from a DataLoader", marks=pytest.mark.soak),
     ],
 )
-def test_a_profile_job_without_a_profile_fails_with_the_words(
-    tmp_path: Path, code: str, exit_code: int, words: str
-) -> None:
+def test_a_profile_job_without_a_profile_fails_with_the_words(tmp_path, code, exit_code, words):
     with Hosts(tmp_path, ALONE) as hosts:
         start_all(hosts, *CLI, "--", "python", "-c", code, **PROFILE)
         assert hosts.codes() == {"algo-1": exit_code}
@@ -390,7 +382,7 @@ def test_a_profile_job_without_a_profile_fails_with_the_words(
         assert not (hosts.ml("algo-1") / "checkpoints").exists()
 
 
-def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_path: Path) -> None:
+def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_path):
     code = "import time; time.sleep(300)"
     quick = (
         "import sys; import stoker.profile.entrypoint as it; it.START_ALLOWANCE_SECONDS = -3.0;"
@@ -404,7 +396,7 @@ def test_a_profile_job_that_reaches_no_batch_is_stopped_after_its_budget(tmp_pat
 
 # All ranks' results, of two hosts, are in tests/e2e/test_timed_run.py.
 @pytest.mark.soak
-def test_a_profile_job_of_two_hosts_holds_the_results_of_all_ranks(tmp_path: Path) -> None:
+def test_a_profile_job_of_two_hosts_holds_the_results_of_all_ranks(tmp_path):
     together = "import torch.distributed as dist\ndist.init_process_group('gloo')\n" + LOADING
     together += "    dist.all_reduce(model.weight.grad)\n"
     with Hosts(tmp_path, {"homogeneousCluster": ["algo-2", "algo-1"]}) as hosts:

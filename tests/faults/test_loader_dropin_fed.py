@@ -6,7 +6,6 @@ One cluster serves all claims, for a trainer without local workers and for one w
 import functools
 import json
 import tempfile
-from collections.abc import Iterator
 
 import pytest
 
@@ -69,7 +68,7 @@ def asked(cluster: Cluster, names: list[str], *, local: int, seeding: str = "bat
 
 
 @pytest.fixture(scope="module")
-def fed() -> Iterator[dict[tuple[int, str], Found]]:
+def fed():
     """Returns what is found, by local workers (0 or 2) next to a host with two, and by seeding.
 
     With local workers: what tells where a batch was made, not all claims.
@@ -88,16 +87,14 @@ def fed() -> Iterator[dict[tuple[int, str], Found]]:
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_what_torchs_loader_promises_holds_under_a_data_group(
-    fed: dict[tuple[int, str], Found], name: str
-) -> None:
+def test_what_torchs_loader_promises_holds_under_a_data_group(fed, name):
     expected = alone("torch", 2, tuple(CLAIMS))[name]
     assert "Traceback (most recent call last):\n" not in str(expected)
     assert fed[0, "batch"][name] == expected
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Found:
+def mixed():
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
         return asked(cluster, MIXED, local=2)
@@ -105,23 +102,19 @@ def mixed() -> Found:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MIXED)
-def test_what_torchs_loader_promises_holds_with_local_workers_next_to_a_data_group(
-    mixed: Found, name: str
-) -> None:
+def test_what_torchs_loader_promises_holds_with_local_workers_next_to_a_data_group(mixed, name):
     assert mixed[name] == alone("torch", 2, tuple(CLAIMS))[name]
 
 
 # Without workers: contract/test_loader_dropin.py.
 @pytest.mark.parametrize("name", CLAIMS)
-def test_what_torchs_loader_promises_holds_with_workers_alone(name: str) -> None:
+def test_what_torchs_loader_promises_holds_with_workers_alone(name):
     assert alone("stoker", 2, tuple(CLAIMS))[name] == alone("torch", 2, tuple(CLAIMS))[name]
 
 
 @pytest.mark.parametrize("workers", MIXES)
 @pytest.mark.parametrize("kind", VALUES)
-def test_values_of_every_kind_come_as_they_were_made(
-    fed: dict[tuple[int, str], Found], kind: str, workers: int
-) -> None:
+def test_values_of_every_kind_come_as_they_were_made(fed, kind, workers):
     expected, found = alone("torch", 0, tuple(VALUED))["values"], fed[workers, "batch"]["values"]
     assert isinstance(expected, dict)
     assert isinstance(found, dict)
@@ -130,17 +123,13 @@ def test_values_of_every_kind_come_as_they_were_made(
 
 @pytest.mark.parametrize("workers", MIXES)
 @pytest.mark.parametrize("name", [name for name in VALUED if name != "values"])
-def test_what_comes_is_as_the_trainer_itself_makes_it(
-    fed: dict[tuple[int, str], Found], name: str, workers: int
-) -> None:
+def test_what_comes_is_as_the_trainer_itself_makes_it(fed, name, workers):
     assert fed[workers, "batch"][name] == alone("torch", 0, tuple(VALUED))[name]
 
 
 @pytest.mark.parametrize("seeding", ["batch", "sample"])
 @pytest.mark.parametrize("name", SEEDED)
-def test_content_is_the_same_wherever_it_is_made(
-    fed: dict[tuple[int, str], Found], name: str, seeding: str
-) -> None:
+def test_content_is_the_same_wherever_it_is_made(fed, name, seeding):
     expected = alone("stoker", 0, tuple(SEEDED), seeding)[name]
     assert "Traceback (most recent call last):\n" not in str(expected)
     for workers in MIXES:

@@ -7,9 +7,7 @@ are printed (pytest -rP): what the trainer waited for batches, and how long othe
 import functools
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -80,7 +78,7 @@ class Moved:
 
 
 @pytest.fixture(scope="module")
-def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
+def moved(tmp_path_factory):
     """Strikes one training four times, under a lease that a cut of 5 s does not end."""
     feed = {**FEED, "lease_seconds": 20.0}
     given = {**MOVED, "pause_at": STOPS, "sample_seconds": 0.02}
@@ -147,30 +145,30 @@ def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moved]:
         )
 
 
-def test_data_pod_of_a_lost_node_comes_back_under_a_new_address(moved: Moved) -> None:
+def test_data_pod_of_a_lost_node_comes_back_under_a_new_address(moved):
     moved.assert_exact()
     assert moved.again.num_sent() > 0
 
 
-def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(moved: Moved) -> None:
+def test_address_of_a_lost_pod_that_another_one_has_now_is_not_taken_for_it(moved):
     moved.assert_exact()
     assert all(pod.num_sent() > 0 for pod in (moved.other, moved.again))
 
 
-def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(moved: Moved) -> None:
+def test_data_pod_that_was_cut_off_for_5_s_reconnects_as_the_same(moved):
     moved.assert_exact()
     assert moved.overdue > 0
     assert moved.lost == 0
 
 
-def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(moved: Moved) -> None:
+def test_preempted_data_pod_drains_while_the_next_one_of_its_name_starts(moved):
     moved.assert_exact()
     (drain,) = moved.other.events("agent_draining")
     assert int(drain.values["begun"]) > 0
     assert moved.after_preemption.num_sent() > 0
 
 
-def test_training_waits_while_all_data_pods_are_gone(moved: Moved) -> None:
+def test_training_waits_while_all_data_pods_are_gone(moved):
     moved.assert_exact()
     # The last one was told the end, and said goodbye.
     assert moved.pods.record(moved.trainer).data_group_release_seconds is not None
@@ -196,7 +194,7 @@ class Joined:
 
 
 @pytest.fixture(scope="module")
-def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
+def joined(tmp_path_factory):
     """Runs one training, which is joined once and struck once."""
     with Pods(tmp_path_factory.mktemp("joined"), local=1, feed=FEED, given=PAUSES) as pods:
         trainer = pods.start("dnn", 0)
@@ -215,7 +213,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Joined]:
 # Without a cluster's network also with local workers: tests/faults/test_feed.py, with a host that
 # comes late, and with one that stands still, whose batches are overdue.
 @pytest.mark.soak
-def test_data_pods_that_start_late_help_local_workers(joined: Joined) -> None:
+def test_data_pods_that_start_late_help_local_workers(joined):
     joined.assert_exact()
     assert joined.late.num_sent() > 0
     # Reachable, it was told the end, and said goodbye.
@@ -224,7 +222,7 @@ def test_data_pods_that_start_late_help_local_workers(joined: Joined) -> None:
 
 # One is cut off for 5 s above; one that is not heard any more ends with 5 below.
 @pytest.mark.soak
-def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(joined: Joined) -> None:
+def test_data_pod_that_is_cut_off_for_ever_is_not_waited_for_and_ends(joined):
     joined.assert_exact()
     assert joined.trainer.events("batch_overdue")
     assert joined.cut_off.code() == 5
@@ -240,7 +238,7 @@ print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} reaches the stor
 """
 
 
-def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
+def test_pods_start_in_any_order_and_are_named_late(tmp_path):
     with Pods(tmp_path, dnn=2, data=1, feed=FEED, code=REACH) as pods:
         started = [
             pods.start(group, index, named_after_seconds=None)
@@ -259,7 +257,7 @@ def test_pods_start_in_any_order_and_are_named_late(tmp_path: Path) -> None:
 STAY = "import time; print('trains', flush=True); time.sleep(300)"
 
 
-def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_path: Path) -> None:
+def test_data_pods_end_by_their_leases_when_the_node_that_trains_is_lost(tmp_path):
     with Pods(tmp_path, data=1, feed=FEED, code=STAY) as pods:
         trainer, data = pods.start("dnn", 0), pods.start("data", 0)
         data.wait_for("run_joined")

@@ -11,9 +11,7 @@ from stoker.launch.engines.ray_node import session_folder
 pytestmark = pytest.mark.fault
 
 
-def test_folders_of_killed_nodes_go_and_those_of_others_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_folders_of_killed_nodes_go_and_those_of_others_stay(monkeypatch):
     with session_folder() as mine:
         script = (
             "import time\nfrom stoker.launch.engines.ray_node import session_folder\n"

@@ -1,7 +1,5 @@
 """`stoker.remote` gives a trainer datasets that only the data hosts can build."""
 
-from pathlib import Path
-
 import pytest
 
 from support.cluster import Cluster
@@ -54,9 +52,7 @@ def broken():
 """
 
 
-def test_length_and_kind_come_from_a_data_host_and_the_trainer_builds_nothing(
-    tmp_path: Path,
-) -> None:
+def test_length_and_kind_come_from_a_data_host_and_the_trainer_builds_nothing(tmp_path):
     (tmp_path / "only_there.py").write_text(ONLY_THERE)
     with Cluster(agents=1, late=True) as cluster:
         # The trainer is there first, and waits.

@@ -56,7 +56,7 @@ def reference_of(given: Mapping[str, object]) -> list[Line]:
 
 
 @pytest.fixture(scope="module")
-def reference() -> list[Line]:
+def reference():
     """Returns what the script yields alone in a short training."""
     return reference_of(GIVEN)
 
@@ -93,7 +93,7 @@ class Struck:
 
 
 @pytest.fixture(scope="module")
-def struck() -> Iterator[Struck]:
+def struck():
     """Starts a cluster for all attacks of strangers and members, one after the other."""
     with Cluster(agents=1) as cluster:
         made = Struck(cluster)
@@ -261,7 +261,7 @@ def told_of(struck: Struck, listener: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def hosed(struck: Struck) -> dict[tuple[str, str], Hosed]:
+def hosed(struck):
     """Sends all kinds to all listeners, one after the other; the logs have told of all of them."""
     found = {
         (name, listener): hose_all(struck, name, listener)
@@ -277,9 +277,7 @@ def hosed(struck: Struck) -> dict[tuple[str, str], Hosed]:
 
 @pytest.mark.parametrize("listener", LISTENERS)
 @pytest.mark.parametrize("name", HOSED)
-def test_strangers_that_send_and_send_grow_no_listener_and_are_cut(
-    name: str, listener: str, struck: Struck, hosed: dict[tuple[str, str], Hosed]
-) -> None:
+def test_strangers_that_send_and_send_grow_no_listener_and_are_cut(name, listener, struck, hosed):
     found = hosed[name, listener]
     assert found.growth < HOSES << 20, "more than 1 MiB a stranger"
     assert all(found.were_cut)
@@ -288,9 +286,7 @@ def test_strangers_that_send_and_send_grow_no_listener_and_are_cut(
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
-    name: str, struck: Struck
-) -> None:
+def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(name, struck):
     cluster = struck.cluster
     keys = keys_of(cluster)
     flood = FLOODS[name]
@@ -310,7 +306,7 @@ def test_flood_is_refused_in_bounded_memory_while_the_others_are_served(
     assert len(logged.splitlines()) < 40
 
 
-def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck: Struck) -> None:
+def test_hello_that_was_recorded_and_is_replayed_opens_nothing(struck):
     port = struck.ports["control"]
     with Recorder(port) as recorder:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -372,9 +368,7 @@ class Recorder:
                         ends[end].sendall(data)
 
 
-def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator(
-    struck: Struck,
-) -> None:
+def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator(struck):
     cluster = struck.cluster
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     client = context.socket(zmq.DEALER)
@@ -389,7 +383,7 @@ def test_a_member_with_another_protocol_is_refused_in_words_by_the_coordinator(
     struck.go_on()
 
 
-def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(struck: Struck) -> None:
+def test_rubbish_of_a_member_leaves_coordinator_and_agent_serving(struck):
     cluster = struck.cluster
     logs = [cluster.log_of(0), cluster.leader_log]
     before = rss_bytes(cluster)
@@ -427,7 +421,7 @@ def secrets_of(cluster: Cluster) -> list[bytes]:
     ]
 
 
-def test_nothing_secret_is_in_logs_arguments_or_environments() -> None:
+def test_nothing_secret_is_in_logs_arguments_or_environments():
     with Cluster(agents=1) as cluster:
         trainer = cluster.train(num_workers=1, **GIVEN)
         trainer.until("pause")
@@ -486,7 +480,7 @@ def flood(address: tuple[str, int], *, connections: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def crowded() -> Iterator[Cluster]:
+def crowded():
     """Starts a data host that holds as many files as `select` can take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
@@ -504,8 +498,8 @@ def crowded() -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("offset", [0, 1], ids=["control", "batches"])
 def test_trainer_comes_in_and_a_worker_is_replaced_amid_a_thousand_half_open_connections(
-    offset: int, crowded: Cluster, reference: list[Line]
-) -> None:
+    offset, crowded, reference
+):
     address = ("127.0.0.1", crowded.agent_port(0) + offset)
     agent = psutil.Process(crowded.hosts[0].pid)
     before = agent.num_fds()

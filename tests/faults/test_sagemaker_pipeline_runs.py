@@ -1,14 +1,11 @@
 """The uploaded SageMaker pipeline is run: each step's container from its literal arguments."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from stoker.records import Decision, Evaluation, Json, Profile, Training
-from support.moto import AwsServer
+from stoker.records import Decision, Evaluation, Profile, Training
 from support.sagemaker_containers import job_arn
 from support.sagemaker_execution import DefinitionError, Execution, account
 from support.sagemaker_project import (
@@ -20,18 +17,18 @@ from support.sagemaker_project import (
     Project,
     statuses,
 )
-from support.unchanged import PLAIN, STREAM, Script
+from support.unchanged import PLAIN, STREAM
 
 pytestmark = [pytest.mark.root, pytest.mark.fault, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def project(tmp_path: Path, aws_server: AwsServer) -> Iterator[Project]:
+def project(tmp_path, aws_server):
     with account(tmp_path / "jobs", aws_server) as found:
         yield Project(tmp_path / "project", found)
 
 
-def test_a_run_profiles_decides_trains_evaluates_and_registers(project: Project) -> None:
+def test_a_run_profiles_decides_trains_evaluates_and_registers(project):
     project.upload(script=TRAIN)
     project.account.faults["Profile"] = ["SageMaker.CAPACITY_ERROR"]
     run = project.execution(Epochs="2", Lr="1e-05").run()
@@ -69,7 +66,7 @@ def test_a_run_profiles_decides_trains_evaluates_and_registers(project: Project)
 
 
 @pytest.mark.parametrize("script", [PLAIN, STREAM], ids=lambda script: script.name)
-def test_an_unchanged_script_is_fed_and_passes(project: Project, script: Script) -> None:
+def test_an_unchanged_script_is_fed_and_passes(project, script):
     script.write(project.folder / "code", name="train.py")
     project.upload(
         script=(project.folder / "code" / "train.py").read_text(),
@@ -92,9 +89,7 @@ def test_an_unchanged_script_is_fed_and_passes(project: Project, script: Script)
     assert evaluation.reason == ""
 
 
-def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(
-    project: Project,
-) -> None:
+def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(project):
     project.upload()
     project.aws.write_object(f"s3://{BUCKET}/data/broken", b"yes")
     run = project.execution(Epochs="2", ReuseProfile=project.profile()).run()
@@ -118,7 +113,7 @@ def test_a_failed_training_has_its_report_and_ends_the_run_with_its_words(
 
 
 @pytest.mark.soak
-def test_a_challenger_is_held_against_the_last_approved_model(project: Project) -> None:
+def test_a_challenger_is_held_against_the_last_approved_model(project):
     project.upload()
     parameters = {"Epochs": "1", "ReuseProfile": project.profile(), "Approval": "Approved"}
     for bound, status in (
@@ -134,7 +129,7 @@ def test_a_challenger_is_held_against_the_last_approved_model(project: Project) 
 
 
 @pytest.mark.soak
-def test_a_training_that_goes_on_from_its_own_end_is_no_new_model(project: Project) -> None:
+def test_a_training_that_goes_on_from_its_own_end_is_no_new_model(project):
     kept = f"{OUT}/checkpoints/mnist-base"
     project.upload(script=TRAIN, checkpoint_uri=f"{OUT}/checkpoints", resume_from=kept)
     project.aws.write_object(f"{kept}/epoch", b"1")
@@ -150,9 +145,7 @@ def test_a_training_that_goes_on_from_its_own_end_is_no_new_model(project: Proje
     assert len(project.packages()) == 1
 
 
-def test_a_run_that_begins_while_another_one_is_under_way_is_refused_where_asked_for(
-    project: Project,
-) -> None:
+def test_a_run_that_begins_while_another_one_is_under_way_is_refused_where_asked_for(project):
     project.upload(overlap="refuse")
     earlier, later = project.execution(), project.execution()
     project.account.executing.add(earlier.id)
@@ -164,7 +157,7 @@ def test_a_run_that_begins_while_another_one_is_under_way_is_refused_where_asked
 
 
 @pytest.mark.soak
-def test_the_profiles_own_checkpoints_reach_no_other_step(project: Project) -> None:
+def test_the_profiles_own_checkpoints_reach_no_other_step(project):
     project.upload(script=TRAIN, cache_days=7)
     run = project.execution(Epochs="2").run()
     assert run.status == "Succeeded", project.told(run)
@@ -208,8 +201,6 @@ JOINED = {"Std:Join": {"On": "", "Values": ["a", {"Std:Join": {"On": "", "Values
         ([{"Name": "A", "Type": "Training", "Arguments": {"RoleArn": 3}}], "would be refused"),
     ],
 )
-def test_the_interpreter_refuses_what_the_service_would(
-    tmp_path: Path, aws_server: AwsServer, steps: Json, words: str
-) -> None:
+def test_the_interpreter_refuses_what_the_service_would(tmp_path, aws_server, steps, words):
     with account(tmp_path, aws_server) as found, pytest.raises(DefinitionError, match=words):
         Execution(found, json.dumps({**BASE, "Steps": steps}), name="mnist").run()

@@ -1,12 +1,11 @@
 """Two scheduled runs of an uploaded SageMaker pipeline each meet troubles on their way."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from stoker.records import Decision, Training
-from support.moto import AwsServer, emptied
+from support.moto import emptied
 from support.sagemaker_execution import Execution, account
 from support.sagemaker_project import BATCH_SIZE, NUM_SAMPLES, OUT, TRAIN, Project, statuses
 
@@ -34,7 +33,7 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, moto_process: AwsServer) -> Iterator[Runs]:
+def runs(tmp_path_factory, moto_process):
     folder = tmp_path_factory.mktemp("scheduled")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -62,9 +61,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, moto_process: AwsServer) -> I
         yield Runs(project, first, second)
 
 
-def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains(
-    runs: Runs,
-) -> None:
+def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains(runs):
     project, run = runs.project, runs.first
     assert statuses(run) == dict.fromkeys(
         (
@@ -85,12 +82,12 @@ def test_a_profile_that_is_reused_is_decided_on_and_the_heterogeneous_job_trains
     assert not project.aws.has_object(f"{OUT}/mnist-{run.id}/stoker_token/token")
 
 
-def test_a_step_that_the_service_fails_is_tried_again_after_its_waits(runs: Runs) -> None:
+def test_a_step_that_the_service_fails_is_tried_again_after_its_waits(runs):
     assert runs.first.steps["DecideAgain"].waits == [5, 10]
     assert runs.first.steps["TrainAgain"].waits == [120]
 
 
-def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs: Runs) -> None:
+def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs):
     project, run = runs.project, runs.first
     assert run.status == "Succeeded", project.told(run)
     assert runs.jobs(run) == [f"mnist-{run.id}"]
@@ -102,9 +99,7 @@ def test_a_train_step_whose_host_is_lost_adopts_the_job_that_runs(runs: Runs) ->
     assert measured.steps == 2 * NUM_SAMPLES // BATCH_SIZE
 
 
-def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_adopts(
-    runs: Runs,
-) -> None:
+def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_adopts(runs):
     project, run = runs.project, runs.second
     assert run.status == "Succeeded", project.told(run)
     assert run.steps["TrainAgain"].waits == [120]
@@ -122,7 +117,7 @@ def test_a_plan_without_hosts_gives_way_to_the_next_one_which_a_further_attempt_
     assert project.aws.has_object(f"{OUT}/{first}/output/model.tar.gz")
 
 
-def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(runs: Runs) -> None:
+def test_a_second_scheduled_run_trains_anew_with_the_schedules_parameters(runs):
     for run in (runs.first, runs.second):
         assert run.status == "Succeeded", runs.project.told(run)
         measured = runs.training(run).measured

@@ -2,17 +2,15 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from stoker.platforms.aws import Aws
 from support.cloudwatch import put_lines
 from support.local_job import until
-from support.moto import REGION, ROLE, AwsServer
-from support.sagemaker_service import SageMakerService, sagemaker_service
-from support.train_command import END_SECONDS, Train, trainings
+from support.moto import REGION, ROLE
+from support.sagemaker_service import sagemaker_service
+from support.train_command import END_SECONDS, trainings
 
 pytestmark = pytest.mark.fault
 
@@ -32,21 +30,19 @@ sagemaker:
 
 
 @pytest.fixture
-def service(aws_server: AwsServer) -> Iterator[SageMakerService]:
+def service(aws_server):
     aws_server.make_bucket(BUCKET)
     with sagemaker_service() as found:
         yield found
 
 
 @pytest.fixture
-def aws(aws_server: AwsServer) -> Aws:
+def aws(aws_server):
     return Aws(region=REGION)
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, aws_server: AwsServer, service: SageMakerService
-) -> Iterator[Callable[..., Train]]:
+def start(tmp_path, aws_server, service):
     environ = aws_server.environ() | {"AWS_ENDPOINT_URL_SAGEMAKER": service.url}
     with trainings(tmp_path, WORKLOAD, name=NAME, data="ml.c5.4xlarge", environ=environ) as make:
         yield make
@@ -61,8 +57,8 @@ def start(
     ],
 )
 def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
-    start: Callable[..., Train], service: SageMakerService, aws: Aws, number: int, code: int
-) -> None:
+    start, service, aws, number, code
+):
     train = start()
     until(lambda: "Training: it runs" in train.said, what="the job is followed")
     assert aws.has_object(TOKEN)
@@ -74,9 +70,7 @@ def test_a_signal_while_following_stops_the_job_and_deletes_the_token(
     assert "Traceback" not in train.said
 
 
-def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(
-    start: Callable[..., Train], service: SageMakerService, aws: Aws
-) -> None:
+def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(start, service, aws):
     service.is_creation_held = True
     train = start()
     until(lambda: NAME in service.jobs, what="the service has the request")
@@ -86,9 +80,7 @@ def test_sigterm_while_the_job_is_created_leaves_no_job_and_no_token(
     assert not aws.has_object(TOKEN)
 
 
-def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(
-    start: Callable[..., Train], service: SageMakerService, aws: Aws, tmp_path: Path
-) -> None:
+def test_an_attempt_after_kill_9_goes_on_with_the_same_job_and_token(start, service, aws, tmp_path):
     first = start()
     until(lambda: "Training: it runs" in first.said, what="the job is followed")
     token = aws.read_object(TOKEN)

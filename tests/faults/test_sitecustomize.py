@@ -39,7 +39,7 @@ def failure(tmp_path: Path, rank: int = 0) -> dict[str, object]:
     return found
 
 
-def test_an_uncaught_error_is_kept_and_still_shown(tmp_path: Path) -> None:
+def test_an_uncaught_error_is_kept_and_still_shown(tmp_path):
     ended = python("def f(): raise KeyError('ä')\nf()", tmp_path)
     assert ended.returncode == 1
     assert "KeyError" in ended.stderr
@@ -49,25 +49,25 @@ def test_an_uncaught_error_is_kept_and_still_shown(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["failure-rank0.json"]
 
 
-def test_the_rank_is_that_of_torchrun(tmp_path: Path) -> None:
+def test_the_rank_is_that_of_torchrun(tmp_path):
     python("raise ValueError('x')", tmp_path, RANK="3")
     assert failure(tmp_path, 3)["rank"] == 3
 
 
 @pytest.mark.parametrize("code", ["import sys; sys.exit(3)", "raise KeyboardInterrupt"])
-def test_an_exit_and_ctrl_c_are_no_failures_of_a_rank(tmp_path: Path, code: str) -> None:
+def test_an_exit_and_ctrl_c_are_no_failures_of_a_rank(tmp_path, code):
     python(code, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_is_no_rank_is_left_alone(tmp_path: Path) -> None:
+def test_a_process_that_is_no_rank_is_left_alone(tmp_path):
     code = "import sys; print(sys.excepthook is sys.__excepthook__); raise ValueError('x')"
     ended = python(code, tmp_path, is_rank=False)
     assert ended.stdout == "True\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_sitecustomize_runs_too(tmp_path: Path) -> None:
+def test_the_next_sitecustomize_runs_too(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "sitecustomize.py").write_text("import sys; sys.theirs_ran = __name__\n")
@@ -75,7 +75,7 @@ def test_the_next_sitecustomize_runs_too(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("sitecustomize\n", "")
 
 
-def test_a_broken_next_sitecustomize_is_one_line_and_breaks_nothing(tmp_path: Path) -> None:
+def test_a_broken_next_sitecustomize_is_one_line_and_breaks_nothing(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "sitecustomize.py").write_text("1 / 0\n")
@@ -84,14 +84,14 @@ def test_a_broken_next_sitecustomize_is_one_line_and_breaks_nothing(tmp_path: Pa
     assert ended.stderr == "stoker: sitecustomize: ZeroDivisionError: division by zero\n"
 
 
-def test_a_failure_that_cannot_be_kept_is_one_more_line(tmp_path: Path) -> None:
+def test_a_failure_that_cannot_be_kept_is_one_more_line(tmp_path):
     ended = python("raise ValueError('x')", tmp_path, STOKER_OUTPUT="/proc/nowhere")
     assert ended.returncode == 1
     assert ended.stderr.count("stoker: sitecustomize:") == 1
     assert "ValueError: x" in ended.stderr
 
 
-def test_nothing_heavy_is_imported_at_start(tmp_path: Path) -> None:
+def test_nothing_heavy_is_imported_at_start(tmp_path):
     code = "import sys; print(sorted({n.split('.')[0] for n in sys.modules}))"
     ours = set(json.loads(python(code, tmp_path).stdout.replace("'", '"')))
     assert not ours & {"stoker", "torch", "json", "traceback", "msgspec", "zmq", "numpy"}
@@ -114,7 +114,7 @@ REPLACED = (
         pytest.param("torch.nn.functional", marks=pytest.mark.soak),
     ],
 )
-def test_the_replacement_is_installed_however_torch_is_imported(tmp_path: Path, how: str) -> None:
+def test_the_replacement_is_installed_however_torch_is_imported(tmp_path, how):
     ended = python(REPLACED.format(how=how), tmp_path, STOKER_REPLACE_DATALOADER="1")
     assert ended.stdout == "replaced True\nfinder left False\n", ended.stderr
     assert ended.stderr == ""
@@ -125,9 +125,7 @@ def test_the_replacement_is_installed_however_torch_is_imported(tmp_path: Path, 
     # As a parameter of a pipeline spells it: a step that asks for all loaders.
     [("auto", "torch.utils.data.dataloader"), ("true", "stoker.feed.iterators")],
 )
-def test_auto_replaces_the_loader_unless_stokers_is_imported(
-    tmp_path: Path, value: str, second: str
-) -> None:
+def test_auto_replaces_the_loader_unless_stokers_is_imported(tmp_path, value, second):
     code = (
         "from torch.utils.data import DataLoader\n"
         "loader = DataLoader([1, 2])\n"
@@ -139,12 +137,12 @@ def test_auto_replaces_the_loader_unless_stokers_is_imported(
     assert ended.stdout == f"stoker.feed.iterators\n{second}\n", ended.stderr
 
 
-def test_without_being_asked_for_nothing_is_replaced(tmp_path: Path) -> None:
+def test_without_being_asked_for_nothing_is_replaced(tmp_path):
     ended = python(REPLACED.format(how="torch"), tmp_path)
     assert ended.stdout == "replaced False\nfinder left False\n"
 
 
-def test_an_error_of_the_replacement_is_one_line_and_torch_still_works(tmp_path: Path) -> None:
+def test_an_error_of_the_replacement_is_one_line_and_torch_still_works(tmp_path):
     ended = python(
         "import torch, torch.utils.data; print(torch.ones(1).item())",
         tmp_path,

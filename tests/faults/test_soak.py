@@ -150,7 +150,7 @@ def _wake(process: psutil.Process) -> None:
         process.resume()
 
 
-def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_random() -> None:
+def test_every_batch_is_exact_while_workers_hosts_and_connections_are_struck_at_random():
     print(f"STOKER_SOAK_SEED={SEED} STOKER_SOAK_SECONDS={SECONDS:g}", flush=True)
     with contextlib.ExitStack() as stack:
         proxies = [

@@ -28,15 +28,15 @@ def said(tmp_path: Path, *words: str, given: str | None) -> str:
 
 # An empty one is read as none is.
 @pytest.mark.parametrize("given", ["hello\n", pytest.param("", marks=pytest.mark.soak), None])
-def test_a_training_reads_what_the_command_is_given(tmp_path: Path, given: str | None) -> None:
+def test_a_training_reads_what_the_command_is_given(tmp_path, given):
     assert f"read {given or ''!r}" in said(tmp_path, "train", given=given)
 
 
-def test_a_profiled_script_reads_it_too(tmp_path: Path) -> None:
+def test_a_profiled_script_reads_it_too(tmp_path):
     assert "read 'hello\\n'" in said(tmp_path, "profile", "--budget", "5", given="hello\n")
 
 
-def test_ranks_of_torchrun_are_given_nothing(tmp_path: Path) -> None:
+def test_ranks_of_torchrun_are_given_nothing(tmp_path):
     found = said(tmp_path, "train", "--set", "strategy.name=torchrun", given="hello\n")
     assert "read ''" in found
     assert "hello" not in found.replace(READ, "")

@@ -48,7 +48,7 @@ def forked(*, epochs: int = 1, shards: int = 2) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", FORKSERVER])
-def test_workers_of_one_machine_begin_by_any_start_method(start: str) -> None:
+def test_workers_of_one_machine_begin_by_any_start_method(start):
     trainer = run_script({"starts": [start], "shards": 1}, script=SCRIPT)
     assert found_by(trainer) == {start: forked(shards=1)}
 
@@ -56,15 +56,13 @@ def test_workers_of_one_machine_begin_by_any_start_method(start: str) -> None:
 # So are those next to a data group, below, and forked ones in tests/contract/test_loader_dropin.py.
 @pytest.mark.soak
 @pytest.mark.parametrize("start", STARTS)
-def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_replaced(
-    start: str,
-) -> None:
+def test_workers_of_one_machine_begin_by_any_start_method_where_torchs_class_is_replaced(start):
     trainer = run_script({"starts": [start], "loader": "torch"}, script=SCRIPT, env=REPLACED)
     assert found_by(trainer) == {start: forked()}
 
 
 @pytest.fixture(scope="module")
-def of_no_host_yet() -> Found:
+def of_no_host_yet():
     """Returns what is found where local workers make all batches, as no data host comes."""
     with Cluster(agents=1, late=True) as cluster:
         given = {"starts": STARTS, "as_option": True, "epochs": 2, "shards": 1}
@@ -72,14 +70,12 @@ def of_no_host_yet() -> Found:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_local_workers_and_streams_serve_alone_however_they_are_started(
-    of_no_host_yet: Found, start: str
-) -> None:
+def test_local_workers_and_streams_serve_alone_however_they_are_started(of_no_host_yet, start):
     assert of_no_host_yet[start] == forked(epochs=2, shards=1)
 
 
 @pytest.mark.parametrize("start", ["fork", SPAWN, FORKSERVER])
-def test_workers_beside_a_data_group_begin_by_any_start_method(host: Cluster, start: str) -> None:
+def test_workers_beside_a_data_group_begin_by_any_start_method(host, start):
     # Made by a data host and a local worker together, where torch's class is replaced.
     # The local worker may be asked for about as many batches as the host's two, which by then may
     # be asked for more than at first: of three shards each side gets one or two.
@@ -91,6 +87,6 @@ def test_workers_beside_a_data_group_begin_by_any_start_method(host: Cluster, st
 
 
 # Without local workers nothing is begun here, whatever the method.
-def test_without_local_workers_the_start_method_does_not_matter(host: Cluster) -> None:
+def test_without_local_workers_the_start_method_does_not_matter(host):
     found = found_by(host.train(script=SCRIPT, workers=0, starts=STARTS))
     assert found == dict.fromkeys(STARTS, forked())

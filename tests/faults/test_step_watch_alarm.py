@@ -28,7 +28,7 @@ print(late)
 """
 
 
-def test_a_sleep_that_the_machine_ends_late_says_by_how_much() -> None:
+def test_a_sleep_that_the_machine_ends_late_says_by_how_much():
     with subprocess.Popen(
         [sys.executable, "-c", SLEEPING], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -45,7 +45,7 @@ def test_a_sleep_that_the_machine_ends_late_says_by_how_much() -> None:
     assert LATE_SECONDS / 2 <= float(line) < time.monotonic() - began
 
 
-def test_a_rung_alarm_ends_a_sleep_and_all_later_ones() -> None:
+def test_a_rung_alarm_ends_a_sleep_and_all_later_ones():
     alarm = Alarm()
     sleeper = threading.Thread(target=alarm.sleep, args=(300.0,), daemon=True)
     sleeper.start()

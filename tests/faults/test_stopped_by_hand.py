@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -38,9 +37,7 @@ for number, batch in enumerate(DataLoader(Slow(), batch_size=2)):
         pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak),
     ],
 )
-def test_a_stopped_training_keeps_a_record_and_says_how_to_go_on(
-    tmp_path: Path, number: int, code: int
-) -> None:
+def test_a_stopped_training_keeps_a_record_and_says_how_to_go_on(tmp_path, number, code):
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments = ["train", "--out", "t.json", "--set", "feed.credits=3", "--", "python", "script.py"]
     errors = tmp_path / "errors"

@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -36,7 +36,7 @@ def reference(**given: object) -> list[Line]:
 
 
 @pytest.fixture(scope="module")
-def only() -> Iterator[Cluster]:
+def only():
     """Starts a data host with two workers, for one training after the other."""
     with Cluster(agents=1, workers=2) as cluster:
         cluster.wait_for_agents()
@@ -52,7 +52,7 @@ def stop_one(cluster: Cluster, trainer: Trainer, *, before: set[psutil.Process])
     return worker
 
 
-def test_what_a_worker_makes_that_is_woken_late_is_dropped(only: Cluster) -> None:
+def test_what_a_worker_makes_that_is_woken_late_is_dropped(only):
     given = {**SLOW, "epochs": 2}
     logged_before, workers = only.log_of(0).read_text(), set(only.workers_of(0))
     trainer = only.train(pause_at=5, **given)
@@ -67,7 +67,7 @@ def test_what_a_worker_makes_that_is_woken_late_is_dropped(only: Cluster) -> Non
     assert "data_worker_died" not in logged()
 
 
-def test_stopped_worker_of_the_only_host_is_not_waited_for(only: Cluster) -> None:
+def test_stopped_worker_of_the_only_host_is_not_waited_for(only):
     logged_before, workers = only.log_of(0).read_text(), set(only.workers_of(0))
     trainer = only.train(pause_at=5, **SLOW)
     stop_one(only, trainer, before=workers)
@@ -75,7 +75,7 @@ def test_stopped_worker_of_the_only_host_is_not_waited_for(only: Cluster) -> Non
     assert "batch_overdue" in only.log_of(0).read_text().removeprefix(logged_before)
 
 
-def test_stopped_local_worker_is_not_waited_for() -> None:
+def test_stopped_local_worker_is_not_waited_for():
     with Cluster(agents=1, late=True) as cluster:
         trainer = cluster.train(pause_at=5, num_workers=2, **SLOW)
         trainer.until("pause")
@@ -86,7 +86,7 @@ def test_stopped_local_worker_is_not_waited_for() -> None:
 
 
 @pytest.mark.soak
-def test_a_hole_of_40_s_before_the_only_data_host_changes_nothing() -> None:
+def test_a_hole_of_40_s_before_the_only_data_host_changes_nothing():
     given = {**SLOW, "samples": 64}
     feed = {"lease_seconds": 60.0}
     with (
@@ -122,14 +122,14 @@ class Behind:
 
 
 @pytest.fixture(scope="module")
-def behind() -> Iterator[Behind]:
+def behind():
     with Proxy() as proxy, Cluster(agents=1, late=True) as cluster:
         cluster.start_agent(0, advertised_batch_port=proxy.port)
         proxy.target = cluster.agent_port(0) + 1
         yield Behind(cluster, proxy)
 
 
-def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(behind: Behind) -> None:
+def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(behind):
     trainer = behind.cluster.train(pause_at=3, **LARGE)
     trainer.until("pause")
     behind.proxy.num_cut = 0
@@ -140,7 +140,7 @@ def test_connection_cut_in_the_middle_of_a_batch_changes_nothing(behind: Behind)
     assert "agent_connection_lost" in trainer.errors
 
 
-def test_batches_that_are_changed_on_their_way_are_refused_and_come_again(behind: Behind) -> None:
+def test_batches_that_are_changed_on_their_way_are_refused_and_come_again(behind):
     trainer = behind.cluster.train(pause_at=3, **LARGE)
     trainer.until("pause")
     behind.proxy.forge(every=300_000, times=3)
@@ -153,9 +153,7 @@ def test_batches_that_are_changed_on_their_way_are_refused_and_come_again(behind
     assert all("not what was sealed" in reason for reason in refused)
 
 
-def test_connection_that_is_lost_again_and_again_in_its_first_batch_is_an_error(
-    behind: Behind,
-) -> None:
+def test_connection_that_is_lost_again_and_again_in_its_first_batch_is_an_error(behind):
     behind.proxy.num_cut = 0
     # The data host's first record, 1 KiB, gets through; no batch of 230 kB does.
     behind.proxy.cut_each(after=50_000)
@@ -175,7 +173,7 @@ class Unreached:
 
 
 @pytest.fixture(scope="module")
-def unreached() -> Iterator[Unreached]:
+def unreached():
     with Cluster(agents=1, late=True) as cluster, socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         cluster.start_agent(0, advertised_batch_port=held.getsockname()[1])
@@ -209,9 +207,7 @@ def mute(held: socket.socket) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("port", [refusing, mute])
-def test_host_whose_port_for_batches_nobody_reaches_is_an_error_in_words(
-    port: Callable[[socket.socket], contextlib.AbstractContextManager[None]], unreached: Unreached
-) -> None:
+def test_host_whose_port_for_batches_nobody_reaches_is_an_error_in_words(port, unreached):
     with port(unreached.held):
         trainer = unreached.cluster.train(**SLOW)
         assert trainer.end() == 5
@@ -222,7 +218,7 @@ def test_host_whose_port_for_batches_nobody_reaches_is_an_error_in_words(
 
 
 @pytest.fixture(scope="module")
-def half_reached() -> Iterator[Behind]:
+def half_reached():
     """Starts two data hosts; nobody reaches the port for batches of the first."""
     with Proxy() as proxy, Cluster(agents=2, late=True) as cluster:
         cluster.start_agent(0, advertised_batch_port=proxy.port)
@@ -231,9 +227,7 @@ def half_reached() -> Iterator[Behind]:
         yield Behind(cluster, proxy)
 
 
-def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_go_on(
-    half_reached: Behind,
-) -> None:
+def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_go_on(half_reached):
     trainer = half_reached.cluster.train(pause_at=3, **SLOW)
     trainer.until("pause")
     wait_until(lambda: "host_excluded agent=algo-0" in trainer.errors, "the first is left out")
@@ -241,9 +235,7 @@ def test_host_whose_port_for_batches_nobody_reaches_is_left_out_and_the_others_g
     assert trainer.finish() == reference(**SLOW)
 
 
-def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_epoch(
-    half_reached: Behind,
-) -> None:
+def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_epoch(half_reached):
     given = {**SLOW, "epochs": 2}
     cluster = half_reached.cluster
     trainer = cluster.train(pause_at=8, **given)
@@ -258,7 +250,7 @@ def test_host_whose_port_for_batches_opens_after_a_while_serves_from_the_next_ep
     assert batches["algo-0"] > 0
 
 
-def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing() -> None:
+def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing():
     with Cluster(agents=2, late=True, feed=SHORT_LEASE) as cluster:
         cluster.start_agent(0)
         trainer = cluster.train(pause_at=[5, 10], **SLOW)
@@ -273,7 +265,7 @@ def test_host_that_joins_in_the_epoch_takes_part_and_changes_nothing() -> None:
         assert trainer.finish() == reference(**SLOW)
 
 
-def test_slow_host_among_quick_ones_does_not_hold_the_epoch(half_reached: Behind) -> None:
+def test_slow_host_among_quick_ones_does_not_hold_the_epoch(half_reached):
     cluster = half_reached.cluster
     half_reached.proxy.target = cluster.agent_port(0) + 1
     workers = set(cluster.workers_of(0))
@@ -302,7 +294,7 @@ def _limp(process: psutil.Process, stop: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [1, pytest.param(60_000, marks=pytest.mark.soak)])
-def test_one_batch_always_goes_however_small_the_budget(max_bytes: int) -> None:
+def test_one_batch_always_goes_however_small_the_budget(max_bytes):
     with Cluster(agents=2, workers=2, feed={"max_bytes": max_bytes}) as cluster:
         cluster.wait_for_agents()
         trainer = cluster.train(loaders=2, num_workers=1, samples=48)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from stoker.launch import supervise
-from stoker.launch.supervise import Decided, Happening, Inbox, SignalReceived
+from stoker.launch.supervise import Decided, Inbox, SignalReceived
 from stoker.logs import Log
 
 pytestmark = pytest.mark.fault
@@ -37,9 +37,7 @@ time.sleep(60)
     ],
     ids=["signal first", "decision first"],
 )
-def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(
-    happenings: tuple[Happening, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(happenings, monkeypatch):
     monkeypatch.setattr(supervise, "VERDICT_GRACE_SECONDS", 0.3)
     inbox: Inbox = queue.SimpleQueue()
     others = [child.pid for child in psutil.Process().children()]
@@ -57,7 +55,7 @@ def test_a_host_that_is_stopped_as_all_are_saves_undisturbed(
     assert (signals, decided) == ((signal.SIGTERM,), "the training stopped")
 
 
-def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended() -> None:
+def test_a_process_that_was_there_before_the_command_stays_when_it_has_ended():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as earlier:
         leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
         ending = supervise.supervise(

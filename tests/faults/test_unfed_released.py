@@ -1,7 +1,5 @@
 """A training that takes no batch from its data hosts trains on without them, and has failed."""
 
-from pathlib import Path
-
 import pytest
 
 from stoker.records import FeedSettings
@@ -35,7 +33,7 @@ print("late", [batch.tolist() for batch, in late], flush=True)
 # Of two hosts as of one: each rank's process counts steps, and tests/unit/test_unfed.py has the
 # data hosts wait for the word of all.
 @pytest.mark.parametrize("dnn", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path: Path, dnn: int) -> None:
+def test_data_hosts_are_given_back_where_no_loader_asks_them(tmp_path, dnn):
     # No lease of 2 s, as other tests have: nobody is lost here, however busy the machine is.
     feed = FeedSettings()
     with LocalJob(
@@ -81,9 +79,7 @@ _EMPTY = "loader = stoker.DataLoader(TensorDataset(torch.rand(0, 4)), batch_size
         (_EMPTY, 0, ""),
     ],
 )
-def test_a_run_without_one_fed_batch_has_failed_by_its_cause(
-    tmp_path: Path, script: str, steps: int, why: str
-) -> None:
+def test_a_run_without_one_fed_batch_has_failed_by_its_cause(tmp_path, script, steps, why):
     feed = FeedSettings()
     with LocalJob(tmp_path, _HEAD + script, data=1, feed=feed, has_torch=False) as job:
         end = job.end()

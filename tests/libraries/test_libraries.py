@@ -8,7 +8,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     with (
         pytest.MonkeyPatch.context() as patch,
         Cluster(agents=2, workers=1, feed={"start_deadline_seconds": 120.0}) as made,
@@ -51,9 +50,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("script", LIBRARIES)
-def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
-    cluster: Cluster, script: str
-) -> None:
+def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(cluster, script):
     if importlib.util.find_spec(LIBRARIES[script]) is None:
         pytest.skip(f"no {LIBRARIES[script]} here: make test-libraries")
     name = str(SCRIPTS / f"{script}.py")
@@ -90,7 +87,7 @@ def test_a_librarys_batches_are_torchs_also_when_a_data_host_dies(
     assert "session_opened" in since(cluster, 1, heard[1])
 
 
-def test_a_profile_sees_torchdatas_loader(tmp_path: Path) -> None:
+def test_a_profile_sees_torchdatas_loader(tmp_path):
     if importlib.util.find_spec("torchdata") is None:
         pytest.skip("no torchdata here: make test-libraries")
     code = """

@@ -12,9 +12,7 @@ pytestmark = [pytest.mark.library, pytest.mark.timeout(400)]
 
 
 @pytest.mark.filterwarnings("ignore")  # Jupyter's own, and zmq's of the kernel's sockets.
-def test_the_notebook_of_the_tutorial_leaves_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_of_the_tutorial_leaves_a_report(tmp_path, monkeypatch):
     if importlib.util.find_spec("nbclient") is None:
         pytest.skip("no nbclient here: make test-libraries")
     import nbclient

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +84,7 @@ def _environment(url: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def moto_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer]:
+def moto_process(tmp_path_factory):
     """Runs moto's server; ask for `aws_server`, which is emptied for each test."""
     folder = tmp_path_factory.mktemp("moto")
     log = folder / "moto.log"
@@ -116,7 +116,7 @@ def moto_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AwsServer
 
 
 @pytest.fixture
-def aws_server(moto_process: AwsServer, monkeypatch: pytest.MonkeyPatch) -> AwsServer:
+def aws_server(moto_process, monkeypatch):
     """Gives an empty AWS on the loopback interface, which boto3 finds by the environment."""
     return emptied(moto_process, monkeypatch)
 

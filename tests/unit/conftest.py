@@ -7,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_process_is_started(monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         pytest.fail("a unit test starts no process: those that do are in tests/contract")
 

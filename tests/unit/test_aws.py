@@ -1,7 +1,6 @@
 """Checks calls to AWS: refusals in words, answers as JSON, pages, addresses."""
 
 import io
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 import boto3
@@ -22,7 +21,7 @@ KEYS = {"region_name": "eu-central-1", "aws_access_key_id": "x", "aws_secret_acc
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[dict[str, object]]:
+def clients():
     made = {name: boto3.client(name, **KEYS) for name in ("sagemaker", "s3")}
     yield made
     for client in made.values():
@@ -30,26 +29,26 @@ def clients() -> Iterator[dict[str, object]]:
 
 
 @pytest.fixture
-def sagemaker(clients: dict[str, object]) -> Iterator[Stubber]:
+def sagemaker(clients):
     with Stubber(clients["sagemaker"]) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
 
 
 @pytest.fixture
-def s3(clients: dict[str, object]) -> Iterator[Stubber]:
+def s3(clients):
     with Stubber(clients["s3"]) as stubber:
         yield stubber
         stubber.assert_no_pending_responses()
 
 
 @pytest.fixture
-def slept() -> list[float]:
+def slept():
     return []
 
 
 @pytest.fixture
-def aws(clients: dict[str, object], slept: list[float]) -> Aws:
+def aws(clients, slept):
     return Aws(clients=clients, sleep=slept.append)
 
 
@@ -87,7 +86,7 @@ def raised(error: Exception) -> StokerError:
         ),
     ],
 )
-def test_a_missing_permission_names_the_action(code: str, message: str, action: str) -> None:
+def test_a_missing_permission_names_the_action(code, message, action):
     error = refused(code, message)
     assert isinstance(error, AwsError)
     assert error.what.startswith(f"permission {action} is missing")
@@ -107,7 +106,7 @@ def test_a_missing_permission_names_the_action(code: str, message: str, action: 
         ("404", "Not Found"),
     ],
 )
-def test_what_is_not_there_is_missing_and_not_denied(code: str, message: str) -> None:
+def test_what_is_not_there_is_missing_and_not_denied(code, message):
     error = refused(code, message)
     assert isinstance(error, AwsError)
     assert error.is_missing
@@ -115,7 +114,7 @@ def test_what_is_not_there_is_missing_and_not_denied(code: str, message: str) ->
     assert error.code == code
 
 
-def test_a_bucket_that_is_not_there_is_a_wrong_name_not_a_missing_object() -> None:
+def test_a_bucket_that_is_not_there_is_a_wrong_name_not_a_missing_object():
     error = refused("NoSuchBucket", "The specified bucket does not exist")
     assert isinstance(error, AwsError)
     assert not error.is_missing
@@ -123,14 +122,14 @@ def test_a_bucket_that_is_not_there_is_a_wrong_name_not_a_missing_object() -> No
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "TooManyRequestsException", "SlowDown"])
-def test_throttling_is_worth_a_retry(code: str) -> None:
+def test_throttling_is_worth_a_retry(code):
     error = refused(code, "Rate exceeded")
     assert isinstance(error, AwsError)
     assert error.is_unreachable
     assert "throttled sagemaker:CreateTrainingJob 8 times" in error.what
 
 
-def test_a_service_out_of_reach_is_worth_a_retry() -> None:
+def test_a_service_out_of_reach_is_worth_a_retry():
     error = raised(EndpointConnectionError(endpoint_url="https://example.invalid"))
     assert isinstance(error, AwsError)
     assert error.is_unreachable
@@ -138,29 +137,27 @@ def test_a_service_out_of_reach_is_worth_a_retry() -> None:
 
 
 @pytest.mark.parametrize("code", ["ExpiredTokenException", "ExpiredToken", "InvalidClientTokenId"])
-def test_a_login_that_ran_out_is_named(code: str) -> None:
+def test_a_login_that_ran_out_is_named(code):
     error = refused(code, "The security token included in the request is expired")
     assert isinstance(error, AwsError)
     assert error.is_denied
     assert "log in again" in error.fix
 
 
-def test_missing_credentials_and_region_say_what_to_set() -> None:
+def test_missing_credentials_and_region_say_what_to_set():
     assert "aws configure" in raised(NoCredentialsError()).fix
     region = raised(NoRegionError())
     assert isinstance(region, UsageError)
     assert "AWS_REGION" in region.fix
 
 
-def test_a_wrong_parameter_is_a_usage_error_in_one_line(aws: Aws) -> None:
+def test_a_wrong_parameter_is_a_usage_error_in_one_line(aws):
     with pytest.raises(UsageError, match="TrainingJobName") as caught:
         aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=7)
     assert "\n" not in caught.value.what
 
 
-def test_answers_are_json_with_times_in_utc_that_sort_with_records(
-    aws: Aws, sagemaker: Stubber
-) -> None:
+def test_answers_are_json_with_times_in_utc_that_sort_with_records(aws, sagemaker):
     at = datetime(2026, 11, 20, 9, 0, 0, tzinfo=timezone(timedelta(hours=1)))
     sagemaker.add_response(
         "describe_training_job",
@@ -181,7 +178,7 @@ def test_answers_are_json_with_times_in_utc_that_sort_with_records(
     assert "ResponseMetadata" not in answer
 
 
-def test_a_listing_gives_the_items_of_all_pages(aws: Aws, sagemaker: Stubber) -> None:
+def test_a_listing_gives_the_items_of_all_pages(aws, sagemaker):
     arn = "arn:aws:sagemaker:eu-central-1:123456789012:training-job/x"
     first = {"Tags": [{"Key": "a", "Value": "1"}], "NextToken": "more"}
     sagemaker.add_response("list_tags", first, {"ResourceArn": arn})
@@ -202,12 +199,12 @@ def test_a_listing_gives_the_items_of_all_pages(aws: Aws, sagemaker: Stubber) ->
         ("s3://bucket/", ("bucket", "")),
     ],
 )
-def test_addresses_are_split(uri: str, parts: tuple[str, str]) -> None:
+def test_addresses_are_split(uri, parts):
     assert split_uri(uri) == parts
 
 
 @pytest.mark.parametrize("uri", ["bucket/key", "https://bucket/key", "s3:///key", ""])
-def test_what_is_no_address_is_a_usage_error(uri: str) -> None:
+def test_what_is_no_address_is_a_usage_error(uri):
     with pytest.raises(UsageError, match="not an s3:// address"):
         split_uri(uri)
 
@@ -215,12 +212,12 @@ def test_what_is_no_address_is_a_usage_error(uri: str) -> None:
 # ---- objects
 
 
-def test_nothing_is_said_of_encryption_where_no_key_is_named(aws: Aws, s3: Stubber) -> None:
+def test_nothing_is_said_of_encryption_where_no_key_is_named(aws, s3):
     s3.add_response("put_object", {}, {"Bucket": "b", "Key": "k", "Body": b"x"})
     aws.write_object("s3://b/k", b"x")
 
 
-def test_a_named_key_encrypts(aws: Aws, s3: Stubber) -> None:
+def test_a_named_key_encrypts(aws, s3):
     s3.add_response(
         "put_object",
         {},
@@ -238,16 +235,14 @@ def test_a_named_key_encrypts(aws: Aws, s3: Stubber) -> None:
 CONDITIONAL = {"Bucket": "b", "Key": "k", "Body": b"x", "IfNoneMatch": "*"}
 
 
-def test_an_object_is_made_unless_there_is_one(aws: Aws, s3: Stubber) -> None:
+def test_an_object_is_made_unless_there_is_one(aws, s3):
     s3.add_response("put_object", {}, CONDITIONAL)
     s3.add_client_error("put_object", "PreconditionFailed", expected_params=CONDITIONAL)
     assert aws.create_object("s3://b/k", b"x")
     assert not aws.create_object("s3://b/k", b"x")
 
 
-def test_two_writers_at_once_are_told_apart_by_a_retry(
-    aws: Aws, s3: Stubber, slept: list[float]
-) -> None:
+def test_two_writers_at_once_are_told_apart_by_a_retry(aws, s3, slept):
     s3.add_client_error("put_object", "ConditionalRequestConflict", expected_params=CONDITIONAL)
     s3.add_client_error("put_object", "PreconditionFailed", expected_params=CONDITIONAL)
     assert not aws.create_object("s3://b/k", b"x")
@@ -255,9 +250,7 @@ def test_two_writers_at_once_are_told_apart_by_a_retry(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_store_without_conditional_writes_is_asked_first(
-    aws: Aws, s3: Stubber, is_there: bool
-) -> None:
+def test_a_store_without_conditional_writes_is_asked_first(aws, s3, is_there):
     s3.add_client_error("put_object", "NotImplemented", expected_params=CONDITIONAL)
     if is_there:
         s3.add_response("head_object", {}, {"Bucket": "b", "Key": "k"})
@@ -267,13 +260,13 @@ def test_a_store_without_conditional_writes_is_asked_first(
     assert aws.create_object("s3://b/k", b"x") == (not is_there)
 
 
-def test_an_object_may_not_be_seen_is_not_the_same_as_not_there(aws: Aws, s3: Stubber) -> None:
+def test_an_object_may_not_be_seen_is_not_the_same_as_not_there(aws, s3):
     s3.add_client_error("head_object", "403", "Forbidden")
     with pytest.raises(AwsError, match="permission s3:GetObject is missing"):
         aws.has_object("s3://b/k")
 
 
-def test_an_object_that_breaks_off_is_an_error(aws: Aws, s3: Stubber) -> None:
+def test_an_object_that_breaks_off_is_an_error(aws, s3):
     body = StreamingBody(io.BytesIO(b"short"), content_length=10)
     s3.add_response("get_object", {"Body": body}, {"Bucket": "b", "Key": "k"})
     with pytest.raises(AwsError, match="AWS did not answer"):

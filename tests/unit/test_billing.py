@@ -42,7 +42,7 @@ def decision() -> Decision:
     )
 
 
-def test_the_bill_names_price_promise_start_up_and_break_even() -> None:
+def test_the_bill_names_price_promise_start_up_and_break_even():
     made = decision()
     assert made.action == "heterogeneous"
     lines = bill(WORKLOAD, made.plan.groups, catalog=CATALOG, decision=made)
@@ -55,7 +55,7 @@ def test_the_bill_names_price_promise_start_up_and_break_even() -> None:
     assert "is paid back after" in lines[3]
 
 
-def test_the_break_even_step_is_where_both_clusters_have_cost_the_same() -> None:
+def test_the_break_even_step_is_where_both_clusters_have_cost_the_same():
     made = decision()
     line = bill(WORKLOAD, made.plan.groups, catalog=CATALOG, decision=made)[3]
     steps = float(line.split("after ")[1].split(" steps")[0].replace(",", ""))
@@ -67,7 +67,7 @@ def test_the_break_even_step_is_where_both_clusters_have_cost_the_same() -> None
     assert cost[0] == pytest.approx(cost[1], rel=0.01)
 
 
-def test_groups_of_no_plan_get_their_price_only() -> None:
+def test_groups_of_no_plan_get_their_price_only():
     groups = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=1)]
     lines = bill(WORKLOAD, groups, catalog=CATALOG, decision=decision())
     assert len(lines) == 2
@@ -79,9 +79,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("answer", "goes_on"), [("y\n", True), ("\n", False), ("n\n", False)])
-def test_a_person_at_a_terminal_is_asked(
-    answer: str, goes_on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_person_at_a_terminal_is_asked(answer, goes_on, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(sys, "stderr", Terminal())
     groups = [Group(name="dnn", role="dnn", instance_type="ml.g5.xlarge", count=1)]
@@ -98,9 +96,7 @@ def test_a_person_at_a_terminal_is_asked(
     ask(sample_records.workload(), yes=False)
 
 
-def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(capsys):
     today = Cluster(dnn=TodaysGroup(instance_type="ml.g5.xlarge", count=2))
     workload = Workload(name="job", command=("true",), platform="sagemaker", cluster=today)
     confirm_run(workload, assume_yes=True, quiet=False)
@@ -123,12 +119,8 @@ def test_a_run_of_a_pipeline_names_its_profile_and_its_limit(
     ],
 )
 def test_a_type_that_is_not_started_on_this_machine_is_named_once(
-    instance_type: str,
-    count: int,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    instance_type, count, words, capsys, monkeypatch
+):
     monkeypatch.setenv("STOKER_INSTANCE_TYPE", "here")
     groups = [Group(name="dnn", role="dnn", instance_type=instance_type, count=count)]
     local = Workload(name="job", command=("true",))
@@ -160,7 +152,7 @@ TWO_HOURS = {
 }
 
 
-def test_the_bill_names_the_most_that_a_run_can_cost() -> None:
+def test_the_bill_names_the_most_that_a_run_can_cost():
     price = CATALOG.usd_per_hour(GROUPS)
     assert price is not None
     workload = limited(None, sagemaker=TWO_HOURS)
@@ -168,7 +160,7 @@ def test_the_bill_names_the_most_that_a_run_can_cost() -> None:
     assert line.endswith(f"at most ${2 * price:.2f} for this run (max_run_seconds 2 h 00 min)")
 
 
-def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is() -> None:
+def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is():
     price = CATALOG.usd_per_hour(GROUPS)
     assert price is not None
 
@@ -191,7 +183,7 @@ def test_a_run_that_may_cost_more_than_its_limit_is_not_started_and_a_profile_is
     assert "sagemaker.max_run_seconds" in caught.value.fix
 
 
-def test_a_limit_that_nothing_can_be_held_against_stops_the_run() -> None:
+def test_a_limit_that_nothing_can_be_held_against_stops_the_run():
     unknown = [Group(name="dnn", role="dnn", instance_type="ml.foo", count=1)]
     cases = ((limited(1.0, platform="kubernetes"), GROUPS), (limited(1.0), unknown))
     for workload, groups in cases:
@@ -200,7 +192,7 @@ def test_a_limit_that_nothing_can_be_held_against_stops_the_run() -> None:
         assert "max_usd_per_run" in caught.value.where
 
 
-def test_decide_counts_with_the_dollars_per_hour_that_a_run_leaves() -> None:
+def test_decide_counts_with_the_dollars_per_hour_that_a_run_leaves():
     known = limited(10.0, sagemaker=TWO_HOURS).known_constraints
     assert known.max_usd_per_hour == 5.0
     assert limited(None, sagemaker=TWO_HOURS).known_constraints.max_usd_per_hour is None

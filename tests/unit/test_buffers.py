@@ -37,7 +37,7 @@ VIEWS: tuple[Callable[[torch.Tensor], object], ...] = (
 KEY = bytes(32)
 
 
-def test_no_view_is_overwritten_by_what_comes_later() -> None:
+def test_no_view_is_overwritten_by_what_comes_later():
     buffers = BatchBuffers()
     sealer, unsealer = Sealer(KEY), Unsealer(KEY)
     views: list[object] = []
@@ -67,9 +67,7 @@ def test_no_view_is_overwritten_by_what_comes_later() -> None:
 
 
 @pytest.mark.parametrize("accelerator", [None, SimpleNamespace(current_device_idx=min)])
-def test_older_torch_pins_for_the_current_device_of_cuda(
-    accelerator: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_older_torch_pins_for_the_current_device_of_cuda(accelerator, monkeypatch):
     """Torch 2.4 and 2.6 have no names for the device of any accelerator, or have other ones."""
     if accelerator is None:
         monkeypatch.delattr(torch, "accelerator", raising=False)

@@ -23,7 +23,7 @@ def decoded(known: LayoutCache, value: object) -> object:
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def judged(monkeypatch):
     """Collects the trees that are read in full."""
     trees: list[bytes] = []
 
@@ -53,7 +53,7 @@ VALUES: dict[str, Callable[[int], object]] = {
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_batches_that_are_described_alike_are_what_decode_makes(kind: str) -> None:
+def test_batches_that_are_described_alike_are_what_decode_makes(kind):
     known = LayoutCache()
     for n in range(5):
         value = VALUES[kind](n)
@@ -62,7 +62,7 @@ def test_batches_that_are_described_alike_are_what_decode_makes(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["tensor", "pair", "tuple", "dict"])
-def test_a_tree_is_judged_twice_and_not_again(kind: str, judged: list[bytes]) -> None:
+def test_a_tree_is_judged_twice_and_not_again(kind, judged):
     known = LayoutCache()
     for n in range(5):
         decoded(known, VALUES[kind](n))
@@ -70,14 +70,14 @@ def test_a_tree_is_judged_twice_and_not_again(kind: str, judged: list[bytes]) ->
 
 
 @pytest.mark.parametrize("kind", ["empty", "array", "another order", "scalar", "pickle"])
-def test_what_is_no_plain_tensor_is_judged_each_time(kind: str, judged: list[bytes]) -> None:
+def test_what_is_no_plain_tensor_is_judged_each_time(kind, judged):
     known = LayoutCache()
     for n in range(5):
         decoded(known, VALUES[kind](n))
     assert len(judged) == 5
 
 
-def test_batches_share_nothing_but_how_they_were_read() -> None:
+def test_batches_share_nothing_but_how_they_were_read():
     known = LayoutCache()
     batches = [decoded(known, {"images": [image(n)]}) for n in range(4)]
     for n, batch in enumerate(batches):
@@ -89,7 +89,7 @@ def test_batches_share_nothing_but_how_they_were_read() -> None:
     assert torch.equal(batches[3]["images"][0], torch.zeros_like(image(0)))  # type: ignore[index]
 
 
-def test_a_known_tree_with_a_payload_of_another_size_is_judged(judged: list[bytes]) -> None:
+def test_a_known_tree_with_a_payload_of_another_size_is_judged(judged):
     known = LayoutCache()
     tree, payload = sent(image(0))
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_a_known_tree_with_a_payload_of_another_size_is_judged(judged: list[byte
         known.decode(tree, payload[:64].copy(), allow_pickle=False)
 
 
-def test_a_tree_that_is_refused_is_refused_again() -> None:
+def test_a_tree_that_is_refused_is_refused_again():
     known = LayoutCache()
     tree, _ = sent(image(0))
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_a_tree_that_is_refused_is_refused_again() -> None:
             known.decode(tree, np.empty(8, dtype=np.uint8), allow_pickle=False)
 
 
-def test_few_kinds_are_remembered() -> None:
+def test_few_kinds_are_remembered():
     known = LayoutCache()
     for size in range(1, 3 * MAX_PLANS):
         for _ in range(3):

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.catalog import Catalog, load_catalog
+from stoker.catalog import load_catalog
 from stoker.errors import UsageError
 from stoker.records import Group
 
 
 @pytest.fixture(scope="module")
-def sagemaker() -> Catalog:
+def sagemaker():
     return load_catalog("sagemaker")
 
 
@@ -19,40 +19,40 @@ def _prices(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_both_spellings_name_the_same_type(sagemaker: Catalog) -> None:
+def test_both_spellings_name_the_same_type(sagemaker):
     assert sagemaker.get("c5.9xlarge") is sagemaker.get("ml.c5.9xlarge")
     assert sagemaker.get("c5.9xlarge").type == "ml.c5.9xlarge"
     kubernetes = load_catalog("kubernetes")
     assert kubernetes.get("ml.c5.9xlarge").type == "c5.9xlarge"
 
 
-def test_unknown_type_is_an_error_that_names_the_nearest(sagemaker: Catalog) -> None:
+def test_unknown_type_is_an_error_that_names_the_nearest(sagemaker):
     with pytest.raises(UsageError, match=r"did you mean ml\.c5\.9xlarge"):
         sagemaker.get("c5.9xlarg")
 
 
-def test_unknown_platform_is_a_usage_error() -> None:
+def test_unknown_platform_is_a_usage_error():
     with pytest.raises(UsageError, match="did you mean sagemaker"):
         load_catalog("sagemake")
 
 
-def test_each_platform_pays_its_own_price(sagemaker: Catalog) -> None:
+def test_each_platform_pays_its_own_price(sagemaker):
     assert sagemaker.get("p4d.24xlarge").usd_per_hour == 25.2513
     assert load_catalog("kubernetes").get("p4d.24xlarge").usd_per_hour == 21.957642
 
 
-def test_prices_of_kubernetes_carry_the_date_of_the_ec2_price(sagemaker: Catalog) -> None:
+def test_prices_of_kubernetes_carry_the_date_of_the_ec2_price(sagemaker):
     assert sagemaker.get("m5.large").priced_on == date(2026, 9, 27)
     assert load_catalog("kubernetes").get("m5.large").priced_on == date(2026, 9, 24)
     assert load_catalog("kubernetes").get("c5.12xlarge").priced_on == date(2025, 3, 2)
 
 
-def test_blank_price_is_unknown_and_never_zero(sagemaker: Catalog) -> None:
+def test_blank_price_is_unknown_and_never_zero(sagemaker):
     assert sagemaker.get("p3.2xlarge").usd_per_hour is None
     assert all(i.usd_per_hour is None or i.usd_per_hour > 0 for i in sagemaker.instances)
 
 
-def test_types_that_no_training_job_takes_are_marked(sagemaker: Catalog) -> None:
+def test_types_that_no_training_job_takes_are_marked(sagemaker):
     outside = {i.type for i in sagemaker.instances if not i.in_training_enum}
     assert outside == {
         "ml.c5.12xlarge",
@@ -64,7 +64,7 @@ def test_types_that_no_training_job_takes_are_marked(sagemaker: Catalog) -> None
     }
 
 
-def test_the_whole_table_is_there_with_its_sources(sagemaker: Catalog) -> None:
+def test_the_whole_table_is_there_with_its_sources(sagemaker):
     assert len(sagemaker.instances) == 108
     assert sagemaker.get("p4d.24xlarge").accelerators == 8
     assert sagemaker.get("trn1.32xlarge").accelerators == 16
@@ -72,13 +72,13 @@ def test_the_whole_table_is_there_with_its_sources(sagemaker: Catalog) -> None:
     assert "libcloud" in (folder / "SOURCES.md").read_text()
 
 
-def test_burst_network_counts_with_its_baseline(sagemaker: Catalog) -> None:
+def test_burst_network_counts_with_its_baseline(sagemaker):
     burst, sustained = sagemaker.get("c5.xlarge"), sagemaker.get("c5.9xlarge")
     assert (burst.network_gbps, burst.sustained_gbps) == (10.0, 1.25)
     assert sustained.sustained_gbps == sustained.network_gbps == 10.0
 
 
-def test_local_types_go_up_to_the_cores_of_the_machine() -> None:
+def test_local_types_go_up_to_the_cores_of_the_machine():
     catalog = load_catalog("local", cores=3)
     assert [i.type for i in catalog.instances] == ["local.c1", "local.c2", "local.c3"]
     assert catalog.max_total_vcpus == 3
@@ -87,21 +87,21 @@ def test_local_types_go_up_to_the_cores_of_the_machine() -> None:
     assert "$" not in catalog.table()
 
 
-def test_a_local_type_beyond_the_machine_can_still_be_named() -> None:
+def test_a_local_type_beyond_the_machine_can_still_be_named():
     named = load_catalog("local", cores=1).get("local.c16")
     assert (named.vcpus, named.usd_per_hour) == (16, 0.8)
     with pytest.raises(UsageError, match="no instance type"):
         load_catalog("local", cores=1).get("local.c0")
 
 
-def test_price_file_replaces_the_price_alone_and_forgets_its_date(tmp_path: Path) -> None:
+def test_price_file_replaces_the_price_alone_and_forgets_its_date(tmp_path):
     file = _prices(tmp_path, "instance_type,usd_per_hour\nml.c5.9xlarge,1.25\n")
     found = load_catalog("sagemaker", file).get("c5.9xlarge")
     assert (found.usd_per_hour, found.vcpus, found.network_gbps) == (1.25, 36, 10.0)
     assert found.priced_on is None
 
 
-def test_price_file_adds_types_of_other_clouds(tmp_path: Path) -> None:
+def test_price_file_adds_types_of_other_clouds(tmp_path):
     text = (
         "instance_type,vcpus,gpus,gpu_model,coremark_per_vcpu,usd_per_hour,priced_on\n"
         "a2-highgpu-1g,12,1,A100,15000,3.67,2026-10-01\n"
@@ -111,18 +111,18 @@ def test_price_file_adds_types_of_other_clouds(tmp_path: Path) -> None:
     assert found.priced_on == date(2026, 10, 1)
 
 
-def test_blank_price_in_a_file_takes_the_type_out(tmp_path: Path) -> None:
+def test_blank_price_in_a_file_takes_the_type_out(tmp_path):
     file = _prices(tmp_path, "instance_type,usd_per_hour\nc5.9xlarge,\n")
     assert load_catalog("sagemaker", file).get("c5.9xlarge").usd_per_hour is None
 
 
-def test_price_of_another_platform_does_not_count(tmp_path: Path) -> None:
+def test_price_of_another_platform_does_not_count(tmp_path):
     file = _prices(tmp_path, "instance_type,ec2_usd_per_hour_us_east_1\nc5.9xlarge,0.5\n")
     assert load_catalog("sagemaker", file).get("c5.9xlarge").usd_per_hour == 1.836
     assert load_catalog("kubernetes", file).get("c5.9xlarge").usd_per_hour == 0.5
 
 
-def test_region_is_read_from_the_price_column(tmp_path: Path) -> None:
+def test_region_is_read_from_the_price_column(tmp_path):
     file = _prices(tmp_path, "instance_type,sagemaker_usd_per_hour_eu_west_1\nc5.9xlarge,2.0\n")
     assert load_catalog("sagemaker", file).region == "eu-west-1"
 
@@ -160,9 +160,7 @@ def test_region_is_read_from_the_price_column(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_price_file_names_line_and_column(
-    tmp_path: Path, text: str, what: str, where: str
-) -> None:
+def test_wrong_price_file_names_line_and_column(tmp_path, text, what, where):
     file = _prices(tmp_path, text)
     with pytest.raises(UsageError) as caught:
         load_catalog("sagemaker", file)
@@ -171,18 +169,18 @@ def test_wrong_price_file_names_line_and_column(
     assert str(file) in caught.value.where
 
 
-def test_another_separator_is_named(tmp_path: Path) -> None:
+def test_another_separator_is_named(tmp_path):
     with pytest.raises(UsageError) as caught:
         load_catalog("sagemaker", _prices(tmp_path, "instance_type;usd_per_hour\nx.y;1\n"))
     assert caught.value.fix == "part the columns by commas"
 
 
-def test_missing_price_file_is_a_usage_error(tmp_path: Path) -> None:
+def test_missing_price_file_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         load_catalog("sagemaker", tmp_path / "none.csv")
 
 
-def test_prices_are_stale_after_ninety_days_and_dated_by_the_oldest(sagemaker: Catalog) -> None:
+def test_prices_are_stale_after_ninety_days_and_dated_by_the_oldest(sagemaker):
     used = [sagemaker.get("c5.9xlarge"), sagemaker.get("p4d.24xlarge")]
     fresh = sagemaker.prices(used, today=date(2026, 12, 26))
     stale = sagemaker.prices(used, today=date(2026, 12, 27))
@@ -190,14 +188,14 @@ def test_prices_are_stale_after_ninety_days_and_dated_by_the_oldest(sagemaker: C
     assert stale.stale
 
 
-def test_date_is_unknown_where_one_of_the_prices_has_none(tmp_path: Path) -> None:
+def test_date_is_unknown_where_one_of_the_prices_has_none(tmp_path):
     file = _prices(tmp_path, "instance_type,usd_per_hour\nc5.9xlarge,1.25\n")
     catalog = load_catalog("sagemaker", file)
     used = [catalog.get("c5.9xlarge"), catalog.get("p4d.24xlarge")]
     assert catalog.prices(used, today=date(2026, 10, 1)).date is None
 
 
-def test_cost_of_a_cluster_is_unknown_where_one_price_is(sagemaker: Catalog) -> None:
+def test_cost_of_a_cluster_is_unknown_where_one_price_is(sagemaker):
     dnn = Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1)
     data = Group(name="data", role="data", instance_type="c5.18xlarge", count=2)
     blank = Group(name="data", role="data", instance_type="p3.2xlarge", count=1)
@@ -205,7 +203,7 @@ def test_cost_of_a_cluster_is_unknown_where_one_price_is(sagemaker: Catalog) -> 
     assert sagemaker.usd_per_hour((dnn, blank)) is None
 
 
-def test_table_is_narrow_and_says_what_is_not_known(sagemaker: Catalog) -> None:
+def test_table_is_narrow_and_says_what_is_not_known(sagemaker):
     lines = sagemaker.table().splitlines()
     assert max(map(len, lines)) <= 88
     assert "us-east-1" in lines[0]
@@ -213,7 +211,7 @@ def test_table_is_narrow_and_says_what_is_not_known(sagemaker: Catalog) -> None:
     assert any("ml.p3.2xlarge" in line and "unknown" in line for line in lines)
 
 
-def test_document_keeps_a_blank_price_as_null(sagemaker: Catalog) -> None:
+def test_document_keeps_a_blank_price_as_null(sagemaker):
     rows = sagemaker.to_document()["instances"]
     assert isinstance(rows, list)
     blank = next(r for r in rows if isinstance(r, dict) and r["type"] == "ml.p3.2xlarge")

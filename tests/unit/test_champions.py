@@ -27,7 +27,7 @@ def evaluated(folder: Path, accuracy: float, *, run: str = "") -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     made = tmp_path / "champions"
     made.mkdir()
     return made
@@ -37,9 +37,7 @@ def in_use(folder: Path) -> dict[str, float] | None:
     return champion_metrics(str(folder), workload=WORKLOAD, region=None)
 
 
-def test_first_model_has_none_to_be_held_against_and_becomes_the_champion(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_first_model_has_none_to_be_held_against_and_becomes_the_champion(tmp_path, folder):
     assert in_use(folder) is None
     file = evaluated(tmp_path, 0.95)
     assert promote(file, named=str(folder)) == f"champion 1: {folder / '000001.json'}"
@@ -47,7 +45,7 @@ def test_first_model_has_none_to_be_held_against_and_becomes_the_champion(
     assert read_json(folder / "000001.json", Evaluation) == read_json(file, Evaluation)
 
 
-def test_champion_of_meanwhile_is_one_to_be_held_against(tmp_path: Path, folder: Path) -> None:
+def test_champion_of_meanwhile_is_one_to_be_held_against(tmp_path, folder):
     worse, better = evaluated(tmp_path, 0.95), evaluated(tmp_path, 0.97)
     promote(better, named=str(folder))
     with pytest.raises(GateError, match=r"accuracy is 0.95, asked for at least 0.96") as caught:
@@ -56,7 +54,7 @@ def test_champion_of_meanwhile_is_one_to_be_held_against(tmp_path: Path, folder:
     assert in_use(folder) == {"accuracy": 0.97}
 
 
-def test_step_that_is_tried_again_makes_no_second_champion(tmp_path: Path, folder: Path) -> None:
+def test_step_that_is_tried_again_makes_no_second_champion(tmp_path, folder):
     first, second = evaluated(tmp_path, 0.95), evaluated(tmp_path, 0.96)
     promote(first, named=str(folder))
     promote(second, named=str(folder))
@@ -64,9 +62,7 @@ def test_step_that_is_tried_again_makes_no_second_champion(tmp_path: Path, folde
     assert sorted(file.name for file in folder.iterdir()) == ["000001.json", "000002.json"]
 
 
-def test_runs_that_end_at_once_become_champions_one_after_the_other(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_runs_that_end_at_once_become_champions_one_after_the_other(tmp_path, folder):
     """Each is held against the one before it, and no number is there twice or left out."""
     files = [evaluated(tmp_path, 0.90 + n / 100, run=f"r{n}") for n in range(8)]
     barrier = threading.Barrier(len(files))
@@ -91,14 +87,14 @@ def test_runs_that_end_at_once_become_champions_one_after_the_other(
     assert max(line) == pytest.approx(0.97)
 
 
-def test_deleting_the_newest_brings_the_model_before_it_back(tmp_path: Path, folder: Path) -> None:
+def test_deleting_the_newest_brings_the_model_before_it_back(tmp_path, folder):
     promote(evaluated(tmp_path, 0.95), named=str(folder))
     promote(evaluated(tmp_path, 0.96), named=str(folder))
     (folder / "000002.json").unlink()
     assert in_use(folder) == {"accuracy": 0.95}
 
 
-def test_file_and_registry_are_peoples_to_choose(tmp_path: Path) -> None:
+def test_file_and_registry_are_peoples_to_choose(tmp_path):
     file = evaluated(tmp_path, 0.95)
     for named in (str(file), "registry:mnist"):
         assert "people choose it" in promote(file, named=named)
@@ -113,9 +109,7 @@ def test_file_and_registry_are_peoples_to_choose(tmp_path: Path) -> None:
         ("broken.json", "JSON"),
     ],
 )
-def test_champion_that_cannot_be_read_is_told_in_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, words: str
-) -> None:
+def test_champion_that_cannot_be_read_is_told_in_words(tmp_path, monkeypatch, named, words):
     monkeypatch.chdir(tmp_path)
     Path("broken.json").write_text("{")
     with pytest.raises(UsageError, match=words):
@@ -124,9 +118,7 @@ def test_champion_that_cannot_be_read_is_told_in_words(
     assert champion_metrics(named, workload=plain, region=None) is None
 
 
-def test_folder_that_takes_no_champion_is_told_in_words(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_takes_no_champion_is_told_in_words(tmp_path, folder, monkeypatch):
     def refused(self: Path, target: Path) -> None:
         raise OSError(1, "refused")
 

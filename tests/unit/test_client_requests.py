@@ -52,7 +52,7 @@ class Alone:
         return self.session.failure
 
 
-def test_hosts_that_do_not_come_back_are_missed_for_little_more_than_a_lease() -> None:
+def test_hosts_that_do_not_come_back_are_missed_for_little_more_than_a_lease():
     alone = Alone(comes_back=False)
     assert alone.judge(PATIENCE) is None
     assert isinstance(alone.judge(PATIENCE + 0.1), FeedLostError)
@@ -73,7 +73,7 @@ def roster(*, listed: bool = False, awaited: tuple[str, ...] = ()) -> Roster:
     return Roster(agents=agents, lost=lost, expected=1 + len(awaited), awaited=awaited)
 
 
-def test_the_error_names_every_lost_host_and_when_it_was_heard() -> None:
+def test_the_error_names_every_lost_host_and_when_it_was_heard():
     alone = Alone(comes_back=False)
     (first,) = roster().lost
     second = msgspec.structs.replace(first, host="d2", silent_seconds=2.0)
@@ -83,14 +83,14 @@ def test_the_error_names_every_lost_host_and_when_it_was_heard() -> None:
     assert "d1 (lost, last heard 7.1 s ago), d2 (lost, last heard 9.1 s ago)" in str(error)
 
 
-def test_under_a_long_lease_hosts_that_are_all_gone_are_not_waited_for() -> None:
+def test_under_a_long_lease_hosts_that_are_all_gone_are_not_waited_for():
     alone = Alone(comes_back=False, lease_seconds=60.0)
     alone.tell(roster())
     assert alone.judge(ALL_GONE_SECONDS) is None
     assert isinstance(alone.judge(ALL_GONE_SECONDS + 0.1), FeedLostError)
 
 
-def test_a_network_hole_of_a_minute_is_survived_where_the_leader_has_heartbeats() -> None:
+def test_a_network_hole_of_a_minute_is_survived_where_the_leader_has_heartbeats():
     alone = Alone(comes_back=False, lease_seconds=60.0)
     alone.tell(roster(listed=True))
     # The connection is lost 18 s after the hole began, by its heartbeats.
@@ -99,19 +99,19 @@ def test_a_network_hole_of_a_minute_is_survived_where_the_leader_has_heartbeats(
     assert alone.judge(43.0) is None
 
 
-def test_a_host_that_has_yet_to_come_is_waited_for() -> None:
+def test_a_host_that_has_yet_to_come_is_waited_for():
     alone = Alone(comes_back=False, lease_seconds=60.0)
     alone.tell(roster(awaited=("d2",)))
     assert alone.judge(60.0) is None
 
 
-def test_hosts_that_reconnect_are_waited_for_as_at_the_start() -> None:
+def test_hosts_that_reconnect_are_waited_for_as_at_the_start():
     alone = Alone(comes_back=True)
     assert alone.judge(60.0) is None
     assert isinstance(alone.judge(60.1), FeedLostError)
 
 
-def test_waiting_and_going_on_are_said_once() -> None:
+def test_waiting_and_going_on_are_said_once():
     alone = Alone(comes_back=True)
     for now in (1.0, PATIENCE, 8.0, 9.0):
         assert alone.judge(now) is None
@@ -125,9 +125,7 @@ def test_waiting_and_going_on_are_said_once() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(
-    comes_back: bool,
-) -> None:
+def test_a_host_that_was_never_there_is_waited_for_until_the_start_deadline(comes_back):
     alone = Alone(comes_back=comes_back)
     alone.session.had_peers = False
     assert alone.judge(60.0) is None
@@ -167,7 +165,7 @@ class ReadyHost:
         self.ready = {"s"}
 
 
-def test_data_workers_without_a_shard_are_told_of_once() -> None:
+def test_data_workers_without_a_shard_are_told_of_once():
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=2, max_bytes=1 << 20)
     session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)
@@ -179,7 +177,7 @@ def test_data_workers_without_a_shard_are_told_of_once() -> None:
     assert "3 of 4 data workers have nothing to do" in alone.log.getvalue()
 
 
-def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one() -> None:
+def test_no_batch_of_a_shard_is_asked_of_a_new_process_before_its_first_one():
     alone = Alone(comes_back=False)
     schedule = ShardScheduler(num_shards=1, prefetch=3, max_bytes=1 << 20)
     session = FeedSession("s", lock=threading.Lock(), wake=lambda: None, schedule=schedule)

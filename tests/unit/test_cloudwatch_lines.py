@@ -1,7 +1,5 @@
 """The merged log has each line once and leaves none out; groups are learnt from the job itself."""
 
-from collections.abc import Iterator
-
 import boto3
 import pytest
 from botocore.stub import Stubber
@@ -35,7 +33,7 @@ def shown(labels: Labels, *entries: LogEntry, now: float = 0.0) -> list[str]:
     return [f"{x.group}/{x.host} {x.text}" for x in labels.label(entries, now=now)]
 
 
-def test_lines_before_the_group_is_known_wait_and_keep_their_order() -> None:
+def test_lines_before_the_group_is_known_wait_and_keep_their_order():
     labels = Labels(GROUPS)
     assert shown(labels, entry("algo-1", "early"), entry("algo-2", "other")) == []
     lines = shown(labels, role("algo-1", "data"), entry("algo-1", "late"))
@@ -47,7 +45,7 @@ def test_lines_before_the_group_is_known_wait_and_keep_their_order() -> None:
     assert shown(labels, role("algo-2", "dnn"))[0] == "dnn/algo-2 other"
 
 
-def test_a_host_whose_group_is_never_told_is_shown_without_one_after_a_while() -> None:
+def test_a_host_whose_group_is_never_told_is_shown_without_one_after_a_while():
     labels = Labels(GROUPS)
     assert shown(labels, entry("algo-1", "hello")) == []
     assert shown(labels, now=HOLD_SECONDS - 0.1) == []
@@ -55,16 +53,14 @@ def test_a_host_whose_group_is_never_told_is_shown_without_one_after_a_while() -
     assert shown(labels, role("algo-1", "dnn"), now=HOLD_SECONDS)[0].startswith("dnn/algo-1")
 
 
-def test_what_is_held_at_the_end_is_not_lost() -> None:
+def test_what_is_held_at_the_end_is_not_lost():
     labels = Labels(GROUPS)
     assert shown(labels, entry("algo-1", "last words")) == []
     assert [(x.group, x.text) for x in labels.flush()] == [(UNKNOWN, "last words")]
     assert list(labels.flush()) == []
 
 
-def test_the_leaders_roster_tells_the_groups_of_all_hosts(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_leaders_roster_tells_the_groups_of_all_hosts(capsys):
     Log(run="job", host="algo-3").event(
         "roster",
         groups='{"dnn":{"role":"dnn","type":"ml.g5.xlarge","hosts":["algo-3"]},'
@@ -78,25 +74,25 @@ def test_the_leaders_roster_tells_the_groups_of_all_hosts(
 
 
 @pytest.mark.parametrize("groups", ["", "[1, 2]", "{", '{"dnn": 3}', '{"dnn": {"hosts": [1]}}'])
-def test_a_roster_that_is_none_is_no_roster(groups: str) -> None:
+def test_a_roster_that_is_none_is_no_roster(groups):
     labels = Labels(GROUPS)
     line = f"stoker T run=job host=algo-1 roster groups='{groups}'"
     assert shown(labels, entry("algo-1", line)) == []
     assert labels.roster == {}
 
 
-def test_a_host_cannot_name_the_group_of_another() -> None:
+def test_a_host_cannot_name_the_group_of_another():
     labels = Labels(GROUPS)
     lie = ROLE.format(host="algo-2", group="data")
     assert shown(labels, entry("algo-1", lie), entry("algo-2", "x")) == []
 
 
-def test_what_a_script_prints_in_the_middle_of_a_line_names_no_group() -> None:
+def test_what_a_script_prints_in_the_middle_of_a_line_names_no_group():
     labels = Labels(GROUPS)
     assert shown(labels, entry("algo-1", "see: " + ROLE.format(host="algo-1", group="x"))) == []
 
 
-def test_a_job_of_one_group_needs_no_roster() -> None:
+def test_a_job_of_one_group_needs_no_roster():
     # There the service calls the group homogeneousCluster; the plan's name is what people know.
     labels = Labels(["dnn"])
     assert shown(labels, entry("algo-1", "first")) == ["dnn/algo-1 first"]
@@ -107,7 +103,7 @@ def test_a_job_of_one_group_needs_no_roster() -> None:
 
 
 @pytest.fixture
-def stub() -> Iterator[Stubber]:
+def stub():
     client = boto3.client(
         "logs", region_name="eu-central-1", aws_access_key_id="x", aws_secret_access_key="x"
     )
@@ -159,7 +155,7 @@ def texts(entries: list[LogEntry]) -> list[str]:
     return [f"{x.host} {x.text}" for x in entries]
 
 
-def test_hosts_are_merged_by_time_and_pages_are_read_to_the_last(stub: Stubber) -> None:
+def test_hosts_are_merged_by_time_and_pages_are_read_to_the_last(stub):
     one, two = "job/algo-1-1700000000", "job/algo-2-1700000001"
     streams(stub, one, token="more")
     streams(stub, two, sent="more")
@@ -178,14 +174,14 @@ def test_hosts_are_merged_by_time_and_pages_are_read_to_the_last(stub: Stubber) 
     assert texts(logs.read()) == ["algo-2 d"]
 
 
-def test_a_message_of_several_lines_becomes_several_lines(stub: Stubber) -> None:
+def test_a_message_of_several_lines_becomes_several_lines(stub):
     streams(stub, "job/algo-1-1")
     page(stub, "job/algo-1-1", (1, "a\r\nb\n\nc\n"), gives="t")
     page(stub, "job/algo-1-1", sent="t", gives="t")
     assert texts(logs_of(stub).read()) == ["algo-1 a", "algo-1 b", "algo-1 ", "algo-1 c"]
 
 
-def test_a_token_that_is_no_longer_valid_loses_and_repeats_nothing(stub: Stubber) -> None:
+def test_a_token_that_is_no_longer_valid_loses_and_repeats_nothing(stub):
     name = "job/algo-1-1"
     streams(stub, name)
     page(stub, name, (1, "a"), (7, "b"), (7, "c"), gives="old")
@@ -203,7 +199,7 @@ def test_a_token_that_is_no_longer_valid_loses_and_repeats_nothing(stub: Stubber
     assert texts(logs.read()) == ["algo-1 d", "algo-1 e"]
 
 
-def test_a_long_log_leaves_other_things_their_turn(stub: Stubber) -> None:
+def test_a_long_log_leaves_other_things_their_turn(stub):
     name = "job/algo-1-1"
     streams(stub, name)
     for number in range(MAX_PAGES):
@@ -218,21 +214,21 @@ def test_a_long_log_leaves_other_things_their_turn(stub: Stubber) -> None:
 
 
 @pytest.mark.parametrize("operation", ["describe_log_streams", "get_log_events"])
-def test_no_log_yet_is_an_empty_log(stub: Stubber, operation: str) -> None:
+def test_no_log_yet_is_an_empty_log(stub, operation):
     if operation == "get_log_events":
         streams(stub, "job/algo-1-1")
     stub.add_client_error(operation, "ResourceNotFoundException", "not there")
     assert logs_of(stub).read() == []
 
 
-def test_a_log_that_may_not_be_read_names_the_action(stub: Stubber) -> None:
+def test_a_log_that_may_not_be_read_names_the_action(stub):
     message = "User: arn:aws:iam::1:user/x is not authorized to perform: logs:DescribeLogStreams"
     stub.add_client_error("describe_log_streams", "AccessDeniedException", message)
     with pytest.raises(AwsError, match="permission logs:DescribeLogStreams is missing"):
         logs_of(stub).read()
 
 
-def test_a_restarted_hosts_second_stream_is_read_too(stub: Stubber) -> None:
+def test_a_restarted_hosts_second_stream_is_read_too(stub):
     clock = Clock()
     aws = Aws(clients={"logs": stub.client}, sleep=clock.sleep, clock=clock)
     logs = JobLogs(aws, job_name="job", num_hosts=1)

@@ -2,7 +2,6 @@
 
 import json
 from datetime import date
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -69,18 +68,18 @@ def progress(*steps: float, wait: float | None = None) -> list[str]:
     ]
 
 
-def test_stokers_own_lines_tell_the_step_and_its_wait() -> None:
+def test_stokers_own_lines_tell_the_step_and_its_wait():
     found = steps_in(["loading", *progress(*[0.4] * MIN_SAMPLES, wait=0.3), "done"])
     assert (found.step_seconds, found.wait_seconds) == (0.4, 0.3)
     assert found.samples == MIN_SAMPLES
 
 
-def test_a_wait_that_some_lines_lack_is_not_known() -> None:
+def test_a_wait_that_some_lines_lack_is_not_known():
     found = steps_in([*progress(*[0.4] * MIN_SAMPLES, wait=0.3), *progress(0.4)])
     assert (found.step_seconds, found.wait_seconds) == (0.4, None)
 
 
-def test_the_median_stands_against_a_slow_start_and_the_quartiles_say_the_spread() -> None:
+def test_the_median_stands_against_a_slow_start_and_the_quartiles_say_the_spread():
     found = steps_in(progress(9.0, 8.0, *([0.1, 0.2, 0.3] * 7)))
     assert found.step_seconds == pytest.approx(0.2)
     assert 0.1 <= found.low_seconds <= 0.2 <= found.high_seconds <= 0.3
@@ -89,12 +88,12 @@ def test_the_median_stands_against_a_slow_start_and_the_quartiles_say_the_spread
 @pytest.mark.parametrize(
     "line", ["step_time=0.19", "3/9 [00:01<00:02, 4.00it/s]", *progress(0.0), *progress(1e9)]
 )
-def test_what_is_no_step_of_stokers_is_not_taken_for_one(line: str) -> None:
+def test_what_is_no_step_of_stokers_is_not_taken_for_one(line):
     with pytest.raises(UsageError, match="does not tell a step's time: 0 of the 20 lines"):
         steps_in([line] * 100)
 
 
-def test_too_few_lines_are_refused_with_how_many_there_are_and_what_times_steps() -> None:
+def test_too_few_lines_are_refused_with_how_many_there_are_and_what_times_steps():
     with pytest.raises(UsageError) as caught:
         steps_in(progress(*[1.0] * 19), source="job.log")
     assert "19 of the 20 lines" in caught.value.what
@@ -105,7 +104,7 @@ def test_too_few_lines_are_refused_with_how_many_there_are_and_what_times_steps(
 # ---- who is where
 
 
-def test_members_come_from_each_hosts_line_and_from_the_leaders() -> None:
+def test_members_come_from_each_hosts_line_and_from_the_leaders():
     groups = {
         "dnn": {"role": "dnn", "type": "t", "hosts": ["algo-2"]},
         "x": {"role": "data", "hosts": ["algo-9"]},
@@ -127,16 +126,14 @@ def test_members_come_from_each_hosts_line_and_from_the_leaders() -> None:
     ("seconds", "age", "period"),
     [(3600, 3600, 60), (3600, 20 * DAY, 300), (3600, 100 * DAY, 3600), (5 * DAY, 20 * DAY, 600)],
 )
-def test_old_points_are_asked_for_as_coarsely_as_they_are_kept(
-    seconds: float, age: float, period: int
-) -> None:
+def test_old_points_are_asked_for_as_coarsely_as_they_are_kept(seconds, age, period):
     assert point_seconds(seconds, age_seconds=age) == period
 
 
 # ---- the profile
 
 
-def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path: Path) -> None:
+def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path):
     made = observed_profile(job(), sizes=SIZES)
     assert made.step is None
     assert made.observed == Observed(cpu_utilization=0.97, gpu_utilization=0.41, hosts=1)
@@ -153,7 +150,7 @@ def test_the_profile_is_the_dnn_groups_and_keeps_every_host(tmp_path: Path) -> N
     assert read_json(file, Profile) == made
 
 
-def test_the_words_name_groups_hosts_and_what_is_not_known() -> None:
+def test_the_words_name_groups_hosts_and_what_is_not_known():
     text = explain(observed_profile(job(), sizes=SIZES))
     assert "probably CPU-bound" in text
     assert "No step was timed" in text
@@ -166,7 +163,7 @@ def test_the_words_name_groups_hosts_and_what_is_not_known() -> None:
     assert max(map(len, text.splitlines())) <= 88
 
 
-def test_short_old_and_running_jobs_are_said_to_be_so() -> None:
+def test_short_old_and_running_jobs_are_said_to_be_so():
     made = observed_profile(job(minutes=4.0, is_running=True, point_seconds=300), sizes=SIZES)
     notes = " ".join(map(str, made.what["notes"]))  # type: ignore[arg-type]
     assert "still running" in notes
@@ -174,7 +171,7 @@ def test_short_old_and_running_jobs_are_said_to_be_so() -> None:
     assert "5 minutes" in notes
 
 
-def test_a_log_adds_the_step_with_its_spread() -> None:
+def test_a_log_adds_the_step_with_its_spread():
     made = observed_profile(job(), sizes=SIZES, steps=steps_in(progress(*[0.25] * MIN_SAMPLES)))
     assert made.step == StepTerms(step_seconds=0.25)
     assert made.spread is not None
@@ -185,7 +182,7 @@ def test_a_log_adds_the_step_with_its_spread() -> None:
     assert "probably CPU-bound" in text
 
 
-def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up() -> None:
+def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up():
     text = explain(profile(0.9, None)).splitlines()[0]
     assert "vCPUs 90% busy, GPUs: load not known; that does not tell" in text
     made = profile(0.9, None, "ml.c5.xlarge")
@@ -193,7 +190,7 @@ def test_what_is_not_known_of_a_load_is_said_in_words_and_no_gpus_are_made_up() 
     assert "GPU" not in explain(without).splitlines()[0]
 
 
-def test_where_steps_were_seen_to_wait_no_guess_from_the_load_stands_beside_it() -> None:
+def test_where_steps_were_seen_to_wait_no_guess_from_the_load_stands_beside_it():
     steps = StepTerms(step_seconds=0.2, wait_seconds=0.1)
     text = explain(msgspec.structs.replace(profile(0.9, 0.2), step=steps))
     assert "vCPUs 90% busy, GPUs 20% busy" in text
@@ -201,9 +198,7 @@ def test_where_steps_were_seen_to_wait_no_guess_from_the_load_stands_beside_it()
 
 
 @pytest.mark.parametrize("observed", [None, {}, {"hosts": 2}])
-def test_a_profile_that_says_nothing_is_refused(
-    tmp_path: Path, observed: dict[str, int] | None
-) -> None:
+def test_a_profile_that_says_nothing_is_refused(tmp_path, observed):
     file = tmp_path / "profile.json"
     seen = "" if observed is None else f', "observed": {observed}'.replace("'", '"')
     file.write_text(
@@ -229,7 +224,7 @@ def test_a_profile_that_says_nothing_is_refused(
         (None, 0.4, "unknown"),
     ],
 )
-def test_a_load_suggests(cpu: float | None, gpu: float | None, suspect: str) -> None:
+def test_a_load_suggests(cpu, gpu, suspect):
     assert Observed(cpu_utilization=cpu, gpu_utilization=gpu).suspect == suspect
 
 
@@ -244,7 +239,7 @@ def decision_of(made: Profile, *clusters: tuple[Group, ...], **constraints: obje
 
 
 @pytest.mark.parametrize("loads", [(0.98, 0.41), (0.9, 0.9), (0.1, 0.2), (0.8, None)])
-def test_decide_promises_nothing_without_a_step(loads: tuple[float, float | None]) -> None:
+def test_decide_promises_nothing_without_a_step(loads):
     found = decision_of(profile(*loads))
     assert (found.action, found.bottleneck) == ("keep", "unexplained")
     assert [plan.predicted for plan in found.plans] == [None]
@@ -257,7 +252,7 @@ def test_decide_promises_nothing_without_a_step(loads: tuple[float, float | None
     assert max(map(len, text.splitlines())) <= 88
 
 
-def test_a_cpu_bound_load_is_told_what_a_data_host_would_have_to_bring() -> None:
+def test_a_cpu_bound_load_is_told_what_a_data_host_would_have_to_bring():
     found = decision_of(profile(0.98, 0.41))
     (pays,) = (advice.text for advice in found.advice if advice.id == "break-even")
     assert "ml.c7i.8xlarge" in pays
@@ -268,12 +263,12 @@ def test_a_cpu_bound_load_is_told_what_a_data_host_would_have_to_bring() -> None
 @pytest.mark.parametrize(
     "constraints", [{"max_data_hosts": 0}, {"allowed_instance_types": ("ml.p4d.24xlarge",)}]
 )
-def test_no_data_host_is_named_where_none_may_be_used(constraints: dict[str, object]) -> None:
+def test_no_data_host_is_named_where_none_may_be_used(constraints):
     found = decision_of(profile(0.98, 0.41), **constraints)
     assert "break-even" not in [advice.id for advice in found.advice]
 
 
-def test_named_groups_are_said_to_be_unpredictable() -> None:
+def test_named_groups_are_said_to_be_unpredictable():
     groups = (
         Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
         Group(name="data", role="data", instance_type="ml.c5.18xlarge", count=2),
@@ -282,7 +277,7 @@ def test_named_groups_are_said_to_be_unpredictable() -> None:
     assert any("named groups" in warning for warning in found.warnings)
 
 
-def test_old_prices_are_said_without_a_step_too() -> None:
+def test_old_prices_are_said_without_a_step_too():
     found = decide(
         profile(0.98, 0.41),
         catalog=load_catalog("sagemaker"),
@@ -293,7 +288,7 @@ def test_old_prices_are_said_without_a_step_too() -> None:
     assert any("90 days" in warning for warning in found.warnings)
 
 
-def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands() -> None:
+def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands():
     made = builders.profile(
         "ml.p4d.24xlarge", step_seconds=0.192, cpu_utilization=0.99, gpu_utilization=0.45
     )
@@ -306,7 +301,7 @@ def test_with_a_step_from_the_log_decide_makes_plans_with_wide_bands() -> None:
     assert found.advice[0].id == "profile"
 
 
-def test_evaluate_and_report_cope_with_a_profile_without_a_step() -> None:
+def test_evaluate_and_report_cope_with_a_profile_without_a_step():
     made = profile(0.98, 0.41)
     decision = decision_of(made)
     training = Training(
@@ -324,6 +319,6 @@ def test_evaluate_and_report_cope_with_a_profile_without_a_step() -> None:
     assert (figures.baseline, figures.wait_share) == (None, None)
 
 
-def test_asking_an_untimed_profile_for_its_step_is_an_error_in_words() -> None:
+def test_asking_an_untimed_profile_for_its_step_is_an_error_in_words():
     with pytest.raises(UsageError, match="no step"):
         _ = profile(0.5, 0.5).timed_step

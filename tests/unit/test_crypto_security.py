@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from stoker.errors import UsageError
@@ -10,25 +8,25 @@ OURS = Keys.from_token(b"\x01" * 32)
 FOREIGN = Keys.from_token(b"\x02" * 32)
 
 
-def test_a_token_gives_the_same_keys_everywhere() -> None:
+def test_a_token_gives_the_same_keys_everywhere():
     assert Keys.from_token(b"\x01" * 32) == OURS
 
 
-def test_all_keys_of_all_tokens_differ() -> None:
+def test_all_keys_of_all_tokens_differ():
     fields = [getattr(k, name) for k in (OURS, FOREIGN) for name in Keys.__slots__]
     assert len(set(fields)) == 10
 
 
-def test_keys_are_not_shown() -> None:
+def test_keys_are_not_shown():
     assert OURS.server_secret.decode() not in repr(OURS)
 
 
-def test_a_short_token_is_refused() -> None:
+def test_a_short_token_is_refused():
     with pytest.raises(ValueError, match="at least 32 bytes"):
         Keys.from_token(b"x" * 31)
 
 
-def test_a_new_token_is_read_back(tmp_path: Path) -> None:
+def test_a_new_token_is_read_back(tmp_path):
     token = crypto.new_token()
     (tmp_path / "token").write_text(token + "\n")
     assert crypto.read_token(tmp_path / "token") == bytes.fromhex(token)
@@ -36,7 +34,7 @@ def test_a_new_token_is_read_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "12", "z" * 64, "a" * 63, "é" * 64])
-def test_what_is_no_token_is_refused_and_not_repeated(tmp_path: Path, text: str) -> None:
+def test_what_is_no_token_is_refused_and_not_repeated(tmp_path, text):
     path = tmp_path / "token"
     path.write_text(text, "utf-8")
     with pytest.raises(UsageError) as caught:
@@ -45,6 +43,6 @@ def test_what_is_no_token_is_refused_and_not_repeated(tmp_path: Path, text: str)
     assert len(text) < 3 or text not in str(caught.value)
 
 
-def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_token_file_is_named(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         crypto.read_token(tmp_path / "none")

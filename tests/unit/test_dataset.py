@@ -36,16 +36,14 @@ def spec(dataset: object = None, **kwargs: object) -> DatasetSpec:
     return DatasetSpec(**options)  # type: ignore[arg-type]
 
 
-def test_a_spec_comes_back_and_equal_ones_have_one_name() -> None:
+def test_a_spec_comes_back_and_equal_ones_have_one_name():
     packed = pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20)
     assert unpack_spec(packed.data).dataset.a == 3  # type: ignore[attr-defined]
     assert pack_spec(spec(Numbers(a=3)), max_bytes=1 << 20).digest == packed.digest
     assert pack_spec(spec(Numbers(a=4)), max_bytes=1 << 20).digest != packed.digest
 
 
-def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(tmp_path, monkeypatch):
     for name in ("script", "host", "gone"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "script")
@@ -60,9 +58,7 @@ def test_a_spec_takes_its_host_to_the_scripts_folder_if_that_is_there(
     assert Path.cwd() == tmp_path / "script"
 
 
-def test_a_spec_travels_from_a_folder_that_was_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_spec_travels_from_a_folder_that_was_removed(tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -130,16 +126,16 @@ def cached_of_a_function() -> object:
     ],
     ids=["attribute", "deep", "closure", "cached", "global", "class", "generator"],
 )
-def test_what_cannot_travel_is_named(make: object, name: str) -> None:
+def test_what_cannot_travel_is_named(make, name):
     with pytest.raises(ShippingError, match=name):
         pack_spec(make(), max_bytes=1 << 20)  # type: ignore[operator]
 
 
-def test_a_lost_feed_is_what_torch_calls_a_lost_worker() -> None:
+def test_a_lost_feed_is_what_torch_calls_a_lost_worker():
     assert issubclass(FeedLostError, RuntimeError)
 
 
-def test_a_tensor_on_an_accelerator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_on_an_accelerator_is_named(monkeypatch):
     class Elsewhere(torch.Tensor):
         @property
         def device(self) -> torch.device:  # type: ignore[override]
@@ -151,13 +147,13 @@ def test_a_tensor_on_an_accelerator_is_named(monkeypatch: pytest.MonkeyPatch) ->
         pack_spec(spec(Numbers(a=[tensor])), max_bytes=1 << 20)
 
 
-def test_a_dataset_above_the_bound_is_refused_with_its_largest_part() -> None:
+def test_a_dataset_above_the_bound_is_refused_with_its_largest_part():
     big = Numbers(small=1, images=b"x" * (3 << 20))
     with pytest.raises(ShippingError, match=r"dataset\.images with 3 MiB"):
         pack_spec(spec(big), max_bytes=1 << 20)
 
 
-def test_a_large_dataset_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_dataset_is_reported(monkeypatch):
     monkeypatch.setattr(shipping, "LARGE_SPEC_BYTES", 1 << 20)
     packed = pack_spec(spec(Numbers(images=b"x" * (3 << 20))), max_bytes=1 << 30)
     assert len(packed.warnings) == 1
@@ -165,7 +161,7 @@ def test_a_large_dataset_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pack_spec(spec(), max_bytes=1 << 30).warnings == ()
 
 
-def test_a_remote_dataset_is_built_when_it_is_asked_for() -> None:
+def test_a_remote_dataset_is_built_when_it_is_asked_for():
     dataset = remote("builtins:dict", a=1, b=2)
     assert len(pack_spec(spec(dataset), max_bytes=1 << 20).data) < 15_000
     assert dataset["a"] == 1
@@ -174,7 +170,7 @@ def test_a_remote_dataset_is_built_when_it_is_asked_for() -> None:
     assert unpack_spec(pack_spec(spec(dataset), max_bytes=1 << 20).data).dataset == {"a": 1, "b": 2}
 
 
-def test_a_remote_dataset_within_others_is_built_with_the_spec() -> None:
+def test_a_remote_dataset_within_others_is_built_with_the_spec():
     numbers = remote("builtins:list")
     parts = Numbers(datasets=[Subset(numbers, []), Numbers(datasets={"a": numbers})])
     packed = pack_spec(spec(parts), max_bytes=1 << 20)
@@ -185,12 +181,12 @@ def test_a_remote_dataset_within_others_is_built_with_the_spec() -> None:
 
 
 @pytest.mark.parametrize("name", ["nonsense", "a:", ":b", "a:b.c", ""])
-def test_a_factory_of_another_form_is_refused(name: str) -> None:
+def test_a_factory_of_another_form_is_refused(name):
     with pytest.raises(UsageError, match=r"package\.module:function"):
         remote(name)
 
 
-def test_a_missing_factory_is_named() -> None:
+def test_a_missing_factory_is_named():
     with pytest.raises(UsageError, match="no_such_thing"):
         len(remote("builtins:no_such_thing"))
 
@@ -220,7 +216,7 @@ def raised(err: Exception) -> Exception:
         return unpack_error(pack_error(caught, host="data-3", where="index 7 of data worker 1"))
 
 
-def test_an_error_comes_back_with_its_type_and_where_it_happened() -> None:
+def test_an_error_comes_back_with_its_type_and_where_it_happened():
     for kind in (ValueError, KeyError, OSError, ZeroDivisionError, AssertionError, RuntimeError):
         back = raised(kind("bad sample"))
         assert type(back) is kind
@@ -229,7 +225,7 @@ def test_an_error_comes_back_with_its_type_and_where_it_happened() -> None:
         assert str(back).count("\n") > 3
 
 
-def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_error() -> None:
+def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_error():
     back = raised(OddError(5, reason="x"))
     assert isinstance(back, OddError)
     assert back.code == 5
@@ -239,7 +235,7 @@ def test_an_error_with_an_odd_constructor_keeps_its_facts_or_becomes_a_runtime_e
     assert "HopelessError" in str(hopeless)
 
 
-def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error() -> None:
+def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error():
     class LocalError(Exception):
         pass
 
@@ -250,19 +246,19 @@ def test_an_error_whose_class_is_unknown_here_becomes_a_runtime_error() -> None:
     assert type(unpack_error(packed)).__name__ == "LocalError"
 
 
-def test_an_error_of_stoker_keeps_its_three_facts() -> None:
+def test_an_error_of_stoker_keeps_its_three_facts():
     back = raised(FeedLostError("gone", where="host a", fix="wait"))
     assert isinstance(back, FeedLostError)
     assert (back.what, back.where, back.fix) == ("gone", "host a", "wait")
 
 
-def test_bytes_that_are_no_error_are_refused() -> None:
+def test_bytes_that_are_no_error_are_refused():
     for data in (b"", b"junk", pickle.dumps(3)):
         with pytest.raises(ShippingError):
             unpack_error(data)
 
 
-def test_an_error_that_holds_much_travels_without_it() -> None:
+def test_an_error_that_holds_much_travels_without_it():
     """It has to fit a message of the feed: else the connection would be lost, again and again."""
     packed = pack_error(ValueError("too dark", bytes(5 << 20)), host="h", where="worker 0")
     assert len(packed) < 2 << 20
@@ -279,13 +275,13 @@ def test_an_error_that_holds_much_travels_without_it() -> None:
         ({"file": sys.stderr}, "dataset.file"),
     ],
 )
-def test_what_cannot_travel_is_said_beforehand(attributes: dict[str, object], found: str) -> None:
+def test_what_cannot_travel_is_said_beforehand(attributes, found):
     why = why_unshippable(spec(Numbers(**attributes)), max_bytes=1 << 20, max_seconds=60)
     assert why.startswith(found)
     assert bool(why) is bool(found)
 
 
 @pytest.mark.parametrize(("max_bytes", "max_seconds"), [(1000, 60.0), (1 << 20, -1.0)])
-def test_a_look_at_what_cannot_travel_is_bounded(max_bytes: int, max_seconds: float) -> None:
+def test_a_look_at_what_cannot_travel_is_bounded(max_bytes, max_seconds):
     dataset = Numbers(large=bytes(100_000), lock=threading.Lock())
     assert not why_unshippable(spec(dataset), max_bytes=max_bytes, max_seconds=max_seconds)

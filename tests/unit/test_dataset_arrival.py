@@ -1,7 +1,6 @@
 """A spec that comes in pieces is what was sent, or is refused."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,13 +11,13 @@ WHOLE = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def arrival() -> Iterator[Arrival]:
+def arrival():
     made = Arrival(digest(WHOLE), nbytes=len(WHOLE))
     yield made
     made.close()
 
 
-def test_pieces_in_order_are_the_whole(arrival: Arrival) -> None:
+def test_pieces_in_order_are_the_whole(arrival):
     pieces = [(offset, WHOLE[offset : offset + 3000]) for offset in range(0, len(WHOLE), 3000)]
     ends = [arrival.take(piece, offset=offset) for offset, piece in pieces]
     assert ends == [False] * (len(pieces) - 1) + [True]
@@ -26,30 +25,30 @@ def test_pieces_in_order_are_the_whole(arrival: Arrival) -> None:
     assert os.pread(arrival.descriptor, len(WHOLE) + 1, 0) == WHOLE
 
 
-def test_other_bytes_are_not_the_spec(arrival: Arrival) -> None:
+def test_other_bytes_are_not_the_spec(arrival):
     assert arrival.take(bytes(len(WHOLE)), offset=0)
     assert not arrival.is_right()
 
 
 @pytest.mark.parametrize("offset", [0, 999, 1001])
-def test_a_piece_out_of_order_is_refused(arrival: Arrival, offset: int) -> None:
+def test_a_piece_out_of_order_is_refused(arrival, offset):
     arrival.take(WHOLE[:1000], offset=0)
     with pytest.raises(ProtocolError, match="not 1000"):
         arrival.take(WHOLE[1000:2000], offset=offset)
 
 
-def test_no_more_is_taken_than_was_said(arrival: Arrival) -> None:
+def test_no_more_is_taken_than_was_said(arrival):
     with pytest.raises(ProtocolError):
         arrival.take(WHOLE + b"x", offset=0)
     assert os.fstat(arrival.descriptor).st_size == 0
 
 
-def test_an_empty_piece_is_refused(arrival: Arrival) -> None:
+def test_an_empty_piece_is_refused(arrival):
     with pytest.raises(ProtocolError):
         arrival.take(b"", offset=0)
 
 
-def test_closing_frees_the_memory_and_may_be_done_twice() -> None:
+def test_closing_frees_the_memory_and_may_be_done_twice():
     arrival = Arrival("a", nbytes=1)
     descriptor = arrival.descriptor
     arrival.close()

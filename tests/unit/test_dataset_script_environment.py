@@ -11,7 +11,7 @@ from stoker.feed.wire.dataset import (
 )
 
 
-def test_what_was_set_changed_and_deleted_travels() -> None:
+def test_what_was_set_changed_and_deleted_travels():
     start = {"KEPT": "1", "CHANGED": "1", "DELETED": "1"}
     now = {"KEPT": "1", "CHANGED": "2", "SET": "ä\udc80"}
     assert changes_between(start, now) == (("CHANGED", "2"), ("DELETED", None), ("SET", "ä\udc80"))
@@ -26,7 +26,7 @@ def test_what_was_set_changed_and_deleted_travels() -> None:
         *("https_proxy", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "TORCHELASTIC_RUN_ID", "TMPDIR"),
     ],
 )
-def test_secrets_and_what_is_of_one_rank_or_host_stay(name: str) -> None:
+def test_secrets_and_what_is_of_one_rank_or_host_stay(name):
     assert not may_travel(name, "x")
     assert not may_travel(name, None)
 
@@ -35,12 +35,12 @@ def test_secrets_and_what_is_of_one_rank_or_host_stay(name: str) -> None:
     "name",
     ["TOKENIZERS_PARALLELISM", "HF_HOME", "MYVAR", "DATA_ROOT", "KEYBOARD", "HF_DATASETS_CACHE"],
 )
-def test_what_code_is_steered_by_travels(name: str) -> None:
+def test_what_code_is_steered_by_travels(name):
     assert may_travel(name, "x")
     assert may_travel(name, None)
 
 
-def test_an_address_with_a_password_stays() -> None:
+def test_an_address_with_a_password_stays():
     assert not may_travel("DATABASE_URL", "postgres://me:secret@host/db")
     assert may_travel("DATABASE_URL", "postgres://host:5432/db")
 
@@ -54,17 +54,17 @@ def test_an_address_with_a_password_stays() -> None:
         (["s.py", "--rank", "1"], ("s.py", "--rank", "1")),
     ],
 )
-def test_the_rank_among_the_arguments_stays(given: list[str], kept: tuple[str, ...]) -> None:
+def test_the_rank_among_the_arguments_stays(given, kept):
     assert arguments_of(given) == kept
 
 
-def test_it_comes_as_it_went() -> None:
+def test_it_comes_as_it_went():
     sent = ScriptEnvironment((("A", "ä\udc80"), ("B", None)), ("s.py", "-x"))
     packed = (sent.packed_changes(), sent.packed_arguments())
     assert ScriptEnvironment.unpacked(*packed) == sent
 
 
-def test_arguments_take_the_same_room_whatever_they_are() -> None:
+def test_arguments_take_the_same_room_whatever_they_are():
     some = [ScriptEnvironment((), ("s.py",) * times) for times in (0, 1, 100, 10_000)]
     assert {len(each.packed_arguments()) for each in some} == {ARGUMENT_BYTES}
     assert ScriptEnvironment.unpacked(b"[]", some[-1].packed_arguments()).arguments == ()

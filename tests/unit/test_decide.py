@@ -3,7 +3,6 @@ import re
 from collections.abc import Sequence
 from datetime import date
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -126,14 +125,14 @@ def _predicted(plan: Plan) -> Predicted:
 # The model on one-core hosts, where training and loading share the core.
 
 
-def test_step_on_one_core_is_loading_and_training_together() -> None:
+def test_step_on_one_core_is_loading_and_training_together():
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
     assert decision.bottleneck == "cpu"
     (keep,) = _plans(decision, "keep")
     assert _predicted(keep).step_seconds == 0.062
 
 
-def test_a_second_core_takes_the_share_that_makes_both_busy() -> None:
+def test_a_second_core_takes_the_share_that_makes_both_busy():
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
     # (1-x) c + g = x c / eta at x = (c + g) / (c (1 + 1/eta)).
     share = 0.062 / (0.040 * (1 + 1 / 0.85))
@@ -143,12 +142,12 @@ def test_a_second_core_takes_the_share_that_makes_both_busy() -> None:
     assert _predicted(decision.plan).step_seconds == pytest.approx(0.034, abs=0.001)
 
 
-def test_dnn_host_keeps_a_local_worker_while_it_has_cpu_left() -> None:
+def test_dnn_host_keeps_a_local_worker_while_it_has_cpu_left():
     plan = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints()).plan
     assert [g.workers_per_host for g in plan.groups] == [1, 1]
 
 
-def test_dnn_host_loads_nothing_where_data_hosts_leave_room_below_the_accelerator() -> None:
+def test_dnn_host_loads_nothing_where_data_hosts_leave_room_below_the_accelerator():
     named = (
         Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
         Group(name="data", role="data", instance_type="ml.c7i.24xlarge", count=4),
@@ -160,7 +159,7 @@ def test_dnn_host_loads_nothing_where_data_hosts_leave_room_below_the_accelerato
     assert _predicted(plan).limit == "accelerator"
 
 
-def test_receiving_costs_the_core_that_trains() -> None:
+def test_receiving_costs_the_core_that_trains():
     constraints = _local_constraints()
     free = _decide(_one_core(), catalog=LOCAL, constraints=constraints)
     dear = _decide(_one_core(receive_cpu_seconds=0.01), catalog=LOCAL, constraints=constraints)
@@ -170,7 +169,7 @@ def test_receiving_costs_the_core_that_trains() -> None:
     assert _predicted(dear.plan).step_seconds == pytest.approx(local)
 
 
-def test_trainer_without_accelerators_is_faster_on_a_faster_cpu() -> None:
+def test_trainer_without_accelerators_is_faster_on_a_faster_cpu():
     profile = _profile(
         "ml.m5.24xlarge",
         step_seconds=0.1,
@@ -184,7 +183,7 @@ def test_trainer_without_accelerators_is_faster_on_a_faster_cpu() -> None:
     assert _predicted(plan).step_seconds == pytest.approx(0.1 / ratio, rel=0.01)
 
 
-def test_settings_may_fix_the_local_workers() -> None:
+def test_settings_may_fix_the_local_workers():
     decision = _decide(
         _one_core(),
         catalog=LOCAL,
@@ -198,7 +197,7 @@ def test_settings_may_fix_the_local_workers() -> None:
     assert _predicted(plan).step_seconds == pytest.approx(0.040 / 0.93)
 
 
-def test_data_hosts_that_make_all_batches_are_never_slower_for_local_workers() -> None:
+def test_data_hosts_that_make_all_batches_are_never_slower_for_local_workers():
     fixed = _decide(
         _one_core(),
         catalog=LOCAL,
@@ -210,7 +209,7 @@ def test_data_hosts_that_make_all_batches_are_never_slower_for_local_workers() -
     assert _predicted(mixed).step_seconds <= _predicted(alone).step_seconds
 
 
-def test_waiting_for_storage_takes_as_long_on_a_data_host() -> None:
+def test_waiting_for_storage_takes_as_long_on_a_data_host():
     profile = _one_core(
         step_seconds=0.1,
         accelerator_step_seconds=0.005,
@@ -228,7 +227,7 @@ def test_waiting_for_storage_takes_as_long_on_a_data_host() -> None:
     assert _predicted(plan).limit == "latency"
 
 
-def test_plans_beyond_the_cores_of_this_machine_are_infeasible() -> None:
+def test_plans_beyond_the_cores_of_this_machine_are_infeasible():
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints(max_data_hosts=3))
     reasons = [plan.reason for plan in decision.plans if not plan.feasible]
     assert sorted(reasons) == [
@@ -241,7 +240,7 @@ def test_plans_beyond_the_cores_of_this_machine_are_infeasible() -> None:
 # The parts of the model.
 
 
-def test_share_stays_below_one_where_the_network_is_the_limit() -> None:
+def test_share_stays_below_one_where_the_network_is_the_limit():
     # 0.4 GB a step: 0.46 s over the data host's 10 Gbit/s, if all of it were made there.
     named = (
         Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
@@ -255,7 +254,7 @@ def test_share_stays_below_one_where_the_network_is_the_limit() -> None:
     assert _predicted(plan).step_seconds == pytest.approx(network, rel=1e-6)
 
 
-def test_more_data_hosts_need_no_more_than_the_receiver_takes() -> None:
+def test_more_data_hosts_need_no_more_than_the_receiver_takes():
     decision = _decide(
         _starved(receive_cpu_seconds=0.15),
         constraints=Constraints(objective="time", allowed_instance_types=("c7i.24xlarge",)),
@@ -264,7 +263,7 @@ def test_more_data_hosts_need_no_more_than_the_receiver_takes() -> None:
     assert last.remote_share < 1
 
 
-def test_slow_storage_binds_however_many_cpus_there_are() -> None:
+def test_slow_storage_binds_however_many_cpus_there_are():
     profile = _starved(loader_cpu_seconds=0.5, read_bytes=40e6, storage_bytes_per_second=200e6)
     decision = _decide(profile)
     assert decision.bottleneck == "storage"
@@ -273,7 +272,7 @@ def test_slow_storage_binds_however_many_cpus_there_are() -> None:
     )
 
 
-def test_too_few_workers_are_a_free_fix() -> None:
+def test_too_few_workers_are_a_free_fix():
     profile = _starved(loader_cpu_seconds=0.8, num_workers=4)
     decision = _decide(profile)
     assert (decision.bottleneck, decision.action) == ("workers", "tune")
@@ -284,7 +283,7 @@ def test_too_few_workers_are_a_free_fix() -> None:
     assert _predicted(decision.plan).step_seconds == pytest.approx(0.08)
 
 
-def test_loading_in_the_trainer_itself_takes_turns_with_the_step() -> None:
+def test_loading_in_the_trainer_itself_takes_turns_with_the_step():
     profile = _starved(
         step_seconds=0.88, loader_cpu_seconds=0.8, num_workers=0, receive_cpu_seconds=0
     )
@@ -293,7 +292,7 @@ def test_loading_in_the_trainer_itself_takes_turns_with_the_step() -> None:
     assert _predicted(decision.plan).step_seconds == pytest.approx(0.08)
 
 
-def test_loader_that_waits_gets_more_workers_than_vcpus() -> None:
+def test_loader_that_waits_gets_more_workers_than_vcpus():
     profile = _starved(loader_cpu_seconds=0.4, loader_wall_seconds=6.4, num_workers=32)
     decision = _decide(profile)
     assert decision.bottleneck == "latency"
@@ -301,7 +300,7 @@ def test_loader_that_waits_gets_more_workers_than_vcpus() -> None:
     assert (tuned.groups[0].workers_per_host or 0) > 32
 
 
-def test_starved_only_by_time_and_utilization_is_still_seen_as_cpu_bound() -> None:
+def test_starved_only_by_time_and_utilization_is_still_seen_as_cpu_bound():
     profile = builders.profile(
         "ml.p4d.24xlarge",
         step_seconds=0.192,
@@ -313,7 +312,7 @@ def test_starved_only_by_time_and_utilization_is_still_seen_as_cpu_bound() -> No
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
 
 
-def test_measured_step_corrects_the_terms_that_bind_and_no_other() -> None:
+def test_measured_step_corrects_the_terms_that_bind_and_no_other():
     # The parts give 0.18 s, measured were 0.2 s: loading is dearer than it looked, and the
     # accelerator is as fast as it was measured.
     slow = _starved(loader_cpu_seconds=0.9 * 6.1, trainer_cpu_seconds=0.9 * 0.3)
@@ -324,7 +323,7 @@ def test_measured_step_corrects_the_terms_that_bind_and_no_other() -> None:
 # What is chosen.
 
 
-def test_accelerator_bound_training_is_left_alone() -> None:
+def test_accelerator_bound_training_is_left_alone():
     decision = _decide(
         _starved(step_seconds=0.2, accelerator_step_seconds=0.19, loader_cpu_seconds=1.0)
     )
@@ -332,14 +331,14 @@ def test_accelerator_bound_training_is_left_alone() -> None:
     assert explain(decision).startswith("stoker does not help here")
 
 
-def test_scale_out_is_offered_only_where_the_accelerator_is_the_limit() -> None:
+def test_scale_out_is_offered_only_where_the_accelerator_is_the_limit():
     bound = _starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0)
     offered = _plans(_decide(bound), "scale_out")
     assert {p.groups[0].count for p in offered} == {1, 2, 4}
     assert not _plans(_decide(_starved()), "scale_out")
 
 
-def test_more_accelerators_make_a_step_of_todays_batch_shorter_but_not_cheaper() -> None:
+def test_more_accelerators_make_a_step_of_todays_batch_shorter_but_not_cheaper():
     bound = _starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0)
     doubled = next(p for p in _plans(_decide(bound), "scale_out") if p.groups[0].count == 2)
     assert _predicted(doubled).step_seconds == pytest.approx(0.2 / 2 / 0.9)
@@ -349,14 +348,14 @@ def test_more_accelerators_make_a_step_of_todays_batch_shorter_but_not_cheaper()
     assert any(advice.id == "global-batch" for advice in chosen.advice)
 
 
-def test_cheaper_accelerators_of_another_batch_are_advice_and_no_choice() -> None:
+def test_cheaper_accelerators_of_another_batch_are_advice_and_no_choice():
     # A g5.12xlarge has four accelerators for 2.3 times the price of one g5.8xlarge.
     decision = _decide(_starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0))
     assert decision.action == "keep"
     assert any(advice.id == "more-accelerators" for advice in decision.advice)
 
 
-def test_unexplained_profile_gets_no_spending_advice() -> None:
+def test_unexplained_profile_gets_no_spending_advice():
     check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
     profile = msgspec.structs.replace(_starved(), check=check)
     decision = _decide(profile)
@@ -364,7 +363,7 @@ def test_unexplained_profile_gets_no_spending_advice() -> None:
     assert decision.plan.reason.endswith("so stoker recommends no paid hosts")
 
 
-def test_without_a_check_the_advice_goes_on_with_wider_bands() -> None:
+def test_without_a_check_the_advice_goes_on_with_wider_bands():
     measured = _starved()
     unchecked = msgspec.structs.replace(measured, check=None)
     decision = _decide(unchecked)
@@ -378,14 +377,14 @@ def test_without_a_check_the_advice_goes_on_with_wider_bands() -> None:
     assert any("not checked" in warning for warning in decision.warnings)
 
 
-def test_a_lone_step_time_is_no_ground_for_advice() -> None:
+def test_a_lone_step_time_is_no_ground_for_advice():
     profile = builders.profile("ml.p4d.24xlarge", step_seconds=0.192, global_batch_size=8192)
     decision = _decide(profile)
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
     assert decision.path[0].answer == "unknown"
 
 
-def test_gain_within_its_error_band_is_not_recommended() -> None:
+def test_gain_within_its_error_band_is_not_recommended():
     # The accelerator takes 92 % of the step: nothing can save more than 8 %.
     decision = _decide(
         _starved(accelerator_step_seconds=0.184), constraints=Constraints(objective="time")
@@ -394,7 +393,7 @@ def test_gain_within_its_error_band_is_not_recommended() -> None:
     assert "error band" in decision.plan.reason
 
 
-def test_near_equals_are_decided_by_fewer_machines() -> None:
+def test_near_equals_are_decided_by_fewer_machines():
     decision = _decide(_starved(), constraints=Constraints(objective="time"))
     best = min(_predicted(p).step_seconds for p in decision.plans if p.feasible and p.predicted)
     chosen = sum(g.count for g in decision.plan.groups)
@@ -403,14 +402,14 @@ def test_near_equals_are_decided_by_fewer_machines() -> None:
             assert sum(g.count for g in plan.groups) >= chosen
 
 
-def test_budget_below_todays_cluster_keeps_it_and_says_so() -> None:
+def test_budget_below_todays_cluster_keeps_it_and_says_so():
     decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=1.0))
     assert decision.action == "keep"
     assert decision.plan.feasible
     assert "above the budget of $1.00" in decision.plan.reason
 
 
-def test_a_budget_that_is_missed_by_less_than_a_cent_is_told_apart() -> None:
+def test_a_budget_that_is_missed_by_less_than_a_cent_is_told_apart():
     (keep,) = [plan for plan in _decide(_starved()).plans if plan.action == "keep"]
     today = _predicted(keep).usd_per_hour
     decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=today - 0.001))
@@ -418,7 +417,7 @@ def test_a_budget_that_is_missed_by_less_than_a_cent_is_told_apart() -> None:
     assert float(cost) - float(budget) == pytest.approx(0.001)
 
 
-def test_budget_forbids_plans_above_it() -> None:
+def test_budget_forbids_plans_above_it():
     decision = _decide(_starved(), constraints=Constraints(max_usd_per_hour=4.0))
     assert _predicted(decision.plan).usd_per_hour <= 4.0
     above = [p for p in decision.plans if p.predicted and p.predicted.usd_per_hour > 4.0]
@@ -426,7 +425,7 @@ def test_budget_forbids_plans_above_it() -> None:
     assert all(not p.feasible and "above the budget" in p.reason for p in above)
 
 
-def test_deadline_is_met_even_where_that_costs_more() -> None:
+def test_deadline_is_met_even_where_that_costs_more():
     bound = _starved(accelerator_step_seconds=0.2, loader_cpu_seconds=1.0)
     training = TrainingSize(steps=100_000)
     relaxed = _decide(bound, training=training)
@@ -437,7 +436,7 @@ def test_deadline_is_met_even_where_that_costs_more() -> None:
     assert (_predicted(hurried.plan).total_hours or math.inf) <= 3.5
 
 
-def test_deadline_that_nothing_meets_keeps_todays_cluster_and_says_so() -> None:
+def test_deadline_that_nothing_meets_keeps_todays_cluster_and_says_so():
     decision = _decide(
         _starved(),
         training=TrainingSize(steps=100_000),
@@ -447,7 +446,7 @@ def test_deadline_that_nothing_meets_keeps_todays_cluster_and_says_so() -> None:
     assert "misses the deadline" in decision.plan.reason
 
 
-def test_allowed_types_bind_both_roles_and_spare_todays() -> None:
+def test_allowed_types_bind_both_roles_and_spare_todays():
     decision = _decide(
         _starved(), constraints=Constraints(allowed_instance_types=("c5.4xlarge", "ml.m5.4xlarge"))
     )
@@ -456,14 +455,14 @@ def test_allowed_types_bind_both_roles_and_spare_todays() -> None:
     assert not _plans(decision, "scale_up")
 
 
-def test_misspelt_allowed_type_is_an_error_that_names_the_key() -> None:
+def test_misspelt_allowed_type_is_an_error_that_names_the_key():
     with pytest.raises(UsageError) as caught:
         _decide(_starved(), constraints=Constraints(allowed_instance_types=("c5.4xlarg",)))
     assert "allowed_instance_types[0]" in caught.value.where
     assert "ml.c5.4xlarge" in caught.value.fix
 
 
-def test_types_without_price_or_outside_training_are_never_proposed() -> None:
+def test_types_without_price_or_outside_training_are_never_proposed():
     for objective in ("cost", "time"):
         constraints = Constraints(objective="cost" if objective == "cost" else "time")
         decision = _decide(_starved(), constraints=constraints)
@@ -473,7 +472,7 @@ def test_types_without_price_or_outside_training_are_never_proposed() -> None:
             assert found.usd_per_hour is not None
 
 
-def test_asking_for_a_type_that_cannot_train_says_why_it_is_infeasible() -> None:
+def test_asking_for_a_type_that_cannot_train_says_why_it_is_infeasible():
     named = (
         Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
         Group(name="data", role="data", instance_type="c5.12xlarge", count=1),
@@ -485,7 +484,7 @@ def test_asking_for_a_type_that_cannot_train_says_why_it_is_infeasible() -> None
     assert decision.plans[-1] == plan
 
 
-def test_todays_type_without_a_price_is_kept_and_never_free() -> None:
+def test_todays_type_without_a_price_is_kept_and_never_free():
     profile = _profile(
         "ml.p3.2xlarge", step_seconds=1.2, accelerator_step_seconds=0.1, loader_cpu_seconds=7.0
     )
@@ -496,7 +495,7 @@ def test_todays_type_without_a_price_is_kept_and_never_free() -> None:
     assert explain(decision).startswith("stoker does not help here")
 
 
-def test_cluster_with_another_accelerator_cannot_be_predicted() -> None:
+def test_cluster_with_another_accelerator_cannot_be_predicted():
     named = (Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),)
     plan = next(
         p for p in _decide(_starved(), extra=[named]).plans if "p4d" in p.groups[0].instance_type
@@ -506,7 +505,7 @@ def test_cluster_with_another_accelerator_cannot_be_predicted() -> None:
     assert "A10G today, A100 here" in plan.reason
 
 
-def test_todays_cluster_asked_for_is_not_listed_twice() -> None:
+def test_todays_cluster_asked_for_is_not_listed_twice():
     named = (
         Group(
             name="dnn",
@@ -520,13 +519,13 @@ def test_todays_cluster_asked_for_is_not_listed_twice() -> None:
     assert len(_plans(_decide(_starved(), extra=[named]), "keep")) == 1
 
 
-def test_cluster_without_a_dnn_group_is_an_error() -> None:
+def test_cluster_without_a_dnn_group_is_an_error():
     data = (Group(name="data", role="data", instance_type="c5.9xlarge", count=1),)
     with pytest.raises(UsageError, match="one dnn group"):
         _decide(_starved(), extra=[data])
 
 
-def test_unknown_type_of_today_is_an_error_that_names_the_nearest() -> None:
+def test_unknown_type_of_today_is_an_error_that_names_the_nearest():
     with pytest.raises(UsageError, match=r"did you mean ml\.g5\.8xlarge"):
         _decide(_profile("ml.g5.8xlarg", step_seconds=0.2))
 
@@ -535,20 +534,20 @@ def test_unknown_type_of_today_is_an_error_that_names_the_nearest() -> None:
     ("field", "value"),
     [("step_seconds", 1e9), ("step_seconds", 1e-12), ("loader_cpu_seconds", 1e300)],
 )
-def test_absurd_numbers_are_an_error_that_names_the_key(field: str, value: float) -> None:
+def test_absurd_numbers_are_an_error_that_names_the_key(field, value):
     with pytest.raises(UsageError) as caught:
         _decide(_starved(**{field: value}))
     assert f"step.{field}" in caught.value.where
 
 
-def test_no_data_hosts_allowed_means_no_data_group() -> None:
+def test_no_data_hosts_allowed_means_no_data_group():
     decision = _decide(_starved(), constraints=Constraints(max_data_hosts=0))
     assert not _plans(decision, "heterogeneous")
     answer = next(a for a in decision.path if "data group" in a.question)
     assert (answer.answer, answer.because) == ("no", "max_data_hosts is 0")
 
 
-def test_every_number_of_data_hosts_of_the_best_types_is_listed() -> None:
+def test_every_number_of_data_hosts_of_the_best_types_is_listed():
     decision = _decide(_starved(), constraints=Constraints(max_data_hosts=4))
     counts: dict[str, set[int]] = {}
     for plan in _plans(decision, "heterogeneous"):
@@ -557,13 +556,13 @@ def test_every_number_of_data_hosts_of_the_best_types_is_listed() -> None:
     assert all(found == {1, 2, 3, 4} for found in counts.values())
 
 
-def test_profile_wins_over_the_catalog_with_a_warning() -> None:
+def test_profile_wins_over_the_catalog_with_a_warning():
     profile = builders.profile("ml.g5.8xlarge", vcpus=16, step=_starved().step)
     decision = _decide(profile)
     assert any("has 16 vCPUs" in warning for warning in decision.warnings)
 
 
-def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is() -> None:
+def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is():
     terms = {"loader_cpu_seconds": 0.060, "trainer_cpu_seconds": 0.015, "num_workers": 2}
     profile = _one_core(step_seconds=0.050, **terms)
     host = msgspec.structs.replace(profile.host, vcpus=1, quota_vcpus=1.5)
@@ -580,14 +579,14 @@ def test_a_quota_of_one_and_a_half_vcpus_is_divided_by_as_it_is() -> None:
     assert 0.075 / (1.5 + 0.93) < together < 0.050
 
 
-def test_stale_prices_are_said_to_be_stale() -> None:
+def test_stale_prices_are_said_to_be_stale():
     decision = decide(_starved(), catalog=AWS, constraints=Constraints(), today=date(2027, 6, 1))
     assert decision.prices.stale
     assert any("older than 90 days" in warning for warning in decision.warnings)
     assert "STALE" in explain(decision)
 
 
-def test_missing_trainer_cpu_widens_the_band() -> None:
+def test_missing_trainer_cpu_widens_the_band():
     def width(profile: Profile) -> float:
         outcome = _predicted(_plans(_decide(profile), "heterogeneous")[0])
         return outcome.step_seconds_high / outcome.step_seconds
@@ -605,7 +604,7 @@ def test_missing_trainer_cpu_widens_the_band() -> None:
     assert width(unknown) > width(_starved(accelerator_step_seconds=0.02))
 
 
-def test_two_limits_of_about_the_same_size_widen_the_band() -> None:
+def test_two_limits_of_about_the_same_size_widen_the_band():
     outcomes = [_predicted(plan) for plan in _plans(_decide(_starved()), "heterogeneous")]
     bands: dict[bool, set[float]] = {True: set(), False: set()}
     for outcome in outcomes:
@@ -616,21 +615,21 @@ def test_two_limits_of_about_the_same_size_widen_the_band() -> None:
     assert bands == {True: {round(math.hypot(0.10, 0.23), 9)}, False: {0.1}}
 
 
-def test_spread_of_the_measured_step_is_the_band_of_keep() -> None:
+def test_spread_of_the_measured_step_is_the_band_of_keep():
     spread = {"step_seconds": Spread(low=0.19, high=0.23, samples=100)}
     profile = msgspec.structs.replace(_starved(), check=None, spread=spread)
     keep = _predicted(_plans(_decide(profile), "keep")[0])
     assert (keep.step_seconds_low, keep.step_seconds, keep.step_seconds_high) == (0.19, 0.2, 0.23)
 
 
-def test_free_fixes_come_first_among_the_advice() -> None:
+def test_free_fixes_come_first_among_the_advice():
     fix = Fix(id="uint8", text="Send uint8.", cost="small")
     profile = msgspec.structs.replace(_starved(), fixes=(fix,))
     advice = _decide(profile).advice
     assert [a.id for a in advice] == ["uint8", "offload-gpu"]
 
 
-def test_path_has_figures_at_every_turn() -> None:
+def test_path_has_figures_at_every_turn():
     path = _decide(_starved()).path
     assert len(path) == 6
     assert all(any(c.isdigit() for c in answer.because) for answer in path)
@@ -648,12 +647,12 @@ def test_path_has_figures_at_every_turn() -> None:
         _profile("ml.p5en.48xlarge", step_seconds=1e6, loader_cpu_seconds=1e9),
     ],
 )
-def test_text_is_narrow(profile: Profile) -> None:
+def test_text_is_narrow(profile):
     text = explain(_decide(profile, training=TrainingSize(steps=10)))
     assert max(map(len, text.splitlines())) <= 88
 
 
-def test_text_names_the_verdict_first_then_limits_plans_prices_and_path() -> None:
+def test_text_names_the_verdict_first_then_limits_plans_prices_and_path():
     decision = _decide(_starved())
     text = explain(decision)
     lines = text.splitlines()
@@ -665,7 +664,7 @@ def test_text_names_the_verdict_first_then_limits_plans_prices_and_path() -> Non
     assert any(line.startswith(" keep ") for line in lines)
 
 
-def test_text_names_cpu_seconds_and_no_dollars_where_nobody_is_billed() -> None:
+def test_text_names_cpu_seconds_and_no_dollars_where_nobody_is_billed():
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
     text = explain(decision)
     assert "$" not in text
@@ -678,7 +677,7 @@ def test_text_names_cpu_seconds_and_no_dollars_where_nobody_is_billed() -> None:
     assert f"{outcome.cpu_seconds:.3g} CPU-seconds per step" in text
 
 
-def test_accelerators_of_this_machine_are_a_cost_of_their_own() -> None:
+def test_accelerators_of_this_machine_are_a_cost_of_their_own():
     profile = _one_core()
     host = msgspec.structs.replace(profile.host, accelerators=1)
     decision = _decide(
@@ -693,7 +692,7 @@ def test_accelerators_of_this_machine_are_a_cost_of_their_own() -> None:
     assert f"{keep.accelerator_seconds:.3g} accelerator-seconds per step" in text
 
 
-def test_the_same_cores_in_one_host_are_told_next_to_data_hosts() -> None:
+def test_the_same_cores_in_one_host_are_told_next_to_data_hosts():
     decision = _decide(_one_core(), catalog=LOCAL, constraints=_local_constraints())
     (larger,) = _plans(decision, "scale_up")
     assert larger.predicted is not None
@@ -705,7 +704,7 @@ def test_the_same_cores_in_one_host_are_told_next_to_data_hosts() -> None:
     assert local_core_words(msgspec.structs.replace(decision, plan=kept)) == ""
 
 
-def test_cluster_that_was_asked_for_is_in_the_text() -> None:
+def test_cluster_that_was_asked_for_is_in_the_text():
     named = (
         Group(name="dnn", role="dnn", instance_type="ml.g5.8xlarge", count=1),
         Group(name="data", role="data", instance_type="ml.r5.24xlarge", count=7),
@@ -717,7 +716,7 @@ def test_cluster_that_was_asked_for_is_in_the_text() -> None:
     assert "? asked for." not in explain(_decide(_starved()))
 
 
-def test_table_shows_no_more_hosts_of_a_type_where_fewer_are_as_fast() -> None:
+def test_table_shows_no_more_hosts_of_a_type_where_fewer_are_as_fast():
     decision = _decide(_starved(accelerator_step_seconds=0.19))
     rows = re.findall(r"heterogeneous today \+ (\d+) (\S+)", explain(decision))
     for count, name in rows:
@@ -790,9 +789,7 @@ _property = settings(max_examples=examples(60), derandomize=True)
 
 @_property
 @given(profile=profiles(), constraints=constraints_of_any_kind, training=sizes)
-def test_any_profile_gives_a_whole_decision(
-    profile: Profile, constraints: Constraints, training: TrainingSize
-) -> None:
+def test_any_profile_gives_a_whole_decision(profile, constraints, training):
     decision = _decide(profile, constraints=constraints, training=training)
     assert decision.plan.feasible
     assert decision.plan in decision.plans
@@ -840,7 +837,7 @@ def _check_money(plan: Plan, keep: Plan) -> None:
 
 @_property
 @given(profile=profiles(), constraints=constraints_of_any_kind)
-def test_chosen_plan_breaks_no_constraint(profile: Profile, constraints: Constraints) -> None:
+def test_chosen_plan_breaks_no_constraint(profile, constraints):
     plan = _decide(profile, constraints=constraints).plan
     if plan.action == "keep":
         return
@@ -857,7 +854,7 @@ def test_chosen_plan_breaks_no_constraint(profile: Profile, constraints: Constra
 
 @_property
 @given(profile=profiles(), data_type=st.sampled_from(["ml.c5.9xlarge", "ml.c7i.large"]))
-def test_more_data_hosts_are_never_predicted_slower(profile: Profile, data_type: str) -> None:
+def test_more_data_hosts_are_never_predicted_slower(profile, data_type):
     constraints = Constraints(max_data_hosts=20, allowed_instance_types=(data_type,))
     plans = [
         plan
@@ -879,8 +876,8 @@ def test_more_data_hosts_are_never_predicted_slower(profile: Profile, data_type:
     local_workers=st.sampled_from([0, 4, "auto"]),
 )
 def test_each_data_host_of_a_starved_step_makes_it_faster(
-    step: float, accelerator: float, waits: float, data_type: str, local_workers: int | str
-) -> None:
+    step, accelerator, waits, data_type, local_workers
+):
     # Loading is all of the step, and the network carries it: no other limit is near.
     profile = _starved(
         step_seconds=step,
@@ -910,9 +907,7 @@ def test_each_data_host_of_a_starved_step_makes_it_faster(
     profile=profiles(("ml.g5.8xlarge", "ml.p4d.24xlarge")),
     factor=st.floats(min_value=0.05, max_value=0.99),
 )
-def test_a_cheaper_price_never_makes_its_plan_lose(
-    tmp_path_factory: pytest.TempPathFactory, profile: Profile, factor: float
-) -> None:
+def test_a_cheaper_price_never_makes_its_plan_lose(tmp_path_factory, profile, factor):
     constraints = Constraints(max_data_hosts=1)
     chosen = _decide(profile, constraints=constraints).plan
     if chosen.action != "heterogeneous":
@@ -936,9 +931,7 @@ def test_a_cheaper_price_never_makes_its_plan_lose(
     ),
     seed=st.randoms(use_true_random=False),
 )
-def test_order_of_the_catalog_changes_nothing(
-    profile: Profile, constraints: Constraints, seed: object
-) -> None:
+def test_order_of_the_catalog_changes_nothing(profile, constraints, seed):
     shuffled = list(AWS.instances)
     seed.shuffle(shuffled)  # type: ignore[attr-defined]
     catalog = Catalog(
@@ -948,7 +941,7 @@ def test_order_of_the_catalog_changes_nothing(
     assert to_json(found) == to_json(_decide(profile, constraints=constraints))
 
 
-def test_decision_survives_its_file(tmp_path: Path) -> None:
+def test_decision_survives_its_file(tmp_path):
     decision = _decide(_starved(), training=TrainingSize(steps=1000))
     file = tmp_path / "decision.json"
     file.write_text(to_json(decision))

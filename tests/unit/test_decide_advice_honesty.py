@@ -157,20 +157,20 @@ DISK = profile_of(
 )
 
 
-def test_more_workers_are_promised_no_more_than_the_profile_measured_of_them() -> None:
+def test_more_workers_are_promised_no_more_than_the_profile_measured_of_them():
     # Of 345 ms two workers save 32, so that 65 are divided among workers and 280 are shared.
     for plan in decided(DISK, objective="time").plans:
         assert plan.predicted is not None
         assert plan.predicted.speedup <= 345 / 280, plan.action
 
 
-def test_a_disk_at_its_limit_is_not_mended_by_hosts_that_may_share_it() -> None:
+def test_a_disk_at_its_limit_is_not_mended_by_hosts_that_may_share_it():
     decision = decided(DISK, objective="time")
     assert decision.action == "keep"
     assert decision.bottleneck == "storage"
 
 
-def test_what_a_profile_says_of_storage_does_not_exclude_itself() -> None:
+def test_what_a_profile_says_of_storage_does_not_exclude_itself():
     text = " ".join(explain_profile(DISK).split())
     assert "bound by storage or network" in text
     assert "too few loader workers" not in text
@@ -189,12 +189,12 @@ DISK_AND_COPIES = profile_of(
 )
 
 
-def test_a_profile_names_the_storage_where_its_parts_do() -> None:
+def test_a_profile_names_the_storage_where_its_parts_do():
     assert decided(DISK_AND_COPIES, objective="time").bottleneck == "storage"
     assert [state.id for state in DISK_AND_COPIES.states] == ["storage"]
 
 
-def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_to_give() -> None:
+def test_taking_a_batch_from_a_busy_worker_is_part_of_what_workers_are_promised_to_give():
     # No workers: 30 ms of loading and 20 of training. With two, a step took 23.7 ms and not 20.4:
     # torch asks the worker, which computes, for the memory of a batch.
     rank = rank_of(
@@ -226,7 +226,7 @@ UNSTEADY = rank_of(
 )
 
 
-def test_a_gpu_works_while_a_batch_is_taken_from_a_worker() -> None:
+def test_a_gpu_works_while_a_batch_is_taken_from_a_worker():
     drain = Drain(
         workers=2,
         cpu_seconds=at(0.03),
@@ -240,7 +240,7 @@ def test_a_gpu_works_while_a_batch_is_taken_from_a_worker() -> None:
     assert profile_of(rank).timed_step.handover_seconds is None
 
 
-def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told() -> None:
+def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told():
     profile = profile_of(UNSTEADY)
     assert profile.observed is not None
     assert profile.observed.cpu_speed_spread == pytest.approx(0.114, abs=0.002)
@@ -260,7 +260,7 @@ def test_a_cpu_whose_own_speed_changes_widens_the_bands_and_is_told() -> None:
         assert width == pytest.approx(math.hypot(known, 2 * 0.114), abs=0.005), unsure.action
 
 
-def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them() -> None:
+def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them():
     # One core of a machine of two, whose other one is burning: the data host would be there.
     rank = rank_of(
         ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
@@ -296,7 +296,7 @@ def test_cores_that_others_keep_busy_promise_nothing_of_hosts_on_them() -> None:
         assert word not in words(decision)
 
 
-def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy() -> None:
+def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy():
     rank = rank_of(
         ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
         rates={1: 23.0},
@@ -330,7 +330,7 @@ def test_a_cluster_to_fall_back_on_is_run_where_others_keep_the_machine_busy() -
     assert not quiet.is_noisy
 
 
-def test_of_several_hosts_the_least_steady_one_counts() -> None:
+def test_of_several_hosts_the_least_steady_one_counts():
     second = msgspec.structs.replace(UNSTEADY, rank=1, world_size=2, host="algo-2", evidence=None)
     first = msgspec.structs.replace(UNSTEADY, world_size=2)
     profile = combine(
@@ -368,7 +368,7 @@ BUSY = pytest.mark.parametrize("profile", [ONE_BUSY_CORE, TWO_BUSY_CORES], ids=[
 
 
 @BUSY
-def test_the_parts_give_one_sum_in_profile_and_decision(profile: Profile) -> None:
+def test_the_parts_give_one_sum_in_profile_and_decision(profile):
     assert profile.check is not None
     given = f"{profile.check.predicted_step_seconds * 1000:.3g} ms"
     (answer, *_) = decided(profile).path
@@ -376,7 +376,7 @@ def test_the_parts_give_one_sum_in_profile_and_decision(profile: Profile) -> Non
 
 
 @BUSY
-def test_what_other_programs_took_is_in_the_decision_and_said(profile: Profile) -> None:
+def test_what_other_programs_took_is_in_the_decision_and_said(profile):
     decision = decided(profile)
     took = f"{0.594:.1f} of the 1 vCPU" if profile is ONE_BUSY_CORE else "1.8 of the 2 vCPUs"
     reason = f"other programs were using {took}, so the measurement is not reliable"
@@ -384,7 +384,7 @@ def test_what_other_programs_took_is_in_the_decision_and_said(profile: Profile) 
 
 
 @BUSY
-def test_time_of_other_programs_is_never_booked_as_loading(profile: Profile) -> None:
+def test_time_of_other_programs_is_never_booked_as_loading(profile):
     step = profile.timed_step
     assert step.loader_cpu_seconds in (0.0268, 0.0278)
     said = words(decided(profile))
@@ -392,7 +392,7 @@ def test_time_of_other_programs_is_never_booked_as_loading(profile: Profile) -> 
     assert "0.139 CPU-s" not in said
 
 
-def test_on_a_machine_that_others_keep_busy_decide_does_not_choose_and_says_so() -> None:
+def test_on_a_machine_that_others_keep_busy_decide_does_not_choose_and_says_so():
     decision = decided(TWO_BUSY_CORES, objective="time")
     assert decision.action == "keep"
     assert "so the measurement is not reliable" in words(decision)
@@ -402,7 +402,7 @@ def test_on_a_machine_that_others_keep_busy_decide_does_not_choose_and_says_so()
     assert "saves" not in explain_profile(TWO_BUSY_CORES)
 
 
-def test_other_programs_widen_the_band_by_what_they_took() -> None:
+def test_other_programs_widen_the_band_by_what_they_took():
     core = rank_of(
         ms(step=36.8, wait=30, accelerator=2, trainer=2, loader=26.8, wall=26.8),
         rates={1: 30.0},
@@ -436,7 +436,7 @@ SLEEPY = profile_of(
 )
 
 
-def test_money_buys_only_what_the_best_free_plan_does_not_give() -> None:
+def test_money_buys_only_what_the_best_free_plan_does_not_give():
     decision = decided(
         SLEEPY, objective="time", max_data_hosts=1, allowed_instance_types=("local.c1",)
     )
@@ -446,18 +446,18 @@ def test_money_buys_only_what_the_best_free_plan_does_not_give() -> None:
     assert decision.action == "tune"
 
 
-def test_the_bottleneck_of_a_loader_that_waits_is_called_latency_in_words_and_record() -> None:
+def test_the_bottleneck_of_a_loader_that_waits_is_called_latency_in_words_and_record():
     decision = decided(SLEEPY, objective="time")
     assert decision.bottleneck == "latency"
 
 
-def test_profile_and_decision_advise_one_number_of_workers() -> None:
+def test_profile_and_decision_advise_one_number_of_workers():
     (fix,) = [fix for fix in SLEEPY.fixes if fix.id == "num_workers"]
     (free,) = plans(decided(SLEEPY), "tune")
     assert f"num_workers={free.groups[0].workers_per_host} instead of 1" in fix.text
 
 
-def test_free_advice_is_told_by_the_chain_whichever_plan_is_run() -> None:
+def test_free_advice_is_told_by_the_chain_whichever_plan_is_run():
     (told,) = free_advice(SLEEPY, decided(SLEEPY, objective="time"))
     assert "Give the loaders 4 workers per host instead of 1: 4.00x as fast, at no cost." in told
 
@@ -477,9 +477,7 @@ COLD = msgspec.structs.replace(
     [(None, 1.0), ("unknown", 1.0), ("shared", 1.0), ("per_host", 2.0)],
     ids=str,
 )
-def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(
-    storage: str | None, speedup: float
-) -> None:
+def test_data_hosts_bring_storage_bandwidth_only_where_that_is_known(storage, speedup):
     decision = decided(
         COLD,
         objective="time",
@@ -508,7 +506,7 @@ def with_a_data_host(profile: Profile, storage: str | None) -> tuple[Decision, P
 
 
 @pytest.mark.parametrize("profile", [COLD, DISK], ids=["a rate", "shared by workers"])
-def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile: Profile) -> None:
+def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile):
     _, shared = with_a_data_host(profile, "shared")
     _, own = with_a_data_host(profile, "per_host")
     decision, unknown = with_a_data_host(profile, None)
@@ -525,7 +523,7 @@ def test_where_storage_is_not_known_the_hosts_gain_is_a_range(profile: Profile) 
 
 
 @pytest.mark.parametrize("storage", [None, "shared"], ids=str)
-def test_a_storage_at_its_limit_is_said_first_with_what_costs_nothing(storage: str | None) -> None:
+def test_a_storage_at_its_limit_is_said_first_with_what_costs_nothing(storage):
     # 200 MB a step from a SATA disk: no host makes the disk faster.
     sata = msgspec.structs.replace(
         COLD, step=msgspec.structs.replace(COLD.timed_step, storage_bytes_per_second=580e6)
@@ -542,7 +540,7 @@ def test_a_storage_at_its_limit_is_said_first_with_what_costs_nothing(storage: s
     assert pays.answer == "no"
 
 
-def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised() -> None:
+def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised():
     # The CPU is the limit; a second host would halve it, and the storage is at three quarters.
     busy = msgspec.structs.replace(
         COLD,
@@ -564,7 +562,7 @@ def test_a_storage_that_is_nearly_the_limit_bounds_what_hosts_are_promised() -> 
     assert decision.advice[0].text.startswith("The storage is the next limit.")
 
 
-def test_hosts_of_another_type_may_have_a_volume_of_another_rate() -> None:
+def test_hosts_of_another_type_may_have_a_volume_of_another_rate():
     def width(kind: str) -> float:
         decision = decided(
             COLD,
@@ -580,14 +578,14 @@ def test_hosts_of_another_type_may_have_a_volume_of_another_rate() -> None:
     assert width("local.c1") == pytest.approx(math.hypot(width("local.c2"), 0.2), abs=0.001)
 
 
-def test_storage_that_workers_share_is_mended_by_hosts_that_have_their_own() -> None:
+def test_storage_that_workers_share_is_mended_by_hosts_that_have_their_own():
     own = decided(DISK, objective="time", storage="per_host", max_data_hosts=2)
     best = max(plan.predicted.speedup for plan in plans(own, "heterogeneous") if plan.predicted)
     assert best > 2
     assert own.action == "heterogeneous"
 
 
-def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_else() -> None:
+def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_else():
     def text(others: float, threads: int) -> str:
         rank = rank_of(
             ms(step=157, wait=136, accelerator=21, trainer=21, loader=7, wall=7),
@@ -619,13 +617,8 @@ def test_threads_of_torch_are_blamed_only_where_there_are_several_and_nobody_els
     read_bytes=st.floats(0, 1e6),
 )
 def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
-    numbers: dict[str, float],
-    few: float,
-    many: float,
-    others: float,
-    workers: int,
-    read_bytes: float,
-) -> None:
+    numbers, few, many, others, workers, read_bytes
+):
     profile = profile_of(
         rank_of(
             {**numbers, "wait": numbers["step"] / 2},
@@ -649,7 +642,7 @@ def test_the_self_check_and_the_model_sum_the_parts_alike_whatever_was_measured(
     assert work.loader_cpu_seconds == profile.timed_step.loader_cpu_seconds
 
 
-def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked() -> None:
+def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked():
     asked = builders.clusters("local.c2", "local.c2")
     decision = decide(
         TWO_BUSY_CORES,
@@ -663,7 +656,7 @@ def test_a_cluster_that_is_asked_for_is_shown_on_a_busy_profile_and_marked() -> 
     assert "Rough guide only" in words(decision)
 
 
-def test_two_plans_that_need_too_many_cores_are_told_with_one_number() -> None:
+def test_two_plans_that_need_too_many_cores_are_told_with_one_number():
     profile = profile_of(
         rank_of(
             ms(step=66.1, wait=40, accelerator=22, trainer=21, loader=42, wall=42),
@@ -734,7 +727,7 @@ NINE: dict[str, tuple[dict[str, float], dict[str, Any], tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("name", list(NINE))
-def test_a_training_of_a_known_bottleneck_is_advised_rightly(name: str) -> None:
+def test_a_training_of_a_known_bottleneck_is_advised_rightly(name):
     took, how, advice = NINE[name]
     profile = profile_of(rank_of(took, **how))
     assert profile.check is not None
@@ -755,9 +748,7 @@ def test_a_training_of_a_known_bottleneck_is_advised_rightly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(NINE))
-def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_them(
-    name: str,
-) -> None:
+def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_them(name):
     took, how, _ = NINE[name]
     profile = profile_of(rank_of(took, **how, others=0.8 * how["vcpus"]))
     decision = decided(profile, objective="time")
@@ -765,7 +756,7 @@ def test_where_others_keep_most_of_the_machine_busy_nothing_is_told_of_any_of_th
     assert "so the measurement is not reliable" in words(decision)
 
 
-def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_other() -> None:
+def test_a_data_host_takes_away_half_of_what_loading_and_training_cost_each_other():
     step = StepTerms(
         step_seconds=0.130,
         wait_seconds=0.005,

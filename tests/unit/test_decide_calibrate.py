@@ -90,7 +90,7 @@ def step_after(calibration: Calibration) -> float:
     return plan.predicted.step_seconds
 
 
-def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step() -> None:
+def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step():
     found = learned(run(1.1), run(1.1), run(1.1))
     assert found.runs == 3
     assert found.efficiency < 1
@@ -100,21 +100,21 @@ def test_three_runs_that_came_slower_make_the_next_prediction_the_measured_step(
     assert step_after(found) == pytest.approx(measured.step_seconds, rel=1e-3)
 
 
-def test_runs_that_came_as_predicted_change_nothing() -> None:
+def test_runs_that_came_as_predicted_change_nothing():
     found = learned(run(), run(), run())
     assert found.efficiency == pytest.approx(1, abs=1e-6)
 
 
-def test_two_runs_correct_nothing() -> None:
+def test_two_runs_correct_nothing():
     assert learned(run(1.1), run(1.1)) == NOTHING
 
 
-def test_the_middle_run_counts_and_not_the_odd_one() -> None:
+def test_the_middle_run_counts_and_not_the_odd_one():
     found = learned(run(1.1), run(1.1), run(1.1), run(1.3), run(1.1))
     assert found.efficiency == pytest.approx(learned(*[run(1.1)] * 3).efficiency)
 
 
-def test_runs_that_disagree_widen_the_bands_of_data_groups() -> None:
+def test_runs_that_disagree_widen_the_bands_of_data_groups():
     agreed, torn = learned(*[run(1.08)] * 3), learned(run(1.0), run(1.08), run(1.16))
     assert torn.spread > agreed.spread
 
@@ -133,7 +133,7 @@ def test_runs_that_disagree_widen_the_bands_of_data_groups() -> None:
     assert band(torn) > band(agreed)
 
 
-def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit() -> None:
+def test_receiving_is_corrected_where_the_data_hosts_are_not_the_limit():
     # All batches are made on data hosts with CPU to spare: the dnn host's receiving is the limit.
     aws = load_catalog("sagemaker")
     found = builders.profile(
@@ -182,11 +182,11 @@ ALONE = (Group(name="dnn", role="dnn", instance_type="local.c1", count=1),)
         {"events": (Event(when="now", what="data host lost", host="algo-2"),)},
     ],
 )
-def test_a_record_that_does_not_fit_says_nothing(changes: dict[str, Any]) -> None:
+def test_a_record_that_does_not_fit_says_nothing(changes):
     assert learned(*[run(1.1, **changes)] * 5) == NOTHING
 
 
-def test_a_short_run_says_nothing() -> None:
+def test_a_short_run_says_nothing():
     one = run(1.1)
     assert one.training.measured is not None
     short = replace(one.training, measured=replace(one.training.measured, steps=20))
@@ -194,14 +194,14 @@ def test_a_short_run_says_nothing() -> None:
     assert learned(*runs) == NOTHING
 
 
-def test_a_run_on_other_hosts_says_nothing() -> None:
+def test_a_run_on_other_hosts_says_nothing():
     other = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=4))
     like = replace(profile(), host=ProfiledHost(instance_type="local.c1", vcpus=1))
     runs = [EarlierRun(profile=other, decision=run().decision, training=run(1.1).training)] * 3
     assert calibrate(runs, like=like, catalog=LOCAL) == NOTHING
 
 
-def test_an_unexplained_profile_says_nothing() -> None:
+def test_an_unexplained_profile_says_nothing():
     check = Check(predicted_step_seconds=0.02, error=-0.6, explained=False)
     one = run(1.1)
     runs = [
@@ -212,13 +212,13 @@ def test_an_unexplained_profile_says_nothing() -> None:
     assert learned(*runs * 3) == NOTHING
 
 
-def test_a_step_that_no_constant_explains_says_nothing() -> None:
+def test_a_step_that_no_constant_explains_says_nothing():
     assert learned(*[run(5.0)] * 3) == NOTHING
 
 
 @settings(max_examples=examples(30), derandomize=True)
 @given(st.lists(st.floats(min_value=0.05, max_value=20), max_size=8))
-def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower: list[float]) -> None:
+def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower):
     found = learned(*(run(factor) for factor in slower))
     assert BOUNDS["efficiency"][0] <= found.efficiency <= BOUNDS["efficiency"][1]
     assert BOUNDS["receive"][0] <= found.receive <= BOUNDS["receive"][1]
@@ -234,8 +234,8 @@ def test_a_correction_stays_within_its_bounds_whatever_was_measured(slower: list
     st.floats(min_value=0.5, max_value=3),
 )
 def test_order_of_the_runs_changes_nothing_and_more_hosts_are_never_slower(
-    slower: list[float], efficiency: float, receive: float
-) -> None:
+    slower, efficiency, receive
+):
     assert learned(*map(run, slower)) == learned(*map(run, sorted(slower)))
     decision = decide(
         profile(),
@@ -259,7 +259,7 @@ def fed_profile() -> Profile:
     return replace(profile(step_seconds=0.050), data=data, check=None)
 
 
-def test_todays_data_hosts_give_todays_step_whatever_was_learned() -> None:
+def test_todays_data_hosts_give_todays_step_whatever_was_learned():
     today = LOCAL.get("local.c1")
     data = (Hosts(instance=today, count=1, workers=1),)
     for calibration in (NOTHING, Calibration(runs=3, efficiency=0.8, receive=1.5)):
@@ -268,7 +268,7 @@ def test_todays_data_hosts_give_todays_step_whatever_was_learned() -> None:
         assert estimate(work, todays).step_seconds == pytest.approx(0.050)
 
 
-def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data_hosts() -> None:
+def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data_hosts():
     found, catalog = fed_profile(), load_catalog("local", cores=4)
     decision = decide(
         found,
@@ -289,7 +289,7 @@ def test_a_run_that_came_as_predicted_changes_nothing_where_its_profile_had_data
     assert corrected.runs == 3
 
 
-def test_the_text_says_on_how_many_runs_it_was_calibrated() -> None:
+def test_the_text_says_on_how_many_runs_it_was_calibrated():
     def text(calibration: Calibration | None) -> str:
         decision = decide(
             profile(),

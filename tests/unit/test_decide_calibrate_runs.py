@@ -13,7 +13,7 @@ from support import sample_records
 LOCAL = load_catalog("local", cores=2)
 
 
-def test_folders_without_whole_records_say_nothing(tmp_path: Path) -> None:
+def test_folders_without_whole_records_say_nothing(tmp_path):
     half = tmp_path / "half"
     half.mkdir()
     write_json(half / "profile.json", sample_records.profile())
@@ -41,12 +41,12 @@ def write_runs(tmp_path: Path) -> None:
                 file.write_text(text)
 
 
-def test_whole_runs_are_read(tmp_path: Path) -> None:
+def test_whole_runs_are_read(tmp_path):
     write_runs(tmp_path)
     found = calibration_of(tmp_path, like=sample_records.profile(), catalog=LOCAL)
     assert found.runs == 3
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="no runs in"):
         calibration_of(tmp_path / "runs", like=sample_records.profile(), catalog=LOCAL)

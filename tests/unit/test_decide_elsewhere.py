@@ -3,7 +3,6 @@
 import math
 import shlex
 from datetime import date
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -69,7 +68,7 @@ def _keep(decision: Decision) -> Predicted:
     return next(p.predicted for p in decision.plans if p.action == "keep" and p.predicted)
 
 
-def test_cpu_seconds_become_fewer_as_a_vcpu_there_is_faster() -> None:
+def test_cpu_seconds_become_fewer_as_a_vcpu_there_is_faster():
     slow, fast = (
         _keep(_decide(_workstation(), TakeAs(instance_type="ml.c5.large", cpu_speed=speed)))
         for speed in (1.0, 2.0)
@@ -79,13 +78,13 @@ def test_cpu_seconds_become_fewer_as_a_vcpu_there_is_faster() -> None:
     assert fast.step_seconds == pytest.approx(slow.step_seconds / 2)
 
 
-def test_what_a_loader_waits_takes_as_long_there() -> None:
+def test_what_a_loader_waits_takes_as_long_there():
     waits = _workstation(loader_cpu_seconds=0.010, loader_wall_seconds=0.410, step_seconds=0.205)
     fast = _decide(waits, TakeAs(instance_type="ml.c5.large", cpu_speed=10.0))
     assert _keep(fast).step_seconds == pytest.approx((0.4 + 0.001) / 2)
 
 
-def test_speed_comes_from_the_cpu_model_where_the_catalog_has_it() -> None:
+def test_speed_comes_from_the_cpu_model_where_the_catalog_has_it():
     # The kernel's spelling of the CPU of m6a and c6a differs by a word from the catalog's.
     known = _decide(_workstation(cpu_model="AMD EPYC 7R32"), TakeAs(instance_type="ml.c7i.xlarge"))
     found = known.taken_elsewhere
@@ -94,7 +93,7 @@ def test_speed_comes_from_the_cpu_model_where_the_catalog_has_it() -> None:
     assert 1.1 < found.cpu_speed < 1.5
 
 
-def test_unknown_cpu_is_taken_to_be_as_fast_and_is_less_sure() -> None:
+def test_unknown_cpu_is_taken_to_be_as_fast_and_is_less_sure():
     def band(model: str) -> float:
         profile = _workstation(cpu_model=model)
         return error_band(_keep(_decide(profile, TakeAs(instance_type="ml.c7i.xlarge"))))
@@ -107,7 +106,7 @@ def test_unknown_cpu_is_taken_to_be_as_fast_and_is_less_sure() -> None:
     assert any("--cpu-speed" in warning for warning in unknown.warnings)
 
 
-def test_accelerator_that_nobody_measured_forbids_spending_and_says_what_loading_takes() -> None:
+def test_accelerator_that_nobody_measured_forbids_spending_and_says_what_loading_takes():
     found = _decide(_workstation(), TakeAs(instance_type="ml.g5.2xlarge"))
     assert found.action == "keep"
     assert found.bottleneck == "unexplained"
@@ -117,7 +116,7 @@ def test_accelerator_that_nobody_measured_forbids_spending_and_says_what_loading
     assert "--accelerator-step-seconds" in advice
 
 
-def test_accelerator_step_that_is_given_makes_it_a_decision() -> None:
+def test_accelerator_step_that_is_given_makes_it_a_decision():
     given_step = TakeAs(instance_type="ml.g5.2xlarge", accelerator_step_seconds=0.012)
     found = _decide(_workstation(), given_step)
     assert found.taken_elsewhere is not None
@@ -132,9 +131,7 @@ def test_accelerator_step_that_is_given_makes_it_a_decision() -> None:
     ("model", "expected"),
     [("NVIDIA A10G", "profile"), ("NVIDIA A10", "unknown"), ("Tesla T4", "unknown")],
 )
-def test_accelerator_step_is_the_profiles_on_the_same_model_alone(
-    model: str, expected: str
-) -> None:
+def test_accelerator_step_is_the_profiles_on_the_same_model_alone(model, expected):
     profile = _workstation(trainer_cpu_seconds=0.01)
     host = msgspec.structs.replace(profile.host, accelerators=1, accelerator_model=model)
     profile = msgspec.structs.replace(profile, host=host)
@@ -143,7 +140,7 @@ def test_accelerator_step_is_the_profiles_on_the_same_model_alone(
     assert found.accelerator_step_source == expected
 
 
-def test_states_of_the_profiled_host_say_nothing_there() -> None:
+def test_states_of_the_profiled_host_say_nothing_there():
     profile = msgspec.structs.replace(
         _workstation(),
         states=(ProfileState(id="throttled", text="", share=0.5),),
@@ -154,7 +151,7 @@ def test_states_of_the_profiled_host_say_nothing_there() -> None:
     assert "uint8" in {each.id for each in found.advice}
 
 
-def test_a_type_without_accelerators_is_not_said_to_have_one() -> None:
+def test_a_type_without_accelerators_is_not_said_to_have_one():
     profile = msgspec.structs.replace(
         _workstation(), host=ProfiledHost(instance_type="local.c2", vcpus=2, accelerators=1)
     )
@@ -163,14 +160,14 @@ def test_a_type_without_accelerators_is_not_said_to_have_one() -> None:
     assert "accelerators wait" not in decision.advice[0].text
 
 
-def test_text_says_that_the_profile_was_taken_elsewhere() -> None:
+def test_text_says_that_the_profile_was_taken_elsewhere():
     text = explain(_decide(_workstation(), TakeAs(instance_type="ml.c5.large", cpu_speed=0.7)))
     assert "Profile taken elsewhere: on local.c2" in text
     assert "0.70 times as fast" in text
     assert max(map(len, text.splitlines())) <= 88
 
 
-def test_profile_with_data_hosts_or_without_a_step_cannot_be_taken_for_another_type() -> None:
+def test_profile_with_data_hosts_or_without_a_step_cannot_be_taken_for_another_type():
     with_data = msgspec.structs.replace(
         _workstation(), data=(ProfiledData(instance_type="local.c1", count=1),)
     )
@@ -203,7 +200,7 @@ def _measured(profile: Profile) -> Work:
 
 @MANY
 @given(profile=PROFILES)
-def test_the_same_type_at_the_same_speed_changes_nothing_but_the_band(profile: Profile) -> None:
+def test_the_same_type_at_the_same_speed_changes_nothing_but_the_band(profile):
     work = _measured(profile)
     taken, how = taken_as(
         work,
@@ -241,9 +238,7 @@ def test_the_same_type_at_the_same_speed_changes_nothing_but_the_band(profile: P
     speed=st.none() | st.floats(0.3, 3.0),
     accelerator=st.none() | st.floats(0.001, 0.5),
 )
-def test_no_band_is_narrower_than_on_the_profiled_host(
-    profile: Profile, name: str, speed: float | None, accelerator: float | None
-) -> None:
+def test_no_band_is_narrower_than_on_the_profiled_host(profile, name, speed, accelerator):
     work = _measured(profile)
     asked = TakeAs(instance_type=name, cpu_speed=speed, accelerator_step_seconds=accelerator)
     target = AWS.get(name)
@@ -257,9 +252,7 @@ def test_no_band_is_narrower_than_on_the_profiled_host(
 
 @MANY
 @given(profile=PROFILES, speed=st.floats(0.3, 2.0), more=st.floats(1.0, 2.0))
-def test_a_faster_cpu_never_makes_a_step_longer(
-    profile: Profile, speed: float, more: float
-) -> None:
+def test_a_faster_cpu_never_makes_a_step_longer(profile, speed, more):
     work = _measured(profile)
 
     def step(cpu_speed: float) -> float:
@@ -274,8 +267,8 @@ def test_a_faster_cpu_never_makes_a_step_longer(
 
 
 def test_error_for_a_workstations_profile_names_a_command_that_works_as_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "profile.json", _workstation())
     assert run(["decide", "profile.json", "--platform", "sagemaker"]) == 2
@@ -289,8 +282,8 @@ def test_error_for_a_workstations_profile_names_a_command_that_works_as_typed(
 
 
 def test_command_for_a_workstations_profile_keeps_prices_and_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "profile.json", _workstation())
     (tmp_path / "prices.csv").write_text("instance_type,usd_per_hour\nml.c5.large,0.05\n")
@@ -317,11 +310,8 @@ def test_command_for_a_workstations_profile_keeps_prices_and_settings(
     ],
 )
 def test_error_for_what_cannot_be_taken_elsewhere_does_not_say_so(
-    profile: Profile,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    profile, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "profile.json", profile)
     assert run(["decide", "profile.json", "--platform", "sagemaker"]) == 2
@@ -339,12 +329,8 @@ def test_error_for_what_cannot_be_taken_elsewhere_does_not_say_so(
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
-    options: list[str],
-    word: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    options, word, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     write_json(tmp_path / "profile.json", _workstation())
     assert run(["decide", *options]) == 2

@@ -22,7 +22,7 @@ def decided(*words: str) -> Decision:
 
 
 @pytest.fixture(autouse=True)
-def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -47,13 +47,13 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--instance-type", "", *STEP], "no profile, and no --instance-type either"),
     ],
 )
-def test_numbers_that_cannot_be_are_named(words: list[str], what: str) -> None:
+def test_numbers_that_cannot_be_are_named(words, what):
     with pytest.raises(UsageError) as caught:
         CliRunner().invoke(app_for("decide"), ["decide", *words], catch_exceptions=False)
     assert what in caught.value.what
 
 
-def test_a_profile_and_a_guess_exclude_each_other() -> None:
+def test_a_profile_and_a_guess_exclude_each_other():
     write_json(Path("profile.json"), sample_records.profile())
     with pytest.raises(UsageError, match=r"profile\.json and --step-seconds exclude each other"):
         CliRunner().invoke(
@@ -61,18 +61,18 @@ def test_a_profile_and_a_guess_exclude_each_other() -> None:
         )
 
 
-def test_step_accelerator_and_vcpus_make_a_whole_decision() -> None:
+def test_step_accelerator_and_vcpus_make_a_whole_decision():
     decision = decided(*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "250")
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
     assert "profile" in [advice.id for advice in decision.advice]
 
 
-def test_step_and_accelerator_are_enough_to_see_who_waits() -> None:
+def test_step_and_accelerator_are_enough_to_see_who_waits():
     decision = decided(*P4D, *STEP, *ACCELERATOR)
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
 
 
-def test_a_workload_says_which_hosts_train_today() -> None:
+def test_a_workload_says_which_hosts_train_today():
     Path("w.yaml").write_text(
         "schema: stoker.workload/v1\nname: w\ncommand: [python, train.py]\nplatform: sagemaker\n"
         "image: an.image/w:1\n"
@@ -90,19 +90,19 @@ def test_a_workload_says_which_hosts_train_today() -> None:
     assert other.plan.groups[0].instance_type == "ml.g5.24xlarge"
 
 
-def test_a_step_alone_buys_nothing() -> None:
+def test_a_step_alone_buys_nothing():
     decision = decided(*P4D, *STEP)
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
 
 
-def test_parts_that_do_not_make_the_step_buy_nothing() -> None:
+def test_parts_that_do_not_make_the_step_buy_nothing():
     # 10 vCPUs feed the accelerator's 64 ms, and today's 96 vCPUs are said to take 192 ms.
     decision = decided(*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "10")
     assert (decision.bottleneck, decision.action) == ("unexplained", "keep")
     assert "the parts give 64.0 ms per step, and 192 ms were measured" in decision.plan.reason
 
 
-def test_prices_of_an_own_cluster_join_the_catalog_and_old_ones_are_said_to_be() -> None:
+def test_prices_of_an_own_cluster_join_the_catalog_and_old_ones_are_said_to_be():
     Path("own.csv").write_text(
         "instance_type,vcpus,gpus,coremark_per_vcpu,network_gbps,usd_per_hour,priced_on\n"
         "big.box,64,0,20000,25,0.2,2020-01-01\n"

@@ -6,7 +6,6 @@ remote hosts (VLDB 2023; its accelerator hosts are containers of 7 vCPUs given t
 """
 
 from datetime import date
-from pathlib import Path
 
 import pytest
 
@@ -34,14 +33,14 @@ box.cpu,7,0,,0.2
 
 
 @pytest.fixture
-def catalog_2022(tmp_path: Path) -> Catalog:
+def catalog_2022(tmp_path):
     file = tmp_path / "prices-2022.csv"
     file.write_text(PRICES_2022)
     return load_catalog("sagemaker", file)
 
 
 @pytest.fixture
-def containers(tmp_path: Path) -> Catalog:
+def containers(tmp_path):
     file = tmp_path / "containers.csv"
     file.write_text(CONTAINERS)
     return load_catalog("kubernetes", file)
@@ -124,11 +123,11 @@ def _is_data(plan: Plan) -> bool:
     return any(group.role == "data" for group in plan.groups)
 
 
-def test_tensorflow_on_p4d_with_two_c5_is_within_six_percent(catalog_2022: Catalog) -> None:
+def test_tensorflow_on_p4d_with_two_c5_is_within_six_percent(catalog_2022):
     assert _named(_tensorflow(catalog_2022)).step_seconds == pytest.approx(0.086, rel=0.06)
 
 
-def test_tensorflow_costs_are_the_published_ones_in_dollars(catalog_2022: Catalog) -> None:
+def test_tensorflow_costs_are_the_published_ones_in_dollars(catalog_2022):
     decision = _tensorflow(catalog_2022)
     named = _named(decision)
     assert _keep(decision).usd_per_1000_steps == pytest.approx(2.010, abs=0.001)
@@ -137,13 +136,13 @@ def test_tensorflow_costs_are_the_published_ones_in_dollars(catalog_2022: Catalo
     assert named.cost_change == pytest.approx(-0.46, abs=0.03)
 
 
-def test_tensorflow_saves_less_at_todays_prices(catalog_2022: Catalog) -> None:
+def test_tensorflow_saves_less_at_todays_prices(catalog_2022):
     now = _named(_tensorflow(load_catalog("sagemaker"), date(2026, 11, 1)))
     assert now.cost_change == pytest.approx(-0.42, abs=0.03)
     assert now.cost_change > _named(_tensorflow(catalog_2022)).cost_change
 
 
-def test_tensorflow_chooses_a_data_group_that_saves(catalog_2022: Catalog) -> None:
+def test_tensorflow_chooses_a_data_group_that_saves(catalog_2022):
     decision = _tensorflow(catalog_2022)
     assert (decision.bottleneck, decision.action) == ("cpu", "heterogeneous")
     assert _is_data(decision.plan)
@@ -153,9 +152,7 @@ def test_tensorflow_chooses_a_data_group_that_saves(catalog_2022: Catalog) -> No
 
 
 @pytest.mark.parametrize("cpu", [None, 9.54])
-def test_pytorch_on_p3_with_one_c5_is_within_twelve_percent(
-    catalog_2022: Catalog, cpu: float | None
-) -> None:
+def test_pytorch_on_p3_with_one_c5_is_within_twelve_percent(catalog_2022, cpu):
     decision = _pytorch(catalog_2022, cpu)
     named = _named(decision)
     assert named.step_seconds == pytest.approx(0.184, rel=0.12)
@@ -165,7 +162,7 @@ def test_pytorch_on_p3_with_one_c5_is_within_twelve_percent(
     assert named.cost_change == pytest.approx(-0.77, abs=0.03)
 
 
-def test_pytorch_chooses_a_data_group(catalog_2022: Catalog) -> None:
+def test_pytorch_chooses_a_data_group(catalog_2022):
     assert _pytorch(catalog_2022).action == "heterogeneous"
 
 
@@ -181,9 +178,7 @@ FASTFLOW = [
 ]
 
 
-def test_ten_published_points_have_a_small_mean_error(
-    catalog_2022: Catalog, containers: Catalog
-) -> None:
+def test_ten_published_points_have_a_small_mean_error(catalog_2022, containers):
     errors = [
         _named(_tensorflow(catalog_2022)).step_seconds / 0.086 - 1,
         _named(_pytorch(catalog_2022)).step_seconds / 0.184 - 1,
@@ -200,7 +195,7 @@ def test_ten_published_points_have_a_small_mean_error(
     ("small", "large"),
     [("ml.g5.8xlarge", "ml.g5.16xlarge"), ("ml.g5.12xlarge", "ml.g5.24xlarge")],
 )
-def test_larger_sister_is_priced_beside_its_heterogeneous_rival(small: str, large: str) -> None:
+def test_larger_sister_is_priced_beside_its_heterogeneous_rival(small, large):
     decision = _starved(small)
     scale_up = [p for p in decision.plans if p.action == "scale_up"]
     assert large in [plan.groups[0].instance_type for plan in scale_up]
@@ -211,7 +206,7 @@ def test_larger_sister_is_priced_beside_its_heterogeneous_rival(small: str, larg
 
 
 @pytest.mark.parametrize("largest", ["ml.p4d.24xlarge", "ml.g5.48xlarge", "ml.trn1.32xlarge"])
-def test_largest_types_have_no_scale_up(largest: str) -> None:
+def test_largest_types_have_no_scale_up(largest):
     decision = _starved(largest)
     assert not any(plan.action == "scale_up" for plan in decision.plans)
     assert decision.action == "heterogeneous"

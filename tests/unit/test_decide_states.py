@@ -48,7 +48,7 @@ def decided(*states: tuple[str, float], fixes: tuple[Fix, ...] = ()) -> Decision
     )
 
 
-def test_without_such_a_state_the_change_is_advised() -> None:
+def test_without_such_a_state_the_change_is_advised():
     assert decided().action == "heterogeneous"
     assert decided(("cpu", 0.6), ("other-programs", 0.3)).action == "heterogeneous"
 
@@ -63,7 +63,7 @@ def test_without_such_a_state_the_change_is_advised() -> None:
         ("network", "storage"),
     ],
 )
-def test_what_no_host_changes_is_to_be_fixed_before_money_is_spent(name: str, called: str) -> None:
+def test_what_no_host_changes_is_to_be_fixed_before_money_is_spent(name, called):
     decision = decided((name, 0.5))
     assert decision.action == "keep"
     assert "fix that before money is spent" in decision.plan.reason
@@ -74,7 +74,7 @@ def test_what_no_host_changes_is_to_be_fixed_before_money_is_spent(name: str, ca
     assert "heterogeneous" in {plan.action for plan in decision.plans}
 
 
-def test_a_state_that_is_little_of_a_step_is_advice_only() -> None:
+def test_a_state_that_is_little_of_a_step_is_advice_only():
     decision = decided(("throttled", 0.1))
     assert decision.action == "heterogeneous"
     assert "throttled" in {own.id for own in decision.advice}
@@ -87,8 +87,8 @@ def test_a_state_that_is_little_of_a_step_is_advice_only() -> None:
     ids=["they wait", "more are not free", "they compute"],
 )
 def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
-    name: str, wall: float, is_free: bool, action: str
-) -> None:
+    name, wall, is_free, action
+):
     assert STARVED.step is not None
     fix = Fix(id="num_workers", text="num_workers=64 instead of 32", saves_seconds=0.1)
     waiting = msgspec.structs.replace(
@@ -101,7 +101,7 @@ def test_waiting_workers_are_bought_nothing_while_more_of_them_are_free(
     assert decision.action == action
 
 
-def test_a_storage_of_known_rate_is_a_term_of_the_model() -> None:
+def test_a_storage_of_known_rate_is_a_term_of_the_model():
     assert STARVED.step is not None
     step = msgspec.structs.replace(STARVED.step, read_bytes=1e6, storage_bytes_per_second=2e9)
     known = msgspec.structs.replace(
@@ -111,13 +111,13 @@ def test_a_storage_of_known_rate_is_a_term_of_the_model() -> None:
     assert decision.action == "heterogeneous"
 
 
-def test_what_a_plan_does_not_answer_is_advised_next_to_it() -> None:
+def test_what_a_plan_does_not_answer_is_advised_next_to_it():
     assert "gil" in {own.id for own in decided(("gil", 0.4)).advice}
     later = Fix(id="first-epoch", text="profile later epochs")
     assert "first-epoch" in {own.id for own in decided(fixes=(later,)).advice}
 
 
-def test_a_state_and_its_fix_are_one_line_of_advice() -> None:
+def test_a_state_and_its_fix_are_one_line_of_advice():
     fix = Fix(id="throttled", text="raise the limit")
     told = [own.id for own in decided(("throttled", 0.4), fixes=(fix,)).advice]
     assert told.count("throttled") == 1

@@ -89,7 +89,7 @@ MANY = (
 )
 
 
-def test_data_hosts_are_promised_no_more_than_the_shards_make() -> None:
+def test_data_hosts_are_promised_no_more_than_the_shards_make():
     stream = promised(decided(profile_of(), *MANY), action="heterogeneous")
     items = promised(decided(profile_of(None), *MANY), action="heterogeneous")
     # 0.8 worker-seconds by two workers: 0.4 s, on a CPU that is a little faster there.
@@ -97,7 +97,7 @@ def test_data_hosts_are_promised_no_more_than_the_shards_make() -> None:
     assert min(items) < 0.1
 
 
-def test_on_another_type_a_stream_has_as_many_shards_for_each_rank() -> None:
+def test_on_another_type_a_stream_has_as_many_shards_for_each_rank():
     elsewhere = TakeAs(instance_type="ml.g5.2xlarge", accelerator_step_seconds=0.002)
     profile = profile_of(instance_type="local.c2", step_seconds=0.42)
     groups = (msgspec.structs.replace(MANY[0], instance_type="ml.g5.2xlarge"), MANY[1])
@@ -106,7 +106,7 @@ def test_on_another_type_a_stream_has_as_many_shards_for_each_rank() -> None:
         assert seconds > 0.8 / 2 / 3, "two workers, on a CPU that is at most three times as fast"
 
 
-def test_the_free_fix_comes_with_its_figure_before_any_money() -> None:
+def test_the_free_fix_comes_with_its_figure_before_any_money():
     decision = decided(profile_of())
     assert decision.action == "keep"
     (tuned,) = [plan for plan in decision.plans if plan.action == "tune"]
@@ -123,19 +123,19 @@ def test_the_free_fix_comes_with_its_figure_before_any_money() -> None:
     assert "a stream of 2 shards is read" in " ".join(explain(decision).split())
 
 
-def test_with_the_key_shards_plans_count_on_as_many_workers() -> None:
+def test_with_the_key_shards_plans_count_on_as_many_workers():
     decision = decided(profile_of(), *MANY, feed=FeedSettings(shards=64))
     assert min(promised(decision, action="heterogeneous")) < 0.05
     assert not any("set num_workers" in plan.reason for plan in decision.plans)
 
 
-def test_where_it_is_not_known_whether_a_stream_divides_itself_the_fix_says_so() -> None:
+def test_where_it_is_not_known_whether_a_stream_divides_itself_the_fix_says_so():
     loader = msgspec.structs.replace(STREAM, divides=None)
     (tuned,) = [plan for plan in decided(profile_of(loader)).plans if plan.action == "tune"]
     assert tuned.reason.endswith("if it divides itself by get_worker_info()")
 
 
-def test_a_stream_that_does_not_divide_itself_is_given_no_more_workers() -> None:
+def test_a_stream_that_does_not_divide_itself_is_given_no_more_workers():
     loader = msgspec.structs.replace(STREAM, divides=False)
     decision = decided(profile_of(loader))
     assert not [plan for plan in decision.plans if plan.action == "tune"]
@@ -143,7 +143,7 @@ def test_a_stream_that_does_not_divide_itself_is_given_no_more_workers() -> None
     assert "divide itself by get_worker_info()" in advice.text
 
 
-def test_with_shards_enough_a_stream_is_as_any_loader() -> None:
+def test_with_shards_enough_a_stream_is_as_any_loader():
     loader = msgspec.structs.replace(STREAM, shards=640)
     with_shards = decided(profile_of(loader, num_workers=32, step_seconds=0.03))
     without = decided(profile_of(None, num_workers=32, step_seconds=0.03))
@@ -166,9 +166,7 @@ LEFT = ProfiledLoader(class_name=STREAM.class_name, reach="left")
         (LEFT, FeedSettings()),
     ],
 )
-def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(
-    loader: ProfiledLoader, feed: FeedSettings
-) -> None:
+def test_no_data_host_is_advised_for_a_loader_that_is_not_fed(loader, feed):
     decision = decided(profile_of(loader, num_workers=32, step_seconds=0.03), *MANY, feed=feed)
     assert not promised(decision, action="heterogeneous")
     answer = next(own for own in decision.path if "data group" in own.question)
@@ -182,7 +180,7 @@ def workload(**keys: object) -> Workload:
     return Workload(name="own", command=("python", "train.py"), platform="local", **keys)  # type: ignore[arg-type]
 
 
-def test_a_chain_stops_before_a_training_that_the_feed_cannot_reach() -> None:
+def test_a_chain_stops_before_a_training_that_the_feed_cannot_reach():
     profile = profile_of(OWN)
     with pytest.raises(UsageError, match="makes batches in its own way") as caught:
         refuse_unfed(profile, workload())
@@ -208,8 +206,8 @@ COUNTS = st.integers(1, 64)
     wall=st.floats(0.01, 10.0),
 )
 def test_no_cluster_makes_a_batch_sooner_than_the_shards_workers_do(
-    shards: int, local: int, hosts: int, workers: int, wall: float
-) -> None:
+    shards, local, hosts, workers, wall
+):
     instance = AWS.get("ml.c5.9xlarge")
     work = Work(
         reference=instance,

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from datetime import date
 from itertools import permutations
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -98,26 +97,26 @@ def unwrapped(text: str) -> str:
 # Limits.
 
 
-def test_every_plan_tells_the_time_of_its_next_limit() -> None:
+def test_every_plan_tells_the_time_of_its_next_limit():
     for plan in priced(starved()):
         outcome = of(plan)
         assert outcome.second_limit_seconds is not None
         assert outcome.second_limit_seconds <= outcome.step_seconds * (1 + 1e-9)
 
 
-def test_next_limit_is_the_accelerators_own_step() -> None:
+def test_next_limit_is_the_accelerators_own_step():
     decision = decided(profile(), Constraints(max_data_hosts=1))
     plan = next(p for p in priced(decision) if of(p).second_limit == "accelerator")
     assert of(plan).second_limit_seconds == pytest.approx(0.08)
     assert limits(of(plan)) == "CPU; next: accelerator (80.0 ms)"
 
 
-def test_a_record_of_an_earlier_version_has_its_limits_without_the_time() -> None:
+def test_a_record_of_an_earlier_version_has_its_limits_without_the_time():
     old = replace(of(starved().plan), second_limit_seconds=None, limit="cpu")
     assert limits(replace(old, second_limit="network")) == "CPU; next: network"
 
 
-def test_a_limit_that_is_nowhere_near_is_not_named() -> None:
+def test_a_limit_that_is_nowhere_near_is_not_named():
     outcome = replace(of(starved().plan), limit="accelerator", second_limit_seconds=0.0)
     assert limits(outcome) == "accelerator, and no other is near"
 
@@ -125,7 +124,7 @@ def test_a_limit_that_is_nowhere_near_is_not_named() -> None:
 # Break-even.
 
 
-def test_break_even_is_the_ratio_of_the_prices() -> None:
+def test_break_even_is_the_ratio_of_the_prices():
     decision = starved()
     keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
     assert keep.break_even_speedup == 1
@@ -135,7 +134,7 @@ def test_break_even_is_the_ratio_of_the_prices() -> None:
         assert (of(plan).cost_change < 0) == (of(plan).speedup > ratio)
 
 
-def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices() -> None:
+def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices():
     cluster = (
         Group(name="dnn", role="dnn", instance_type="ml.p4d.24xlarge", count=1),
         Group(name="data", role="data", instance_type="ml.c5.18xlarge", count=2),
@@ -154,12 +153,12 @@ def test_break_even_of_two_c5_beside_a_p4d_is_the_published_one_of_todays_prices
         (None, 1.2, "today's hosts cost nothing"),
     ],
 )
-def test_break_even_in_words(ratio: float | None, speedup: float, words: str) -> None:
+def test_break_even_in_words(ratio, speedup, words):
     outcome = of(starved().plan)
     assert pays(replace(outcome, break_even_speedup=ratio, speedup=speedup)) == words
 
 
-def test_start_is_paid_back_where_both_clusters_have_cost_the_same() -> None:
+def test_start_is_paid_back_where_both_clusters_have_cost_the_same():
     decision = starved()
     keep = of(next(plan for plan in decision.plans if plan.action == "keep"))
     promise = of(decision.plan)
@@ -178,7 +177,7 @@ def test_start_is_paid_back_where_both_clusters_have_cost_the_same() -> None:
 
 
 @pytest.mark.parametrize("batch", [256, 1])
-def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch: int) -> None:
+def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch):
     found = accelerator_bound()
     assert found.step is not None
     found = replace(found, step=replace(found.step, global_batch_size=batch))
@@ -192,12 +191,12 @@ def test_global_batch_grows_with_the_replicas_and_the_advice_says_so(batch: int)
     assert "learning rate" in text
 
 
-def test_plans_with_todays_replicas_have_todays_global_batch() -> None:
+def test_plans_with_todays_replicas_have_todays_global_batch():
     decision = starved()
     assert {plan.global_batch_size for plan in decision.plans} == {None}
 
 
-def test_unknown_global_batch_is_not_made_up() -> None:
+def test_unknown_global_batch_is_not_made_up():
     found = accelerator_bound()
     assert found.step is not None
     unknown = replace(found, step=replace(found.step, global_batch_size=None))
@@ -210,7 +209,7 @@ def test_unknown_global_batch_is_not_made_up() -> None:
 # What may be advised.
 
 
-def test_unexplained_profile_gets_no_advice_to_buy_accelerators() -> None:
+def test_unexplained_profile_gets_no_advice_to_buy_accelerators():
     found = accelerator_bound()
     explained = decided(found)
     assert any(advice.id == "more-accelerators" for advice in explained.advice)
@@ -219,14 +218,14 @@ def test_unexplained_profile_gets_no_advice_to_buy_accelerators() -> None:
     assert [each.id for each in advice] == ["profile-again"]
 
 
-def test_unexplained_profile_has_its_table_for_orientation_only() -> None:
+def test_unexplained_profile_has_its_table_for_orientation_only():
     check = Check(predicted_step_seconds=0.1, error=-0.5, explained=False)
     text = explain(decided(replace(profile(), check=check)))
     assert "Rough guide only" in text
     assert "Rough guide only" not in explain(starved())
 
 
-def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit() -> None:
+def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit():
     hurried = decided(profile(), Constraints(deadline_hours=1.5), steps=100_000)
     assert hurried.bottleneck == "cpu"
     assert any(plan.action == "scale_out" for plan in hurried.plans)
@@ -235,7 +234,7 @@ def test_deadline_asks_for_more_accelerators_where_the_cpu_is_the_limit() -> Non
     assert not any(plan.action == "scale_out" for plan in relaxed.plans)
 
 
-def test_larger_instance_comes_before_more_instances() -> None:
+def test_larger_instance_comes_before_more_instances():
     decision = decided(accelerator_bound(), Constraints(objective="time"))
     (group,) = decision.plan.groups
     assert group.count == 1
@@ -244,7 +243,7 @@ def test_larger_instance_comes_before_more_instances() -> None:
     assert four["ml.g5.12xlarge"].step_seconds < four["ml.g5.8xlarge"].step_seconds
 
 
-def test_several_small_hosts_have_larger_ones_offered_too() -> None:
+def test_several_small_hosts_have_larger_ones_offered_too():
     decision = decided(accelerator_bound(count=2), Constraints(objective="time"))
     offered = {
         (p.groups[0].instance_type, p.groups[0].count)
@@ -256,7 +255,7 @@ def test_several_small_hosts_have_larger_ones_offered_too() -> None:
     assert ("ml.g5.8xlarge", 4) in offered
 
 
-def test_scaling_up_names_its_heterogeneous_rival_with_both_costs() -> None:
+def test_scaling_up_names_its_heterogeneous_rival_with_both_costs():
     decision = starved()
     because = next(a.because for a in decision.path if "larger type" in a.question)
     assert "1 ml.g5.16xlarge" in because
@@ -264,7 +263,7 @@ def test_scaling_up_names_its_heterogeneous_rival_with_both_costs() -> None:
     assert "per 1000 steps" in because
 
 
-def test_six_instance_groups_are_too_many_for_a_sagemaker_job() -> None:
+def test_six_instance_groups_are_too_many_for_a_sagemaker_job():
     data = tuple(
         Group(name=f"data-{n}", role="data", instance_type="ml.c7i.xlarge", count=1)
         for n in range(5)
@@ -279,19 +278,19 @@ def test_six_instance_groups_are_too_many_for_a_sagemaker_job() -> None:
     )
 
 
-def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text() -> None:
+def test_a_cluster_that_was_asked_for_and_may_not_run_says_why_in_the_text():
     cluster = (Group(name="dnn", role="dnn", instance_type="ml.c5.9xlarge", count=1),)
     text = unwrapped(explain(decided(profile(), extra=(cluster,))))
     assert "? 1 ml.c5.9xlarge: asked for, but the accelerators differ (A10G today, none" in text
 
 
-def test_more_data_hosts_than_are_searched_are_an_error_and_no_wait() -> None:
+def test_more_data_hosts_than_are_searched_are_an_error_and_no_wait():
     with pytest.raises(UsageError, match="256 at most") as caught:
         decided(profile(), Constraints(max_data_hosts=1_000_000))
     assert caught.value.where == "key constraints.max_data_hosts"
 
 
-def test_a_price_of_tomorrow_is_said_to_be_of_no_known_age(tmp_path: Path) -> None:
+def test_a_price_of_tomorrow_is_said_to_be_of_no_known_age(tmp_path):
     file = tmp_path / "prices.csv"
     file.write_text("instance_type,usd_per_hour,priced_on\nml.g5.8xlarge,3,2062-09-27\n")
     decision = decided(profile(), catalog=load_catalog("sagemaker", prices=file))
@@ -299,7 +298,7 @@ def test_a_price_of_tomorrow_is_said_to_be_of_no_known_age(tmp_path: Path) -> No
     assert said in decision.warnings
 
 
-def test_profiles_fix_that_costs_nothing_is_the_charts_free_fix() -> None:
+def test_profiles_fix_that_costs_nothing_is_the_charts_free_fix():
     fix = Fix(id="persistent_workers", text="keep the workers", saves_seconds=0.02)
     made = replace(profile(), fixes=(fix,))
     (turn,) = [each for each in decided(made).path if each.question == "Is there a free fix?"]
@@ -309,7 +308,7 @@ def test_profiles_fix_that_costs_nothing_is_the_charts_free_fix() -> None:
     assert (unknown.question, unknown.answer) == ("Is there a free fix?", "unknown")
 
 
-def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_needed() -> None:
+def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_needed():
     constraints = Constraints(deadline_hours=2.5, max_usd_per_hour=3.1)
     decision = decided(profile(), constraints, steps=100_000)
     assert decision.action == "keep"
@@ -323,14 +322,14 @@ def test_deadline_and_budget_that_contradict_each_other_are_named_with_what_is_n
     assert needed == pytest.approx(min(in_time), abs=0.005)
 
 
-def test_empty_catalog_is_an_error_that_says_what_is_missing() -> None:
+def test_empty_catalog_is_an_error_that_says_what_is_missing():
     empty = Catalog(platform="sagemaker", instances=(), source="nothing")
     with pytest.raises(UsageError, match="has no instance type") as caught:
         decided(profile(), catalog=empty)
     assert "--prices FILE" in caught.value.fix
 
 
-def test_prices_of_another_region_than_allowed_are_not_used() -> None:
+def test_prices_of_another_region_than_allowed_are_not_used():
     with pytest.raises(UsageError, match="those of us-east-1, and only those of eu-west-1") as at:
         decided(profile(), Constraints(regions=("eu-west-1",)))
     assert at.value.where == "key constraints.regions"
@@ -338,7 +337,7 @@ def test_prices_of_another_region_than_allowed_are_not_used() -> None:
     assert allowed.action == "heterogeneous"
 
 
-def test_allowed_type_that_no_plan_can_have_is_named_with_the_reason() -> None:
+def test_allowed_type_that_no_plan_can_have_is_named_with_the_reason():
     constraints = Constraints(allowed_instance_types=("c5.12xlarge", "c5.18xlarge"))
     warnings = decided(profile(), constraints).warnings
     assert (
@@ -348,7 +347,7 @@ def test_allowed_type_that_no_plan_can_have_is_named_with_the_reason() -> None:
     assert not any("ml.c5.18xlarge" in text for text in warnings)
 
 
-def test_catalog_of_nothing_but_todays_type_keeps_it() -> None:
+def test_catalog_of_nothing_but_todays_type_keeps_it():
     alone = Catalog(platform="sagemaker", instances=(AWS.get("ml.g5.8xlarge"),), source="one")
     decision = decided(profile(), catalog=alone)
     assert decision.action == "keep"
@@ -409,7 +408,7 @@ def _said_of_a_data_group(found: Walk) -> str:
     return answer.answer
 
 
-def test_a_data_group_is_said_to_be_faster_where_one_is_chosen() -> None:
+def test_a_data_group_is_said_to_be_faster_where_one_is_chosen():
     # What is free saves less than its own band: it is no rival of a plan that saves more.
     tune = _made_up("tune", step=0.091, usd_per_hour=1.0, band=0.10)
     group = _made_up("heterogeneous", step=0.072, usd_per_hour=2.0, band=0.25)
@@ -418,21 +417,21 @@ def test_a_data_group_is_said_to_be_faster_where_one_is_chosen() -> None:
     assert _said_of_a_data_group(found) == "yes"
 
 
-def test_a_data_group_is_said_to_help_where_it_alone_makes_the_deadline() -> None:
+def test_a_data_group_is_said_to_help_where_it_alone_makes_the_deadline():
     group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25, hours=9.5)
     found = _path([group], Constraints(objective="cost", deadline_hours=9.8), hours=10.0)
     assert found.chosen.action == "heterogeneous"
     assert _said_of_a_data_group(found) == "yes"
 
 
-def test_a_data_group_that_saves_less_than_its_band_is_said_not_to_help() -> None:
+def test_a_data_group_that_saves_less_than_its_band_is_said_not_to_help():
     group = _made_up("heterogeneous", step=0.095, usd_per_hour=2.0, band=0.25)
     found = _path([group], Constraints(objective="time"))
     assert found.chosen.action == "keep"
     assert _said_of_a_data_group(found) == "no"
 
 
-def test_what_a_data_group_loses_is_not_said_to_be_saved() -> None:
+def test_what_a_data_group_loses_is_not_said_to_be_saved():
     tune = _made_up("tune", step=0.08, usd_per_hour=1.0, band=0.1)
     group = _made_up("heterogeneous", step=0.107, usd_per_hour=2.0, band=0.25)
     for others, words in (
@@ -467,9 +466,7 @@ def _plans(outcomes: list[tuple[float, float]]) -> list[Plan]:
 
 @settings(max_examples=examples(40), derandomize=True)
 @given(_outcomes)
-def test_front_beats_all_others_and_no_plan_of_it_beats_another(
-    outcomes: list[tuple[float, float]],
-) -> None:
+def test_front_beats_all_others_and_no_plan_of_it_beats_another(outcomes):
     plans = _plans(outcomes)
     front = [(of(p).step_seconds, of(p).usd_per_1000_steps) for p in pareto_front(plans)]
     assert front
@@ -479,13 +476,13 @@ def test_front_beats_all_others_and_no_plan_of_it_beats_another(
         assert not (one[0] <= other[0] and one[1] <= other[1])
 
 
-def test_plans_that_may_not_run_are_not_on_the_front() -> None:
+def test_plans_that_may_not_run_are_not_on_the_front():
     best, other = _plans([(0.1, 0.1), (1.0, 1.0)])
     assert pareto_front([replace(best, feasible=False), other]) == [other]
     assert pareto_front([replace(best, predicted=None)]) == []
 
 
-def test_text_shows_both_ends_of_the_front() -> None:
+def test_text_shows_both_ends_of_the_front():
     decision = decided(profile(), Constraints(max_data_hosts=60))
     front = pareto_front(decision.plans)
     text = explain(decision)
@@ -498,14 +495,14 @@ def test_text_shows_both_ends_of_the_front() -> None:
     assert len([line for line in text.splitlines() if "heterogeneous" in line]) < 20
 
 
-def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan() -> None:
+def test_text_tells_limits_break_even_and_utilization_of_the_chosen_plan():
     decision = starved()
     text = unwrapped(explain(decision))
     assert f"bottleneck: {limits(of(decision.plan))}" in text
     assert f"Break-even: {pays(of(decision.plan))}; accelerators are busy" in text
 
 
-def test_table_comes_before_the_working() -> None:
+def test_table_comes_before_the_working():
     text = explain(starved())
     assert text.index("\naction ") < text.index("How it was decided")
 
@@ -517,8 +514,8 @@ def test_table_comes_before_the_working() -> None:
     factor=st.floats(min_value=0.5, max_value=0.99),
 )
 def test_a_cheaper_data_type_stays_the_chosen_one_among_all_its_numbers_of_hosts(
-    loading: float, accelerator: float, factor: float
-) -> None:
+    loading, accelerator, factor
+):
     found = profile(loader_cpu_seconds=loading, accelerator_step_seconds=accelerator)
     constraints = Constraints(max_data_hosts=4)
     chosen = decided(found, constraints).plan
@@ -537,7 +534,7 @@ def test_a_cheaper_data_type_stays_the_chosen_one_among_all_its_numbers_of_hosts
     assert of(again).usd_per_1000_steps <= of(chosen).usd_per_1000_steps * (1 + 1e-9)
 
 
-def test_a_step_that_costs_as_much_is_neither_cheaper_nor_dearer() -> None:
+def test_a_step_that_costs_as_much_is_neither_cheaper_nor_dearer():
     assert cost_change_words(-0.004, is_billed=True) == "a step costs the same"
     assert cost_change_words(0.004, is_billed=False) == "as many CPU-seconds per step"
     assert cost_change_words(0.006, is_billed=True) == "1% more expensive per step"

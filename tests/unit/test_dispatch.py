@@ -24,7 +24,7 @@ def request(number: int, *, spec: str = "spec", epoch: int = 0) -> Request:
 
 
 @given(st.lists(st.integers(0, 50)))
-def test_requests_are_served_in_order_of_number_and_then_of_arrival(numbers: list[int]) -> None:
+def test_requests_are_served_in_order_of_number_and_then_of_arrival(numbers):
     queue = Queue()
     requests = [request(number) for number in numbers]
     for one in requests:
@@ -34,7 +34,7 @@ def test_requests_are_served_in_order_of_number_and_then_of_arrival(numbers: lis
     assert queue.pop(specs={"spec"}) is None
 
 
-def test_a_request_waits_for_its_own_spec() -> None:
+def test_a_request_waits_for_its_own_spec():
     queue = Queue()
     first, second = request(0, spec="a"), request(1, spec="b")
     queue.push(first)
@@ -44,7 +44,7 @@ def test_a_request_waits_for_its_own_spec() -> None:
     assert queue.pop(specs={"a"}) is first
 
 
-def test_a_request_that_cannot_be_taken_yet_keeps_its_place() -> None:
+def test_a_request_that_cannot_be_taken_yet_keeps_its_place():
     queue = Queue()
     first, second = request(0), request(0)
     queue.push(first)
@@ -55,7 +55,7 @@ def test_a_request_that_cannot_be_taken_yet_keeps_its_place() -> None:
     assert queue.pop(specs={"spec"}) is second
 
 
-def test_a_dropped_request_is_not_served() -> None:
+def test_a_dropped_request_is_not_served():
     queue = Queue()
     dropped, other = request(0), request(1)
     queue.push(dropped)
@@ -66,9 +66,7 @@ def test_a_dropped_request_is_not_served() -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 4), st.integers(1, 20))
-def test_active_sessions_share_the_credits_and_none_has_less_than_one(
-    workers: int, per_worker: int, count: int
-) -> None:
+def test_active_sessions_share_the_credits_and_none_has_less_than_one(workers, per_worker, count):
     sessions = [session(str(i)) for i in range(count)]
     for one in sessions:
         one.asked_at = 100.0
@@ -80,7 +78,7 @@ def test_active_sessions_share_the_credits_and_none_has_less_than_one(
     assert credits.share(idle, [idle], 101.0) == workers * per_worker
 
 
-def test_ranks_have_equal_parts_whatever_their_loaders() -> None:
+def test_ranks_have_equal_parts_whatever_their_loaders():
     sessions = [session("a", rank=0), session("b", rank=1), session("c", rank=1)]
     for one in sessions:
         one.asked_at = 100.0
@@ -89,9 +87,7 @@ def test_ranks_have_equal_parts_whatever_their_loaders() -> None:
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.lists(st.integers(0, 7), min_size=1, max_size=9))
-def test_no_rank_has_two_credits_more_than_another(
-    workers: int, per_worker: int, ranks: list[int]
-) -> None:
+def test_no_rank_has_two_credits_more_than_another(workers, per_worker, ranks):
     sessions = [session(str(number), rank=rank) for number, rank in enumerate(ranks)]
     for one in sessions:
         one.asked_at = 100.0
@@ -103,7 +99,7 @@ def test_no_rank_has_two_credits_more_than_another(
         assert sum(parts) == workers * per_worker
 
 
-def test_credits_grow_while_workers_run_dry_up_to_four() -> None:
+def test_credits_grow_while_workers_run_dry_up_to_four():
     credits = CreditPool(workers=2, per_worker=2)
     for _ in range(20):
         credits.count(is_dry=False)
@@ -116,12 +112,12 @@ def test_credits_grow_while_workers_run_dry_up_to_four() -> None:
 
 
 @given(st.lists(st.floats(1e-6, 1e3), max_size=64), st.integers(1, 12))
-def test_credits_are_between_what_is_set_and_the_bound(costs: list[float], at_least: int) -> None:
+def test_credits_are_between_what_is_set_and_the_bound(costs, at_least):
     credits = credits_for(costs, at_least=at_least)
     assert at_least <= credits <= max(at_least, MAX_CREDITS_PER_WORKER)
 
 
-def test_credits_follow_the_variation_of_what_batches_cost() -> None:
+def test_credits_follow_the_variation_of_what_batches_cost():
     draw = random.Random(3)
     assert credits_for([0.06] * 64, at_least=2) == 2
     assert credits_for([0.06, 0.18] * 32, at_least=2) in (3, 4)
@@ -129,7 +125,7 @@ def test_credits_follow_the_variation_of_what_batches_cost() -> None:
     assert credits_for([0.01] * 60 + [1.0] * 4, at_least=2) == MAX_CREDITS_PER_WORKER
 
 
-def test_credits_rise_at_once_and_come_back_one_by_one() -> None:
+def test_credits_rise_at_once_and_come_back_one_by_one():
     credits = CreditPool(workers=2, per_worker=2)
     rises = [
         number
@@ -150,7 +146,7 @@ def test_credits_rise_at_once_and_come_back_one_by_one() -> None:
     assert credits.per_worker == 2
 
 
-def test_the_first_batch_of_each_worker_tells_nothing_of_what_batches_cost() -> None:
+def test_the_first_batch_of_each_worker_tells_nothing_of_what_batches_cost():
     credits = CreditPool(workers=4, per_worker=2)
     for number in range(40):
         credits.measured(3.0 if number < 4 else 0.01, worker=number % 4)

@@ -26,13 +26,13 @@ GROUPS = {"dnn": ["localhost"], "data": ["data-1.invalid"]}
 
 
 @pytest.fixture
-def token_file(tmp_path: Path) -> Path:
+def token_file(tmp_path):
     (tmp_path / "token").write_text(new_token())
     return tmp_path / "token"
 
 
 @pytest.fixture
-def port() -> int:
+def port():
     return free_ports(set())
 
 
@@ -76,7 +76,7 @@ def findings(environ: Mapping[str, str], *, peer: str | None = None) -> dict[str
     return {check.name: check for check in examine(environ, peer=peer)}
 
 
-def test_a_host_by_itself_is_healthy(tmp_path: Path, port: int) -> None:
+def test_a_host_by_itself_is_healthy(tmp_path, port):
     found = findings({"STOKER_BASE_DIR": str(tmp_path), "STOKER_PORT": str(port)})
     assert [check for check in found.values() if check.state == "fail"] == []
     # Of a job, which a laptop is not in.
@@ -86,7 +86,7 @@ def test_a_host_by_itself_is_healthy(tmp_path: Path, port: int) -> None:
     assert "folder" not in findings(outside)
 
 
-def test_a_job_without_its_token_and_with_an_unknown_host_fails(tmp_path: Path, port: int) -> None:
+def test_a_job_without_its_token_and_with_an_unknown_host_fails(tmp_path, port):
     topology(tmp_path)
     found = findings({"STOKER_BASE_DIR": str(tmp_path), "STOKER_PORT": str(port)})
     assert found["role"].text.endswith("dnn, group dnn, host 1 of 1, ml.c5.xlarge, leader")
@@ -95,7 +95,7 @@ def test_a_job_without_its_token_and_with_an_unknown_host_fails(tmp_path: Path, 
     assert found["token"].state == "fail"
 
 
-def test_the_tokens_content_is_never_shown(tmp_path: Path, token_file: Path) -> None:
+def test_the_tokens_content_is_never_shown(tmp_path, token_file):
     run = topology(tmp_path)
     token = token_file.read_text()
     good = doctor.token_check(run, token_file)
@@ -107,14 +107,14 @@ def test_the_tokens_content_is_never_shown(tmp_path: Path, token_file: Path) -> 
 
 
 @pytest.mark.parametrize("variable", ["STOKER_PORT", "STOKER_FEED", "STOKER_COMMAND"])
-def test_malformed_settings_are_a_finding_and_no_end(tmp_path: Path, variable: str) -> None:
+def test_malformed_settings_are_a_finding_and_no_end(tmp_path, variable):
     found = findings({"STOKER_BASE_DIR": str(tmp_path), variable: "{nonsense"})
     assert found["settings"].state == "fail"
     assert variable in found["settings"].text
     assert "port" in found
 
 
-def test_a_malformed_job_description_is_a_finding_and_no_end(tmp_path: Path) -> None:
+def test_a_malformed_job_description_is_a_finding_and_no_end(tmp_path):
     topology(tmp_path)
     (tmp_path / "input" / "config" / "resourceconfig.json").write_text("{}")
     found = findings({"STOKER_BASE_DIR": str(tmp_path)})
@@ -122,7 +122,7 @@ def test_a_malformed_job_description_is_a_finding_and_no_end(tmp_path: Path) -> 
     assert "port" in found
 
 
-def test_a_port_is_free_or_our_own_or_taken(port: int, token_file: Path) -> None:
+def test_a_port_is_free_or_our_own_or_taken(port, token_file):
     assert doctor.port_check(port, token_file).state == "ok"
     with coordinator_at(port, token_file):
         assert doctor.port_check(port, token_file).text.endswith("held by this run's launcher")
@@ -131,7 +131,7 @@ def test_a_port_is_free_or_our_own_or_taken(port: int, token_file: Path) -> None
         assert doctor.port_check(port, None).state == "fail"
 
 
-def test_a_peer_of_the_same_run_is_known_by_its_handshake(port: int, token_file: Path) -> None:
+def test_a_peer_of_the_same_run_is_known_by_its_handshake(port, token_file):
     with coordinator_at(port, token_file):
         found = peer_check(f"localhost:{port}", port=1, token_file=token_file)
         assert found.state == "ok"
@@ -140,8 +140,8 @@ def test_a_peer_of_the_same_run_is_known_by_its_handshake(port: int, token_file:
 
 
 def test_a_peer_with_another_token_or_none_is_not_of_this_run(
-    port: int, token_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    port, token_file, tmp_path, monkeypatch
+):
     monkeypatch.setattr("stoker.doctor.HANDSHAKE_SECONDS", 0.5)
     (tmp_path / "other").write_text(new_token())
     for listener in (coordinator_at(port, token_file), stranger_at(port)):
@@ -151,12 +151,12 @@ def test_a_peer_with_another_token_or_none_is_not_of_this_run(
         assert "is not of this run" in found.text
 
 
-def test_a_peer_that_does_not_listen_or_has_no_name_fails(port: int) -> None:
+def test_a_peer_that_does_not_listen_or_has_no_name_fails(port):
     assert "refused" in peer_check("127.0.0.1", port=port, token_file=None).text
     assert "not known by name" in peer_check("nobody.invalid", port=port, token_file=None).text
 
 
-def test_a_wait_has_a_deadline_and_hands_on_errors() -> None:
+def test_a_wait_has_a_deadline_and_hands_on_errors():
     release = threading.Event()
     try:
         with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
@@ -167,13 +167,13 @@ def test_a_wait_has_a_deadline_and_hands_on_errors() -> None:
         within(5, lambda: 1 / 0)
 
 
-def test_little_shared_memory_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_shared_memory_is_noticed(tmp_path, monkeypatch):
     assert doctor.shared_memory_check(tmp_path / "none").state == "warn"
     monkeypatch.setattr(doctor, "MIN_SHARED_MEMORY_BYTES", 1 << 60)
     assert doctor.shared_memory_check(tmp_path).state == "warn"
 
 
-def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch):
     assert doctor.torch_check(trains=True).state == "ok"
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     assert doctor.torch_check(trains=True).state == "fail"
@@ -188,9 +188,7 @@ def test_torch_is_needed_by_a_host_with_a_part_in_a_run(monkeypatch: pytest.Monk
         *(("unknown", "warn"), ("2", "warn")),
     ],
 )
-def test_a_pytorch_older_than_what_stoker_leans_on_fails(
-    monkeypatch: pytest.MonkeyPatch, version: str, state: str
-) -> None:
+def test_a_pytorch_older_than_what_stoker_leans_on_fails(monkeypatch, version, state):
     monkeypatch.setattr("torch.__version__", version)
     finding = doctor.torch_check(trains=True)
     assert (finding.state, version in finding.text) == (state, True)
@@ -199,12 +197,12 @@ def test_a_pytorch_older_than_what_stoker_leans_on_fails(
     assert doctor.torch_check(trains=False).state == ("ok" if state == "ok" else "warn")
 
 
-def test_the_oldest_pytorch_is_the_one_that_the_package_asks_for() -> None:
+def test_the_oldest_pytorch_is_the_one_that_the_package_asks_for():
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert f'"torch>={".".join(map(str, doctor.MIN_TORCH))}"' in project
 
 
-def test_gpus_that_pytorch_cannot_use_fail() -> None:
+def test_gpus_that_pytorch_cannot_use_fail():
     assert doctor.accelerators_check({"CUDA_VISIBLE_DEVICES": ""}).text == "none"
     import torch
 
@@ -212,18 +210,13 @@ def test_gpus_that_pytorch_cannot_use_fail() -> None:
         assert doctor.accelerators_check({"CUDA_VISIBLE_DEVICES": "0,1"}).state == "fail"
 
 
-def test_a_folder_that_cannot_be_made_fails(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_fails(tmp_path):
     assert doctor.folder_check(tmp_path / "new" / "folder").state == "ok"
     (tmp_path / "file").touch()
     assert doctor.folder_check(tmp_path / "file" / "ml").state == "fail"
 
 
-def test_the_verb_ends_with_4_where_something_fails(
-    tmp_path: Path,
-    port: int,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_verb_ends_with_4_where_something_fails(tmp_path, port, capsys, monkeypatch):
     monkeypatch.setenv("STOKER_BASE_DIR", str(tmp_path))
     monkeypatch.setenv("STOKER_PORT", str(port))
     assert doctor_verb(as_json=True) == 0
@@ -249,16 +242,12 @@ def test_the_verb_ends_with_4_where_something_fails(
         ),
     ],
 )
-def test_a_workload_and_what_is_to_be_looked_at_go_together(
-    given: Mapping[str, object], what: str
-) -> None:
+def test_a_workload_and_what_is_to_be_looked_at_go_together(given, what):
     with pytest.raises(UsageError, match=what):
         doctor_verb(**given)  # type: ignore[arg-type]
 
 
-def test_a_workload_that_is_wrong_is_told_before_anything_is_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_workload_that_is_wrong_is_told_before_anything_is_looked_at(tmp_path, capsys):
     (tmp_path / "w.yaml").write_text("name: mnist")
     with pytest.raises(UsageError, match="command"):
         doctor_verb(str(tmp_path / "w.yaml"), cluster=True)

@@ -1,7 +1,6 @@
 """`stoker doctor --cluster WORKLOAD` tells what a cluster lacks, and what may not be asked."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ WORKLOAD: Mapping[str, Json] = {
 
 
 @pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+def api(tmp_path, monkeypatch):
     """Plays a cluster with all that the workload needs."""
     with kubernetes_api() as found:
         use_kube_config(monkeypatch, kube_config(tmp_path, found.url))
@@ -44,7 +43,7 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesA
 
 
 @pytest.fixture(autouse=True)
-def kubeflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[KfpServer]:
+def kubeflow(monkeypatch):
     with KfpServer() as server:
         monkeypatch.setenv("KF_PIPELINES_ENDPOINT", server.url)
         yield server
@@ -81,9 +80,7 @@ def one(findings: list[Finding], name: str) -> Finding:
     return finding
 
 
-def test_a_cluster_that_has_what_a_workload_needs_is_told_line_by_line(
-    api: KubernetesApi, kubeflow: KfpServer
-) -> None:
+def test_a_cluster_that_has_what_a_workload_needs_is_told_line_by_line(api, kubeflow):
     findings = found()
     assert [(each.state, each.name) for each in findings] == [
         *(("ok", "cluster"), ("ok", "api"), ("ok", "rights"), ("ok", "job")),
@@ -102,7 +99,7 @@ def posts(api: KubernetesApi) -> list[str]:
     return [call for call in api.calls if not call.startswith("GET")]
 
 
-def test_rights_are_asked_as_the_role_gives_them(api: KubernetesApi) -> None:
+def test_rights_are_asked_as_the_role_gives_them(api):
     api.denied = {("create", "secrets"), ("list", "events")}
     rights = one(found(), "rights")
     assert rights.state == "fail"
@@ -120,9 +117,7 @@ def test_rights_are_asked_as_the_role_gives_them(api: KubernetesApi) -> None:
 @pytest.mark.parametrize(
     ("api_name", "group"), [("jobset", "jobset.x-k8s.io"), ("trainer", "trainer.kubeflow.org")]
 )
-def test_an_api_that_is_not_there_or_speaks_another_version_fails(
-    api: KubernetesApi, api_name: str, group: str
-) -> None:
+def test_an_api_that_is_not_there_or_speaks_another_version_fails(api, api_name, group):
     api.other_versions[group] = "v9"
     findings = [each for each in found(f"kubernetes.api={api_name}") if each.name == "api"]
     assert {each.state for each in findings} == {"fail"}
@@ -140,16 +135,14 @@ def test_an_api_that_is_not_there_or_speaks_another_version_fails(
         ("exceeded quota: gpus, requested: 1, limited: 0", "the namespace's quota"),
     ],
 )
-def test_a_job_that_the_cluster_would_refuse_fails_with_its_words(
-    api: KubernetesApi, message: str, words: str
-) -> None:
+def test_a_job_that_the_cluster_would_refuse_fails_with_its_words(api, message, words):
     api.faults.append(Fault("POST", "jobsets", 403, message=message, reason="Forbidden"))
     job = one(found(), "job")
     assert job.state == "fail"
     assert words in job.text
 
 
-def test_a_trainers_runtime_stands_for_its_job(api: KubernetesApi) -> None:
+def test_a_trainers_runtime_stands_for_its_job(api):
     api.role = None
     findings = found("kubernetes.api=trainer")
     assert one(findings, "job").text == "the cluster would take its TrainingRuntime (dry run)"
@@ -171,9 +164,7 @@ def test_a_trainers_runtime_stands_for_its_job(api: KubernetesApi) -> None:
         (403, 'User "system:serviceaccount:a:b" cannot create resource "trainjobs"', "warn"),
     ],
 )
-def test_a_train_job_that_the_cluster_would_refuse_is_no_ok(
-    api: KubernetesApi, code: int, message: str, state: str
-) -> None:
+def test_a_train_job_that_the_cluster_would_refuse_is_no_ok(api, code, message, state):
     api.role = None
     api.faults.append(Fault("POST", "trainjobs", code, message=message, reason="No"))
     job = one(found("kubernetes.api=trainer"), "job")
@@ -181,7 +172,7 @@ def test_a_train_job_that_the_cluster_would_refuse_is_no_ok(
     assert "would take" not in job.text
 
 
-def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api: KubernetesApi) -> None:
+def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api):
     def claims(*overrides: str) -> list[tuple[str, str]]:
         of_claims = [each for each in found(*overrides) if each.name == "claim"]
         return [(each.state, each.text.partition(" ")[0]) for each in of_claims]
@@ -195,7 +186,7 @@ def test_a_claim_that_fewer_pods_can_mount_than_need_it_is_found(api: Kubernetes
     assert claims()[1] == ("fail", "there")
 
 
-def test_a_claim_that_is_not_bound_names_the_command_that_says_why(api: KubernetesApi) -> None:
+def test_a_claim_that_is_not_bound_names_the_command_that_says_why(api):
     def runs(phase: str) -> Finding:
         api.put("persistentvolumeclaims", claim("runs", "ReadWriteMany", phase=phase))
         return next(each for each in found() if "kubernetes.output" in each.text)
@@ -219,8 +210,8 @@ def test_a_claim_that_is_not_bound_names_the_command_that_says_why(api: Kubernet
     ],
 )
 def test_what_a_lost_follower_means_is_told_with_the_lines_that_have_it_tried_again(
-    api: KubernetesApi, retries: Mapping[str, str] | None, words: str
-) -> None:
+    api, retries, words
+):
     api.put("configmaps", argo_settings(retries))
     argo = one(found(), "argo")
     assert argo.state == "warn"
@@ -228,7 +219,7 @@ def test_what_a_lost_follower_means_is_told_with_the_lines_that_have_it_tried_ag
     assert argo.fix.endswith(f"templateDefaults.retryStrategy:\n{RETRY_LINES}")
 
 
-def test_an_argo_whose_expression_decides_is_in_order(api: KubernetesApi) -> None:
+def test_an_argo_whose_expression_decides_is_in_order(api):
     expression = "asInt(lastRetry.exitCode) > 128"
     # A policy that is not said is `Always` then.
     api.put("configmaps", argo_settings({"expression": expression}))
@@ -242,7 +233,7 @@ def test_an_argo_whose_expression_decides_is_in_order(api: KubernetesApi) -> Non
     assert one(found(), "argo").state == "ok"
 
 
-def test_what_may_not_be_looked_at_is_no_failure_and_names_the_right(api: KubernetesApi) -> None:
+def test_what_may_not_be_looked_at_is_no_failure_and_names_the_right(api):
     api.role = rules(KubernetesSettings())
     # The Role is of one namespace: in another one it gives no right to read Argo's settings.
     api.denied = {("get", "/version"), ("get", "configmaps")}
@@ -256,9 +247,7 @@ def test_what_may_not_be_looked_at_is_no_failure_and_names_the_right(api: Kubern
     assert "the right get configmaps is missing" in unasked[2].text
 
 
-def test_a_cluster_that_does_not_answer_is_the_only_finding(
-    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_that_does_not_answer_is_the_only_finding(api, tmp_path, monkeypatch):
     use_kube_config(monkeypatch, kube_config(tmp_path, api.url, token="another"))
     (finding,) = found()
     assert (finding.state, finding.name) == ("fail", "cluster")
@@ -275,24 +264,22 @@ def test_a_cluster_that_does_not_answer_is_the_only_finding(
     ],
 )
 def test_an_older_kubeflow_pipelines_is_told_with_what_it_cannot_do(
-    api: KubernetesApi, kubeflow: KfpServer, version: str, state: str, words: str
-) -> None:
+    api, kubeflow, version, state, words
+):
     kubeflow.version = version
     finding = one(found(), "kubeflow")
     assert finding.state == state
     assert words in f"{finding.text}; {finding.fix}"
 
 
-def test_no_kubeflow_is_a_failure_only_where_the_workload_names_one(
-    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_kubeflow_is_a_failure_only_where_the_workload_names_one(api, monkeypatch):
     monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://127.0.0.1:9")
     assert one(found(), "kubeflow").state == "warn"
     named = "kubernetes.kubeflow.host=http://127.0.0.1:9"
     assert one(found(named), "kubeflow").state == "fail"
 
 
-def test_a_cluster_is_looked_at_without_this_host(api: KubernetesApi, tmp_path: Path) -> None:
+def test_a_cluster_is_looked_at_without_this_host(api, tmp_path):
     file = tmp_path / "workload.yaml"
     file.write_text(yaml.safe_dump({**WORKLOAD, "schema": "stoker.workload/v1"}))
     api.put("configmaps", argo_settings({"retryPolicy": "OnError"}))

@@ -83,13 +83,11 @@ def _echo(text: str, **more: object) -> EngineCommand:
         ('{"a": {"b": [1]}} ${HOME:-x} { host }', "c0", '{"a": {"b": [1]}} ${HOME:-x} { host }'),
     ],
 )
-def test_places_stand_for_what_the_host_knows(
-    tmp_path: Path, text: str, host: str, expected: str
-) -> None:
+def test_places_stand_for_what_the_host_knows(tmp_path, text, host, expected):
     assert filled(tmp_path, text, host=host) == expected
 
 
-def test_folders_are_those_of_the_job(tmp_path: Path) -> None:
+def test_folders_are_those_of_the_job(tmp_path):
     assert filled(tmp_path, "{input} {output}") == f"{tmp_path}/input/data {tmp_path}/out"
 
 
@@ -102,13 +100,11 @@ def test_folders_are_those_of_the_job(tmp_path: Path) -> None:
         ("g1", {}, "0"),
     ],
 )
-def test_workers_are_the_plans_or_the_local_ones(
-    tmp_path: Path, host: str, variables: dict[str, str], expected: str
-) -> None:
+def test_workers_are_the_plans_or_the_local_ones(tmp_path, host, variables, expected):
     assert filled(tmp_path, "{workers}", host=host, **variables) == expected
 
 
-def test_hosts_that_share_an_address_have_ports_of_their_own(tmp_path: Path) -> None:
+def test_hosts_that_share_an_address_have_ports_of_their_own(tmp_path):
     reached = {
         host: {"address": "127.0.0.1", "ports": {"server": 100 + n, "worker": 200 + n}}
         for n, host in enumerate(("g1", "g0", "c2", "c0"))
@@ -118,7 +114,7 @@ def test_hosts_that_share_an_address_have_ports_of_their_own(tmp_path: Path) -> 
     assert found == "103 127.0.0.1:100 127.0.0.1:202,127.0.0.1:203 127.0.0.1"
 
 
-def test_an_address_with_colons_is_in_brackets_before_a_port(tmp_path: Path) -> None:
+def test_an_address_with_colons_is_in_brackets_before_a_port(tmp_path):
     assert filled(tmp_path, "{address:server}", STOKER_ADVERTISE="fd00::1") == "[fd00::1]:5050"
 
 
@@ -126,9 +122,7 @@ def test_an_address_with_colons_is_in_brackets_before_a_port(tmp_path: Path) -> 
     ("host", "task", "index"),
     [("g1", "chief", 0), ("g0", "worker", 1), ("c2", "ps", 0), ("c0", "ps", 1)],
 )
-def test_tf_config_is_made_from_the_groups(
-    tmp_path: Path, host: str, task: str, index: int
-) -> None:
+def test_tf_config_is_made_from_the_groups(tmp_path, host, task, index):
     config = EngineCommand(command=("x",), environment={"TF_CONFIG": f"{{tf_config:{task}}}"})
     ports = {"chief": 1, "worker": 2, "ps": 3}
     own = EngineSettings(name="command", data=config, dnn=config, ports=ports)
@@ -144,7 +138,7 @@ def test_tf_config_is_made_from_the_groups(
     }
 
 
-def test_each_host_runs_the_commands_of_its_role_in_order(tmp_path: Path) -> None:
+def test_each_host_runs_the_commands_of_its_role_in_order(tmp_path):
     own = EngineSettings(
         name="command", leader=_echo("l"), dnn=_echo("n"), data=_echo("d"), ports=PORTS
     )
@@ -158,9 +152,7 @@ def test_each_host_runs_the_commands_of_its_role_in_order(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("local", "parts"), [("0", ["leader"]), ("2", ["leader", "dnn"])])
-def test_a_command_that_needs_workers_runs_where_there_are_some(
-    tmp_path: Path, local: str, parts: list[str]
-) -> None:
+def test_a_command_that_needs_workers_runs_where_there_are_some(tmp_path, local, parts):
     preset = EngineSettings(name="tf.data.service")
     feed = json.dumps({"local_workers": int(local)})
     found = order(tmp_path, preset, host="g1", STOKER_FEED=feed)
@@ -168,7 +160,7 @@ def test_a_command_that_needs_workers_runs_where_there_are_some(
     assert [server.part for server in found.servers] == parts
 
 
-def test_the_training_finds_the_engine_and_no_data_group_of_the_feed(tmp_path: Path) -> None:
+def test_the_training_finds_the_engine_and_no_data_group_of_the_feed(tmp_path):
     found = order(tmp_path, EngineSettings(name="tf.data.service"), host="g1")
     assert found is not None
     assert found.environment == {
@@ -177,7 +169,7 @@ def test_the_training_finds_the_engine_and_no_data_group_of_the_feed(tmp_path: P
     }
 
 
-def test_a_server_finds_the_code_and_its_own_variables(tmp_path: Path) -> None:
+def test_a_server_finds_the_code_and_its_own_variables(tmp_path):
     own = EngineSettings(
         name="command", data=_echo("x", environment={"ME": "{host}", "PATH": "/own"})
     )
@@ -193,7 +185,7 @@ def test_a_server_finds_the_code_and_its_own_variables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["feed", "command"])
-def test_nothing_runs_with_the_feed_or_without_a_data_group(tmp_path: Path, name: str) -> None:
+def test_nothing_runs_with_the_feed_or_without_a_data_group(tmp_path, name):
     if name == "feed":
         assert order(tmp_path, EngineSettings()) is None
     else:
@@ -201,7 +193,7 @@ def test_nothing_runs_with_the_feed_or_without_a_data_group(tmp_path: Path, name
         assert order(tmp_path, own, host="g1", groups=GROUPS[:1]) is None
 
 
-def test_what_a_preset_says_is_replaced_where_the_settings_say_it() -> None:
+def test_what_a_preset_says_is_replaced_where_the_settings_say_it():
     own = EngineSettings(name="tf.data.service", data=_echo("mine"), ports={"worker": 9})
     found = completed(own)
     assert found.data == own.data
@@ -215,11 +207,11 @@ def load(engine: Json, **more: Json) -> EngineSettings:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_a_preset_is_right_as_it_is(name: str) -> None:
+def test_a_preset_is_right_as_it_is(name):
     assert load(name).name == name
 
 
-def test_all_places_of_the_table_are_known() -> None:
+def test_all_places_of_the_table_are_known():
     words = [f"{{{name}}}" for name in (*PLAIN, *WITH_PORT, "s")]
     words += [f"{{{name}:s}}" for name in WITH_PORT]
     assert load({"name": "command", "data": {"command": words}, "ports": {"s": 5000}})
@@ -291,20 +283,20 @@ DATA: Json = {"command": ["x"]}
         ({"name": "comand", "data": DATA}, "engine", "comand"),
     ],
 )
-def test_a_mistake_is_said_at_load_with_its_key(engine: Json, key: str, words: str) -> None:
+def test_a_mistake_is_said_at_load_with_its_key(engine, key, words):
     with pytest.raises(UsageError) as caught:
         load(engine)
     assert words in str(caught.value)
     assert key in caught.value.where
 
 
-def test_text_without_places_is_left_as_it_is() -> None:
+def test_text_without_places_is_left_as_it_is():
     for text in ("", "{}", "{1}", "{a b}", '{"host": 1}', "{{", "%{x"):
         assert list(places_in(text)) == []
         assert fill(text, lambda place: f"<{place}>") == text
 
 
-def test_stop_seconds_and_readiness_have_their_defaults() -> None:
+def test_stop_seconds_and_readiness_have_their_defaults():
     own = EngineSettings(
         name="command", data=_echo("x", ready=ReadyProbe(port="server")), ports=PORTS
     )
@@ -320,7 +312,7 @@ def job_of(engine: Json, tmp_path: Path) -> JobSpec:
     return JobSpec.of(workload, groups=[group], run_dir=tmp_path)
 
 
-def test_launchers_are_told_of_an_engine_but_not_of_the_feed(tmp_path: Path) -> None:
+def test_launchers_are_told_of_an_engine_but_not_of_the_feed(tmp_path):
     assert "STOKER_ENGINE" not in run_environment(job_of("feed", tmp_path)).to_environ()
     told = run_environment(job_of("tf.data.service", tmp_path)).to_environ()["STOKER_ENGINE"]
     assert told == '{"name":"tf.data.service"}'

@@ -41,7 +41,7 @@ def members() -> HostLeases:
     return group
 
 
-def test_a_host_is_unready_until_it_says_otherwise() -> None:
+def test_a_host_is_unready_until_it_says_otherwise():
     group = members()
     assert group.unready == ("d1", "f1")
     group.beat(beat("d1", "ready"), 1.0)
@@ -50,7 +50,7 @@ def test_a_host_is_unready_until_it_says_otherwise() -> None:
     assert group.unready == ()
 
 
-def test_a_host_that_is_gone_or_came_back_as_another_is_unready() -> None:
+def test_a_host_that_is_gone_or_came_back_as_another_is_unready():
     group = members()
     for host in ("d1", "f1"):
         group.beat(beat(host, "ready"), 1.0)
@@ -62,7 +62,7 @@ def test_a_host_that_is_gone_or_came_back_as_another_is_unready() -> None:
     assert group.unready == ()
 
 
-def test_a_dnn_host_whose_training_is_done_is_not_waited_for() -> None:
+def test_a_dnn_host_whose_training_is_done_is_not_waited_for():
     group = members()
     assert (group.awaited_followers(), group.live_followers()) == (("f1",), ("f1",))
     group.beat(beat("f1", "done"), 1.0)

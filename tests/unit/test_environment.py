@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_nothing_installs_mpi4py_which_ends_lightning_where_no_mpi_library_is() -> None:
+def test_nothing_installs_mpi4py_which_ends_lightning_where_no_mpi_library_is():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
     wanted = [*project["dependencies"], *itertools.chain.from_iterable(extras)]

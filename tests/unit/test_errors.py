@@ -37,14 +37,12 @@ class Installed:
         (None, "pip install '.[aws]' in a checkout of stoker"),
     ],
 )
-def test_the_command_installs_from_where_stoker_came(
-    origin: object, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_installs_from_where_stoker_came(origin, command, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "distribution", lambda _: Installed(origin))
     assert install_command("aws") == command
 
 
-def test_a_missing_extra_is_an_import_error_that_travels_between_processes() -> None:
+def test_a_missing_extra_is_an_import_error_that_travels_between_processes():
     err = MissingExtraError.of(ImportError(name="kfp"), extra="kubeflow")
     again = pickle.loads(pickle.dumps(err))
     assert isinstance(again, ImportError)

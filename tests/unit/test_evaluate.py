@@ -137,14 +137,14 @@ def _performance(training: Training) -> Performance:
         (Gate(metric="m", min=1.0, max=2.0), 0.5, False),
     ],
 )
-def test_gate_holds_between_its_bounds(gate: Gate, value: float, passed: bool) -> None:
+def test_gate_holds_between_its_bounds(gate, value, passed):
     evaluation = _evaluate(_training(m=value), gate)
     assert evaluation.passed is passed
     assert evaluation.gates[0].passed is passed
     assert evaluation.gates[0].value == value
 
 
-def test_metric_that_was_not_reported_fails_its_gate() -> None:
+def test_metric_that_was_not_reported_fails_its_gate():
     evaluation = _evaluate(_training(loss=0.1), Gate(metric="accuracy", min=0.9))
     assert not evaluation.passed
     assert (evaluation.gates[0].value, evaluation.gates[0].passed) == (None, False)
@@ -152,20 +152,20 @@ def test_metric_that_was_not_reported_fails_its_gate() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_metric_that_is_no_number_fails_its_gate(value: float) -> None:
+def test_metric_that_is_no_number_fails_its_gate(value):
     evaluation = _evaluate(_training(m=value), Gate(metric="m", min=0.9))
     assert not evaluation.passed
     to_json(evaluation)
 
 
-def test_one_failed_gate_fails_the_whole() -> None:
+def test_one_failed_gate_fails_the_whole():
     gates = (Gate(metric="a", min=0.5), Gate(metric="b", min=0.5))
     evaluation = _evaluate(_training(a=0.6, b=0.4), *gates)
     assert not evaluation.passed
     assert [gate.passed for gate in evaluation.gates] == [True, False]
 
 
-def test_metrics_are_told_in_the_form_that_studio_shows() -> None:
+def test_metrics_are_told_in_the_form_that_studio_shows():
     training = _training(accuracy=0.97, rmse=0.5, loss=float("nan"))
     assert model_quality(training) == {
         "multiclass_classification_metrics": {
@@ -175,7 +175,7 @@ def test_metrics_are_told_in_the_form_that_studio_shows() -> None:
     }
 
 
-def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_takes_them() -> None:
+def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_takes_them():
     channels = {"train": Channel(uri="s3://b/t/"), "my-data": Channel(uri="s3://b/" + "d" * 400)}
     workload = msgspec.structs.replace(_workload(), channels=channels)
     what = {
@@ -199,7 +199,7 @@ def test_a_models_metadata_names_job_image_inputs_and_decision_as_the_registry_t
 @pytest.mark.parametrize(
     ("champion", "passed"), [(0.95, True), (0.956, False), (None, True), (0.1, True)]
 )
-def test_gate_holds_a_model_against_the_one_in_use(champion: float | None, passed: bool) -> None:
+def test_gate_holds_a_model_against_the_one_in_use(champion, passed):
     known = None if champion is None else {"m": champion}
     gate = Gate(metric="m", min_champion=-0.005)
     record = evaluate(
@@ -217,7 +217,7 @@ def test_gate_holds_a_model_against_the_one_in_use(champion: float | None, passe
     assert all(len(line) <= 88 for line in told.splitlines())
 
 
-def test_model_in_use_that_did_not_report_a_gates_metric_fails_it() -> None:
+def test_model_in_use_that_did_not_report_a_gates_metric_fails_it():
     record = evaluate(
         workload=_workload(Gate(metric="m", min=0.5, min_champion=-0.005)),
         profile=_profile(),
@@ -230,7 +230,7 @@ def test_model_in_use_that_did_not_report_a_gates_metric_fails_it() -> None:
     assert "the model in use has not reported it" in summary(record)
 
 
-def test_model_that_passed_is_judged_again_by_its_gates_offsets() -> None:
+def test_model_that_passed_is_judged_again_by_its_gates_offsets():
     gates = (Gate(metric="m", min=0.5, min_champion=-0.01), Gate(metric="n", max=0.2))
     first = _evaluate(_training(m=0.95, n=0.1), *gates)
     assert first.passed
@@ -244,14 +244,14 @@ def test_model_that_passed_is_judged_again_by_its_gates_offsets() -> None:
     assert not judged_again(failed, champion={"m": 0.1}).passed
 
 
-def test_the_stricter_of_two_bounds_counts() -> None:
+def test_the_stricter_of_two_bounds_counts():
     gate = Gate(metric="loss", max=0.5, max_champion=0.1)
     assert gate.against(0.2).max == pytest.approx(0.3)
     assert gate.against(0.9).max == 0.5
     assert gate.against(None).max == 0.5
 
 
-def test_training_that_did_no_step_is_no_new_model() -> None:
+def test_training_that_did_no_step_is_no_new_model():
     nothing = Measured(
         step_seconds=0, wait_seconds=0, compute_seconds=0, samples_per_second=0, steps=0
     )
@@ -266,19 +266,19 @@ def test_training_that_did_no_step_is_no_new_model() -> None:
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_training_that_did_not_succeed_has_not_passed(status: Literal["failed", "stopped"]) -> None:
+def test_training_that_did_not_succeed_has_not_passed(status):
     evaluation = _evaluate(_training(status=status, m=1.0), Gate(metric="m", min=0.9))
     assert evaluation.gates[0].passed
     assert not evaluation.passed
     assert summary(evaluation).splitlines()[0] == evaluation.reason
 
 
-def test_a_training_that_was_stopped_by_hand_is_refused_in_words() -> None:
+def test_a_training_that_was_stopped_by_hand_is_refused_in_words():
     evaluation = _evaluate(_training(status="stopped", m=1.0), Gate(metric="m", min=0.9))
     assert evaluation.reason == "the training was stopped after 100 steps"
 
 
-def test_promise_is_held_against_the_outcome() -> None:
+def test_promise_is_held_against_the_outcome():
     performance = _performance(_training(step=0.033))
     assert performance.baseline.step_seconds == 0.06
     assert performance.predicted is not None
@@ -287,7 +287,7 @@ def test_promise_is_held_against_the_outcome() -> None:
     assert performance.speedup == pytest.approx(0.06 / 0.033)
 
 
-def test_run_is_not_held_against_a_step_that_another_machine_took() -> None:
+def test_run_is_not_held_against_a_step_that_another_machine_took():
     # The profile is a workstation's: what it took there, 0.5 s, is nobody's baseline.
     taken = TakenElsewhere(
         profiled_on="local.c2",
@@ -312,9 +312,7 @@ def test_run_is_not_held_against_a_step_that_another_machine_took() -> None:
     ("step", "is_inside", "words"),
     [(0.033, True, "inside the"), (0.0331, False, "OUTSIDE the")],
 )
-def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(
-    step: float, is_inside: bool, words: str
-) -> None:
+def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(step, is_inside, words):
     evaluation = _evaluate(_training(step=step))
     assert evaluation.performance is not None
     assert evaluation.performance.is_inside_band is is_inside
@@ -322,7 +320,7 @@ def test_every_outcome_is_said_to_be_inside_or_outside_of_its_band(
     assert f"{words} band" in evaluation_words(evaluation)
 
 
-def test_a_faster_step_on_the_same_hosts_is_no_gain() -> None:
+def test_a_faster_step_on_the_same_hosts_is_no_gain():
     # Other programs that ran at the time of the profile have ended, say.
     evaluation = _evaluate(_training(step=0.03, groups=(DNN,)))
     assert evaluation.performance is not None
@@ -336,7 +334,7 @@ def test_a_faster_step_on_the_same_hosts_is_no_gain() -> None:
     )
 
 
-def test_cost_is_measured_or_follows_from_the_plans_price() -> None:
+def test_cost_is_measured_or_follows_from_the_plans_price():
     priced = _performance(_training(step=0.033, usd=0.002))
     derived = _performance(_training(step=0.033))
     assert priced.measured.usd_per_1000_steps == 0.002
@@ -344,7 +342,7 @@ def test_cost_is_measured_or_follows_from_the_plans_price() -> None:
     assert derived.cost_change == pytest.approx((0.033 * 0.1) / (0.06 * 0.05) - 1)
 
 
-def test_run_of_another_cluster_is_not_held_against_the_plan() -> None:
+def test_run_of_another_cluster_is_not_held_against_the_plan():
     other = Group(name="data", role="data", instance_type="local.c1", count=2)
     performance = _performance(_training(groups=(DNN, other)))
     assert performance.predicted is None
@@ -352,20 +350,20 @@ def test_run_of_another_cluster_is_not_held_against_the_plan() -> None:
     assert performance.cost_change is None
 
 
-def test_run_of_todays_cluster_is_held_against_keep() -> None:
+def test_run_of_todays_cluster_is_held_against_keep():
     performance = _performance(_training(groups=(DNN,), step=0.066))
     assert performance.predicted is not None
     assert performance.predicted.step_seconds == 0.06
     assert performance.prediction_error == pytest.approx(0.1)
 
 
-def test_no_steps_means_no_performance() -> None:
+def test_no_steps_means_no_performance():
     assert _evaluate(_training(steps=0)).performance is None
     assert _evaluate(_training(step=0.0)).performance is None
 
 
 @pytest.mark.parametrize("kind", ["profile", "decision", "training"])
-def test_record_of_another_workload_is_refused(kind: str) -> None:
+def test_record_of_another_workload_is_refused(kind):
     workload, foreign = _workload(), "f" * 64
     own = workload.digest()
     with pytest.raises(UsageError, match=f"the {kind} was made for another workload"):
@@ -377,7 +375,7 @@ def test_record_of_another_workload_is_refused(kind: str) -> None:
         )
 
 
-def test_records_of_this_workload_and_hand_made_ones_are_taken() -> None:
+def test_records_of_this_workload_and_hand_made_ones_are_taken():
     workload = _workload()
     evaluation = evaluate(
         workload=workload,
@@ -389,7 +387,7 @@ def test_records_of_this_workload_and_hand_made_ones_are_taken() -> None:
     assert evaluation.workload_sha256 == workload.digest()
 
 
-def test_text_gives_verdict_gates_and_three_step_times() -> None:
+def test_text_gives_verdict_gates_and_three_step_times():
     text = summary(_evaluate(_training(m=0.97), Gate(metric="m", min=0.9)))
     lines = text.splitlines()
     assert lines[0] == "passed: 1 of 1 gates held"
@@ -404,7 +402,7 @@ def test_text_gives_verdict_gates_and_three_step_times() -> None:
     assert max(map(len, lines)) <= 88
 
 
-def test_a_training_that_left_no_record_is_judged_as_failed() -> None:
+def test_a_training_that_left_no_record_is_judged_as_failed():
     workload = _workload(Gate(metric="accuracy", min=0.9))
     decision = sample_records.decision()
     lost = lost_training(workload, msgspec.structs.replace(decision, workload_sha256=None))
@@ -421,7 +419,7 @@ def test_a_training_that_left_no_record_is_judged_as_failed() -> None:
     assert "failed" in judged.reason
 
 
-def test_the_reason_names_each_gate_that_failed_with_value_and_bound() -> None:
+def test_the_reason_names_each_gate_that_failed_with_value_and_bound():
     workload = _workload(
         Gate(metric="accuracy", min=0.99), Gate(metric="loss", max=0.1), Gate(metric="f1", min=0.5)
     )
@@ -442,7 +440,7 @@ def test_the_reason_names_each_gate_that_failed_with_value_and_bound() -> None:
     )
 
 
-def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars() -> None:
+def test_where_nobody_is_billed_a_step_costs_cpu_seconds_and_no_dollars():
     decision = _decision()
     promised = {"local.c1": 1, "local.c2": 2}
 

@@ -5,7 +5,6 @@ import importlib.util
 import random
 import re
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ FULL_MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script():
     pytest.importorskip("PIL", reason="the example needs Pillow")
     spec = importlib.util.spec_from_file_location("mnist_train", EXAMPLE / "train.py")
     assert spec is not None
@@ -29,13 +28,13 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_import_of_the_loader_is_the_only_stoker_line_of_the_code() -> None:
+def test_the_import_of_the_loader_is_the_only_stoker_line_of_the_code():
     code = (EXAMPLE / "train.py").read_text().split('"""', 2)[2]
     lines = [line for line in code.splitlines() if re.search(r"\bstoker\b", line)]
     assert lines == ["from stoker import DataLoader"]
 
 
-def test_bundled_files_are_those_that_the_notice_names() -> None:
+def test_bundled_files_are_those_that_the_notice_names():
     notice = (EXAMPLE / "data" / "README.md").read_text()
     files = sorted((EXAMPLE / "data").glob("*.gz"))
     assert len(files) == 2
@@ -44,7 +43,7 @@ def test_bundled_files_are_those_that_the_notice_names() -> None:
         assert f"| {file.name} | {digest} |" in notice
 
 
-def test_bundled_digits_are_those_that_the_script_next_to_them_draws(script: ModuleType) -> None:
+def test_bundled_digits_are_those_that_the_script_next_to_them_draws(script):
     spec = importlib.util.spec_from_file_location("draw", EXAMPLE / "data" / "draw.py")
     assert spec is not None
     assert spec.loader is not None
@@ -59,9 +58,7 @@ def test_bundled_digits_are_those_that_the_script_next_to_them_draws(script: Mod
     )
 
 
-def test_bundled_digits_are_split_without_overlap_and_the_same_every_time(
-    script: ModuleType,
-) -> None:
+def test_bundled_digits_are_split_without_overlap_and_the_same_every_time(script):
     train, test = script.read_split(EXAMPLE / "data")
     again, _ = script.read_split(EXAMPLE / "data")
     assert (len(train), len(test)) == (8000, 2000)
@@ -73,21 +70,21 @@ def test_bundled_digits_are_split_without_overlap_and_the_same_every_time(
 
 
 @pytest.mark.skipif(not FULL_MNIST.exists(), reason="needs the full MNIST")
-def test_a_folder_with_the_full_mnist_gives_its_own_split(script: ModuleType) -> None:
+def test_a_folder_with_the_full_mnist_gives_its_own_split(script):
     train, test = script.read_split(FULL_MNIST)
     assert (len(train), len(test)) == (60_000, 10_000)
     assert (train.is_augmented, test.is_augmented) == (True, False)
     assert round(float(train.images.mean()) / 255, 4) == 0.1307
 
 
-def test_a_picture_is_uint8_of_one_channel_and_96_by_96(script: ModuleType) -> None:
+def test_a_picture_is_uint8_of_one_channel_and_96_by_96(script):
     for digits in script.read_split(EXAMPLE / "data"):
         pixels, label = digits[7]
         assert (pixels.dtype, tuple(pixels.shape)) == (torch.uint8, (1, 96, 96))
         assert label == digits.labels[7]
 
 
-def test_a_picture_depends_on_the_random_state_and_on_nothing_else(script: ModuleType) -> None:
+def test_a_picture_depends_on_the_random_state_and_on_nothing_else(script):
     train, test = script.read_split(EXAMPLE / "data")
     random.seed(3)
     first, other = train[0][0], train[0][0]
@@ -97,7 +94,7 @@ def test_a_picture_depends_on_the_random_state_and_on_nothing_else(script: Modul
     assert torch.equal(test[0][0], test[0][0])
 
 
-def test_a_perspective_leaves_the_centre_where_it_is(script: ModuleType) -> None:
+def test_a_perspective_leaves_the_centre_where_it_is(script):
     random.seed(11)
     centre = script.SIDE / 2
     for _ in range(20):
@@ -107,21 +104,19 @@ def test_a_perspective_leaves_the_centre_where_it_is(script: ModuleType) -> None
         assert (d * centre + e * centre + f) / depth == pytest.approx(centre)
 
 
-def test_a_broken_file_is_named(script: ModuleType, tmp_path: Path) -> None:
+def test_a_broken_file_is_named(script, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"t10k-images-idx3-ubyte\.gz"):
         script.read_split(tmp_path)
 
 
-def test_the_channel_of_the_platform_is_the_default_folder(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_channel_of_the_platform_is_the_default_folder(script, tmp_path, monkeypatch):
     assert script.parse([]).data == EXAMPLE / "data"
     monkeypatch.setenv("SM_CHANNEL_TRAINING", str(tmp_path))
     assert script.parse([]).data == tmp_path
     assert script.parse(["--data", "elsewhere"]).data == Path("elsewhere")
 
 
-def test_the_workload_says_what_the_script_does(script: ModuleType) -> None:
+def test_the_workload_says_what_the_script_does(script):
     workload = read_workload(ROOT / "configs" / "mnist.yaml")
     assert workload.command == ("python", "examples/mnist/train.py", "--workers", "0")
     options = script.parse(workload.command[2:])

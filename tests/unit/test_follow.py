@@ -3,9 +3,6 @@
 import shutil
 from collections import namedtuple
 from contextlib import closing
-from pathlib import Path
-
-import pytest
 
 from stoker.platforms.base import LogLine
 from stoker.platforms.follow import FileTail, LogFiles, full_disk
@@ -15,7 +12,7 @@ def line(text: str) -> LogLine:
     return LogLine(group="dnn", host="a", text=text)
 
 
-def test_a_full_disk_is_said_once_and_so_is_its_end(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_once_and_so_is_its_end(tmp_path):
     file = tmp_path / "dnn-a.log"
     file.symlink_to("/dev/full")
     files = LogFiles(tmp_path)
@@ -28,7 +25,7 @@ def test_a_full_disk_is_said_once_and_so_is_its_end(tmp_path: Path) -> None:
     assert file.read_text() == "step 3\nstep 4\n"
 
 
-def test_a_file_that_cannot_be_written_is_said_once_while_others_are(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_said_once_while_others_are(tmp_path):
     (tmp_path / "dnn-a.log").symlink_to("/dev/full")
     files = LogFiles(tmp_path)
     other = LogLine(group="data", host="b", text="serves")
@@ -37,7 +34,7 @@ def test_a_file_that_cannot_be_written_is_said_once_while_others_are(tmp_path: P
     assert [bool(each) for each in words] == [True, False, False, False]
 
 
-def test_a_folder_that_cannot_be_made_is_said_too(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_said_too(tmp_path):
     (tmp_path / "logs").write_text("a file")
     files = LogFiles(tmp_path / "logs")
     assert files.write(line("step 1")) == (
@@ -45,9 +42,7 @@ def test_a_folder_that_cannot_be_made_is_said_too(tmp_path: Path) -> None:
     )
 
 
-def test_only_a_disk_without_any_space_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_disk_without_any_space_is_full(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     assert full_disk(tmp_path) == full_disk(tmp_path / "missing") == ""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(9, 9, 0))
@@ -56,7 +51,7 @@ def test_only_a_disk_without_any_space_is_full(
     )
 
 
-def test_a_bar_that_has_no_end_of_line_for_hours_takes_no_memory(tmp_path: Path) -> None:
+def test_a_bar_that_has_no_end_of_line_for_hours_takes_no_memory(tmp_path):
     file = tmp_path / "log"
     with file.open("wb", buffering=0) as log, closing(FileTail(file)) as tail:
         for step in range(1000):

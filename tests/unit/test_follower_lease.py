@@ -31,11 +31,11 @@ class Followed:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Followed:
+def run(tmp_path):
     return Followed(tmp_path / "follower")
 
 
-def test_a_run_whose_follower_is_gone_is_abandoned_after_the_lease(run: Followed) -> None:
+def test_a_run_whose_follower_is_gone_is_abandoned_after_the_lease(run):
     run.write("09:00")
     assert not run.after(59)
     assert run.after(2)
@@ -44,15 +44,13 @@ def test_a_run_whose_follower_is_gone_is_abandoned_after_the_lease(run: Followed
     )
 
 
-def test_it_is_told_once(run: Followed) -> None:
+def test_it_is_told_once(run):
     run.write("09:00")
     assert run.after(61)
     assert not run.after(200)
 
 
-def test_each_renewal_begins_the_lease_anew_whatever_the_clock_of_its_writer_says(
-    run: Followed,
-) -> None:
+def test_each_renewal_begins_the_lease_anew_whatever_the_clock_of_its_writer_says(run):
     for renewed in ("09:00", "03:00", "2031"):
         run.write(renewed)
         assert not run.after(59)
@@ -60,14 +58,14 @@ def test_each_renewal_begins_the_lease_anew_whatever_the_clock_of_its_writer_say
     assert run.after(2)
 
 
-def test_a_run_that_no_follower_was_seen_of_goes_on(run: Followed) -> None:
+def test_a_run_that_no_follower_was_seen_of_goes_on(run):
     assert not run.after(200)
     run.write("09:00")
     assert not run.after(59)
 
 
 @pytest.mark.parametrize("minutes", ["0", "many"])
-def test_a_lease_without_an_end_or_a_meaning_ends_nothing(run: Followed, minutes: str) -> None:
+def test_a_lease_without_an_end_or_a_meaning_ends_nothing(run, minutes):
     run.write("09:00", minutes=minutes)
     assert not run.after(200)
     run.write("09:00")
@@ -75,12 +73,12 @@ def test_a_lease_without_an_end_or_a_meaning_ends_nothing(run: Followed, minutes
     assert run.after(2)
 
 
-def test_a_lease_that_is_taken_away_ends_nothing(run: Followed, tmp_path: Path) -> None:
+def test_a_lease_that_is_taken_away_ends_nothing(run, tmp_path):
     run.write("09:00")
     assert not run.after(30)
     (tmp_path / "follower" / "renewed").unlink()
     assert not run.after(200)
 
 
-def test_without_a_lease_there_is_nothing_to_look_at() -> None:
+def test_without_a_lease_there_is_nothing_to_look_at():
     assert not FollowerLease(None, clock=lambda: 0.0).tick()

@@ -94,36 +94,36 @@ PLACES: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("place", [name for name in PLACES if PLACES[name][1]])
-def test_generators_are_found_by_their_path(place: str) -> None:
+def test_generators_are_found_by_their_path(place):
     make, path = PLACES[place]
     assert paths(make()) == [path]
 
 
-def test_global_generators_are_not_among_them() -> None:
+def test_global_generators_are_not_among_them():
     given = {"a": torch.default_generator, "b": random._inst, "c": np.random.mtrand._rand}  # type: ignore[attr-defined]
     assert paths(Holds(**given)) == []
 
 
-def test_generator_with_its_bit_generator_is_one() -> None:
+def test_generator_with_its_bit_generator_is_one():
     rng = np.random.default_rng()
     assert paths(Holds(a=rng.bit_generator, b=rng)) == ["dataset.b"]
     assert paths(Holds(b=rng.bit_generator, a=rng)) == ["dataset.a"]
 
 
-def test_samples_are_not_walked_through() -> None:
+def test_samples_are_not_walked_through():
     samples = [("path", [1, 2], {"size": 3})] * 100_000
     held = HeldGenerators({"dataset": Holds(samples=samples, table=dict(enumerate(samples)))})
     assert held.found == []
     assert not held.has_changed()
 
 
-def test_a_list_that_holds_itself_is_walked_through_once() -> None:
+def test_a_list_that_holds_itself_is_walked_through_once():
     samples: list[object] = [("path", 1)] * 100
     samples[0] = samples
     assert paths(Holds(samples=samples, rng=random.Random())) == ["dataset.rng"]
 
 
-def test_many_datasets_are_walked_through() -> None:
+def test_many_datasets_are_walked_through():
     many = [Holds(rng=random.Random()) for _ in range(100)]
     assert len(paths(Holds(datasets=many))) == 100
 
@@ -149,7 +149,7 @@ def drawn(rng: object) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_draws_follow_from_digest_and_path_alone(kind: str) -> None:
+def test_draws_follow_from_digest_and_path_alone(kind):
     rngs = [MADE[kind]() for _ in range(3)]
     drawn(rngs[1])
     held = [HeldGenerators({"dataset": Holds(rng=rngs[at])}) for at in (0, 1)]
@@ -164,7 +164,7 @@ def test_draws_follow_from_digest_and_path_alone(kind: str) -> None:
     assert seen[0] == seen[2] != seen[1]
 
 
-def test_draws_are_the_same_in_every_version() -> None:
+def test_draws_are_the_same_in_every_version():
     # A change here changes the batches of every run that is resumed.
     rngs = {kind: make() for kind, make in MADE.items()}
     held = HeldGenerators({"dataset": Holds(**rngs)})
@@ -185,7 +185,7 @@ GOLDEN = {
 }
 
 
-def test_torch_seeds_fit_a_tensor() -> None:
+def test_torch_seeds_fit_a_tensor():
     rng = torch.Generator()
     held = HeldGenerators({"dataset": Holds(rng=rng)})
     for number in range(64):
@@ -194,7 +194,7 @@ def test_torch_seeds_fit_a_tensor() -> None:
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_states_are_put_back(kind: str) -> None:
+def test_states_are_put_back(kind):
     rng = MADE[kind]()
     held = HeldGenerators({"dataset": Holds(rng=rng)})
     states = held.states()
@@ -231,7 +231,7 @@ class Given(Holds):
 
 
 @pytest.mark.parametrize("how", LATER)
-def test_what_is_made_at_first_use_is_noticed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_at_first_use_is_noticed(how, monkeypatch):
     monkeypatch.setattr(Given, "of_class", None)
     monkeypatch.setitem(globals(), "made_later", None)
     dataset = Given(none=None, held=random.Random(), inner=Holds(), made={})
@@ -246,7 +246,7 @@ def test_what_is_made_at_first_use_is_noticed(how: str, monkeypatch: pytest.Monk
     assert not held.look()
 
 
-def test_a_cache_that_grows_is_looked_at_a_few_times_only() -> None:
+def test_a_cache_that_grows_is_looked_at_a_few_times_only():
     dataset = Holds(cache={})
     held = HeldGenerators({"dataset": dataset})
     for number in itertools.count():
@@ -263,7 +263,7 @@ class Odd:
     seed = np.random.mtrand._rand.seed  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_reached_is_named() -> None:
+def test_what_cannot_be_reached_is_named():
     held = HeldGenerators({"dataset": Holds(a=Odd(), b=[random.SystemRandom()])})
     assert held.found == []
     assert held.out_of_reach == {
@@ -272,7 +272,7 @@ def test_what_cannot_be_reached_is_named() -> None:
     }
 
 
-def test_a_method_that_seeds_in_python_is_no_sign() -> None:
+def test_a_method_that_seeds_in_python_is_no_sign():
     class Seeds:
         def seed(self, number: int) -> None:
             random.seed(number)
@@ -280,7 +280,7 @@ def test_a_method_that_seeds_in_python_is_no_sign() -> None:
     assert HeldGenerators({"dataset": Seeds()}).out_of_reach == {}
 
 
-def test_too_many_generators_are_named() -> None:
+def test_too_many_generators_are_named():
     rngs = [random.Random() for _ in range(MAX_GENERATORS + 2)]
     held = HeldGenerators({"dataset": Holds(rngs=rngs)})
     assert len(held.found) == MAX_GENERATORS
@@ -300,5 +300,5 @@ class Hostile:
         raise RuntimeError("looked at")
 
 
-def test_no_code_of_the_objects_runs() -> None:
+def test_no_code_of_the_objects_runs():
     assert paths([Hostile(), random.Random()]) == ["dataset[1]"]

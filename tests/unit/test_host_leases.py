@@ -45,7 +45,7 @@ def whats(changes: list[Change]) -> list[tuple[str, str]]:
     return [(change.host, change.what) for change in changes]
 
 
-def test_a_launcher_that_joins_is_told_to_send_heartbeats_within_its_lease() -> None:
+def test_a_launcher_that_joins_is_told_to_send_heartbeats_within_its_lease():
     answer, change = members().join(join(), 0.0)
     assert isinstance(answer, Welcome)
     assert answer.lease_seconds == LEASE
@@ -54,7 +54,7 @@ def test_a_launcher_that_joins_is_told_to_send_heartbeats_within_its_lease() -> 
     assert change.what == "joined"
 
 
-def test_a_lease_lasts_from_the_last_heartbeat() -> None:
+def test_a_lease_lasts_from_the_last_heartbeat():
     group = members()
     group.join(join(), 0.0)
     assert group.beat(Heartbeat(host="d1", incarnation="a"), 10.0)
@@ -63,7 +63,7 @@ def test_a_lease_lasts_from_the_last_heartbeat() -> None:
     assert group.expire(1000.0) == []
 
 
-def test_heartbeats_stay_frequent_under_a_long_lease() -> None:
+def test_heartbeats_stay_frequent_under_a_long_lease():
     group = HostLeases(
         run_id="run",
         agents=("d1",),
@@ -77,7 +77,7 @@ def test_heartbeats_stay_frequent_under_a_long_lease() -> None:
     assert answer.beat_seconds == MAX_BEAT_SECONDS
 
 
-def test_a_launcher_whose_connection_ended_is_lost_long_before_its_lease() -> None:
+def test_a_launcher_whose_connection_ended_is_lost_long_before_its_lease():
     group = members(followers=("f1",))
     for host in ("d1", "f1"):
         group.join(join(host), 0.0)
@@ -91,7 +91,7 @@ def test_a_launcher_whose_connection_ended_is_lost_long_before_its_lease() -> No
     assert "connection ended" in change.reason
 
 
-def test_a_launcher_that_reconnects_is_not_lost() -> None:
+def test_a_launcher_that_reconnects_is_not_lost():
     group = members()
     for host in ("d1", "d2"):
         group.join(join(host), 0.0)
@@ -101,7 +101,7 @@ def test_a_launcher_that_reconnects_is_not_lost() -> None:
     assert group.expire(6.0 + CUT_OFF_SECONDS) == []
 
 
-def test_the_time_in_which_the_coordinator_stood_still_counts_for_no_lease() -> None:
+def test_the_time_in_which_the_coordinator_stood_still_counts_for_no_lease():
     group = members(followers=("f1",))
     for host in ("d1", "f1"):
         group.join(join(host), 0.0)
@@ -110,7 +110,7 @@ def test_the_time_in_which_the_coordinator_stood_still_counts_for_no_lease() -> 
     assert whats(group.expire(100.1 + LEASE)) == [("d1", "lost"), ("f1", "lost")]
 
 
-def test_a_data_host_has_its_place_whoever_came_first_or_is_lost() -> None:
+def test_a_data_host_has_its_place_whoever_came_first_or_is_lost():
     group = members()
     group.join(join("d2"), 0.0)
     assert [(m.host, m.place) for m in group.roster(0.0).agents] == [("d2", 1)]
@@ -120,7 +120,7 @@ def test_a_data_host_has_its_place_whoever_came_first_or_is_lost() -> None:
     assert [(m.host, m.place) for m in (*roster.agents, *roster.lost)] == [("d1", 0), ("d2", 1)]
 
 
-def test_a_lost_data_host_does_not_fail_the_run_and_is_in_the_roster_as_lost() -> None:
+def test_a_lost_data_host_does_not_fail_the_run_and_is_in_the_roster_as_lost():
     group = members()
     group.join(join(), 0.0)
     (change,) = group.expire(LEASE + 1)
@@ -131,7 +131,7 @@ def test_a_lost_data_host_does_not_fail_the_run_and_is_in_the_roster_as_lost() -
     assert roster.expected == 2
 
 
-def test_a_lost_follower_fails_the_run_and_is_named() -> None:
+def test_a_lost_follower_fails_the_run_and_is_named():
     group = members(followers=("f1",))
     group.join(join("f1"), 0.0)
     (change,) = group.expire(LEASE + 1)
@@ -140,7 +140,7 @@ def test_a_lost_follower_fails_the_run_and_is_named() -> None:
     assert "12 s" in change.reason
 
 
-def test_a_follower_that_does_not_come_is_absent_once_and_fails_the_run() -> None:
+def test_a_follower_that_does_not_come_is_absent_once_and_fails_the_run():
     group = members(agents=(), followers=("f1",))
     assert group.expire(START) == []
     (change,) = group.expire(START + 1)
@@ -148,7 +148,7 @@ def test_a_follower_that_does_not_come_is_absent_once_and_fails_the_run() -> Non
     assert group.expire(START + 2) == []
 
 
-def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later() -> None:
+def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later():
     group = members(agents=("d1",))
     (change,) = group.expire(START + 1)
     assert not change.fails_the_run
@@ -158,13 +158,13 @@ def test_a_data_host_that_does_not_come_fails_nothing_and_may_come_later() -> No
     assert change_.what == "joined"
 
 
-def test_a_heartbeat_of_no_member_says_so() -> None:
+def test_a_heartbeat_of_no_member_says_so():
     group = members()
     assert not group.beat(Heartbeat(host="d1", incarnation="a"), 0.0)
     assert not group.beat(Heartbeat(host="stranger", incarnation="a"), 0.0)
 
 
-def test_a_lost_data_host_must_join_again_and_is_back() -> None:
+def test_a_lost_data_host_must_join_again_and_is_back():
     group = members()
     group.join(join(), 0.0)
     group.expire(LEASE + 1)
@@ -176,7 +176,7 @@ def test_a_lost_data_host_must_join_again_and_is_back() -> None:
     assert group.roster(LEASE + 3).lost == ()
 
 
-def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused() -> None:
+def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused():
     group = members()
     group.join(join(life="a", address="10.0.0.1"), 0.0)
     _, change = group.join(join(life="b", address="10.0.0.9"), 1.0)
@@ -191,14 +191,14 @@ def test_a_data_host_comes_back_under_a_new_address_and_its_old_life_is_refused(
     assert [m.incarnation for m in group.roster(2.0).agents] == ["b"]
 
 
-def test_a_reconnect_of_a_member_is_no_news() -> None:
+def test_a_reconnect_of_a_member_is_no_news():
     group = members(followers=("f1",))
     for host in ("d1", "f1"):
         group.join(join(host), 0.0)
         assert group.join(join(host), 1.0)[1] is None
 
 
-def test_a_follower_that_started_again_fails_the_run() -> None:
+def test_a_follower_that_started_again_fails_the_run():
     group = members(followers=("f1",))
     group.join(join("f1", life="a"), 0.0)
     _, change = group.join(join("f1", life="b"), 1.0)
@@ -206,7 +206,7 @@ def test_a_follower_that_started_again_fails_the_run() -> None:
     assert change.fails_the_run
 
 
-def test_a_follower_that_leaves_fails_the_run_unless_its_training_ended_well() -> None:
+def test_a_follower_that_leaves_fails_the_run_unless_its_training_ended_well():
     for code, fails in ((0, False), (7, True), (None, True)):
         group = members(followers=("f1",))
         group.join(join("f1"), 0.0)
@@ -218,7 +218,7 @@ def test_a_follower_that_leaves_fails_the_run_unless_its_training_ended_well() -
         assert all(later.host != "f1" for later in group.expire(1000.0 + START))
 
 
-def test_followers_are_awaited_until_they_are_done_lost_or_absent() -> None:
+def test_followers_are_awaited_until_they_are_done_lost_or_absent():
     group = members(followers=("f1", "f2", "f3"))
     group.join(join("f1"), 0.0)
     group.join(join("f2"), 0.0)
@@ -231,7 +231,7 @@ def test_followers_are_awaited_until_they_are_done_lost_or_absent() -> None:
     assert group.awaited_followers() == ()
 
 
-def test_a_data_host_that_left_is_neither_there_nor_lost() -> None:
+def test_a_data_host_that_left_is_neither_there_nor_lost():
     group = members()
     group.join(join(), 0.0)
     group.leave(Leave(host="d1", incarnation="a"))
@@ -241,7 +241,7 @@ def test_a_data_host_that_left_is_neither_there_nor_lost() -> None:
     assert group.awaited == ("d2",)
 
 
-def test_strangers_are_refused_with_the_reason() -> None:
+def test_strangers_are_refused_with_the_reason():
     group = members(followers=("f1",))
     for message, words in (
         (join("d9"), "d9 is not a host (agent)"),
@@ -266,9 +266,7 @@ ACTIONS = st.tuples(
 
 @settings(max_examples=examples(200))
 @given(st.lists(ACTIONS, max_size=40))
-def test_whatever_comes_a_live_host_has_spoken_within_its_lease(
-    actions: list[tuple[str, str, str, float]],
-) -> None:
+def test_whatever_comes_a_live_host_has_spoken_within_its_lease(actions):
     group = members(followers=("f1",))
     now = 0.0
     spoke: dict[str, float] = {}

@@ -45,14 +45,14 @@ def nodes() -> list[tuple[str, list[ast.AST]]]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_is_kept() -> Iterator[None]:
+def _nothing_is_kept():
     """Each look for garbage in later tests would take a third of a second longer."""
     yield
     nodes.cache_clear()
     trees.cache_clear()
 
 
-def test_no_class_name_occurs_twice() -> None:
+def test_no_class_name_occurs_twice():
     places = defaultdict(list)
     for module, found in nodes():
         for node in found:
@@ -84,12 +84,12 @@ def constants_below_definitions(tree: ast.Module) -> Iterator[str]:
                     local.add(part.id)
 
 
-def test_constants_stand_under_the_imports() -> None:
+def test_constants_stand_under_the_imports():
     found = {name: sorted(constants_below_definitions(tree)) for name, tree in trees()}
     assert {name: names for name, names in found.items() if names} == {}
 
 
-def test_a_log_event_is_a_member_of_the_enum() -> None:
+def test_a_log_event_is_a_member_of_the_enum():
     found = [
         f"{name}:{node.lineno}"
         for name, tree in trees()
@@ -130,19 +130,19 @@ def imported_sometime_by(found: list[ast.AST]) -> set[str]:
     return set[str]().union(*map(names_in, statements))
 
 
-def test_no_circle_of_imports() -> None:
+def test_no_circle_of_imports():
     graph = {module: imported_by(tree) & MODULES.keys() for module, tree in trees()}
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_no_circle_is_hidden_by_late_imports_or_types() -> None:
+def test_no_circle_is_hidden_by_late_imports_or_types():
     graph = {module: imported_sometime_by(found) & MODULES.keys() for module, found in nodes()}
     assert sum(map(len, graph.values())) > 500
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_modules_that_are_named_in_texts_exist() -> None:
+def test_modules_that_are_named_in_texts_exist():
     named = {
         (module, node.value)
         for module, found in nodes()
@@ -198,12 +198,12 @@ for name in names:
 
 
 @pytest.fixture
-def _no_process_is_started() -> None:
+def _no_process_is_started():
     """Allows processes here: what a process has imported is seen only in one."""
 
 
 @pytest.mark.parametrize(("names", "allowed"), [(LIGHT, set()), ([AGENT[0]], AGENT[1])])
-def test_what_begins_a_process_is_light(names: list[str], allowed: set[str]) -> None:
+def test_what_begins_a_process_is_light(names, allowed):
     assert set(names) <= MODULES.keys()
     command = [sys.executable, "-c", IMPORT_IN_TURN, *names, " ".join(HEAVY - allowed)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -214,14 +214,14 @@ def test_what_begins_a_process_is_light(names: list[str], allowed: set[str]) -> 
 OF_NO_MODULE = {"environment", "example_mnist", "house"}
 
 
-def test_no_two_test_files_have_one_name() -> None:
+def test_no_two_test_files_have_one_name():
     places = defaultdict(list)
     for path in TESTS.rglob("test_*.py"):
         places[path.name].append(str(path.parent))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
-def test_unit_tests_are_named_after_what_they_test() -> None:
+def test_unit_tests_are_named_after_what_they_test():
     modules = {
         "_".join(parts[-number:])
         for parts in (module.split(".")[1:] for module in MODULES)

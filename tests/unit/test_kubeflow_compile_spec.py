@@ -22,7 +22,7 @@ PIPELINE: dict[str, Json] = {
 PLATFORMS: dict[str, Json] = {"platforms": {"kubernetes": {"deploymentSpec": {"seconds": 60.0}}}}
 
 
-def test_answers_of_both_shapes_are_the_file_s_documents() -> None:
+def test_answers_of_both_shapes_are_the_file_s_documents():
     for platforms in ({}, PLATFORMS):
         documents = [PIPELINE, platforms] if platforms else [PIPELINE]
         # The service's JSON has whole numbers without a point, and another compiler's version.
@@ -33,7 +33,7 @@ def test_answers_of_both_shapes_are_the_file_s_documents() -> None:
     assert spec_of_answer(None) is None
 
 
-def test_the_workload_is_compared_by_its_keys() -> None:
+def test_the_workload_is_compared_by_its_keys():
     spec = spec_of_text(yaml.safe_dump(PIPELINE))
     assert inputs_of(spec) == {
         "epochs": {"parameterType": "NUMBER_INTEGER", "defaultValue": 3},

@@ -14,7 +14,7 @@ TRAINJOBS = f"/apis/trainer.kubeflow.org/v1alpha1/namespaces/{NAMESPACE}/trainjo
 
 
 @pytest.fixture
-def api() -> KubernetesApi:
+def api():
     return KubernetesApi()
 
 
@@ -51,7 +51,7 @@ def deletions(api: KubernetesApi, *plurals: str) -> list[str]:
     return [plural for _, plural in sorted(happened)]
 
 
-def test_an_object_goes_with_the_last_of_its_owners(api: KubernetesApi) -> None:
+def test_an_object_goes_with_the_last_of_its_owners(api):
     for name in ("w1", "w2"):
         api.make_workflow(name)
     api.put("secrets", secret(owner(api, "workflows", "w1"), owner(api, "workflows", "w2")))
@@ -62,16 +62,14 @@ def test_an_object_goes_with_the_last_of_its_owners(api: KubernetesApi) -> None:
     assert api.names("secrets") == []
 
 
-def test_an_object_whose_owner_was_never_there_is_collected(api: KubernetesApi) -> None:
+def test_an_object_whose_owner_was_never_there_is_collected(api):
     nobody = {"apiVersion": "v1", "kind": "Pod", "name": "step-1", "uid": "none"}
     api.answer("POST", f"/api/v1/namespaces/{NAMESPACE}/secrets", {}, secret(nobody))
     assert api.names("secrets") == []
 
 
 @pytest.mark.parametrize("policy", ["Foreground", "Background"])
-def test_a_deleted_jobset_takes_its_pods_before_or_after_it(
-    api: KubernetesApi, policy: str
-) -> None:
+def test_a_deleted_jobset_takes_its_pods_before_or_after_it(api, policy):
     api.put("jobsets", plan_request(job(name=NAME)).main)
     api.run_pods(NAME)
     delete(api, JOBSETS, policy=policy)
@@ -81,7 +79,7 @@ def test_a_deleted_jobset_takes_its_pods_before_or_after_it(
     )
 
 
-def test_a_deletion_that_takes_time_marks_the_job_and_its_pods(api: KubernetesApi) -> None:
+def test_a_deletion_that_takes_time_marks_the_job_and_its_pods(api):
     api.put("jobsets", plan_request(job(name=NAME)).main)
     api.run_pods(NAME)
     api.is_deletion_held = True
@@ -93,9 +91,7 @@ def test_a_deletion_that_takes_time_marks_the_job_and_its_pods(api: KubernetesAp
 
 
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
-def test_the_ttl_of_a_failed_train_jobs_jobset_makes_it_train_again(
-    api: KubernetesApi, kind: str
-) -> None:
+def test_the_ttl_of_a_failed_train_jobs_jobset_makes_it_train_again(api, kind):
     request = plan_request(job(name=NAME, settings={"api": "trainer"}))
     runtime: Any = request.runtime
     runtime["spec"]["template"]["spec"]["ttlSecondsAfterFinished"] = 60
@@ -110,9 +106,7 @@ def test_the_ttl_of_a_failed_train_jobs_jobset_makes_it_train_again(
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_an_unknown_field_is_dropped_without_a_word_unless_the_caller_is_strict(
-    api: KubernetesApi, is_strict: bool
-) -> None:
+def test_an_unknown_field_is_dropped_without_a_word_unless_the_caller_is_strict(api, is_strict):
     main: Any = plan_request(job(name=NAME)).main
     wrong = {**main, "spec": {**main["spec"], "replica": 1}}
     if is_strict:
@@ -123,7 +117,7 @@ def test_an_unknown_field_is_dropped_without_a_word_unless_the_caller_is_strict(
     assert "replica" not in api.get("jobsets", NAME)["spec"]
 
 
-def test_a_call_that_no_rule_of_the_role_allows_is_refused(api: KubernetesApi) -> None:
+def test_a_call_that_no_rule_of_the_role_allows_is_refused(api):
     api.role = [{"apiGroups": ["jobset.x-k8s.io"], "resources": ["jobsets"], "verbs": ["list"]}]
     api.answer("GET", JOBSETS, {}, None)
     with pytest.raises(Refusal, match='cannot list resource "trainjobs"'):

@@ -79,25 +79,25 @@ def troubles(*pods: PodState, utc: str = BEGIN, **settings: Any) -> list[Trouble
 # --- waiting
 
 
-def test_hosts_that_wait_for_an_image_name_their_own() -> None:
+def test_hosts_that_wait_for_an_image_name_their_own():
     for role, image in (("dnn", "image:1"), ("data", "data:1")):
         waiting = pod(role, waits_for="ImagePullBackOff", waits_because="not found")
         (trouble,) = troubles(waiting, data={"image": "data:1"})
         assert f"wait for the image {image} (ImagePullBackOff): not found" in trouble.what
 
 
-def test_what_is_short_is_named_once_each() -> None:
+def test_what_is_short_is_named_once_each():
     assert short_of(NODES + NODES) == ["nvidia.com/gpu", "cpu"]
     assert short_of("0/1 nodes are available: 1 Too many pods.") == []
 
 
-def test_what_the_scheduler_says_twice_is_said_once() -> None:
+def test_what_the_scheduler_says_twice_is_said_once():
     words = '0/3 nodes are available: persistentvolumeclaim "a" not found. not found; preemption: x'
     (trouble,) = troubles(pod(unschedulable=words))
     assert trouble.what.endswith('persistentvolumeclaim "a" not found')
 
 
-def test_hosts_of_a_group_that_wait_are_one_trouble() -> None:
+def test_hosts_of_a_group_that_wait_are_one_trouble():
     found = troubles(pod("data", 0, unschedulable=NODES), pod("data", 1, unschedulable=NODES))
     (trouble,) = found
     assert trouble.what.startswith("2 of 2 data hosts wait for a node of c7i.4xlarge, short of")
@@ -105,7 +105,7 @@ def test_hosts_of_a_group_that_wait_are_one_trouble() -> None:
     assert trouble.fatal_after is None
 
 
-def test_pods_that_have_ended_or_go_wait_for_nothing() -> None:
+def test_pods_that_have_ended_or_go_wait_for_nothing():
     waiting = pod(unschedulable=NODES, waits_for="ErrImagePull")
     for changes in ({"is_final": True}, {"deleted_at": BEGIN}):
         assert troubles(dataclasses.replace(waiting, **changes)) == []
@@ -122,16 +122,14 @@ def test_pods_that_have_ended_or_go_wait_for_nothing() -> None:
         ("data", "CreateContainerConfigError", None),
     ],
 )
-def test_only_what_the_training_cannot_do_without_ends_it(
-    role: str, reason: str, fatal_after: float | None
-) -> None:
+def test_only_what_the_training_cannot_do_without_ends_it(role, reason, fatal_after):
     (trouble,) = troubles(pod(role, waits_for=reason, waits_because="why"))
     assert trouble.fatal_after == fatal_after
     assert "why" in trouble.what
 
 
 @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing", "CrashLoopBackOff", ""])
-def test_what_every_start_goes_through_is_no_trouble(reason: str) -> None:
+def test_what_every_start_goes_through_is_no_trouble(reason):
     assert troubles(pod(waits_for=reason)) == []
 
 
@@ -145,12 +143,12 @@ def test_what_every_start_goes_through_is_no_trouble(reason: str) -> None:
         ("denied by policy", "who runs the cluster"),
     ],
 )
-def test_refused_pods_say_what_to_do(message: str, fix: str) -> None:
+def test_refused_pods_say_what_to_do(message, fix):
     assert fix in refused_pods(LAYOUT.dnn, message).fix
     assert refused_pods(LAYOUT.data[0], message).fatal_after is None
 
 
-def test_a_trouble_is_said_once_then_seldom_and_anew_when_it_comes_back() -> None:
+def test_a_trouble_is_said_once_then_seldom_and_anew_when_it_comes_back():
     log = TroubleLog(repeat_seconds=600.0)
     trouble = Trouble(key="k", group="dnn", what="it waits")
     assert [words for _, words in log.news([trouble], now=0.0)] == ["it waits"]
@@ -160,7 +158,7 @@ def test_a_trouble_is_said_once_then_seldom_and_anew_when_it_comes_back() -> Non
     assert [words for _, words in log.news([trouble], now=701.0)] == ["it waits"]
 
 
-def test_that_other_hosts_wait_as_well_is_told_within_a_minute() -> None:
+def test_that_other_hosts_wait_as_well_is_told_within_a_minute():
     log = TroubleLog(repeat_seconds=600.0)
 
     def told(hosts: int, now: float) -> list[str]:
@@ -175,7 +173,7 @@ def test_that_other_hosts_wait_as_well_is_told_within_a_minute() -> None:
     assert told(16, CHANGE_SECONDS + 600) != []
 
 
-def test_a_pull_that_is_tried_again_and_again_is_told_seldom() -> None:
+def test_a_pull_that_is_tried_again_and_again_is_told_seldom():
     log = TroubleLog(repeat_seconds=600.0)
     told: list[str] = []
     for turn, reason in enumerate(("ErrImagePull", "ImagePullBackOff") * 4):
@@ -186,7 +184,7 @@ def test_a_pull_that_is_tried_again_and_again_is_told_seldom() -> None:
     assert "ErrImagePull" in told[0]
 
 
-def test_the_next_best_plan_is_told_when_waiting_has_become_long() -> None:
+def test_the_next_best_plan_is_told_when_waiting_has_become_long():
     log = TroubleLog(repeat_seconds=10_000.0)
     waiting = troubles(pod(unschedulable=NODES))
     assert "another" not in next(log.news(waiting, now=0.0))[1]
@@ -195,7 +193,7 @@ def test_the_next_best_plan_is_told_when_waiting_has_become_long() -> None:
     assert list(log.news(waiting, now=CAPACITY_SECONDS + 1)) == []
 
 
-def test_waiting_is_over_after_its_deadline_and_not_before() -> None:
+def test_waiting_is_over_after_its_deadline_and_not_before():
     log = TroubleLog(repeat_seconds=600.0)
     trouble = Trouble(key="k", group="dnn", what="w", fatal_after=120.0)
     list(log.news([trouble], now=100.0))
@@ -203,7 +201,7 @@ def test_waiting_is_over_after_its_deadline_and_not_before() -> None:
     assert log.over([trouble], now=220.0) is trouble
 
 
-def test_dnn_hosts_wait_for_nodes_as_long_as_the_workload_says() -> None:
+def test_dnn_hosts_wait_for_nodes_as_long_as_the_workload_says():
     (trouble,) = troubles(
         pod(index=0, unschedulable=NODES, unschedulable_since="2026-11-20T09:30:00Z"),
         pod(index=1, unschedulable=NODES, unschedulable_since="2026-11-20T09:20:00Z"),
@@ -228,13 +226,13 @@ def seconds_past(seconds: int) -> str:
     return f"2026-11-20T09:{10 + seconds // 60:02d}:{seconds % 60:02d}.500Z"
 
 
-def test_a_pod_has_a_minute_to_end_after_its_grace() -> None:
+def test_a_pod_has_a_minute_to_end_after_its_grace():
     assert troubles(STUCK, utc=seconds_past(59)) == []
     (trouble,) = troubles(STUCK, utc=seconds_past(60))
     assert trouble.is_dead_node
 
 
-def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs() -> None:
+def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs():
     data = [pod("data", index, node=f"node-{index + 2}", is_running=True) for index in range(2)]
     (trouble,) = troubles(STUCK, *data, utc=seconds_past(60))
     for words in (STUCK.name, STUCK.node, STUCK.deleted_at, "2 other hosts are billed, $1.43 an"):
@@ -256,27 +254,25 @@ def test_a_pod_that_cannot_end_is_told_with_what_frees_it_and_what_waiting_costs
         ({"dead_node": "fail", "dead_node_minutes": 5}, 0.0),
     ],
 )
-def test_a_dnn_host_that_cannot_end_ends_the_run_when_the_workload_says(
-    settings: dict[str, Any], seconds: float
-) -> None:
+def test_a_dnn_host_that_cannot_end_ends_the_run_when_the_workload_says(settings, seconds):
     (trouble,) = troubles(STUCK, utc=seconds_past(60), **settings)
     assert (trouble.fatal_after, trouble.since) == (seconds, STUCK.deleted_at)
 
 
-def test_a_data_host_that_cannot_end_is_told_and_never_ends_the_run() -> None:
+def test_a_data_host_that_cannot_end_is_told_and_never_ends_the_run():
     stuck = dataclasses.replace(STUCK, group="data", role="data", host=f"{RUN}-data-0-0")
     (trouble,) = troubles(stuck, utc=seconds_past(60), dead_node="fail")
     assert trouble.fatal_after is None
     assert "kubectl delete node node-1" in trouble.fix
 
 
-def test_a_dnn_host_whose_place_is_taken_does_not_end_the_run() -> None:
+def test_a_dnn_host_whose_place_is_taken_does_not_end_the_run():
     (trouble,) = troubles(STUCK, pod(uid="new"), utc=seconds_past(60), dead_node="fail")
     assert trouble.fatal_after is None
 
 
 @pytest.mark.parametrize("changes", [{"is_final": True}, {"node": ""}, {"deleted_at": ""}])
-def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes: dict[str, Any]) -> None:
+def test_a_pod_that_has_ended_or_never_had_a_node_holds_nothing(changes):
     assert troubles(dataclasses.replace(STUCK, **changes), utc=seconds_past(600)) == []
 
 
@@ -306,7 +302,7 @@ def end(
     )
 
 
-def test_without_a_record_the_leader_s_container_tells_the_exit_code() -> None:
+def test_without_a_record_the_leader_s_container_tells_the_exit_code():
     found = end("failed", pod(ended=ended(5, 3, message="boom"), is_final=True))
     assert found.exit_code == 3
     words = f"dnn host {RUN}-dnn-0-0 ended with exit code 3; its last line: boom"
@@ -317,7 +313,7 @@ def test_without_a_record_the_leader_s_container_tells_the_exit_code() -> None:
 METER = f"stoker {BEGIN} run={RUN} host={RUN}-dnn-0-0 feed rows='1.4,2.0,rank,0,,,{',9' * 300}'"
 
 
-def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line() -> None:
+def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line():
     # As the kubelet keeps them: 2 KiB of the log's end.
     message = f"{METER}\n{METER}\n{METER}\n{METER}\n"[-2048:]
     found = str(end("failed", pod(ended=ended(5, 3, message=message), is_final=True)).failure)
@@ -327,13 +323,13 @@ def test_a_pod_s_last_words_that_are_cut_begin_with_no_whole_line() -> None:
     assert found.endswith("exit code 2: user 1000 cannot write /stoker; chown it")
 
 
-def test_the_launcher_s_own_words_in_a_pod_s_end_are_whole_however_long() -> None:
+def test_the_launcher_s_own_words_in_a_pod_s_end_are_whole_however_long():
     message = "error: rank 0 on a: ValueError: " + "\u00e9" * 1100
     found = str(end("failed", pod(ended=ended(5, 1, message=message), is_final=True)).failure)
     assert f"exit code 1: {message.removeprefix('error: ')}" in found
 
 
-def test_the_record_s_words_come_before_the_pod_s(tmp_path: Path) -> None:
+def test_the_record_s_words_come_before_the_pod_s(tmp_path):
     import msgspec
 
     record = msgspec.structs.replace(training(), status="failed", exit_code=9, failure="its words")
@@ -342,7 +338,7 @@ def test_the_record_s_words_come_before_the_pod_s(tmp_path: Path) -> None:
     assert (found.exit_code, found.failure) == (9, "its words")
 
 
-def test_what_only_the_cluster_saw_is_told_next_to_the_leader_s_record(tmp_path: Path) -> None:
+def test_what_only_the_cluster_saw_is_told_next_to_the_leader_s_record(tmp_path):
     found = end("succeeded", record=training(), run_dir=tmp_path)
     assert found.output_dir == tmp_path / "output"
     assert [event.what for event in found.events] == ["seen"]
@@ -353,9 +349,7 @@ def test_what_only_the_cluster_saw_is_told_next_to_the_leader_s_record(tmp_path:
     ("data_ends", "seconds"),
     [((7, 9), 4.0), ((3, 4), 0.0), ((7, None), None), ((None, None), None)],
 )
-def test_the_release_of_the_data_group_is_known_where_all_its_ends_are(
-    data_ends: tuple[int | None, ...], seconds: float | None
-) -> None:
+def test_the_release_of_the_data_group_is_known_where_all_its_ends_are(data_ends, seconds):
     data = [
         pod("data", index, is_started=True, ended=ended(at) if at is not None else None)
         for index, at in enumerate(data_ends)
@@ -363,12 +357,12 @@ def test_the_release_of_the_data_group_is_known_where_all_its_ends_are(
     assert end("succeeded", pod(ended=ended(5)), *data).data_group_release_seconds == seconds
 
 
-def test_data_hosts_that_never_started_held_nothing() -> None:
+def test_data_hosts_that_never_started_held_nothing():
     data = (pod("data", 0, is_started=True, ended=ended(8)), pod("data", 1))
     assert end("succeeded", pod(ended=ended(5)), *data).data_group_release_seconds == 3.0
 
 
-def test_of_a_host_s_pods_the_last_counts() -> None:
+def test_of_a_host_s_pods_the_last_counts():
     first = pod(uid="a", ended=ended(5, 1), is_final=True)
     second = pod(uid="b", ended=ended(9, 0), created_at="2026-11-20T09:00:06Z", is_final=True)
     third = pod(uid="c", ended=ended(9, 2), attempt=1)
@@ -377,7 +371,7 @@ def test_of_a_host_s_pods_the_last_counts() -> None:
 
 
 @pytest.mark.parametrize("reason", ["DeadlineExceeded", "FailJobSetFailurePolicyAction"])
-def test_a_job_that_ran_too_long_names_the_setting(reason: str) -> None:
+def test_a_job_that_ran_too_long_names_the_setting(reason):
     layout = lay_out(job(name=RUN, settings={"max_run_seconds": 60}))
     assert "kubernetes.max_run_seconds, 60 s" in str(
         end("failed", reason=reason, layout=layout).failure
@@ -386,14 +380,14 @@ def test_a_job_that_ran_too_long_names_the_setting(reason: str) -> None:
 
 @pytest.mark.parametrize(("is_stopped", "status"), [(True, "stopped"), (False, "succeeded")])
 def test_a_job_that_is_gone_ended_as_its_record_says_unless_it_was_stopped(
-    tmp_path: Path, is_stopped: bool, status: str
-) -> None:
+    tmp_path, is_stopped, status
+):
     found = end(None, record=training(), run_dir=tmp_path, is_stopped=is_stopped)
     assert found.status == status
     assert end(None).status == "stopped"
 
 
-def test_the_model_is_where_the_claim_for_outputs_is() -> None:
+def test_the_model_is_where_the_claim_for_outputs_is():
     layout = lay_out(job(name=RUN, settings={"output": "pvc://outputs/runs/"}))
     assert end("succeeded", layout=layout).model_uri == f"pvc://outputs/runs/{RUN}/model"
     assert end("succeeded").model_uri is None

@@ -67,14 +67,14 @@ def expand(text: str) -> str:
 
 
 @BOTH
-def test_success_is_the_dnn_groups_alone(api: str) -> None:
+def test_success_is_the_dnn_groups_alone(api):
     spec = template(plan(job(settings={"api": api})))
     trains = {"jobset": "dnn", "trainer": "node"}[api]
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": [trains]}
 
 
 @BOTH
-def test_the_data_groups_job_never_fails_and_the_dnn_groups_fails_at_once(api: str) -> None:
+def test_the_data_groups_job_never_fails_and_the_dnn_groups_fails_at_once(api):
     request = plan(job(settings={"api": api, "max_run_seconds": 60}))
     found = jobs(request)
     assert found["data"]["backoffLimit"] == 2**31 - 1
@@ -89,9 +89,7 @@ def test_the_data_groups_job_never_fails_and_the_dnn_groups_fails_at_once(api: s
 
 
 @BOTH
-def test_a_dnn_host_that_is_taken_away_restarts_the_run_where_checkpoints_are_kept(
-    api: str,
-) -> None:
+def test_a_dnn_host_that_is_taken_away_restarts_the_run_where_checkpoints_are_kept(api):
     settings = {"api": api, "output": "pvc://runs", "max_restarts": 2, "max_run_seconds": 60}
     request = plan(job(settings=settings))
     trains = {"jobset": "dnn", "trainer": "node"}[api]
@@ -111,15 +109,13 @@ def test_a_dnn_host_that_is_taken_away_restarts_the_run_where_checkpoints_are_ke
 
 
 @BOTH
-def test_a_data_pod_that_is_told_to_end_is_replaced_before_it_has(api: str) -> None:
+def test_a_data_pod_that_is_told_to_end_is_replaced_before_it_has(api):
     found = jobs(plan(job(settings={"api": api})))
     assert found["data"]["podReplacementPolicy"] == "TerminatingOrFailed"
 
 
 @BOTH
-def test_the_leader_knows_how_often_it_was_started_again_where_that_counts_as_no_failure(
-    api: str,
-) -> None:
+def test_the_leader_knows_how_often_it_was_started_again_where_that_counts_as_no_failure(api):
     settings = {"api": api, "output": "pvc://runs", "max_restarts": 2, "max_fresh_starts": 4}
     request = plan(job(settings=settings))
     assert environment(request, "dnn")["STOKER_MAX_FRESH_STARTS"] == "6"
@@ -131,7 +127,7 @@ def test_the_leader_knows_how_often_it_was_started_again_where_that_counts_as_no
 
 
 @BOTH
-def test_pods_ask_for_cpus_and_have_a_limit_only_where_the_workload_says_so(api: str) -> None:
+def test_pods_ask_for_cpus_and_have_a_limit_only_where_the_workload_says_so(api):
     free = container(plan(job(settings={"api": api})), "data")["resources"]
     assert free["requests"]["cpu"] == "15"
     assert free["limits"] == {"memory": "28Gi"}
@@ -142,14 +138,14 @@ def test_pods_ask_for_cpus_and_have_a_limit_only_where_the_workload_says_so(api:
 
 @BOTH
 @pytest.mark.parametrize("role", ["dnn", "data"])
-def test_a_container_is_told_what_it_asks_for_of_the_nodes_cpus(api: str, role: str) -> None:
+def test_a_container_is_told_what_it_asks_for_of_the_nodes_cpus(api, role):
     variables = container(plan(job(settings={"api": api})), role)["env"]
     (asked,) = [own for own in variables if own["name"] == CPU_REQUEST]
     assert asked["valueFrom"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}
 
 
 @BOTH
-def test_a_further_plan_of_a_run_goes_on_in_the_runs_folder(api: str) -> None:
+def test_a_further_plan_of_a_run_goes_on_in_the_runs_folder(api):
     first = job(settings={"api": api, "output": "pvc://claim/runs"}, name="mnist-1")
     second = dataclasses.replace(first, name="mnist-1-plan2", run="mnist-1")
     paths = [mount.get("subPathExpr") for mount in container(plan(second), "dnn")["volumeMounts"]]
@@ -160,26 +156,26 @@ def test_a_further_plan_of_a_run_goes_on_in_the_runs_folder(api: str) -> None:
 
 
 @BOTH
-def test_without_checkpoints_a_dnn_host_that_is_taken_away_is_a_failure_like_any(api: str) -> None:
+def test_without_checkpoints_a_dnn_host_that_is_taken_away_is_a_failure_like_any(api):
     request = plan(job(settings={"api": api}))
     assert template(request)["failurePolicy"] == {"maxRestarts": 0}
     assert "podFailurePolicy" not in jobs(request)["dnn"]
 
 
-def test_a_jobset_goes_by_its_ttl_and_a_train_jobs_has_none() -> None:
+def test_a_jobset_goes_by_its_ttl_and_a_train_jobs_has_none():
     assert template(plan(job(settings={"keep_seconds": 60})))["ttlSecondsAfterFinished"] == 60
     of_trainer = plan(job(settings={"api": "trainer", "keep_seconds": 60}))
     assert "ttlSecondsAfterFinished" not in template(of_trainer)
 
 
 @pytest.mark.parametrize("minutes", [1, 4])
-def test_a_lease_that_is_too_short_to_be_renewed_is_refused(minutes: int) -> None:
+def test_a_lease_that_is_too_short_to_be_renewed_is_refused(minutes):
     with pytest.raises(UsageError, match="two to reach their pods") as caught:
         plan(job(settings={"follower_lease_minutes": minutes}))
     assert "follower_lease_minutes" in caught.value.where
 
 
-def test_a_data_pod_ends_well_only_when_the_run_is_over_and_trainers_wait_for_it() -> None:
+def test_a_data_pod_ends_well_only_when_the_run_is_over_and_trainers_wait_for_it():
     request = plan(job())
     assert environment(request, "data")["STOKER_COMES_BACK"] == "1"
     assert environment(request, "dnn")["STOKER_COMES_BACK"] == "1"
@@ -187,7 +183,7 @@ def test_a_data_pod_ends_well_only_when_the_run_is_over_and_trainers_wait_for_it
 
 
 @BOTH
-def test_only_dnn_pods_get_gpus_and_tolerate_their_nodes(api: str) -> None:
+def test_only_dnn_pods_get_gpus_and_tolerate_their_nodes(api):
     request = plan(job(settings={"api": api}))
     assert container(request, "dnn")["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert "nvidia.com/gpu" not in container(request, "data")["resources"]["limits"]
@@ -196,7 +192,7 @@ def test_only_dnn_pods_get_gpus_and_tolerate_their_nodes(api: str) -> None:
     assert pods(request)["data"]["tolerations"] == []
 
 
-def test_a_training_on_cpus_asks_for_no_gpu() -> None:
+def test_a_training_on_cpus_asks_for_no_gpu():
     request = plan(job(settings={"dnn": {"gpus": 0}}))
     assert "nvidia.com/gpu" not in container(request, "dnn")["resources"]["limits"]
     assert pods(request)["dnn"]["tolerations"] == []
@@ -205,13 +201,13 @@ def test_a_training_on_cpus_asks_for_no_gpu() -> None:
 
 @BOTH
 @pytest.mark.parametrize("settings", [{}, {k: v for k, v in EVERYTHING.items() if k != "dnn"}])
-def test_a_hardened_namespace_lets_all_pods_in(api: str, settings: dict[str, Any]) -> None:
+def test_a_hardened_namespace_lets_all_pods_in(api, settings):
     for spec in pods(plan(job(settings={**settings, "api": api}))).values():
         assert list(insecurities(spec)) == []
 
 
 @BOTH
-def test_a_plan_holds_no_token(api: str) -> None:
+def test_a_plan_holds_no_token(api):
     request = plan(job(settings={"api": api}))
     assert request.secret["stringData"] == {"token": NO_TOKEN}
     text = json.dumps([*request.objects])
@@ -222,7 +218,7 @@ def test_a_plan_holds_no_token(api: str) -> None:
     assert set(own) == digests
 
 
-def test_the_token_is_a_file_that_only_the_pods_user_reads() -> None:
+def test_the_token_is_a_file_that_only_the_pods_user_reads():
     for role in ("dnn", "data"):
         spec = pods(plan(job()))[role]
         volume = next(v for v in spec["volumes"] if v["name"] == "token")
@@ -234,18 +230,18 @@ def test_the_token_is_a_file_that_only_the_pods_user_reads() -> None:
 
 
 @given(st.text())
-def test_words_reach_the_container_as_they_are(word: str) -> None:
+def test_words_reach_the_container_as_they_are(word):
     assert expand(verbatim(word)) == word
 
 
-def test_commands_variables_and_paths_are_not_expanded() -> None:
+def test_commands_variables_and_paths_are_not_expanded():
     request = plan(job(settings=EVERYTHING))
     assert [expand(word) for word in container(request, "dnn")["args"]] == [*request.job.command]
     assert environment(request, "data")["PRICE"] == "5$(x)"
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_names_fit_differ_and_stay(run: str, other: str) -> None:
+def test_names_fit_differ_and_stay(run, other):
     name = object_name(run)
     assert is_dns_label(f"{name}-data-0-9999-abcde")
     assert len(name) <= MAX_NAME
@@ -253,7 +249,7 @@ def test_names_fit_differ_and_stay(run: str, other: str) -> None:
     assert run == other or object_name(other) != name
 
 
-def test_a_good_name_is_kept() -> None:
+def test_a_good_name_is_kept():
     assert object_name("mnist-20261120-110000") == "mnist-20261120-110000"
 
 
@@ -262,7 +258,7 @@ def seen_by(request: KubernetesRequest, role: str, index: int, tmp_path: Any) ->
     return from_resourceconfig(tmp_path, variables)
 
 
-def test_every_pod_knows_itself_and_all_others(tmp_path: Any) -> None:
+def test_every_pod_knows_itself_and_all_others(tmp_path):
     request = plan(job(msgspec.structs.replace(DNN, count=2), DATA, name="mnist-1"))
     hosts = [("dnn", 0), ("dnn", 1), ("data", 0), ("data", 1)]
     seen = [seen_by(request, role, index, tmp_path) for role, index in hosts]
@@ -286,15 +282,13 @@ def test_every_pod_knows_itself_and_all_others(tmp_path: Any) -> None:
         ({"STOKER_GROUP": "cpu", "JOB_COMPLETION_INDEX": "0"}, "'cpu', is not one of the run's"),
     ],
 )
-def test_a_pod_that_cannot_know_itself_says_so(
-    tmp_path: Any, variables: dict[str, str], words: str
-) -> None:
+def test_a_pod_that_cannot_know_itself_says_so(tmp_path, variables, words):
     known = environment(plan(job()), "data")
     with pytest.raises(UsageError, match=re.escape(words)):
         from_resourceconfig(tmp_path, {**known, **variables})
 
 
-def test_the_dns_names_are_those_that_jobset_gives() -> None:
+def test_the_dns_names_are_those_that_jobset_gives():
     request = plan(job(name="mnist-1"))
     spec = template(request)
     assert spec["network"]["enableDNSHostnames"]
@@ -324,14 +318,14 @@ def inputs(request: KubernetesRequest, role: str) -> dict[str, str]:
 
 
 @BOTH
-def test_channels_are_claims_mounted_read_only_for_their_groups(api: str) -> None:
+def test_channels_are_claims_mounted_read_only_for_their_groups(api):
     request = plan(job(settings={"api": api}))
     everything = {"labels": "datasets/mnist/labels", "train": "datasets/mnist/train"}
     assert inputs(request, "dnn") == everything
     assert inputs(request, "data") == {"train": "datasets/mnist/train"}
 
 
-def test_launchers_read_the_groups_channels_and_hyperparameters() -> None:
+def test_launchers_read_the_groups_channels_and_hyperparameters():
     request = plan(job())
     data: Any = request.config["data"]
     assert json.loads(data["hyperparameters.json"]) == {"answer": "yes", "epochs": "3"}
@@ -343,7 +337,7 @@ def test_launchers_read_the_groups_channels_and_hyperparameters() -> None:
         )
 
 
-def test_a_claim_is_one_volume_however_often_it_is_mounted() -> None:
+def test_a_claim_is_one_volume_however_often_it_is_mounted():
     volume = {"name": "more", "mount_path": "/more", "claim": "datasets", "sub_path": "more"}
     settings = {"output": "pvc://datasets/out", "dnn": {"volumes": [volume]}}
     spec = pods(plan(job(settings=settings)))["dnn"]
@@ -359,7 +353,7 @@ def test_a_claim_is_one_volume_however_often_it_is_mounted() -> None:
 
 
 @BOTH
-def test_outputs_of_the_dnn_group_are_kept_in_the_runs_folder(api: str) -> None:
+def test_outputs_of_the_dnn_group_are_kept_in_the_runs_folder(api):
     request = plan(job(settings={"api": api, "output": "pvc://outputs/a$b"}))
     mounts = {m["mountPath"]: m for m in container(request, "dnn")["volumeMounts"]}
     assert mounts["/opt/ml/model"]["subPathExpr"] == "a$$b/$(STOKER_RUN_ID)/model"
@@ -369,13 +363,13 @@ def test_outputs_of_the_dnn_group_are_kept_in_the_runs_folder(api: str) -> None:
     assert "subPathExpr" not in data["/opt/ml/output"]
 
 
-def test_the_images_own_job_folder_is_not_hidden() -> None:
+def test_the_images_own_job_folder_is_not_hidden():
     for role in ("dnn", "data"):
         mounts = [m["mountPath"] for m in container(plan(job()), role)["volumeMounts"]]
         assert not {"/opt/ml", "/opt/ml/input", "/opt/ml/code"} & set(mounts)
 
 
-def test_the_job_says_what_an_earlier_attempt_is_known_by() -> None:
+def test_the_job_says_what_an_earlier_attempt_is_known_by():
     request = plan(job())
     assert plan(job()).request_sha256 == request.request_sha256
     changes: list[dict[str, Any]] = [
@@ -387,7 +381,7 @@ def test_the_job_says_what_an_earlier_attempt_is_known_by() -> None:
         assert plan(job(**change)).request_sha256 != request.request_sha256
 
 
-def test_a_changed_pool_is_another_request_with_trainer_too() -> None:
+def test_a_changed_pool_is_another_request_with_trainer_too():
     pools = {**POOLS, CPU: {"cpu": 14, "memory": "28Gi"}}
     first = plan(job(settings={"api": "trainer"}))
     assert plan(job(settings={"api": "trainer", "pools": pools})).request_sha256 != (
@@ -395,7 +389,7 @@ def test_a_changed_pool_is_another_request_with_trainer_too() -> None:
     )
 
 
-def test_a_runtime_is_the_same_for_all_runs_of_a_plan() -> None:
+def test_a_runtime_is_the_same_for_all_runs_of_a_plan():
     def spec(name: str, **how: object) -> object:
         runtime = plan(job(name=name, settings={"api": "trainer"}, **how)).runtime  # type: ignore[arg-type]
         assert runtime is not None
@@ -406,7 +400,7 @@ def test_a_runtime_is_the_same_for_all_runs_of_a_plan() -> None:
     assert "run-1" not in json.dumps(first)
 
 
-def test_a_runtime_that_is_there_already_is_not_made_again() -> None:
+def test_a_runtime_that_is_there_already_is_not_made_again():
     settings = {"api": "trainer", "runtime": "stoker-mnist"}
     request = plan(job(settings=settings))
     kinds = ["Secret", "ConfigMap", "PodDisruptionBudget", "TrainJob"]
@@ -427,7 +421,7 @@ def patched(request: KubernetesRequest) -> dict[str, Any]:
     }
 
 
-def test_runtime_and_train_job_make_the_pods_that_a_jobset_has() -> None:
+def test_runtime_and_train_job_make_the_pods_that_a_jobset_has():
     direct, trainer = plan(job()), plan(job(settings={"api": "trainer"}))
     main: Any = trainer.main
     for role, patch in patched(trainer).items():
@@ -452,7 +446,7 @@ def test_runtime_and_train_job_make_the_pods_that_a_jobset_has() -> None:
         assert json.loads(as_direct) == json.loads(json.dumps(pods(direct)[role]))
 
 
-def test_a_train_jobs_patch_mounts_each_volume_once() -> None:
+def test_a_train_jobs_patch_mounts_each_volume_once():
     """Its list of mounts is keyed by the volume's name, unlike a pod's."""
     for patch in patched(plan(job(settings={"api": "trainer"}))).values():
         names = [mount["name"] for mount in patch["containers"][0]["volumeMounts"]]
@@ -460,28 +454,28 @@ def test_a_train_jobs_patch_mounts_each_volume_once() -> None:
         assert {"token", "config"} <= set(names)
 
 
-def test_kueue_sees_the_object_that_it_admits() -> None:
+def test_kueue_sees_the_object_that_it_admits():
     for api in ("jobset", "trainer"):
         request = plan(job(settings={"api": api, "queue": "training"}))
         labels: Any = request.main["metadata"]
         assert labels["labels"]["kueue.x-k8s.io/queue-name"] == "training"
 
 
-def test_a_profile_leaves_its_file_with_the_outputs() -> None:
+def test_a_profile_leaves_its_file_with_the_outputs():
     variables = environment(plan(job(DNN, profile=True)), "dnn")
     assert json.loads(variables["STOKER_PROFILE"])["budget_seconds"] == 180
     assert variables["STOKER_PROFILE_FILE"].startswith("/opt/ml/output/")
 
 
-def test_one_host_alone_wants_no_neighbours() -> None:
+def test_one_host_alone_wants_no_neighbours():
     assert "affinity" not in pods(plan(job(DNN)))["dnn"]
 
 
-def test_a_type_without_a_selector_is_found_by_kubernetes_own_label() -> None:
+def test_a_type_without_a_selector_is_found_by_kubernetes_own_label():
     assert pods(plan(job()))["data"]["nodeSelector"] == {"node.kubernetes.io/instance-type": CPU}
 
 
-def test_data_pods_may_have_an_image_of_their_own() -> None:
+def test_data_pods_may_have_an_image_of_their_own():
     found = pods(plan(job(settings={"data": {"image": "registry.example/mnist:cpu"}})))
     images = {name: spec["containers"][0]["image"] for name, spec in found.items()}
     assert images == {"dnn": "registry.example/mnist:1", "data": "registry.example/mnist:cpu"}
@@ -528,7 +522,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED)
-def test_what_the_cluster_would_refuse_is_refused_first(change: dict[str, Any], words: str) -> None:
+def test_what_the_cluster_would_refuse_is_refused_first(change, words):
     with pytest.raises(UsageError) as caught:
         plan(job(**change))
     assert words in str(caught.value)
@@ -536,20 +530,20 @@ def test_what_the_cluster_would_refuse_is_refused_first(change: dict[str, Any], 
     assert caught.value.fix or "group" in caught.value.where
 
 
-def test_names_of_groups_are_parts_of_names_of_hosts() -> None:
+def test_names_of_groups_are_parts_of_names_of_hosts():
     with pytest.raises(UsageError, match="cannot be part of a host's name"):
         plan(job(DNN, msgspec.structs.replace(DATA, name="data_1")))
     with pytest.raises(UsageError, match="63 at most"):
         plan(job(DNN, msgspec.structs.replace(DATA, name="data-" + "x" * 30), name="m" * 40))
 
 
-def test_the_dnn_group_comes_first_and_alone() -> None:
+def test_the_dnn_group_comes_first_and_alone():
     for groups in ((DATA, DNN), (DNN, msgspec.structs.replace(DNN, name="more"))):
         with pytest.raises(UsageError, match="exactly one dnn group"):
             plan(job(*groups))
 
 
-def test_the_platform_is_known_by_its_name_and_cannot_submit_yet() -> None:
+def test_the_platform_is_known_by_its_name_and_cannot_submit_yet():
     platform = platform_named("kubernetes")
     request = platform.plan(job())
     assert request == plan(job())
@@ -561,9 +555,7 @@ def test_the_platform_is_known_by_its_name_and_cannot_submit_yet() -> None:
     ("pool", "labels"),
     [("spare", {"pool": "spare", "kubernetes.io/arch": "arm64"}), ("c7gn.4xlarge", None)],
 )
-def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(
-    pool: str, labels: dict[str, str] | None
-) -> None:
+def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(pool, labels):
     group = msgspec.structs.replace(DATA, instance_type=pool)
     node_pool = {"cpu": 15, "memory": "28Gi", "gpus": 0}
     settings: dict[str, Any] = {
@@ -578,7 +570,7 @@ def test_data_pods_on_arm64_nodes_need_an_image_that_is_named_for_them(
 
 
 @BOTH
-def test_an_attempt_for_which_mlflow_was_away_is_the_same_job(api: str) -> None:
+def test_an_attempt_for_which_mlflow_was_away_is_the_same_job(api):
     told = {"MLFLOW_TRACKING_URI": "https://mlflow", "MLFLOW_RUN_ID": "0a1b"}
     spec = job(settings={"api": api}, tracking={"tensorboard": True})
     with_run = plan(dataclasses.replace(spec, environment=told))

@@ -25,12 +25,12 @@ def objects(settings: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def jobset() -> Any:
+def jobset():
     return objects(EVERYTHING)["JobSet"]
 
 
 @pytest.fixture
-def trainer() -> dict[str, Any]:
+def trainer():
     return objects(TRAINER)
 
 
@@ -56,7 +56,7 @@ def _at(document: Any, path: tuple[Any, ...]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "TrainingRuntime"])
-def test_no_field_can_be_misspelt(kind: str) -> None:
+def test_no_field_can_be_misspelt(kind):
     document = objects(EVERYTHING if kind == "JobSet" else TRAINER)[kind]
     assert list(schema_problems(document)) == []
     fields = [path for path in _fields(document) if path not in (("apiVersion",), ("kind",))]
@@ -70,7 +70,7 @@ def test_no_field_can_be_misspelt(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "TrainingRuntime"])
-def test_no_field_can_be_of_another_type(kind: str) -> None:
+def test_no_field_can_be_of_another_type(kind):
     document = objects(EVERYTHING if kind == "JobSet" else TRAINER)[kind]
     for path in _fields(document):
         if path in (("apiVersion",), ("kind",)):
@@ -213,9 +213,7 @@ OWN: list[tuple[str, Callable[[Any], None], str]] = [
 
 
 @pytest.mark.parametrize(("what", "change", "words"), WRITTEN, ids=[b[0] for b in WRITTEN])
-def test_what_users_wrote_and_no_cluster_takes_is_told(
-    jobset: Any, what: str, change: Callable[[Any], None], words: str
-) -> None:
+def test_what_users_wrote_and_no_cluster_takes_is_told(jobset, what, change, words):
     assert list(problems_of(jobset)) == []
     change(jobset)
     found = list(problems_of(jobset))
@@ -223,16 +221,14 @@ def test_what_users_wrote_and_no_cluster_takes_is_told(
 
 
 @pytest.mark.parametrize(("what", "change", "words"), OWN, ids=[b[0] for b in OWN])
-def test_a_jobset_that_breaks_a_rule_is_told(
-    jobset: Any, what: str, change: Callable[[Any], None], words: str
-) -> None:
+def test_a_jobset_that_breaks_a_rule_is_told(jobset, what, change, words):
     assert list(rule_problems(jobset)) == []
     change(jobset)
     found = list(rule_problems(jobset))
     assert any(words in problem for problem in found), found
 
 
-def test_startup_in_order_and_dependencies_exclude_each_other(jobset: Any) -> None:
+def test_startup_in_order_and_dependencies_exclude_each_other(jobset):
     jobset["spec"]["replicatedJobs"][1]["dependsOn"] = [{"name": "dnn", "status": "Ready"}]
     assert list(rule_problems(jobset)) == []
     jobset["spec"]["startupPolicy"] = {"startupPolicyOrder": "InOrder"}
@@ -253,9 +249,7 @@ INSECURE: list[tuple[Callable[[Any], None], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), INSECURE)
-def test_what_the_restricted_profile_refuses_is_told(
-    jobset: Any, change: Callable[[Any], None], words: str
-) -> None:
+def test_what_the_restricted_profile_refuses_is_told(jobset, change, words):
     spec = _at(jobset, pods(1))
     assert list(insecurities(spec)) == []
     change(spec)
@@ -299,9 +293,7 @@ TRAINER_WRITTEN: list[tuple[str, Callable[[Any], None], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "change", "words"), TRAINER_WRITTEN)
-def test_what_users_wrote_and_trainer_does_not_take_is_told(
-    trainer: dict[str, Any], kind: str, change: Callable[[Any], None], words: str
-) -> None:
+def test_what_users_wrote_and_trainer_does_not_take_is_told(trainer, kind, change, words):
     among = list(trainer.values())
     assert [found for o in among for found in problems_of(o, among=among)] == []
     change(trainer[kind])
@@ -310,9 +302,7 @@ def test_what_users_wrote_and_trainer_does_not_take_is_told(
 
 
 @pytest.mark.parametrize(("kind", "change", "words"), TRAINER_BROKEN)
-def test_trainers_objects_that_break_a_rule_are_told(
-    trainer: dict[str, Any], kind: str, change: Callable[[Any], None], words: str
-) -> None:
+def test_trainers_objects_that_break_a_rule_are_told(trainer, kind, change, words):
     among = list(trainer.values())
     assert [found for o in among for found in rule_problems(o, among=among)] == []
     change(trainer[kind])
@@ -320,14 +310,14 @@ def test_trainers_objects_that_break_a_rule_are_told(
     assert any(words in problem for problem in found), found
 
 
-def test_two_volumes_of_one_name_are_refused() -> None:
+def test_two_volumes_of_one_name_are_refused():
     volume = {"name": "cache", "mount_path": "/cache", "scratch": "1Gi"}
     other = {**volume, "mount_path": "/other"}
     with pytest.raises(UsageError, match="volumes: cache occurs twice"):
         KubernetesPlatform().plan(job(settings={"data": {"volumes": [volume, other]}}))
 
 
-def test_an_error_names_the_object_and_all_that_is_wrong(jobset: Any) -> None:
+def test_an_error_names_the_object_and_all_that_is_wrong(jobset):
     _twice(*pods(0, "volumes"))(jobset)
     _twice(*pods(1, "volumes"))(jobset)
     with pytest.raises(UsageError) as caught:
@@ -336,14 +326,14 @@ def test_an_error_names_the_object_and_all_that_is_wrong(jobset: Any) -> None:
     assert caught.value.what.count(" occurs twice") == 2
 
 
-def test_a_likely_spelling_is_named(jobset: Any) -> None:
+def test_a_likely_spelling_is_named(jobset):
     jobset["spec"]["succesPolicy"] = jobset["spec"].pop("successPolicy")
     assert list(schema_problems(jobset)) == [
         "spec.succesPolicy: no such field; did you mean successPolicy?"
     ]
 
 
-def test_the_schemas_are_whole_and_hold_no_words() -> None:
+def test_the_schemas_are_whole_and_hold_no_words():
     packed = [entry for entry in CRDS.iterdir() if entry.name.endswith(".gz")]
     assert len(packed) == 3
     for entry in packed:

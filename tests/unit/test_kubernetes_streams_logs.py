@@ -33,9 +33,7 @@ STEPS = st.lists(st.floats(min_value=-0.9, max_value=3.0), min_size=1, max_size=
 
 
 @given(STEPS, st.lists(st.integers(min_value=0, max_value=40), max_size=6), st.integers(1, 3))
-def test_whatever_breaks_off_every_line_comes_once_and_in_order(
-    steps: list[float], cuts: list[int], num_texts: int
-) -> None:
+def test_whatever_breaks_off_every_line_comes_once_and_in_order(steps, cuts, num_texts):
     at, latest, lines = 0.0, 0.0, []
     for index, step in enumerate(steps):
         at = max(0.0, latest + step)
@@ -48,25 +46,25 @@ def test_whatever_breaks_off_every_line_comes_once_and_in_order(
     assert seen == [line.partition(" ")[2] for line in lines]
 
 
-def test_lines_of_the_same_moment_and_text_are_counted() -> None:
+def test_lines_of_the_same_moment_and_text_are_counted():
     position = LogPosition()
     line = stamped(1, "same")
     assert read(position, [line, line]) == ["same", "same"]
     assert read(position, [line, line, line]) == ["same"]
 
 
-def test_an_empty_log_is_asked_for_from_its_beginning() -> None:
+def test_an_empty_log_is_asked_for_from_its_beginning():
     assert LogPosition().query() == {}
 
 
-def test_what_is_asked_for_is_a_little_before_the_last_line() -> None:
+def test_what_is_asked_for_is_a_little_before_the_last_line():
     position = LogPosition()
     position.take(stamped(10.7, "x"))
     since = (BEGIN + timedelta(seconds=10 - OVERLAP_SECONDS + 1)).strftime("%Y-%m-%dT%H:%M:%SZ")
     assert position.query() == {"sinceTime": since}
 
 
-def test_only_the_lines_of_the_last_seconds_are_kept() -> None:
+def test_only_the_lines_of_the_last_seconds_are_kept():
     position = LogPosition()
     for second in range(1000):
         position.take(stamped(second, "x"))
@@ -86,5 +84,5 @@ def test_only_the_lines_of_the_last_seconds_are_kept() -> None:
         ("2026-99-20T09:00:00Z x", None, "2026-99-20T09:00:00Z x"),
     ],
 )
-def test_time_and_text_of_a_line(line: str, when: datetime | None, text: str) -> None:
+def test_time_and_text_of_a_line(line, when, text):
     assert split_time(line) == (when, text)

@@ -65,15 +65,15 @@ def container(state: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
         ({"terminalState": "Failed"}, "failed"),
     ],
 )
-def test_the_phase_is_what_the_conditions_that_hold_say(status: dict[str, Any], phase: str) -> None:
+def test_the_phase_is_what_the_conditions_that_hold_say(status, phase):
     assert job_state({"metadata": {"uid": "u"}, "status": status}).phase == phase
 
 
-def test_a_job_that_nobody_has_admitted_is_suspended() -> None:
+def test_a_job_that_nobody_has_admitted_is_suspended():
     assert job_state({"spec": {"suspend": True}}).phase == "suspended"
 
 
-def test_a_failed_job_has_its_controllers_words() -> None:
+def test_a_failed_job_has_its_controllers_words():
     why = condition("Failed", reason="FailedJobs", message="jobset failed due to job x")
     state = job_state({"status": {"conditions": [why], "restarts": 2}})
     assert (state.reason, state.message) == ("FailedJobs", "jobset failed due to job x")
@@ -84,20 +84,20 @@ def test_a_failed_job_has_its_controllers_words() -> None:
 # --- pods
 
 
-def test_a_pod_has_its_host_s_place_whatever_it_is_called() -> None:
+def test_a_pod_has_its_host_s_place_whatever_it_is_called():
     found = pod(phase="Pending")
     assert (found.group, found.role, found.index) == ("data", "data", 1)
     assert found.host == f"{RUN}-data-0-1"
     assert not found.is_started
 
 
-def test_a_pod_of_something_else_is_none_of_ours() -> None:
+def test_a_pod_of_something_else_is_none_of_ours():
     labels = {"jobset.sigs.k8s.io/replicatedjob-name": "other"}
     document = {"metadata": {"name": "x", "labels": labels}}
     assert pod_state(document, by_job(LAYOUT.groups), run=RUN) is None
 
 
-def test_the_state_is_that_of_the_group_s_container_not_of_a_sidecar() -> None:
+def test_the_state_is_that_of_the_group_s_container_not_of_a_sidecar():
     found = pod(phase="Running", containerStatuses=container({"running": {}}))
     assert not found.is_running  # an empty state says nothing
     found = pod(phase="Running", containerStatuses=container({"running": {"startedAt": "x"}}))
@@ -105,7 +105,7 @@ def test_the_state_is_that_of_the_group_s_container_not_of_a_sidecar() -> None:
     assert found.is_started
 
 
-def test_a_container_that_is_started_again_has_not_ended() -> None:
+def test_a_container_that_is_started_again_has_not_ended():
     statuses = container(
         {"waiting": {"reason": "CrashLoopBackOff"}},
         lastState={"terminated": {"exitCode": 5}},
@@ -118,7 +118,7 @@ def test_a_container_that_is_started_again_has_not_ended() -> None:
     assert found.waits_for == "CrashLoopBackOff"
 
 
-def test_a_container_that_has_ended_says_how() -> None:
+def test_a_container_that_has_ended_says_how():
     terminated = {"exitCode": 137, "reason": "OOMKilled", "message": "m", "finishedAt": "t"}
     found = pod(phase="Failed", containerStatuses=container({"terminated": terminated}))
     assert found.ended is not None
@@ -138,11 +138,11 @@ def test_a_container_that_has_ended_says_how() -> None:
         ({"reason": "DeadlineExceeded"}, ""),
     ],
 )
-def test_a_pod_that_is_taken_away_says_why(status: dict[str, Any], lost: str) -> None:
+def test_a_pod_that_is_taken_away_says_why(status, lost):
     assert pod(**status).lost == lost
 
 
-def test_only_the_scheduler_s_refusal_makes_a_pod_unschedulable() -> None:
+def test_only_the_scheduler_s_refusal_makes_a_pod_unschedulable():
     gated = condition("PodScheduled", "False", reason="SchedulingGated", message="held")
     refused = condition("PodScheduled", "False", reason="Unschedulable", message="0/3 nodes")
     assert pod(conditions=[gated]).unschedulable == ""
@@ -159,7 +159,7 @@ def test_only_the_scheduler_s_refusal_makes_a_pod_unschedulable() -> None:
         ("2026-11-20T09:00:00Z", "soon", None),
     ],
 )
-def test_seconds_between_two_times(begin: str, end: str, seconds: float | None) -> None:
+def test_seconds_between_two_times(begin, end, seconds):
     assert seconds_between(begin, end) == seconds
 
 
@@ -192,25 +192,23 @@ def told(*events: dict[str, Any]) -> list[str]:
         ("Workload", "jobset-mnist-10-1a2b3", False),
     ],
 )
-def test_events_are_the_run_s_by_the_exact_names_of_its_objects(
-    kind: str, name: str, is_ours: bool
-) -> None:
+def test_events_are_the_run_s_by_the_exact_names_of_its_objects(kind, name, is_ours):
     assert bool(told(event(kind, name))) == is_ours
 
 
-def test_events_of_an_earlier_job_of_the_name_are_old() -> None:
+def test_events_of_an_earlier_job_of_the_name_are_old():
     assert told(event("JobSet", RUN, lastTimestamp="2026-11-20T08:59:59Z")) == []
     assert told(event("JobSet", RUN, lastTimestamp="2026-11-20T09:00:01Z")) != []
     assert told(event("JobSet", RUN, eventTime="2026-11-20T08:59:59.000000Z")) == []
     assert told(event("JobSet", RUN)) != []
 
 
-def test_what_normal_events_tell_is_picked() -> None:
+def test_what_normal_events_tell_is_picked():
     assert told(event("Pod", f"{RUN}-dnn-0-0-x", "Pulled", type="Normal")) == []
     assert told(event("Pod", f"{RUN}-dnn-0-0-x", "TriggeredScaleUp", type="Normal")) != []
 
 
-def test_a_mount_that_fails_is_told_when_that_lasts() -> None:
+def test_a_mount_that_fails_is_told_when_that_lasts():
     pods = [f"{RUN}-data-0-{index}-x" for index in range(2)]
     first = event("Pod", pods[0], "FailedMount", firstTimestamp="2026-11-20T09:00:01Z")
     passed = {**first, "lastTimestamp": "2026-11-20T09:00:09Z"}
@@ -227,12 +225,12 @@ def test_a_mount_that_fails_is_told_when_that_lasts() -> None:
 @pytest.mark.parametrize(
     "reason", ["ReachedMaxRestarts", "FailedJobs", "FailJobSetFailurePolicyAction"]
 )
-def test_the_end_of_a_jobset_is_told_by_its_state_alone(reason: str) -> None:
+def test_the_end_of_a_jobset_is_told_by_its_state_alone(reason):
     assert told(event("JobSet", RUN, reason)) == []
     assert told(event("Job", f"{RUN}-dnn-0", "BackoffLimitExceeded")) != []
 
 
-def test_pods_that_are_refused_are_known_by_their_job() -> None:
+def test_pods_that_are_refused_are_known_by_their_job():
     happenings = Happenings(run=RUN, groups=LAYOUT.groups, since="")
     message = 'Error creating: pods "x" is forbidden: exceeded quota'
     refused = event("Job", f"{RUN}-dnn-0", "FailedCreate", message=message)
@@ -248,7 +246,7 @@ def status(code: int, message: str, reason: str = "") -> str:
     return json.dumps({"kind": "Status", "code": code, "message": message, "reason": reason})
 
 
-def test_a_right_that_is_missing_is_told_from_a_quota() -> None:
+def test_a_right_that_is_missing_is_told_from_a_quota():
     denied = refusal(
         403,
         status(403, 'jobsets is forbidden: User "me" cannot create resource "jobsets"'),
@@ -269,22 +267,22 @@ def test_a_right_that_is_missing_is_told_from_a_quota() -> None:
         *((code, True) for code in (429, 500, 502, 503, 504)),
     ],
 )
-def test_only_what_may_pass_is_retried(code: int, is_passing: bool) -> None:
+def test_only_what_may_pass_is_retried(code, is_passing):
     assert refusal(code, "", CREATE).is_passing == is_passing
 
 
-def test_a_conflict_is_no_name_that_is_taken() -> None:
+def test_a_conflict_is_no_name_that_is_taken():
     assert refusal(409, status(409, "x", "AlreadyExists"), CREATE).is_taken
     assert not refusal(409, status(409, "x", "Conflict"), CREATE).is_taken
 
 
-def test_an_answer_of_something_in_between_is_shown_in_part() -> None:
+def test_an_answer_of_something_in_between_is_shown_in_part():
     error = refusal(502, "<html>" + "bad gateway " * 1000, CREATE)
     assert "bad gateway" in error.what
     assert len(error.what) < 500
 
 
-def test_a_right_is_named_as_in_a_role() -> None:
+def test_a_right_is_named_as_in_a_role():
     log = Action(verb="get", group="", resource="pods/log", namespace="n")
     patch = Action(verb="patch", group="g.io", resource="things", namespace="n", name="x")
     assert log.right == "get pods/log"
@@ -294,7 +292,7 @@ def test_a_right_is_named_as_in_a_role() -> None:
 # --- owners
 
 
-def test_a_pod_is_known_by_its_own_names_or_those_of_a_pipeline() -> None:
+def test_a_pod_is_known_by_its_own_names_or_those_of_a_pipeline():
     assert own_pod({}) is None
     assert own_pod({"POD_NAME": "p"}) is None
     assert own_pod({"KFP_POD_NAME": "p", "KFP_POD_UID": "u"}) == OwnPod(
@@ -306,7 +304,7 @@ def test_a_pod_is_known_by_its_own_names_or_those_of_a_pipeline() -> None:
     assert of_run == OwnPod(name="q", uid="v", namespace="n", run_id="5b1f6c3e")
 
 
-def test_an_object_is_owned_without_being_changed() -> None:
+def test_an_object_is_owned_without_being_changed():
     document = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "uid": "u"}}
     reference = object_reference(document, is_waited_for=True)
     made = owned(document, [reference])

@@ -24,20 +24,20 @@ def give_hyperparameters(tmp_path: Path, **values: str) -> None:
     (folder / "hyperparameters.json").write_text(json.dumps(encoded))
 
 
-def test_a_command_is_run_as_it_is_given(tmp_path: Path) -> None:
+def test_a_command_is_run_as_it_is_given(tmp_path):
     given = ("python", "train.py", "--epochs", "2")
     assert order(tmp_path, *given) == LaunchedCommand(command=given, folder=None)
     assert order(tmp_path, "train", "--fast").command == ("train", "--fast")
     assert order(tmp_path, "/usr/bin/train").command == ("/usr/bin/train",)
 
 
-def test_train_alone_is_the_command_that_the_job_names(tmp_path: Path) -> None:
+def test_train_alone_is_the_command_that_the_job_names(tmp_path):
     give_hyperparameters(tmp_path, program="other.py")
     found = order(tmp_path, "train", STOKER_COMMAND='["python", "-m", "package.train"]')
     assert found == LaunchedCommand(command=("python", "-m", "package.train"), folder=None)
 
 
-def test_train_alone_is_else_the_program_that_the_sdk_names(tmp_path: Path) -> None:
+def test_train_alone_is_else_the_program_that_the_sdk_names(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "go.py").touch()
     give_hyperparameters(tmp_path, program="go.py", submit_directory=str(tmp_path / "mine"))
@@ -46,7 +46,7 @@ def test_train_alone_is_else_the_program_that_the_sdk_names(tmp_path: Path) -> N
     )
 
 
-def test_the_sdks_program_is_looked_for_in_the_job_folders_code(tmp_path: Path) -> None:
+def test_the_sdks_program_is_looked_for_in_the_job_folders_code(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "go.sh").touch()
     give_hyperparameters(tmp_path, program="go.sh")
@@ -55,14 +55,14 @@ def test_the_sdks_program_is_looked_for_in_the_job_folders_code(tmp_path: Path) 
     )
 
 
-def test_an_image_may_name_its_program_by_the_toolkits_variable(tmp_path: Path) -> None:
+def test_an_image_may_name_its_program_by_the_toolkits_variable(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "go.py").touch()
     found = order(tmp_path, "train", SAGEMAKER_PROGRAM="go.py")
     assert found == LaunchedCommand(command=("python", "go.py"), folder=tmp_path / "code")
 
 
-def test_packed_code_is_where_the_command_runs(tmp_path: Path) -> None:
+def test_packed_code_is_where_the_command_runs(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     (source / "train.py").write_text("1")
@@ -74,28 +74,28 @@ def test_packed_code_is_where_the_command_runs(tmp_path: Path) -> None:
         assert (tmp_path / "code" / "train.py").read_text() == "1"
 
 
-def test_train_alone_with_no_command_anywhere_says_how_to_name_one(tmp_path: Path) -> None:
+def test_train_alone_with_no_command_anywhere_says_how_to_name_one(tmp_path):
     with pytest.raises(UsageError, match="does not know what to train") as caught:
         order(tmp_path, "train")
     assert "STOKER_COMMAND" in caught.value.fix
     assert "whole path" in caught.value.fix
 
 
-def test_code_that_would_have_to_be_fetched_is_refused(tmp_path: Path) -> None:
+def test_code_that_would_have_to_be_fetched_is_refused(tmp_path):
     give_hyperparameters(tmp_path, program="go.py", submit_directory="s3://bucket/source.tar.gz")
     with pytest.raises(UsageError, match="does not fetch code: s3://bucket") as caught:
         order(tmp_path, "train")
     assert "sagemaker.source" in caught.value.fix
 
 
-def test_a_program_that_is_not_there_is_named_with_its_folder(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_named_with_its_folder(tmp_path):
     give_hyperparameters(tmp_path, program="go.py")
     with pytest.raises(UsageError, match=r"no program go\.py") as caught:
         order(tmp_path, "train")
     assert str(tmp_path / "code") in caught.value.where
 
 
-def test_serving_is_refused_before_anything_else(tmp_path: Path) -> None:
+def test_serving_is_refused_before_anything_else(tmp_path):
     with pytest.raises(UsageError, match="does not serve"):
         launch(["serve"], {"STOKER_BASE_DIR": str(tmp_path)})
     check_words(["serve", "files"])

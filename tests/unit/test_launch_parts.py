@@ -54,7 +54,7 @@ TOPOLOGY = Topology(
 
 
 @pytest.fixture
-def base_dir(tmp_path: Path) -> Path:
+def base_dir(tmp_path):
     config = tmp_path / "input" / "config"
     config.mkdir(parents=True)
     (config / "hyperparameters.json").write_text(
@@ -84,18 +84,18 @@ def variables(base_dir: Path) -> dict[str, str]:
     )
 
 
-def test_hyperparameters_become_arguments_as_the_toolkit_makes_them(base_dir: Path) -> None:
+def test_hyperparameters_become_arguments_as_the_toolkit_makes_them(base_dir):
     words = exports.arguments(exports.hyperparameters(base_dir))
     assert words == (
         ["--flag", "True", "--lr", "0.1", "--name", "a b", "--sizes", "[1, 2]", "-x", "3"]
     )
 
 
-def test_without_hyperparameters_there_are_no_arguments(tmp_path: Path) -> None:
+def test_without_hyperparameters_there_are_no_arguments(tmp_path):
     assert exports.arguments(exports.hyperparameters(tmp_path)) == []
 
 
-def test_the_toolkits_variables_are_exported(base_dir: Path) -> None:
+def test_the_toolkits_variables_are_exported(base_dir):
     found = variables(base_dir)
     assert json.loads(found["SM_HOSTS"]) == ["algo-1", "algo-3", "algo-2"]
     assert found["SM_CURRENT_HOST"] == "algo-3"
@@ -111,12 +111,12 @@ def test_the_toolkits_variables_are_exported(base_dir: Path) -> None:
     assert found["SM_NETWORK_INTERFACE_NAME"] == "eth1"
 
 
-def test_channels_are_the_folders_where_no_file_names_them(tmp_path: Path) -> None:
+def test_channels_are_the_folders_where_no_file_names_them(tmp_path):
     (tmp_path / "input" / "data" / "images").mkdir(parents=True)
     assert json.loads(variables(tmp_path)["SM_CHANNELS"]) == ["images"]
 
 
-def test_channels_that_stoker_adds_are_none_of_the_trainings(base_dir: Path) -> None:
+def test_channels_that_stoker_adds_are_none_of_the_trainings(base_dir):
     inputs = base_dir / "input" / "config" / "inputdataconfig.json"
     inputs.write_text('{"train": {}, "stoker_token": {}, "stoker_code": {}}')
     found = variables(base_dir)
@@ -129,7 +129,7 @@ def test_channels_that_stoker_adds_are_none_of_the_trainings(base_dir: Path) -> 
     assert json.loads(variables(base_dir)["SM_CHANNELS"]) == ["train"]
 
 
-def test_the_sdks_own_hyperparameters_are_facts_and_no_arguments(base_dir: Path) -> None:
+def test_the_sdks_own_hyperparameters_are_facts_and_no_arguments(base_dir):
     found = variables(base_dir)
     assert found["SM_USER_ENTRY_POINT"] == "train.py"
     assert found["SM_MODULE_NAME"] == "train"
@@ -138,7 +138,7 @@ def test_the_sdks_own_hyperparameters_are_facts_and_no_arguments(base_dir: Path)
     assert json.loads(found["SM_TRAINING_ENV"])["job_name"] == "job-1"
 
 
-def test_the_resource_configuration_is_exported_as_the_service_wrote_it(base_dir: Path) -> None:
+def test_the_resource_configuration_is_exported_as_the_service_wrote_it(base_dir):
     config = {"current_host": "algo-3", "hosts": ["algo-1", "algo-2", "algo-3"], "topology": [1]}
     (base_dir / "input" / "config" / "resourceconfig.json").write_text(json.dumps(config))
     found = variables(base_dir)
@@ -149,8 +149,8 @@ def test_the_resource_configuration_is_exported_as_the_service_wrote_it(base_dir
 
 @pytest.mark.parametrize(("interface", "is_exported"), [("lo", True), ("eth77", False)])
 def test_collectives_are_told_the_network_interface_if_this_host_has_it(
-    tmp_path: Path, interface: str, is_exported: bool
-) -> None:
+    tmp_path, interface, is_exported
+):
     environ = {"STOKER_BASE_DIR": str(tmp_path)}
     topology = dataclasses.replace(TOPOLOGY, network_interface=interface)
     found = Trainer.of(from_environment(environ), topology, environ).variables
@@ -164,13 +164,8 @@ def test_collectives_are_told_the_network_interface_if_this_host_has_it(
     [("6000", 2, None, "3"), ("500", 1, None, "1"), ("6000", 2, "5", None), (None, 2, None, None)],
 )
 def test_ranks_of_a_pod_begin_threads_for_the_cpus_that_it_asks_for(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: str | None,
-    processes: int,
-    own: str | None,
-    threads: str | None,
-) -> None:
+    tmp_path, monkeypatch, asked, processes, own, threads
+):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
     monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: None)
     environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_PROCESSES_PER_HOST": str(processes)}
@@ -182,7 +177,7 @@ def test_ranks_of_a_pod_begin_threads_for_the_cpus_that_it_asks_for(
     assert found.get("OMP_NUM_THREADS") == threads
 
 
-def test_what_is_set_already_is_not_set_otherwise(tmp_path: Path) -> None:
+def test_what_is_set_already_is_not_set_otherwise(tmp_path):
     """The user has set them, or in AWS's images the toolkit, which starts the launcher."""
     environ = {
         "STOKER_BASE_DIR": str(tmp_path),
@@ -199,7 +194,7 @@ def test_what_is_set_already_is_not_set_otherwise(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])
-def test_malformed_hyperparameters_are_a_usage_error(base_dir: Path, text: str) -> None:
+def test_malformed_hyperparameters_are_a_usage_error(base_dir, text):
     (base_dir / "input" / "config" / "hyperparameters.json").write_text(text)
     with pytest.raises(UsageError, match="JSON"):
         exports.hyperparameters(base_dir)
@@ -217,16 +212,14 @@ def test_malformed_hyperparameters_are_a_usage_error(base_dir: Path, text: str) 
         ({"CUDA_VISIBLE_DEVICES": ""}, ("a",), "none"),
     ],
 )
-def test_torchrun_is_used_where_more_than_one_process_trains(
-    tmp_path: Path, environ: dict[str, str], hosts: tuple[str, ...], strategy: str
-) -> None:
+def test_torchrun_is_used_where_more_than_one_process_trains(tmp_path, environ, hosts, strategy):
     environ = {"CUDA_VISIBLE_DEVICES": "", "STOKER_BASE_DIR": str(tmp_path)} | environ
     group = HostGroup(name="dnn", role="dnn", instance_type="", hosts=hosts)
     topology = Topology(host="a", groups=(group,))
     assert Trainer.of(from_environment(environ), topology, environ).strategy == strategy
 
 
-def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path: Path) -> None:
+def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path):
     environ = {"STOKER_BASE_DIR": str(tmp_path), "STOKER_PROCESSES_PER_HOST": "4"}
     settings = from_environment(environ)
     trainer = Trainer.of(settings, TOPOLOGY, environ)
@@ -238,12 +231,12 @@ def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path
     assert command[-2:] == ("python", "t.py")
 
 
-def test_an_unknown_strategy_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_unknown_strategy_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match=r"(?s)horovod.*STOKER_STRATEGY"):
         from_environment({"STOKER_BASE_DIR": str(tmp_path), "STOKER_STRATEGY": "horovod"})
 
 
-def test_ranks_learn_what_the_settings_table_says(tmp_path: Path) -> None:
+def test_ranks_learn_what_the_settings_table_says(tmp_path):
     environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs", "MINE": "kept"}
     settings = from_environment(environ)
     made = Trainer.of(settings, TOPOLOGY, environ).environ(
@@ -264,7 +257,7 @@ def test_ranks_learn_what_the_settings_table_says(tmp_path: Path) -> None:
     assert made["MINE"] == "kept"
 
 
-def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path: Path) -> None:
+def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path):
     environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs"}
     settings = from_environment(environ)
     made = Trainer.of(settings, TOPOLOGY, environ).environ(
@@ -279,7 +272,7 @@ def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path: Pa
     assert made["PYTHONPATH"] == f"{SITE_DIR}:/opt/ml/code:/theirs"
 
 
-def test_a_program_with_a_relative_path_is_looked_for_where_it_will_run(tmp_path: Path) -> None:
+def test_a_program_with_a_relative_path_is_looked_for_where_it_will_run(tmp_path):
     (tmp_path / "run.sh").touch(mode=0o755)
     path = {"PATH": os.environ["PATH"]}
     found = resolve_program(["./run.sh", "x"], path, folder=tmp_path)
@@ -287,9 +280,7 @@ def test_a_program_with_a_relative_path_is_looked_for_where_it_will_run(tmp_path
     assert resolve_program(["./run.sh"], path) is None
 
 
-def test_only_the_leader_writes_to_the_folder_that_all_hosts_share_in_the_end(
-    tmp_path: Path,
-) -> None:
+def test_only_the_leader_writes_to_the_folder_that_all_hosts_share_in_the_end(tmp_path):
     settings = from_environment({"STOKER_BASE_DIR": str(tmp_path)})
     follower = dataclasses.replace(TOPOLOGY, host="algo-2")
     shared = tmp_path / "output" / "data" / "stoker"
@@ -297,7 +288,7 @@ def test_only_the_leader_writes_to_the_folder_that_all_hosts_share_in_the_end(
     assert output_folder(settings, follower) == shared / "algo-2"
 
 
-def test_a_bare_python_is_the_one_that_runs_stoker() -> None:
+def test_a_bare_python_is_the_one_that_runs_stoker():
     path = {"PATH": os.environ["PATH"]}
     assert resolve_program(["python", "-u", "t.py"], path) == (sys.executable, "-u", "t.py")
     assert resolve_program(["sh", "-c", "x"], path) is not None
@@ -310,7 +301,7 @@ def rows(*steps: tuple[int, int, float, float, int]) -> str:
     return head + "".join(lines)
 
 
-def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_path: Path) -> None:
+def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_path):
     train = [(0, epoch, w, 1.0, 4) for epoch in (0, 1) for w in (50.0, 40.0, 1.0, 2.0, 3.0)]
     validation = [(1, 0, 9.0, 9.0, 4)] * 3
     (tmp_path / "timeline-rank0.csv").write_text(rows(*train, *validation))
@@ -323,7 +314,7 @@ def test_measures_are_medians_of_the_main_loader_without_its_first_steps(tmp_pat
     assert found.timeline_file == "timeline-rank0.csv"
 
 
-def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path: Path) -> None:
+def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path):
     # Three batches at once, then a wait for the next three.
     burst = [(0, 0, 0.06 if batch % 3 == 0 else 0.0, 0.02, 4) for batch in range(100)]
     (tmp_path / "timeline-rank0.csv").write_text(rows(*burst))
@@ -335,7 +326,7 @@ def test_a_wait_that_ends_a_burst_is_not_missed(tmp_path: Path) -> None:
     assert 0.015 < spread.low <= found.wait_seconds <= spread.high < 0.025
 
 
-def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path: Path) -> None:
+def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path):
     for rank in (0, 1):
         (tmp_path / f"timeline-rank{rank}.csv").write_text(rows(*[(0, 0, 0.5, 0.5, 8)] * 4))
     far = Progress(rank=2, steps=4, samples=40, wait_seconds=1.0, compute_seconds=3.0)
@@ -345,7 +336,7 @@ def test_rates_of_all_ranks_add_up_wherever_they_run(tmp_path: Path) -> None:
     assert found.samples_per_second == pytest.approx(8 + 8 + 10)
 
 
-def test_short_epochs_are_measured_whole_and_cut_rows_left_out(tmp_path: Path) -> None:
+def test_short_epochs_are_measured_whole_and_cut_rows_left_out(tmp_path):
     path = tmp_path / "timeline-rank0.csv"
     path.write_text(rows((0, 0, 1.0, 1.0, 4), (0, 0, 2.0, 1.0, 4)) + "0,0,2,0.0,3")
     steps = read_timeline(path)
@@ -353,13 +344,13 @@ def test_short_epochs_are_measured_whole_and_cut_rows_left_out(tmp_path: Path) -
     assert steady(main_loader(steps)) == steps
 
 
-def test_without_a_timeline_nothing_is_measured(tmp_path: Path) -> None:
+def test_without_a_timeline_nothing_is_measured(tmp_path):
     assert measure(read_timelines(tmp_path), {}) is None
     (tmp_path / "timeline-rank0.csv").write_text(rows())
     assert measure(read_timelines(tmp_path), {}) is None
 
 
-def test_steady_steps_are_counted_by_epoch() -> None:
+def test_steady_steps_are_counted_by_epoch():
     steps = [
         MeasuredStep(loader=0, epoch=epoch, wait_seconds=float(i), compute_seconds=0.0, samples=1)
         for epoch in (0, 1)
@@ -368,7 +359,7 @@ def test_steady_steps_are_counted_by_epoch() -> None:
     assert [step.wait_seconds for step in steady(steps)] == [2.0, 3.0, 2.0, 3.0]
 
 
-def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_path: Path) -> None:
+def test_progress_is_logged_for_the_main_loader_at_most_every_two_seconds(tmp_path):
     now = [0.0]
     stream = StringIO()
     path = tmp_path / "timeline-rank0.csv"
@@ -404,17 +395,17 @@ def end(rank: int, code: int, kind: str = "", message: str = "") -> RankEnd:
         end(0, 134),
     ],
 )
-def test_a_rank_that_only_lost_its_peer_is_not_the_cause(consequence: RankEnd) -> None:
+def test_a_rank_that_only_lost_its_peer_is_not_the_cause(consequence):
     assert first_cause([consequence, end(1, 7)]).rank == 1
     assert first_cause([end(1, 137), consequence]).rank == 1
     assert first_cause([consequence]) is consequence
 
 
-def test_of_two_real_failures_the_first_one_seen_is_the_cause() -> None:
+def test_of_two_real_failures_the_first_one_seen_is_the_cause():
     assert first_cause([end(3, 1, "ValueError", "a"), end(1, 1, "ValueError", "b")]).rank == 3
 
 
-def test_failures_are_read_by_rank_and_forgotten(tmp_path: Path) -> None:
+def test_failures_are_read_by_rank_and_forgotten(tmp_path):
     for rank in (10, 2):
         text = json.dumps({"rank": rank, "type": "ValueError", "message": "m", "more": 1})
         (tmp_path / f"failure-rank{rank}.json").write_text(text)
@@ -427,7 +418,7 @@ def test_failures_are_read_by_rank_and_forgotten(tmp_path: Path) -> None:
     assert read_cause(tmp_path) is None
 
 
-def test_the_failure_file_keeps_the_first_line_and_the_end_of_a_long_text(tmp_path: Path) -> None:
+def test_the_failure_file_keeps_the_first_line_and_the_end_of_a_long_text(tmp_path):
     write_failure(tmp_path, "ValueError: broken\n" + "frame\n" * 1000 + "the last line")
     text = (tmp_path / "output" / "failure").read_text()
     assert len(text) == FAILURE_CHARACTERS
@@ -435,5 +426,5 @@ def test_the_failure_file_keeps_the_first_line_and_the_end_of_a_long_text(tmp_pa
     assert text.endswith("the last line")
 
 
-def test_this_machine_has_vcpus_within_its_affinity() -> None:
+def test_this_machine_has_vcpus_within_its_affinity():
     assert 1 <= machine.usable_vcpus() <= len(os.sched_getaffinity(0))

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,12 +32,12 @@ def group(name: str = "dnn", **changes: object) -> Group:
         ("horovod", "horovod"),
     ],
 )
-def test_settings_of_another_strategy_are_refused_at_load(strategy: object, words: str) -> None:
+def test_settings_of_another_strategy_are_refused_at_load(strategy, words):
     with pytest.raises(UsageError, match=words):
         builders.workload(strategy=strategy)
 
 
-def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fall_back() -> None:
+def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fall_back():
     cluster = {"dnn": {"instance_type": "g5.48xlarge"}}
     with pytest.raises(UsageError, match=r"does not support g5.48xlarge, only ml.p4d"):
         builders.workload(strategy="smddp", cluster=cluster)
@@ -46,7 +45,7 @@ def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fal
     builders.workload(strategy="smddp", cluster={"dnn": {"instance_type": "p4d.24xlarge"}})
 
 
-def test_replicas_are_said_once_and_no_rank_is_in_two() -> None:
+def test_replicas_are_said_once_and_no_rank_is_in_two():
     for feed in (
         {"replicas": [[0, 1]], "model_parallel_size": 2},
         {"replicas": [[0, 1], [1, 2]]},
@@ -55,7 +54,7 @@ def test_replicas_are_said_once_and_no_rank_is_in_two() -> None:
             builders.workload(strategy="auto", feed=feed)
 
 
-def test_the_replica_of_a_rank() -> None:
+def test_the_replica_of_a_rank():
     assert [FeedSettings().replica(rank) for rank in range(3)] == [0, 1, 2]
     assert [FeedSettings(model_parallel_size=2).replica(r) for r in range(4)] == [0, 0, 1, 1]
     listed = FeedSettings(replicas=((0, 2), (1, 3)))
@@ -69,9 +68,7 @@ def test_the_replica_of_a_rank() -> None:
         ("smddp", [group()], r"does not support local.c1"),
     ],
 )
-def test_what_cannot_train_so_is_refused_at_plan(
-    strategy: str, groups: Sequence[Group], words: str, tmp_path: Path
-) -> None:
+def test_what_cannot_train_so_is_refused_at_plan(strategy, groups, words, tmp_path):
     job = JobSpec(
         name="j",
         command=("true",),
@@ -83,7 +80,7 @@ def test_what_cannot_train_so_is_refused_at_plan(
         check_job(job)
 
 
-def test_a_launcher_learns_the_whole_strategy(tmp_path: Path) -> None:
+def test_a_launcher_learns_the_whole_strategy(tmp_path):
     for strategy in (
         StrategySettings(),
         StrategySettings(name="torchrun", max_restarts=3),
@@ -109,7 +106,7 @@ def trainer(strategy: StrategySettings, base_dir: Path) -> Trainer:
     return Trainer.of(from_environment(environ), TOPOLOGY, environ)
 
 
-def test_restarts_over_hosts_have_a_store_for_each_attempt(tmp_path: Path) -> None:
+def test_restarts_over_hosts_have_a_store_for_each_attempt(tmp_path):
     made = trainer(StrategySettings(name="torchrun", max_restarts=2), tmp_path)
     command = made.command(("a",), TOPOLOGY, master=("10.0.0.3", 7602), feed=FeedSettings())
     assert {"--max-restarts=2", "--rdzv-backend=c10d", "--local-addr=10.0.0.3"} < set(command)
@@ -126,7 +123,7 @@ def open_mpi(folder: Path, *names: str) -> dict[str, str]:
     return {"PATH": str(folder)}
 
 
-def test_mpirun_spans_the_dnn_group_and_starts_daemons_through_the_agent(tmp_path: Path) -> None:
+def test_mpirun_spans_the_dnn_group_and_starts_daemons_through_the_agent(tmp_path):
     command = mpi.command_of(
         ("/usr/bin/python3", "t.py", "--lr", "0.1"),
         hosts=HOSTS,
@@ -152,9 +149,7 @@ def test_mpirun_spans_the_dnn_group_and_starts_daemons_through_the_agent(tmp_pat
 
 
 @pytest.mark.parametrize("names", [(), ("mpirun",), ("orted",)])
-def test_a_host_without_open_mpi_4_is_told_what_to_install(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_a_host_without_open_mpi_4_is_told_what_to_install(tmp_path, names):
     with pytest.raises(UsageError, match=r"(?s)needs Open MPI 4.*openmpi-bin"):
         mpi.find_program("mpirun", open_mpi(tmp_path / "bin", *names))
 
@@ -163,16 +158,16 @@ def test_a_host_without_open_mpi_4_is_told_what_to_install(
     "line",
     ["", "sh -c reboot", "orted -mca a b; reboot", "orted --prefix /x", "orted -mca a", "ortedx"],
 )
-def test_only_the_daemon_with_settings_is_started(line: str) -> None:
+def test_only_the_daemon_with_settings_is_started(line):
     with pytest.raises(ValueError, match="orted"):
         mpi.daemon_arguments(shlex.split(line))
 
 
-def test_the_daemons_arguments_are_handed_on() -> None:
+def test_the_daemons_arguments_are_handed_on():
     assert mpi.daemon_arguments(["/usr/bin/orted", "-mca", "ess", "env"]) == ("-mca", "ess", "env")
 
 
-def test_the_example_of_several_hosts_restarts_torchrun() -> None:
+def test_the_example_of_several_hosts_restarts_torchrun():
     file = Path(__file__).resolve().parents[2] / "configs" / "mnist-ddp.yaml"
     found = read_workload(file)
     assert found.strategy_settings == StrategySettings(name="torchrun", max_restarts=2)

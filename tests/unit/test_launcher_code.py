@@ -37,7 +37,7 @@ def link(name: str, to: str) -> Entry:
     return (name, tarfile.SYMTYPE, to)
 
 
-def test_what_was_packed_is_unpacked_as_it_was(tmp_path: Path) -> None:
+def test_what_was_packed_is_unpacked_as_it_was(tmp_path):
     source = tmp_path / "source"
     (source / "package").mkdir(parents=True)
     (source / "train.py").write_text("import package")
@@ -54,13 +54,13 @@ def test_what_was_packed_is_unpacked_as_it_was(tmp_path: Path) -> None:
     assert os.access(folder / "run.sh", os.X_OK)
 
 
-def test_a_package_of_a_whole_folder_is_unpacked_without_that_folder(tmp_path: Path) -> None:
+def test_a_package_of_a_whole_folder_is_unpacked_without_that_folder(tmp_path):
     """`tar -C FOLDER -czf code.tar.gz .` names the folder itself, too."""
     made = package(tmp_path, (".", tarfile.DIRTYPE, ""), file("./train.py", "1"))
     assert (code.unpack(made, tmp_path / "code") / "train.py").read_text() == "1"
 
 
-def test_a_package_comes_over_what_is_there_and_leaves_the_rest(tmp_path: Path) -> None:
+def test_a_package_comes_over_what_is_there_and_leaves_the_rest(tmp_path):
     folder = tmp_path / "code"
     (folder / "lib").mkdir(parents=True)
     (folder / "lib" / "old.py").write_text("old")
@@ -82,9 +82,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_left(
-    tmp_path: Path, name: str
-) -> None:
+def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_left(tmp_path, name):
     made = package(tmp_path, file("train.py"), REFUSED[name])
     with pytest.raises(UsageError, match="not a package of code") as caught:
         code.unpack(made, tmp_path / "ml" / "code")
@@ -93,19 +91,19 @@ def test_what_leads_out_of_the_folder_is_refused_and_nothing_is_left(
     assert not (tmp_path / "evil.py").exists()
 
 
-def test_a_link_that_leads_nowhere_but_stays_inside_is_unpacked(tmp_path: Path) -> None:
+def test_a_link_that_leads_nowhere_but_stays_inside_is_unpacked(tmp_path):
     folder = code.unpack(package(tmp_path, link("latest", "runs/7")), tmp_path / "code")
     assert os.readlink(folder / "latest") == "runs/7"
 
 
 @pytest.mark.parametrize("content", [b"", b"no package", b"\x1f\x8b\x08\x00"])
-def test_what_is_no_package_is_a_usage_error(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_package_is_a_usage_error(tmp_path, content):
     (tmp_path / "code.tar.gz").write_bytes(content)
     with pytest.raises(UsageError, match="code"):
         code.unpack(tmp_path / "code.tar.gz", tmp_path / "ml" / "code")
 
 
-def test_a_package_that_was_cut_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_package_that_was_cut_is_a_usage_error(tmp_path):
     made = package(tmp_path, file("a", os.urandom(9000).hex()))
     made.write_bytes(made.read_bytes()[:-3000])
     with pytest.raises(UsageError, match="not a package of code"):
@@ -113,12 +111,12 @@ def test_a_package_that_was_cut_is_a_usage_error(tmp_path: Path) -> None:
     assert not (tmp_path / "ml" / "code").exists()
 
 
-def test_an_empty_package_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_empty_package_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="empty"):
         code.unpack(package(tmp_path, (".", tarfile.DIRTYPE, "")), tmp_path / "code")
 
 
-def test_what_is_there_stays_when_a_package_is_refused(tmp_path: Path) -> None:
+def test_what_is_there_stays_when_a_package_is_refused(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("mine")
     with pytest.raises(UsageError):
@@ -126,7 +124,7 @@ def test_what_is_there_stays_when_a_package_is_refused(tmp_path: Path) -> None:
     assert [path.read_text() for path in (tmp_path / "code").iterdir()] == ["mine"]
 
 
-def test_a_missing_package_says_which_channel_to_look_at(tmp_path: Path) -> None:
+def test_a_missing_package_says_which_channel_to_look_at(tmp_path):
     with pytest.raises(UsageError, match="No such file") as caught:
         code.unpack(tmp_path / "absent.tar.gz", tmp_path / "ml" / "code")
     assert "absent.tar.gz" in caught.value.where

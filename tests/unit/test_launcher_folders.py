@@ -32,7 +32,7 @@ def as_a_pods_user() -> Iterator[None]:
 
 
 @pytest.fixture
-def base_dir() -> Iterator[Path]:
+def base_dir():
     """Makes a job folder with folders as the kubelet makes those of a claim."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -52,9 +52,7 @@ def environ(base_dir: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoints", "output"])
-def test_a_folder_of_a_claim_that_cannot_be_written_ends_the_launcher_at_once(
-    base_dir: Path, name: str
-) -> None:
+def test_a_folder_of_a_claim_that_cannot_be_written_ends_the_launcher_at_once(base_dir, name):
     (base_dir / name).chmod(0o555)
     words = (
         f"user {USER} cannot write to {base_dir / name}" if os.geteuid() == 0 else "cannot write"
@@ -66,7 +64,7 @@ def test_a_folder_of_a_claim_that_cannot_be_written_ends_the_launcher_at_once(
     assert not (base_dir / "began").exists()
 
 
-def test_folders_that_can_be_written_are_left_as_they_were(base_dir: Path) -> None:
+def test_folders_that_can_be_written_are_left_as_they_were(base_dir):
     (base_dir / "checkpoints").rmdir()
     with as_a_pods_user():
         launcher.check_kept_folders(base_dir)
@@ -75,7 +73,7 @@ def test_folders_that_can_be_written_are_left_as_they_were(base_dir: Path) -> No
     (base_dir / "checkpoints").mkdir()
 
 
-def test_a_full_volume_is_found_as_well(base_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_volume_is_found_as_well(base_dir, monkeypatch):
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -87,7 +85,7 @@ def test_a_full_volume_is_found_as_well(base_dir: Path, monkeypatch: pytest.Monk
 AGAIN = {"STOKER_RESTARTS": "4", "STOKER_MAX_FRESH_STARTS": "3"}
 
 
-def test_a_run_that_saves_nothing_does_not_begin_anew_for_ever(base_dir: Path) -> None:
+def test_a_run_that_saves_nothing_does_not_begin_anew_for_ever(base_dir):
     with pytest.raises(PlatformError, match="started again 4 times") as caught:
         launch(["touch", str(base_dir / "began")], {**environ(base_dir), **AGAIN})
     assert "save checkpoints" in caught.value.fix
@@ -110,9 +108,7 @@ def test_a_run_that_saves_nothing_does_not_begin_anew_for_ever(base_dir: Path) -
         ({"STOKER_RESTARTS": "9"}, ""),
     ],
 )
-def test_a_run_that_goes_on_from_what_it_saved_may_be_started_again(
-    base_dir: Path, told: dict[str, str], saved: str
-) -> None:
+def test_a_run_that_goes_on_from_what_it_saved_may_be_started_again(base_dir, told, saved):
     if saved:
         (base_dir / saved).parent.mkdir(parents=True, exist_ok=True)
         (base_dir / saved).touch()
@@ -122,7 +118,7 @@ def test_a_run_that_goes_on_from_what_it_saved_may_be_started_again(
 @pytest.mark.parametrize(
     "path", ["checkpoints/.stoker-a1b2", "model/.nfs0001", "output/data/stoker/training.json"]
 )
-def test_what_stoker_and_its_volumes_write_is_nothing_saved(base_dir: Path, path: str) -> None:
+def test_what_stoker_and_its_volumes_write_is_nothing_saved(base_dir, path):
     (base_dir / path).parent.mkdir(parents=True, exist_ok=True)
     (base_dir / path).touch()
     with pytest.raises(PlatformError):

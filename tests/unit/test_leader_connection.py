@@ -13,18 +13,18 @@ def heard(at: float = 0.0) -> Silence:
     return silence
 
 
-def test_a_leader_without_a_heartbeat_is_lost_after_the_lease() -> None:
+def test_a_leader_without_a_heartbeat_is_lost_after_the_lease():
     assert heard().reason(LEASE, trainers_heard_at=-inf) == ""
     assert "silent for more than 60 s" in heard().reason(LEASE + 0.1, trainers_heard_at=-inf)
 
 
-def test_a_leader_that_was_never_heard_is_not_lost() -> None:
+def test_a_leader_that_was_never_heard_is_not_lost():
     silence = Silence(lease_seconds=LEASE, now=0.0)
     silence.dial(0.0, is_refused=True)
     assert silence.reason(1000.0, trainers_heard_at=-inf) == ""
 
 
-def test_a_data_host_that_serves_a_live_trainer_does_not_leave_a_silent_leader() -> None:
+def test_a_data_host_that_serves_a_live_trainer_does_not_leave_a_silent_leader():
     silence = heard()
     assert silence.reason(500.0, trainers_heard_at=499.0) == ""
     # The trainer has ended, too: from its last word on the lease counts.
@@ -32,7 +32,7 @@ def test_a_data_host_that_serves_a_live_trainer_does_not_leave_a_silent_leader()
     assert silence.reason(500.0 + LEASE, trainers_heard_at=499.0) != ""
 
 
-def test_a_leader_whose_port_refuses_connections_is_lost_within_seconds() -> None:
+def test_a_leader_whose_port_refuses_connections_is_lost_within_seconds():
     silence = heard()
     for second in range(3, 11):
         silence.dial(float(second), is_refused=True)
@@ -40,7 +40,7 @@ def test_a_leader_whose_port_refuses_connections_is_lost_within_seconds() -> Non
     assert "no launcher" in silence.reason(3.1 + REFUSED_SECONDS, trainers_heard_at=-inf)
 
 
-def test_a_port_that_answers_again_or_not_at_all_is_no_sign_of_death() -> None:
+def test_a_port_that_answers_again_or_not_at_all_is_no_sign_of_death():
     silence = heard()
     silence.dial(3.0, is_refused=True)
     silence.dial(4.0, is_refused=False)
@@ -48,13 +48,13 @@ def test_a_port_that_answers_again_or_not_at_all_is_no_sign_of_death() -> None:
     assert silence.reason(30.0, trainers_heard_at=-inf) == ""
 
 
-def test_a_refusing_leader_is_not_lost_while_its_trainer_asks_for_batches() -> None:
+def test_a_refusing_leader_is_not_lost_while_its_trainer_asks_for_batches():
     silence = heard()
     silence.dial(1.0, is_refused=True)
     assert silence.reason(20.0, trainers_heard_at=19.0) == ""
 
 
-def test_the_time_in_which_this_host_stood_still_is_no_missing_heartbeat_of_the_leader() -> None:
+def test_the_time_in_which_this_host_stood_still_is_no_missing_heartbeat_of_the_leader():
     silence = heard()
     silence.dial(0.5, is_refused=True)
     assert silence.turn(1.0) == 0.0
@@ -64,7 +64,7 @@ def test_the_time_in_which_this_host_stood_still_is_no_missing_heartbeat_of_the_
     assert silence.reason(100.1 + LEASE, trainers_heard_at=-inf) != ""
 
 
-def test_a_leader_that_ended_its_connection_and_is_not_there_is_lost_before_the_lease() -> None:
+def test_a_leader_that_ended_its_connection_and_is_not_there_is_lost_before_the_lease():
     # Its container was killed: the kernel says goodbye, and then nobody has the address any more.
     silence = heard()
     silence.end(1.0)
@@ -73,7 +73,7 @@ def test_a_leader_that_ended_its_connection_and_is_not_there_is_lost_before_the_
     assert silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=10.0) == ""
 
 
-def test_a_connection_that_ends_in_silence_or_comes_back_tells_nothing() -> None:
+def test_a_connection_that_ends_in_silence_or_comes_back_tells_nothing():
     silence = heard()
     # libzmq gave it up: the network, or a leader that stands still.
     silence.end(15.0)

@@ -23,7 +23,7 @@ from stoker.settings import from_environment
 
 
 @pytest.fixture
-def timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def timeline(tmp_path, monkeypatch):
     """The timeline of this process, which is a rank of a run during the test."""
     path = tmp_path / "timeline-rank0.csv"
     settings = replace(from_environment(), output=tmp_path)
@@ -51,7 +51,7 @@ def found(path: Path) -> list[tuple[int, int]]:
     return [(n, sum(s.loader == n for s in steps)) for n in sorted({s.loader for s in steps})]
 
 
-def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline: Path) -> None:
+def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline):
     data = numbers(20)
     for _ in range(6):
         loader = stoker.DataLoader(data, batch_size=1)
@@ -65,7 +65,7 @@ def test_a_loader_made_in_each_epoch_is_one_loader_with_all_epochs(timeline: Pat
     assert (measured.steps, measured.spread["step_seconds"].samples) == (120, 6)
 
 
-def test_a_dataset_made_in_each_epoch_is_no_other_loader(timeline: Path) -> None:
+def test_a_dataset_made_in_each_epoch_is_no_other_loader(timeline):
     for _ in range(3):
         read(made(numbers(5)))
     assert found(timeline) == [(0, 15)]
@@ -76,26 +76,26 @@ class Stream(IterableDataset[int]):
         return iter(range(4))
 
 
-def test_a_stream_made_in_each_epoch_is_no_other_loader(timeline: Path) -> None:
+def test_a_stream_made_in_each_epoch_is_no_other_loader(timeline):
     for _ in range(3):
         read(made(Stream()))
     assert found(timeline) == [(0, 12)]
 
 
-def test_a_list_has_no_weak_references_and_is_known_by_its_length(timeline: Path) -> None:
+def test_a_list_has_no_weak_references_and_is_known_by_its_length(timeline):
     for size in (4, 4, 5):
         read(made(list(range(size))))
     assert found(timeline) == [(0, 8), (1, 5)]
 
 
-def test_training_and_validation_through_one_helper_are_two(timeline: Path) -> None:
+def test_training_and_validation_through_one_helper_are_two(timeline):
     for _ in range(2):
         read(made(numbers(4)))
         read(made(numbers(4)))
     assert found(timeline) == [(0, 8), (1, 8)]
 
 
-def test_training_and_validation_of_one_line_are_two(timeline: Path) -> None:
+def test_training_and_validation_of_one_line_are_two(timeline):
     data = numbers(4)
     for _ in range(2):
         loaders = {name: made(data) for name in ("train", "val")}
@@ -104,7 +104,7 @@ def test_training_and_validation_of_one_line_are_two(timeline: Path) -> None:
     assert found(timeline) == [(0, 8), (1, 8)]
 
 
-def test_training_and_validation_in_one_loop_over_phases_are_two(timeline: Path) -> None:
+def test_training_and_validation_in_one_loop_over_phases_are_two(timeline):
     data = {"train": numbers(4), "val": numbers(4)}
     for _ in range(3):
         for phase in ("train", "val"):
@@ -112,7 +112,7 @@ def test_training_and_validation_in_one_loop_over_phases_are_two(timeline: Path)
     assert found(timeline) == [(0, 12), (1, 12)]
 
 
-def test_a_loader_that_is_read_twice_stays_one(timeline: Path) -> None:
+def test_a_loader_that_is_read_twice_stays_one(timeline):
     train, val = made(numbers(3)), made(numbers(3))
     for _ in range(2):
         read(train)
@@ -120,7 +120,7 @@ def test_a_loader_that_is_read_twice_stays_one(timeline: Path) -> None:
     assert found(timeline) == [(0, 6), (1, 6)]
 
 
-def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timeline: Path) -> None:
+def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timeline):
     orders = []
     for _ in range(2):
         torch.manual_seed(7)
@@ -130,7 +130,7 @@ def test_batches_of_a_loader_made_anew_are_seeded_as_its_own_first_epoch(timelin
     assert orders[0] == orders[1]
 
 
-def test_a_dataset_that_goes_only_with_the_next_collection_is_made_again(timeline: Path) -> None:
+def test_a_dataset_that_goes_only_with_the_next_collection_is_made_again(timeline):
     for _ in range(3):
         data = numbers(4)
         # A cycle: it is not gone when the script drops it.

@@ -85,9 +85,7 @@ def drawn_by_torch(draw: Draw, count: int) -> torch.Tensor:
 @pytest.mark.parametrize(("workers", "factor"), [(0, 2), (2, 2), (2, 7)])
 @pytest.mark.parametrize("taken", [1, 7, 16, 18])
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_an_early_stop_leaves_the_generator_as_torch_does(
-    name: str, taken: int, workers: int, factor: int, ahead: int
-) -> None:
+def test_an_early_stop_leaves_the_generator_as_torch_does(name, taken, workers, factor, ahead):
     loader, generator = made(SAMPLERS[name], workers, factor)
     one = EpochRead(loader, LoaderBooks(0), ahead)
     one.take(taken)
@@ -97,7 +95,7 @@ def test_an_early_stop_leaves_the_generator_as_torch_does(
 
 
 @pytest.mark.parametrize("when", ["after the last draw", "between draws"])
-def test_what_others_drew_is_not_undone(when: str) -> None:
+def test_what_others_drew_is_not_undone(when):
     loader, generator = made(SAMPLERS["own"])
     one = EpochRead(loader, LoaderBooks(0), 5)
     one.take(2)
@@ -113,7 +111,7 @@ def test_what_others_drew_is_not_undone(when: str) -> None:
     assert not torch.equal(torch.rand(1, generator=again), theirs)
 
 
-def test_a_finished_epoch_changes_nothing() -> None:
+def test_a_finished_epoch_changes_nothing():
     loader, generator = made(SAMPLERS["random"])
     one = EpochRead(loader, LoaderBooks(0), 30)
     one.take(18)
@@ -123,7 +121,7 @@ def test_a_finished_epoch_changes_nothing() -> None:
     assert torch.equal(generator.get_state(), present)
 
 
-def test_another_epoch_of_the_loader_stops_the_one_before_early() -> None:
+def test_another_epoch_of_the_loader_stops_the_one_before_early():
     loader, generator = made(SAMPLERS["random"])
     books = LoaderBooks(0)
     one = EpochRead(loader, books, 30)
@@ -135,7 +133,7 @@ def test_another_epoch_of_the_loader_stops_the_one_before_early() -> None:
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
 
 
-def test_dropped_in_another_thread_it_waits_for_the_next_epoch() -> None:
+def test_dropped_in_another_thread_it_waits_for_the_next_epoch():
     loader, generator = made(SAMPLERS["random"])
     books = LoaderBooks(0)
     one = EpochRead(loader, books, 30)
@@ -149,7 +147,7 @@ def test_dropped_in_another_thread_it_waits_for_the_next_epoch() -> None:
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
 
 
-def test_as_many_states_are_kept_as_were_prefetched() -> None:
+def test_as_many_states_are_kept_as_were_prefetched():
     loader, _ = made(SAMPLERS["own"], 2)
     one = EpochRead(loader, LoaderBooks(0), 10)
     for _ in range(6):
@@ -158,7 +156,7 @@ def test_as_many_states_are_kept_as_were_prefetched() -> None:
         assert len(one.position.rewind) <= 10 + 2
 
 
-def test_an_error_of_the_sampler_comes_after_what_it_gave_before() -> None:
+def test_an_error_of_the_sampler_comes_after_what_it_gave_before():
     class Failing(Unseen):
         def __iter__(self) -> Iterator[int]:
             yield from range(8)
@@ -173,7 +171,7 @@ def test_an_error_of_the_sampler_comes_after_what_it_gave_before() -> None:
 
 
 @pytest.mark.parametrize("is_fed", [False, True])
-def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed: bool) -> None:
+def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed):
     plain = data.DataLoader(range(9), shuffle=True)
     mine = data.DataLoader(range(9), shuffle=True, generator=torch.Generator())
     for loader, is_kept in ((plain, False), (mine, is_fed)):
@@ -184,7 +182,7 @@ def test_only_where_the_feed_draws_from_a_generator_it_is_read(is_fed: bool) -> 
 
 @pytest.mark.parametrize("is_left_first", [False, True])
 @pytest.mark.parametrize("name", ["random", "replacing", "own"])
-def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name: str, is_left_first: bool) -> None:
+def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
     """Its state was taken before or after it was left."""
     process = stoker.feed.loader.this_process()
     loader, _ = made(SAMPLERS[name])
@@ -206,7 +204,7 @@ def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name: str, is_left_first:
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS[name], 8))
 
 
-def test_stopping_early_twice_is_stopping_once() -> None:
+def test_stopping_early_twice_is_stopping_once():
     generator = torch.Generator().manual_seed(1)
     rewind = Rewind([generator], num_ahead=0)
     for number in range(3):

@@ -40,20 +40,18 @@ def say(folder: Path, *loadings: Loading) -> Path:
         ((Loading(has_optimizer=True, seen=TORCHS),), None),
     ],
 )
-def test_steps_are_counted_whichever_loader_made_the_batches(
-    tmp_path: Path, loadings: tuple[Loading, ...], steps: int | None
-) -> None:
+def test_steps_are_counted_whichever_loader_made_the_batches(tmp_path, loadings, steps):
     assert counted_steps(say(tmp_path, *loadings), {}, {}) == steps
 
 
-def test_batches_of_the_main_loader_come_before_optimizer_steps(tmp_path: Path) -> None:
+def test_batches_of_the_main_loader_come_before_optimizer_steps(tmp_path):
     # Gradients that are accumulated: two batches for an optimizer's step.
     say(tmp_path, Loading(optimizer_steps=3, has_optimizer=True))
     assert counted_steps(tmp_path, TIMELINE, {}) == 1
     assert counted_steps(tmp_path, TIMELINE, PROGRESS) == 7
 
 
-def test_a_loader_that_was_made_and_never_read_did_no_step(tmp_path: Path) -> None:
+def test_a_loader_that_was_made_and_never_read_did_no_step(tmp_path):
     (tmp_path / FILE.format(rank=0)).write_text(COLUMNS + "\n")
     assert counted_steps(tmp_path, {}, {}) == 0
     assert why_unfed(say(tmp_path, Loading(is_fed=True)), {}) == ""
@@ -79,28 +77,26 @@ def test_a_loader_that_was_made_and_never_read_did_no_step(tmp_path: Path) -> No
         ((Loading(is_fed=True, has_optimizer=True),), ""),
     ],
 )
-def test_a_run_without_a_fed_batch_is_told_by_its_cause(
-    tmp_path: Path, loadings: tuple[Loading, ...], why: str
-) -> None:
+def test_a_run_without_a_fed_batch_is_told_by_its_cause(tmp_path, loadings, why):
     words = why_unfed(say(tmp_path, *loadings), {})
     assert why in words
     assert words.startswith("no batch came from its data hosts: ") is bool(why)
 
 
-def test_batches_of_the_feed_count_wherever_they_were_made(tmp_path: Path) -> None:
+def test_batches_of_the_feed_count_wherever_they_were_made(tmp_path):
     say(tmp_path, Loading(is_fed=True, optimizer_steps=9))
     assert why_unfed(tmp_path, PROGRESS) == ""
     (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
     assert why_unfed(tmp_path, {}) == ""
 
 
-def test_batches_that_are_only_timed_are_none_of_the_feed(tmp_path: Path) -> None:
+def test_batches_that_are_only_timed_are_none_of_the_feed(tmp_path):
     say(tmp_path, Loading(optimizer_steps=9, own=("x.Loader",)))
     (tmp_path / FILE.format(rank=0)).write_text("0,0,0,0,0.1,0.1,4")
     assert "x.Loader makes batches in its own way" in why_unfed(tmp_path, {})
 
 
-def test_what_an_earlier_attempt_said_is_forgotten(tmp_path: Path) -> None:
+def test_what_an_earlier_attempt_said_is_forgotten(tmp_path):
     say(tmp_path, Loading(optimizer_steps=9))
     (tmp_path / "loading-7.json").write_text("cut off")
     assert len(read_loadings(tmp_path)) == 1

@@ -7,7 +7,7 @@ from stoker.logs import Log, parse_line, printable
 
 
 @given(st.text(max_size=40), st.text(min_size=1, max_size=40))
-def test_what_is_logged_is_read_back(value: str, host: str) -> None:
+def test_what_is_logged_is_read_back(value, host):
     stream = io.StringIO()
     Log(run="r 1", host=host, stream=stream).event("agent_listening", port=7600, reason=value)
     (line,) = stream.getvalue().splitlines()
@@ -20,19 +20,19 @@ def test_what_is_logged_is_read_back(value: str, host: str) -> None:
     assert stream.getvalue().rstrip("\n").isprintable()
 
 
-def test_control_characters_do_not_reach_a_terminal() -> None:
+def test_control_characters_do_not_reach_a_terminal():
     stream = io.StringIO()
     Log(run="r", host="h", stream=stream).event("data_worker_died", how="\x1b[2Jpwned\x07 \u202e")
     assert r"how='\x1b[2Jpwned\x07 \u202e'" in stream.getvalue()
 
 
-def test_other_lines_are_not_events() -> None:
+def test_other_lines_are_not_events():
     assert parse_line("epoch 1 loss 0.3") is None
     assert parse_line("stoker is a nice tool") is None
     assert parse_line("stoker 'unbalanced run=a host=b x") is None
 
 
-def test_a_closed_stream_does_not_end_the_job() -> None:
+def test_a_closed_stream_does_not_end_the_job():
     stream = io.StringIO()
     stream.close()
     Log(run="r", host="h", stream=stream).event("still_here")

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,20 +10,20 @@ from stoker.host.machine import interrupting_nobody
 
 
 @pytest.fixture(autouse=True)
-def same_policy_after() -> Iterator[None]:
+def same_policy_after():
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
     yield
     os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def test_it_ends_with_the_block() -> None:
+def test_it_ends_with_the_block():
     with contextlib.suppress(KeyError), interrupting_nobody():
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
         raise KeyError
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_threads_that_are_started_meanwhile_keep_it() -> None:
+def test_threads_that_are_started_meanwhile_keep_it():
     seen: list[int] = []
     is_over = threading.Event()
 
@@ -41,7 +40,7 @@ def test_threads_that_are_started_meanwhile_keep_it() -> None:
 
 
 @pytest.mark.parametrize("flag", [0, os.SCHED_RESET_ON_FORK])
-def test_a_policy_that_somebody_chose_stays(flag: int) -> None:
+def test_a_policy_that_somebody_chose_stays(flag):
     own = os.SCHED_BATCH | flag
     os.sched_setscheduler(0, own, os.sched_param(0))
     with interrupting_nobody():
@@ -50,7 +49,7 @@ def test_a_policy_that_somebody_chose_stays(flag: int) -> None:
 
 
 @pytest.mark.parametrize("forbidden", ["sched_getscheduler", "sched_setscheduler"])
-def test_where_it_is_forbidden_all_goes_on(forbidden: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_forbidden_all_goes_on(forbidden, monkeypatch):
     def forbid(*_: object) -> int:
         raise PermissionError
 

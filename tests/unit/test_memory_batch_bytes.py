@@ -40,11 +40,11 @@ class Unwilling:
         (3.5, 0),
     ],
 )
-def test_the_bytes_of_a_batch_are_those_of_its_tensors(batch: object, size: int) -> None:
+def test_the_bytes_of_a_batch_are_those_of_its_tensors(batch, size):
     assert num_bytes(batch) == size
 
 
-def test_a_batch_that_holds_itself_ends() -> None:
+def test_a_batch_that_holds_itself_ends():
     batch: list[object] = [torch.zeros(1)]
     batch.append(batch)
     assert num_bytes(batch) >= 4
@@ -52,7 +52,7 @@ def test_a_batch_that_holds_itself_ends() -> None:
 
 @settings(max_examples=examples(50), derandomize=True)
 @given(st.recursive(st.none() | st.integers(0, 9), lambda x: st.lists(x, max_size=4), max_leaves=9))
-def test_nesting_changes_nothing(tree: object) -> None:
+def test_nesting_changes_nothing(tree):
     def filled(node: object) -> object:
         if isinstance(node, int):
             return torch.zeros(node, dtype=torch.uint8)

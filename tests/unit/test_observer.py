@@ -50,7 +50,7 @@ def host_of(work: FeedWork, name: str) -> HostWork:
     return next(host for host in work.hosts if host.host == name)
 
 
-def test_each_batch_is_counted_for_its_host_and_its_worker() -> None:
+def test_each_batch_is_counted_for_its_host_and_its_worker():
     clock = Clock()
     books = observer(clock)
     came(books, "data-1")
@@ -68,7 +68,7 @@ def test_each_batch_is_counted_for_its_host_and_its_worker() -> None:
     assert (local.batches, local.is_local, local.workers) == (1, True, (WorkerWork(3, 1, 0.5),))
 
 
-def test_a_late_duplicate_is_work_of_the_worker_and_no_batch_of_the_host() -> None:
+def test_a_late_duplicate_is_work_of_the_worker_and_no_batch_of_the_host():
     books = observer()
     came(books, "data-1")
     came(books, "data-1", is_wanted=False)
@@ -77,7 +77,7 @@ def test_a_late_duplicate_is_work_of_the_worker_and_no_batch_of_the_host() -> No
     assert data.workers == (WorkerWork(0, 2, 1.0),)
 
 
-def test_a_schedule_tells_what_lay_ready_when_the_trainer_took() -> None:
+def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
     schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 3)
@@ -95,7 +95,7 @@ def test_a_schedule_tells_what_lay_ready_when_the_trainer_took() -> None:
     assert [each.ready for each in seen] == [2, 1, 0]
 
 
-def test_a_schedule_tells_who_has_what() -> None:
+def test_a_schedule_tells_who_has_what():
     schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 2)
@@ -107,7 +107,7 @@ def test_a_schedule_tells_who_has_what() -> None:
     assert seen.window > 0
 
 
-def test_batches_of_a_lost_host_count_as_moved_once() -> None:
+def test_batches_of_a_lost_host_count_as_moved_once():
     schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 2)
@@ -120,7 +120,7 @@ def test_batches_of_a_lost_host_count_as_moved_once() -> None:
     assert len(schedule.assign(0.0)) == 2
 
 
-def test_batches_of_a_late_host_count_as_moved() -> None:
+def test_batches_of_a_late_host_count_as_moved():
     schedule = BatchScheduler(max_bytes=1 << 30)
     schedule.begin()
     schedule.grant("data-1", 1)
@@ -131,7 +131,7 @@ def test_batches_of_a_late_host_count_as_moved() -> None:
     assert schedule.observe(1000.0, name=named).moved == {"data-1": 1}
 
 
-def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
+def test_several_sessions_make_one_report_and_counts_only_grow():
     books = observer()
     first = SessionState(
         taken=4,
@@ -160,7 +160,7 @@ def test_several_sessions_make_one_report_and_counts_only_grow() -> None:
     assert host_of(later, "data-1").moved == 1
 
 
-def test_a_host_without_credits_is_gone_and_between_two_epochs_it_is_not() -> None:
+def test_a_host_without_credits_is_gone_and_between_two_epochs_it_is_not():
     books = observer()
     there = SessionState(
         taken=0,
@@ -178,7 +178,7 @@ def test_a_host_without_credits_is_gone_and_between_two_epochs_it_is_not() -> No
     assert host_of(books.tell([]), "data-1").credits == 0
 
 
-def test_the_largest_report_stays_below_the_limit_of_a_message() -> None:
+def test_the_largest_report_stays_below_the_limit_of_a_message():
     books = observer()
     for host in range(200):
         for worker in range(96):

@@ -29,7 +29,7 @@ def packed(folder: Path, text: str = "print(1)") -> Inputs:
     return pack_inputs(workload(source="code"), folder=folder)
 
 
-def test_a_workload_without_code_is_one_file() -> None:
+def test_a_workload_without_code_is_one_file():
     inputs = pack_inputs(workload())
     assert set(inputs.files) == {"workload.json"}
     assert inputs.uri.startswith("s3://b/out/stoker/inputs/")
@@ -37,7 +37,7 @@ def test_a_workload_without_code_is_one_file() -> None:
     assert inputs.workload == workload()
 
 
-def test_code_is_packed_and_the_workload_names_its_address(tmp_path: Path) -> None:
+def test_code_is_packed_and_the_workload_names_its_address(tmp_path):
     inputs = packed(tmp_path)
     address = f"{inputs.uri}/code.tar.gz"
     assert inputs.workload.sagemaker
@@ -47,32 +47,32 @@ def test_code_is_packed_and_the_workload_names_its_address(tmp_path: Path) -> No
         assert archive.getnames() == ["train.py"]
 
 
-def test_the_same_content_has_the_same_address_wherever_it_lies(tmp_path: Path) -> None:
+def test_the_same_content_has_the_same_address_wherever_it_lies(tmp_path):
     first, second = packed(tmp_path / "a"), packed(tmp_path / "b")
     assert first == second
 
 
-def test_other_code_has_another_address(tmp_path: Path) -> None:
+def test_other_code_has_another_address(tmp_path):
     assert packed(tmp_path).uri != packed(tmp_path, "print(2)").uri
 
 
-def test_another_workload_has_another_address() -> None:
+def test_another_workload_has_another_address():
     other = msgspec.structs.replace(workload(), hyperparameters={"lr": 0.1})
     assert pack_inputs(workload()).uri != pack_inputs(other).uri
 
 
-def test_code_that_is_in_s3_stays_there() -> None:
+def test_code_that_is_in_s3_stays_there():
     inputs = pack_inputs(workload(source="s3://b/mine.tar.gz"))
     assert set(inputs.files) == {"workload.json"}
     assert inputs.workload.sagemaker
     assert inputs.workload.sagemaker.source == "s3://b/mine.tar.gz"
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no such folder"):
         pack_inputs(workload(source="code"), folder=tmp_path)
 
 
-def test_settings_for_sagemaker_are_needed() -> None:
+def test_settings_for_sagemaker_are_needed():
     with pytest.raises(UsageError, match="no settings for SageMaker"):
         pack_inputs(Workload(name="x", command=("true",)))

@@ -26,19 +26,19 @@ def built(folder: Path, *, name: str = "sagemaker", carried: Path | None = None)
         return module.build()
 
 
-def test_two_folders_in_one_process_do_not_meet(tmp_path: Path) -> None:
+def test_two_folders_in_one_process_do_not_meet(tmp_path):
     first, second = project(tmp_path / "a", say="first"), project(tmp_path / "b", say="second")
     assert [built(first), built(second), built(first)] == ["first", "second", "first"]
 
 
-def test_afterwards_nothing_of_the_project_is_imported_or_on_the_path(tmp_path: Path) -> None:
+def test_afterwards_nothing_of_the_project_is_imported_or_on_the_path(tmp_path):
     before = list(sys.path)
     built(project(tmp_path))
     assert sys.path == before
     assert not [n for n in sys.modules if n.partition(".")[0] == "pipelines"]
 
 
-def test_modules_of_the_same_name_are_back_afterwards(tmp_path: Path) -> None:
+def test_modules_of_the_same_name_are_back_afterwards(tmp_path):
     theirs = type(sys)("pipelines")
     sys.modules["pipelines"] = theirs
     try:
@@ -48,20 +48,18 @@ def test_modules_of_the_same_name_are_back_afterwards(tmp_path: Path) -> None:
         del sys.modules["pipelines"]
 
 
-def test_what_a_folder_lacks_comes_from_the_installation(tmp_path: Path) -> None:
+def test_what_a_folder_lacks_comes_from_the_installation(tmp_path):
     carried = project(tmp_path / "carried", say="carried")
     (tmp_path / "empty").mkdir()
     assert built(tmp_path / "empty", carried=carried) == "carried"
 
 
-def test_the_folders_own_files_come_first(tmp_path: Path) -> None:
+def test_the_folders_own_files_come_first(tmp_path):
     carried = project(tmp_path / "carried", say="carried")
     assert built(project(tmp_path / "mine", say="mine"), carried=carried) == "mine"
 
 
-def test_a_project_without_the_file_of_a_train_step_does_not_get_the_installations(
-    tmp_path: Path,
-) -> None:
+def test_a_project_without_the_file_of_a_train_step_does_not_get_the_installations(tmp_path):
     """The installation's file would be a pipeline without the project's own steps."""
     carried = project(tmp_path / "carried", say="carried")
     project(carried, name="sagemaker_native", say="carried")
@@ -74,19 +72,19 @@ def test_a_project_without_the_file_of_a_train_step_does_not_get_the_installatio
     assert built(mine, name="sagemaker_native", carried=carried) == "mine"
 
 
-def test_without_any_pipeline_the_way_to_one_is_named(tmp_path: Path) -> None:
+def test_without_any_pipeline_the_way_to_one_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"no pipelines/sagemaker\.py") as caught:
         built(tmp_path)
     assert "stoker init" in caught.value.fix
 
 
-def test_a_module_that_is_not_next_to_the_pipeline_is_named(tmp_path: Path) -> None:
+def test_a_module_that_is_not_next_to_the_pipeline_is_named(tmp_path):
     folder = project(tmp_path, pipeline="import pipelines.missing\n")
     with pytest.raises(UsageError, match=r"cannot be imported: .*pipelines\.missing"):
         built(folder)
 
 
-def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path):
     folder = project(tmp_path, pipeline="x = 1\ndef build(:\n")
     with pytest.raises(UsageError, match="not Python") as caught:
         built(folder)
@@ -94,14 +92,14 @@ def test_a_file_that_is_not_python_is_named_with_its_line(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("line", ["import kfp.no_such_module", "from kfp import no_such_name"])
-def test_a_missing_or_older_sdk_is_a_matter_of_installing_it(tmp_path: Path, line: str) -> None:
+def test_a_missing_or_older_sdk_is_a_matter_of_installing_it(tmp_path, line):
     folder = project(tmp_path, pipeline=f"{line}\n")
     with pytest.raises(UsageError, match="kfp is not installed") as caught:
         built(folder)
     assert caught.value.fix == install_command("kubeflow")
 
 
-def test_other_missing_modules_are_not_explained_away(tmp_path: Path) -> None:
+def test_other_missing_modules_are_not_explained_away(tmp_path):
     folder = project(tmp_path, pipeline="import no_such_module_at_all\n")
     with pytest.raises(ModuleNotFoundError):
         built(folder)

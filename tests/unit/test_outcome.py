@@ -1,7 +1,5 @@
 """Five answers to "did it pass?" are one: terminal, exit code, record, gate and report agree."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -61,9 +59,7 @@ def _records(state: OutcomeState) -> tuple[Workload, Profile, Decision, Training
 
 
 @pytest.mark.parametrize("state", CASES)
-def test_all_answers_to_did_it_pass_agree(
-    state: OutcomeState, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_answers_to_did_it_pass_agree(state, tmp_path, capsys):
     code, training_code, *_ = CASES[state]
     _, profile, decision, training, record = _records(state)
     outcome = outcome_of(training, record.gates)
@@ -113,11 +109,11 @@ def test_all_answers_to_did_it_pass_agree(
         assert verdict.headline.lower().rstrip(".") == outcome.words.lower()
 
 
-def test_no_gate_is_never_called_a_failed_one() -> None:
+def test_no_gate_is_never_called_a_failed_one():
     assert outcome_of_gates(()).words == "no gate: the training succeeded"
 
 
-def test_steps_that_nothing_counted_are_no_missing_steps() -> None:
+def test_steps_that_nothing_counted_are_no_missing_steps():
     # A script without torch: neither 0 steps, nor a failure.
     assert outcome_of(_training(measured=None, steps=None)).state == "no gate"
     assert outcome_of(_training(measured=None, steps=125)).state == "no gate"
@@ -126,9 +122,7 @@ def test_steps_that_nothing_counted_are_no_missing_steps() -> None:
 
 
 @pytest.mark.parametrize("state", CASES)
-def test_a_model_that_did_not_pass_does_not_pass_against_another_champion(
-    state: OutcomeState,
-) -> None:
+def test_a_model_that_did_not_pass_does_not_pass_against_another_champion(state):
     *_, record = _records(state)
     again = judged_again(record, champion={})
     assert (again.passed, again.reason) == (record.passed, record.reason)
@@ -146,7 +140,7 @@ try:   see the logs of the data hosts
 OWN = "rank 0 on algo-3: ValueError: no FeedLostError: of the script's own\nTraceback ..."
 
 
-def test_times_that_cannot_be_compared_are_said_to_be_so() -> None:
+def test_times_that_cannot_be_compared_are_said_to_be_so():
     shared = msgspec.structs.replace(
         sample_records.training(),
         events=(Event(when="2026-11-21T12:00:00Z", what="not comparable: hosts share cores"),),
@@ -163,11 +157,9 @@ def failed(failure: str, exit_code: int) -> Training:
 @pytest.mark.parametrize(
     ("failure", "code", "expected"), [(LOST, 5, 5), (OWN, 5, 6), (LOST, 1, 6), ("", 5, 6)]
 )
-def test_an_error_of_the_feed_is_5_and_anything_else_6(
-    failure: str, code: int, expected: int
-) -> None:
+def test_an_error_of_the_feed_is_5_and_anything_else_6(failure, code, expected):
     assert training_exit_code(failed(failure, code)) == expected
 
 
-def test_the_words_of_a_lost_feed_are_what_was_lost_and_not_what_to_try() -> None:
+def test_the_words_of_a_lost_feed_are_what_was_lost_and_not_what_to_try():
     assert training_words(failed(LOST, 5)).endswith("(exit code 5): " + LOST.splitlines()[0])

@@ -47,7 +47,7 @@ def written(folder: Path) -> dict[str, Json]:
     return found
 
 
-def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_path: Path) -> None:
+def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_path):
     executor = read_executor_input(json.dumps(document(tmp_path)))
     write_executor_output(
         executor,
@@ -85,7 +85,7 @@ def test_the_file_has_what_kubeflow_merges_into_parameters_and_artifacts(tmp_pat
     }
 
 
-def test_kfp_itself_reads_the_file(tmp_path: Path) -> None:
+def test_kfp_itself_reads_the_file(tmp_path):
     output = pytest.importorskip("kfp.local.executor_output_utils")
     executor = read_executor_input(json.dumps(document(tmp_path)))
     write_executor_output(executor, parameters={"where": "job"}, metrics={"accuracy": 0.97})
@@ -95,20 +95,20 @@ def test_kfp_itself_reads_the_file(tmp_path: Path) -> None:
     assert artifact.metadata["accuracy"] == 0.97
 
 
-def test_an_address_is_found_by_its_type(tmp_path: Path) -> None:
+def test_an_address_is_found_by_its_type(tmp_path):
     executor = read_executor_input(json.dumps(document(tmp_path)))
     assert executor.address_of("system.Model").endswith("/run/model")
     assert executor.address_of("system.HTML") == ""
 
 
-def test_a_step_without_outputs_writes_an_empty_document(tmp_path: Path) -> None:
+def test_a_step_without_outputs_writes_an_empty_document(tmp_path):
     text = json.dumps({"outputs": {"outputFile": str(tmp_path / "deep" / "output_metadata.json")}})
     executor = read_executor_input(text)
     write_executor_output(executor, parameters={"where": "pod"}, metrics={"x": 1.0})
     assert written(tmp_path) == {"parameterValues": {}, "artifacts": {}}
 
 
-def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path):
     executor = read_executor_input(json.dumps(document(tmp_path)))
     check_parameters(executor, frozenset({"where", "action"}))
     with pytest.raises(UsageError, match="has no output parameter where") as caught:
@@ -116,7 +116,7 @@ def test_a_parameter_that_no_step_publishes_is_refused_before_the_work(tmp_path:
     assert caught.value.fix == "known are: action"
 
 
-def test_a_parameter_is_no_longer_than_kubeflow_carries(tmp_path: Path) -> None:
+def test_a_parameter_is_no_longer_than_kubeflow_carries(tmp_path):
     executor = read_executor_input(json.dumps(document(tmp_path)))
     most = "x" * MAX_PARAMETER_BYTES
     write_executor_output(executor, parameters={"where": most}, metrics={})
@@ -125,7 +125,7 @@ def test_a_parameter_is_no_longer_than_kubeflow_carries(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{{$}}", "", "[]", "{}", '{"outputs": {"outputFile": 3}}'])
-def test_something_else_is_named_with_what_to_pass(text: str) -> None:
+def test_something_else_is_named_with_what_to_pass(text):
     with pytest.raises(UsageError, match="--executor-input is not what Kubeflow gives a step"):
         read_executor_input(text)
 
@@ -141,7 +141,7 @@ _NAMED = st.dictionaries(
 
 
 @given(_NAMED)
-def test_any_document_is_read_or_refused_in_words(outputs: dict[str, Json]) -> None:
+def test_any_document_is_read_or_refused_in_words(outputs):
     try:
         executor = read_executor_input(json.dumps({"outputs": outputs}))
     except UsageError:

@@ -12,7 +12,7 @@ def training(**changes: object) -> Training:
     return msgspec.structs.replace(sample_records.training(), **changes)
 
 
-def test_a_training_is_carried_whole_where_it_is_short() -> None:
+def test_a_training_is_carried_whole_where_it_is_short():
     record = training()
     found = read_json(carried(record), Training)
     timeline = record.measured and msgspec.structs.replace(record.measured, timeline_file=None)
@@ -20,9 +20,7 @@ def test_a_training_is_carried_whole_where_it_is_short() -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [4096, 16384])
-def test_a_long_training_is_carried_within_its_bound_with_verdict_and_metrics(
-    max_bytes: int,
-) -> None:
+def test_a_long_training_is_carried_within_its_bound_with_verdict_and_metrics(max_bytes):
     record = training(
         status="failed",
         exit_code=9,
@@ -39,13 +37,13 @@ def test_a_long_training_is_carried_within_its_bound_with_verdict_and_metrics(
     assert found.failure.endswith("y end")
 
 
-def test_metrics_of_a_training_are_the_scripts_and_the_steps() -> None:
+def test_metrics_of_a_training_are_the_scripts_and_the_steps():
     told = told_of_training(training(metrics={"accuracy": 0.9}))
     assert told.metrics["accuracy"] == 0.9
     assert json.loads(told.parameters["training"])["status"] == told.parameters["status"]
 
 
-def test_an_evaluation_tells_whether_it_passed_and_leaves_unknown_numbers_out() -> None:
+def test_an_evaluation_tells_whether_it_passed_and_leaves_unknown_numbers_out():
     told = told_of_evaluation(sample_records.evaluation())
     assert told.parameters["passed"] in ("true", "false")
     assert told.metrics["passed"] == float(told.parameters["passed"] == "true")

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def applied(*params: str) -> Workload:
     return workload_from(DOCUMENT, overrides=overrides_of(params, workload=WORKLOAD))
 
 
-def test_the_defaults_change_nothing() -> None:
+def test_the_defaults_change_nothing():
     defaults = [f"{name}={value}" for name, value in defaults_of(WORKLOAD).items()]
     assert applied(*defaults) == WORKLOAD
 
@@ -71,14 +71,14 @@ def test_the_defaults_change_nothing() -> None:
         ("replace_dataloader=True", "feed.replace_dataloader", True),
     ],
 )
-def test_a_parameter_sets_its_key(param: str, path: str, expected: object) -> None:
+def test_a_parameter_sets_its_key(param, path, expected):
     found: object = applied(param)
     for step in path.split("."):
         found = found[step] if isinstance(found, Mapping) else getattr(found, step)
     assert found == expected
 
 
-def test_a_gate_survives_the_way_through_its_text() -> None:
+def test_a_gate_survives_the_way_through_its_text():
     assert gate_text(WORKLOAD) == "accuracy>=0.94, loss<=0.2"
     assert applied(f"gate={gate_text(WORKLOAD)}").gate == WORKLOAD.gate
     held = "accuracy>=champion-0.005, loss<=champion+0"
@@ -88,7 +88,7 @@ def test_a_gate_survives_the_way_through_its_text() -> None:
 
 
 @given(st.text(st.characters(blacklist_categories=("Cs", "Cc")), min_size=1, max_size=50))
-def test_a_text_cannot_set_another_key_than_its_own(text: str) -> None:
+def test_a_text_cannot_set_another_key_than_its_own(text):
     if not text.strip():
         return
     found = applied(f"image={text}")
@@ -107,25 +107,23 @@ def test_a_text_cannot_set_another_key_than_its_own(text: str) -> None:
         (["approval=maybe"], "PendingManualApproval"),
     ],
 )
-def test_a_wrong_parameter_is_refused_with_what_would_be_right(
-    params: Sequence[str], words: str
-) -> None:
+def test_a_wrong_parameter_is_refused_with_what_would_be_right(params, words):
     with pytest.raises(UsageError, match=words.replace("?", r"\?")):
         overrides_of(params, workload=WORKLOAD)
 
 
-def test_the_main_channel_is_train_else_the_first() -> None:
+def test_the_main_channel_is_train_else_the_first():
     assert main_channel(WORKLOAD) == "train"
     assert main_channel(workload_from({**DOCUMENT, "channels": {}})) is None
 
 
-def test_every_parameter_explains_itself_in_a_sentence_and_has_a_default() -> None:
+def test_every_parameter_explains_itself_in_a_sentence_and_has_a_default():
     for parameter in parameters_of(WORKLOAD):
         assert parameter.text.endswith(".")
         assert parameter.check(parameter.default(WORKLOAD)) == str(parameter.default(WORKLOAD))
 
 
-def test_what_the_issue_asks_for_can_be_set_on_the_console() -> None:
+def test_what_the_issue_asks_for_can_be_set_on_the_console():
     assert {p.camel_name for p in parameters_of(WORKLOAD)} == {
         *("InputData", "InstanceType", "InstanceCount", "Objective", "MaxUsdPerHour"),
         "ReplaceDataloader",
@@ -160,7 +158,7 @@ def changed(*params: str) -> Mapping[str, object]:
     return workload_from(DECLARED, overrides=overrides).hyperparameters
 
 
-def test_each_hyperparameter_is_a_parameter_of_the_kind_that_its_value_has() -> None:
+def test_each_hyperparameter_is_a_parameter_of_the_kind_that_its_value_has():
     found = {p.name: (p.kind, p.hyperparameter) for p in parameters_of(TUNABLE) if p.hyperparameter}
     assert found == {
         "lr": ("number", "lr"),
@@ -198,7 +196,7 @@ def test_each_hyperparameter_is_a_parameter_of_the_kind_that_its_value_has() -> 
         ("hyperparameter_lambda=0.5", "lambda", 0.5),
     ],
 )
-def test_a_hyperparameter_keeps_its_kind(param: str, name: str, value: object) -> None:
+def test_a_hyperparameter_keeps_its_kind(param, name, value):
     found = changed(param)[name]
     assert (found, type(found)) == (value, type(value))
 
@@ -218,25 +216,25 @@ def test_a_hyperparameter_keeps_its_kind(param: str, name: str, value: object) -
         ("momentum=0.9", "no parameter momentum"),
     ],
 )
-def test_a_hyperparameter_of_another_name_or_kind_is_refused(param: str, words: str) -> None:
+def test_a_hyperparameter_of_another_name_or_kind_is_refused(param, words):
     with pytest.raises(UsageError, match=words):
         changed(param)
 
 
-def test_two_hyperparameters_of_one_spelling_are_two_parameters() -> None:
+def test_two_hyperparameters_of_one_spelling_are_two_parameters():
     workload = workload_from({**DOCUMENT, "hyperparameters": {"lr": 1.0, "LR": 2.0}})
     found = {p.hyperparameter: p.name for p in parameters_of(workload) if p.hyperparameter}
     assert found == {"lr": "lr", "LR": "hyperparameter_lr"}
 
 
-def test_no_two_parameters_have_one_name_in_sagemakers_spelling() -> None:
+def test_no_two_parameters_have_one_name_in_sagemakers_spelling():
     workload = workload_from({**DOCUMENT, "hyperparameters": {"beta_1": 0.9, "beta1": 0.8}})
     names = [p.camel_name for p in parameters_of(workload)]
     assert len(names) == len(set(names))
     assert {"Beta1", "HyperparameterBeta1"} <= set(names)
 
 
-def test_a_profile_holds_for_other_epochs_data_and_image() -> None:
+def test_a_profile_holds_for_other_epochs_data_and_image():
     other = applied("epochs=3", "input_data=s3://tomorrow/train", "image=registry/other:2")
     assert other.digest() == WORKLOAD.digest()
     assert other.profile_keys() == WORKLOAD.profile_keys()
@@ -244,12 +242,12 @@ def test_a_profile_holds_for_other_epochs_data_and_image() -> None:
     assert other.profile_keys() != WORKLOAD.profile_keys()
 
 
-def test_a_run_is_named_by_its_workload_and_the_start_of_its_own_id() -> None:
+def test_a_run_is_named_by_its_workload_and_the_start_of_its_own_id():
     assert WORKLOAD.run_name("5F0C1A2B-9d4e-4c3b") == "digits-5f0c1a2b"
     assert WORKLOAD.run_name("1234567") == "digits-1234567"
 
 
-def test_on_kubernetes_a_run_may_bring_its_own_node_pools() -> None:
+def test_on_kubernetes_a_run_may_bring_its_own_node_pools():
     document = {**DOCUMENT, "platform": "kubernetes"}
     workload = workload_from(document)
     text = "instance_type,vcpus\nbig,16"
@@ -260,7 +258,7 @@ def test_on_kubernetes_a_run_may_bring_its_own_node_pools() -> None:
     assert overrides_of(["pools_file="], workload=workload) == []
 
 
-def test_there_is_no_address_of_data_where_there_are_no_channels() -> None:
+def test_there_is_no_address_of_data_where_there_are_no_channels():
     workload = workload_from({**DOCUMENT, "channels": {}})
     with pytest.raises(UsageError, match="no parameter input_data"):
         overrides_of(["input_data=s3://bucket/train"], workload=workload)

@@ -128,7 +128,7 @@ DISTURBED = rank_of(
 )
 
 
-def test_a_worker_that_computes_all_of_its_time_does_not_wait_for_storage() -> None:
+def test_a_worker_that_computes_all_of_its_time_does_not_wait_for_storage():
     profile = profile_of(DISTURBED)
     assert "storage" not in {state.id for state in profile.states}
     assert "storage" not in words(explain(profile))
@@ -138,7 +138,7 @@ def test_a_worker_that_computes_all_of_its_time_does_not_wait_for_storage() -> N
     assert "storage" not in {advice.id for advice in decision.advice}
 
 
-def test_the_limit_stays_the_profiles_where_the_measured_step_is_shorter_than_its_parts() -> None:
+def test_the_limit_stays_the_profiles_where_the_measured_step_is_shorter_than_its_parts():
     # Two terms are above the measured 229 ms: correcting the larger one alone would leave the other
     # as the limit.
     profile = profile_of(
@@ -167,7 +167,7 @@ def test_the_limit_stays_the_profiles_where_the_measured_step_is_shorter_than_it
     assert keep.predicted.limit == "storage"
 
 
-def test_ranks_that_the_command_starts_are_ranks_to_decide_as_well() -> None:
+def test_ranks_that_the_command_starts_are_ranks_to_decide_as_well():
     # `-- torchrun --nproc_per_node=2 train.py`: no workload says how many ranks there are.
     two = [
         msgspec.structs.replace(
@@ -248,7 +248,7 @@ def ranks(draw: st.DrawFn) -> RankResult:
 
 
 @given(ranks())
-def test_a_verdict_on_the_storage_shows_workers_that_wait(rank: RankResult) -> None:
+def test_a_verdict_on_the_storage_shows_workers_that_wait(rank):
     profile = profile_of(rank)
     parts = parts_of(profile)
     assert parts is not None
@@ -269,7 +269,7 @@ def test_a_verdict_on_the_storage_shows_workers_that_wait(rank: RankResult) -> N
 
 
 @given(ranks())
-def test_profile_and_decide_name_the_same_limit(rank: RankResult) -> None:
+def test_profile_and_decide_name_the_same_limit(rank):
     profile = profile_of(rank)
     parts = parts_of(profile)
     assert parts is not None

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from datetime import date
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -112,7 +111,7 @@ def passive(
     )
 
 
-def test_loading_in_workers_is_what_the_children_used() -> None:
+def test_loading_in_workers_is_what_the_children_used():
     found = passive(usage=used(children=0.08, workers=4, read=1_000_000), processes=2)
     assert found is not None
     step = found.timed_step
@@ -133,7 +132,7 @@ def test_loading_in_workers_is_what_the_children_used() -> None:
     assert found.observed.cpu_utilization == pytest.approx((0.01 + 0.08) / 0.05 / 32)
 
 
-def test_loading_in_the_trainer_is_what_it_used_while_it_asked_for_a_batch() -> None:
+def test_loading_in_the_trainer_is_what_it_used_while_it_asked_for_a_batch():
     found = passive(usage=used(trainer=0.03, inside=0.02))
     assert found is not None
     assert found.timed_step.loader_cpu_seconds == pytest.approx(0.02)
@@ -149,9 +148,7 @@ def elsewhere() -> Profile:
     return found
 
 
-def test_the_shards_of_a_stream_are_those_of_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path, monkeypatch):
     # Other tests of this process ask for it.
     monkeypatch.delattr(stoker, "DataLoader", raising=False)
     usage = used(children=0.08, workers=4)
@@ -171,7 +168,7 @@ def test_the_shards_of_a_stream_are_those_of_all_ranks(
     )
 
 
-def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed() -> None:
+def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed():
     found = elsewhere()
     step = found.timed_step
     assert (step.loader_cpu_seconds, step.trainer_cpu_seconds, step.num_workers) == (None,) * 3
@@ -182,7 +179,7 @@ def test_of_batches_that_no_loader_makes_the_parts_are_not_guessed() -> None:
     assert found.observed.cpu_utilization == pytest.approx((0.03 + 0.02) / 0.05 / 32)
 
 
-def test_no_spending_is_advised_on_what_was_not_measured() -> None:
+def test_no_spending_is_advised_on_what_was_not_measured():
     decision = decide(
         elsewhere(),
         catalog=load_catalog("sagemaker"),
@@ -195,14 +192,14 @@ def test_no_spending_is_advised_on_what_was_not_measured() -> None:
     assert [advice.id for advice in decision.advice] == ["compare"]
 
 
-def test_nothing_read_from_storage_is_not_a_rate_of_zero() -> None:
+def test_nothing_read_from_storage_is_not_a_rate_of_zero():
     for read in (0, None):
         found = passive(usage=used(children=0.1, workers=1, read=read))
         assert found is not None
         assert found.timed_step.read_bytes is None
 
 
-def test_loading_on_data_hosts_is_counted_in_seconds_of_the_dnn_hosts_cpu() -> None:
+def test_loading_on_data_hosts_is_counted_in_seconds_of_the_dnn_hosts_cpu():
     catalog = load_catalog("sagemaker")
     data, dnn = catalog.get("ml.c7i.8xlarge"), catalog.get("ml.g5.8xlarge")
     assert data.coremark_per_vcpu
@@ -226,11 +223,11 @@ def test_loading_on_data_hosts_is_counted_in_seconds_of_the_dnn_hosts_cpu() -> N
     assert convert(to_document(found), Profile, Place("passive-profile.json")) == found
 
 
-def test_too_few_steps_give_no_profile() -> None:
+def test_too_few_steps_give_no_profile():
     assert passive(usage=used(), count=MIN_STEPS - 1) is None
 
 
-def test_without_usage_the_step_and_its_wait_are_all() -> None:
+def test_without_usage_the_step_and_its_wait_are_all():
     found = passive()
     assert found is not None
     assert found.timed_step.loader_cpu_seconds is None
@@ -250,7 +247,7 @@ def heterogeneous() -> Profile:
     return found
 
 
-def test_a_decision_on_it_keeps_the_whole_cluster_at_its_measured_step_and_price() -> None:
+def test_a_decision_on_it_keeps_the_whole_cluster_at_its_measured_step_and_price():
     catalog = load_catalog("sagemaker")
     decision = decide(
         heterogeneous(),
@@ -281,7 +278,7 @@ def test_a_decision_on_it_keeps_the_whole_cluster_at_its_measured_step_and_price
     assert {1, 3} <= set(same)
 
 
-def test_the_same_step_with_fewer_data_hosts_is_never_predicted_to_be_faster() -> None:
+def test_the_same_step_with_fewer_data_hosts_is_never_predicted_to_be_faster():
     decision = decide(
         heterogeneous(),
         catalog=load_catalog("sagemaker"),
@@ -306,7 +303,7 @@ def burn(seconds: float) -> None:
         pass
 
 
-def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) -> None:
+def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path):
     usage = Usage(tmp_path / "usage-rank3.json", rank=3)
     timeline = Timeline(tmp_path / "timeline-rank3.csv", usage=usage)
     for epoch in range(2):
@@ -331,9 +328,7 @@ def test_the_books_tell_loading_in_the_trainer_from_its_steps(tmp_path: Path) ->
     assert own.num_workers == 0
 
 
-def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(tmp_path, monkeypatch):
     # A machine that stands still between the last batch and the drop is not what this is about.
     monkeypatch.setattr(resource_usage, "_READ_SECONDS", 60.0)
     usage = Usage(tmp_path / "usage-rank0.json", rank=0)
@@ -355,6 +350,6 @@ def test_an_epoch_that_was_dropped_is_not_counted_into_the_next(
     assert found.loaders[0].trainer_cpu_seconds < 0.15
 
 
-def test_a_file_that_is_cut_is_no_usage(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_is_no_usage(tmp_path):
     (tmp_path / "usage-rank0.json").write_text('{"rank": 0, "loa')
     assert read_usage(tmp_path) == []

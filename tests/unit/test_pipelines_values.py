@@ -20,7 +20,7 @@ class ReachedError(Exception):
 
 
 @pytest.fixture(autouse=True)
-def _out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _out_of_reach(monkeypatch, tmp_path):
     def reached(*_: object, **__: object) -> None:
         raise ReachedError
 
@@ -45,16 +45,14 @@ def raised(verb: str, target: str, *more: str) -> tuple[BaseException | None, st
         ("schedule", ("--cron", "0 3 * * 1"), "0 3 * * 1"),
     ],
 )
-def test_a_wrong_value_is_refused_without_the_service(
-    target: str, verb: str, more: tuple[str, ...], words: str
-) -> None:
+def test_a_wrong_value_is_refused_without_the_service(target, verb, more, words):
     err, _ = raised(verb, target, *more)
     assert isinstance(err, UsageError)
     assert words in str(err)
 
 
 @pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
-def test_a_misspelt_parameter_is_said_before_the_service_is_asked(target: str) -> None:
+def test_a_misspelt_parameter_is_said_before_the_service_is_asked(target):
     err, said = raised("start", target, "--param", "objectiv=cost")
     assert isinstance(err, ReachedError)
     assert "note: the workload has no parameter objectiv: did you mean objective?" in said

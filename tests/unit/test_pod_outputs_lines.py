@@ -35,7 +35,7 @@ def noise(size: int) -> bytes:
     return random.Random(1).randbytes(size)
 
 
-def test_files_come_back_as_they_were(tmp_path: Path) -> None:
+def test_files_come_back_as_they_were(tmp_path):
     (tmp_path / "training.json").write_bytes(noise(50_000))
     (tmp_path / "timeline-rank0.csv").write_text("a,b\n1,2\n")
     (tmp_path / "model.bin").write_bytes(b"not a record")
@@ -48,20 +48,20 @@ def test_files_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=400), st.sampled_from(["a.json", "b-1.csv"]))
-def test_whatever_is_in_a_file_comes_back(content: bytes, name: str) -> None:
+def test_whatever_is_in_a_file_comes_back(content, name):
     stream = io.StringIO()
     pod_outputs._log_file(f"stoker/x/{name}", content, Log(run="r", host="h", stream=stream))
     assert taken(stream.getvalue().splitlines()).files == {f"stoker/x/{name}": content}
 
 
-def test_no_line_is_longer_than_what_runtimes_keep_whole(tmp_path: Path) -> None:
+def test_no_line_is_longer_than_what_runtimes_keep_whole(tmp_path):
     (tmp_path / "training.json").write_bytes(noise(100_000))
     lines = logged(tmp_path)
     assert len(lines) > 10
     assert max(map(len, lines)) < PART_CHARACTERS + 300
 
 
-def test_lines_of_hosts_between_each_other_are_told_apart(tmp_path: Path) -> None:
+def test_lines_of_hosts_between_each_other_are_told_apart(tmp_path):
     (tmp_path / "training.json").write_bytes(noise(30_000))
     first = logged(tmp_path, under="stoker")
     (tmp_path / "training.json").write_bytes(noise(40_000)[::-1])
@@ -72,16 +72,14 @@ def test_lines_of_hosts_between_each_other_are_told_apart(tmp_path: Path) -> Non
     assert found["stoker/other-0.run/training.json"] == noise(40_000)[::-1]
 
 
-def test_of_two_attempts_the_last_counts(tmp_path: Path) -> None:
+def test_of_two_attempts_the_last_counts(tmp_path):
     (tmp_path / "training.json").write_text("1")
     first = logged(tmp_path)
     (tmp_path / "training.json").write_text("2")
     assert taken([*first, *logged(tmp_path)]).files == {"stoker/training.json": b"2"}
 
 
-def test_a_long_timeline_keeps_its_first_rows_and_says_how_many_are_left_out(
-    tmp_path: Path,
-) -> None:
+def test_a_long_timeline_keeps_its_first_rows_and_says_how_many_are_left_out(tmp_path):
     draws = random.Random(1)
     rows = [f"{i},{draws.random()}\n" for i in range(40_000)]
     (tmp_path / "timeline-rank0.csv").write_text("".join(["a,b\n", *rows]))
@@ -93,13 +91,13 @@ def test_a_long_timeline_keeps_its_first_rows_and_says_how_many_are_left_out(
     assert len(kept) > 1000
 
 
-def test_a_record_beyond_all_bounds_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_record_beyond_all_bounds_is_left_out_and_named(tmp_path):
     (tmp_path / "training.json").write_bytes(noise(MAX_BYTES[".json"] + 1000))
     (line,) = logged(tmp_path)
     assert "output_skipped file=stoker/training.json" in line
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_named(tmp_path):
     (line,) = logged(tmp_path / "none")
     assert "output_log_failed" in line
 
@@ -113,7 +111,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         "stoker T run=r host=h training_failed reason='an output_part was lost'",
     ],
 )
-def test_lines_of_others_are_left_to_their_readers(line: str) -> None:
+def test_lines_of_others_are_left_to_their_readers(line):
     assert not OutputParts().take(line)
 
 
@@ -129,9 +127,7 @@ def test_lines_of_others_are_left_to_their_readers(line: str) -> None:
         ("parts without end", {"part=1 parts=1": "part=1 parts=999999"}),
     ],
 )
-def test_what_is_not_a_launcher_s_is_no_file(
-    tmp_path: Path, name: str, changed: dict[str, str]
-) -> None:
+def test_what_is_not_a_launcher_s_is_no_file(tmp_path, name, changed):
     (tmp_path / "a.json").write_text("{}")
     (line,) = logged(tmp_path)
     for old, new in changed.items():
@@ -142,13 +138,13 @@ def test_what_is_not_a_launcher_s_is_no_file(
     assert parts.files == {}
 
 
-def test_a_part_that_is_not_whole_opens_no_memory() -> None:
+def test_a_part_that_is_not_whole_opens_no_memory():
     parts = OutputParts()
     for number in range(1000):
         parts.take(f"stoker T run=r host=h output_part file=a.json part=1 parts=2 digest={number}")
     assert len(parts._parts) <= 65
 
 
-def test_files_are_written_where_their_names_say(tmp_path: Path) -> None:
+def test_files_are_written_where_their_names_say(tmp_path):
     OutputParts(files={"stoker/x/a.json": b"{}"}).write(tmp_path)
     assert (tmp_path / "stoker" / "x" / "a.json").read_bytes() == b"{}"

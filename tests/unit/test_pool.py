@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -65,12 +64,12 @@ class Children:
 
 
 @pytest.fixture
-def children() -> Children:
+def children():
     return Children()
 
 
 @pytest.fixture
-def pool(children: Children) -> Iterator[WorkerPool]:
+def pool(children):
     made = WorkerPool(children.start, num_workers=1)
     yield made
     made.close()
@@ -96,9 +95,7 @@ def numbers_of(results: list[Result]) -> list[object]:
     return [result.job.key[0] for result in results]
 
 
-def test_a_shard_has_a_worker_of_its_own_that_takes_any_number_of_its_jobs(
-    pool: WorkerPool, children: Children
-) -> None:
+def test_a_shard_has_a_worker_of_its_own_that_takes_any_number_of_its_jobs(pool, children):
     for number in (2, 6, 10, 14):
         assert pool.assign(job(number, shard=2)) == []
     (any_worker, of_shard) = children.all
@@ -112,9 +109,7 @@ def test_a_shard_has_a_worker_of_its_own_that_takes_any_number_of_its_jobs(
     assert (result.job.key, result.worker, result.is_lost) == ((2, 1), 2, False)
 
 
-def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(
-    pool: WorkerPool, children: Children
-) -> None:
+def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(pool, children):
     pool.assign(job(1, shard=1))
     pool.assign(job(5, shard=1))
     children.last.kill()
@@ -127,8 +122,8 @@ def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(
 
 
 def test_a_shard_that_is_pinned_anew_begins_with_a_new_worker_and_an_old_start_is_refused(
-    pool: WorkerPool, children: Children
-) -> None:
+    pool, children
+):
     pool.assign(job(1, shard=1))
     before = children.last
     assert pool.assign(job(1, shard=1, generation=2)) == []
@@ -140,8 +135,8 @@ def test_a_shard_that_is_pinned_anew_begins_with_a_new_worker_and_an_old_start_i
 
 
 def test_jobs_of_a_shard_whose_worker_cannot_be_started_are_lost_until_it_is_pinned_anew(
-    pool: WorkerPool, children: Children
-) -> None:
+    pool, children
+):
     children.error = OSError(11, "no more processes")
     assert numbers_of(pool.assign(job(1, shard=1))) == [1]
     children.error = None
@@ -154,9 +149,7 @@ class Asked:
     """Stands for what a job is for; the job's key holds it."""
 
 
-def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_dies(
-    children: Children,
-) -> None:
+def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_dies(children):
     now = 0.0
     asked = Asked()
     pool = WorkerPool(children.start, num_workers=2, clock=lambda: now)
@@ -176,9 +169,7 @@ def test_a_job_that_was_late_and_is_answered_is_held_no_longer_when_its_worker_d
         assert held() is None
 
 
-def test_workers_of_shards_end_with_their_epoch_unless_they_persist(
-    pool: WorkerPool, children: Children
-) -> None:
+def test_workers_of_shards_end_with_their_epoch_unless_they_persist(pool, children):
     pool.assign(job(0, shard=0, epoch=3))
     pool.assign(job(1, shard=1, epoch=3, persists=True))
     pool.assign(job(2, shard=2, epoch=4))
@@ -188,8 +179,8 @@ def test_workers_of_shards_end_with_their_epoch_unless_they_persist(
 
 
 def test_workers_of_an_epochs_shards_are_all_killed_before_one_is_waited_for(
-    pool: WorkerPool, children: Children, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    pool, children, monkeypatch
+):
     pool.assign(job(0, shard=0, epoch=3))
     pool.assign(job(1, shard=1, epoch=3))
     seen: list[list[int | None]] = []

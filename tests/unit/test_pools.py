@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ def pools(made: Workload) -> Mapping[str, NodePool]:
     return made.kubernetes.pools
 
 
-def test_plans_are_made_of_the_pools_of_the_file_and_nothing_else() -> None:
+def test_plans_are_made_of_the_pools_of_the_file_and_nothing_else():
     catalog = catalog_of(workload(pools_file=POOLS))
     assert [i.type for i in catalog.instances] == ["c7i.2xlarge", "cpu", "dear", "gpu"]
     gpu = catalog.get("gpu")
@@ -43,17 +42,17 @@ def test_plans_are_made_of_the_pools_of_the_file_and_nothing_else() -> None:
     assert "kubernetes.pools_file" in caught.value.fix
 
 
-def test_a_pool_without_a_price_is_listed_and_never_free() -> None:
+def test_a_pool_without_a_price_is_listed_and_never_free():
     assert catalog_of(workload(pools_file=POOLS)).get("dear").usd_per_hour is None
 
 
-def test_plain_prices_are_of_no_region_and_those_of_the_catalog_are() -> None:
+def test_plain_prices_are_of_no_region_and_those_of_the_catalog_are():
     assert catalog_of(workload(pools_file=POOLS)).region is None
     table = POOLS.replace("usd_per_hour", "ec2_usd_per_hour_eu_west_1")
     assert catalog_of(workload(pools_file=table)).region == "eu-west-1"
 
 
-def test_a_price_file_goes_before_the_pools_file(tmp_path: Path) -> None:
+def test_a_price_file_goes_before_the_pools_file(tmp_path):
     prices = tmp_path / "prices.csv"
     prices.write_text("instance_type,usd_per_hour\ncpu,0.2\nc5.4xlarge,0.1\n")
     catalog = catalog_of(workload(pools_file=POOLS), prices)
@@ -62,23 +61,23 @@ def test_a_price_file_goes_before_the_pools_file(tmp_path: Path) -> None:
     assert "c5.4xlarge" not in [i.type for i in catalog.instances]
 
 
-def test_without_pools_the_whole_catalog_is_there() -> None:
+def test_without_pools_the_whole_catalog_is_there():
     assert len(catalog_of(workload()).instances) == len(load_catalog("kubernetes").instances)
 
 
-def test_pools_named_in_the_workload_narrow_the_catalog() -> None:
+def test_pools_named_in_the_workload_narrow_the_catalog():
     catalog = catalog_of(workload(pools={"ml.c7i.4xlarge": {"cpu": "15500m"}, "g5.xlarge": {}}))
     assert [(i.type, i.vcpus) for i in catalog.instances] == [("c7i.4xlarge", 15), ("g5.xlarge", 4)]
     assert catalog.get("c7i.4xlarge").usd_per_hour == 0.714
 
 
-def test_a_pool_that_only_the_workload_knows_has_no_price() -> None:
+def test_a_pool_that_only_the_workload_knows_has_no_price():
     catalog = catalog_of(workload(pools={"gpu": {"cpu": 7, "gpus": 1}, "empty": {}}))
     assert [(i.type, i.vcpus, i.accelerators) for i in catalog.instances] == [("gpu", 7, 1)]
     assert catalog.get("gpu").usd_per_hour is None
 
 
-def test_todays_type_can_be_named_though_it_is_no_pool() -> None:
+def test_todays_type_can_be_named_though_it_is_no_pool():
     made = workload(pools={"c7i.4xlarge": {}})
     today = workload_from(
         {
@@ -94,7 +93,7 @@ def test_todays_type_can_be_named_though_it_is_no_pool() -> None:
         catalog_of(made).get("g5.xlarge")
 
 
-def test_no_plan_has_data_hosts_of_arm64_without_an_image_for_them() -> None:
+def test_no_plan_has_data_hosts_of_arm64_without_an_image_for_them():
     arm = {"node_selector": {"kubernetes.io/arch": "arm64"}, "cpu": 15, "memory": "28Gi"}
     settings: dict[str, Json] = {
         "pools": {"cpu": arm, "c7g.4xlarge": arm | {"node_selector": None}}
@@ -106,7 +105,7 @@ def test_no_plan_has_data_hosts_of_arm64_without_an_image_for_them() -> None:
     assert [instance.barred for instance in catalog_of(with_image).instances] == ["", ""]
 
 
-def test_pods_get_what_their_pools_row_says() -> None:
+def test_pods_get_what_their_pools_row_says():
     found = pools(with_pools(workload(pools_file=POOLS)))
     assert found["gpu"] == NodePool(
         node_selector={"pool": "gpu", "zone": "b"},
@@ -123,7 +122,7 @@ def test_pods_get_what_their_pools_row_says() -> None:
     assert found["c7i.2xlarge"] == NodePool(cpu=7, memory="12Gi", gpus=0)
 
 
-def test_what_the_workload_says_of_a_pool_goes_before_the_file() -> None:
+def test_what_the_workload_says_of_a_pool_goes_before_the_file():
     made = with_pools(workload(pools_file=POOLS, pools={"cpu": {"cpu": 14}, "own": {"cpu": 2}}))
     assert (pools(made)["cpu"].cpu, pools(made)["cpu"].memory) == (14, "26.5Gi")
     assert pools(made)["own"].cpu == 2
@@ -131,7 +130,7 @@ def test_what_the_workload_says_of_a_pool_goes_before_the_file() -> None:
     assert with_pools(made) == made
 
 
-def test_a_row_that_only_has_a_price_does_not_say_what_pods_get() -> None:
+def test_a_row_that_only_has_a_price_does_not_say_what_pods_get():
     found = pools(with_pools(workload(pools_file="instance_type,usd_per_hour\nc7i.4xlarge,0.5\n")))
     assert found["c7i.4xlarge"] == NodePool()
 
@@ -145,9 +144,7 @@ def test_a_row_that_only_has_a_price_does_not_say_what_pods_get() -> None:
         ("gpu,g5,3", "gpu,g5,three", "found 'three'"),
     ],
 )
-def test_a_wrong_pools_file_is_an_error_with_line_and_column(
-    old: str, new: str, words: str
-) -> None:
+def test_a_wrong_pools_file_is_an_error_with_line_and_column(old, new, words):
     with pytest.raises(UsageError, match="expected") as caught:
         with_pools(workload(pools_file=POOLS.replace(old, new)))
     assert words in caught.value.what
@@ -159,5 +156,5 @@ def test_a_wrong_pools_file_is_an_error_with_line_and_column(
     [("15890m", "15.89"), ("29317Mi", str(29317 * 2**20)), ("2e3", "2000"), ("5u", "0.000005"),
      ("1Ei", str(2**60)), ("7", "7")],
 )  # fmt: skip
-def test_quantities_are_read_in_all_their_units(text: str, number: str) -> None:
+def test_quantities_are_read_in_all_their_units(text, number):
     assert amount(text) == Decimal(number)

@@ -12,7 +12,7 @@ def ranks(folder: Path, count: int) -> list[Agreement]:
     return [Agreement(board, rank=rank, world_size=count) for rank in range(count)]
 
 
-def test_all_ranks_change_at_the_step_that_rank_0_named(tmp_path: Path) -> None:
+def test_all_ranks_change_at_the_step_that_rank_0_named(tmp_path):
     first, second = ranks(tmp_path, 2)
     first.propose("accelerator", at_step=50)
     due = {
@@ -24,47 +24,47 @@ def test_all_ranks_change_at_the_step_that_rank_0_named(tmp_path: Path) -> None:
     assert due[0] > 51
 
 
-def test_only_rank_0_may_propose(tmp_path: Path) -> None:
+def test_only_rank_0_may_propose(tmp_path):
     first, second = ranks(tmp_path, 2)
     second.propose("accelerator", at_step=1)
     assert not first.is_due("accelerator", at_step=100)
     assert not second.is_due("accelerator", at_step=100)
 
 
-def test_a_single_rank_changes_at_once_and_leaves_no_file(tmp_path: Path) -> None:
+def test_a_single_rank_changes_at_once_and_leaves_no_file(tmp_path):
     (only,) = ranks(tmp_path, 1)
     only.propose("loader", at_step=7)
     assert only.is_due("loader", at_step=7)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_ran_ahead_knows_that_it_is_late(tmp_path: Path) -> None:
+def test_a_rank_that_ran_ahead_knows_that_it_is_late(tmp_path):
     first, second = ranks(tmp_path, 2)
     first.propose("loader", at_step=10)
     assert second.is_due("loader", at_step=40)
     assert second.is_late("loader", at_step=40)
 
 
-def test_what_one_rank_is_about_to_do_is_known_to_all(tmp_path: Path) -> None:
+def test_what_one_rank_is_about_to_do_is_known_to_all(tmp_path):
     first, second = ranks(tmp_path, 2)
     assert first.warning() is None
     second.warn("overwrite last.pt")
     assert first.warning() == second.warning() == "overwrite last.pt"
 
 
-def test_ranks_meet(tmp_path: Path) -> None:
+def test_ranks_meet(tmp_path):
     first, second = ranks(tmp_path, 2)
     assert not first.meet("end", deadline_seconds=0.05, is_stopped=lambda: False)
     assert second.meet("end", deadline_seconds=1.0, is_stopped=lambda: False)
 
 
-def test_a_meeting_ends_when_the_process_is_asked_to_stop(tmp_path: Path) -> None:
+def test_a_meeting_ends_when_the_process_is_asked_to_stop(tmp_path):
     first, _ = ranks(tmp_path, 2)
     assert not first.meet("end", deadline_seconds=60.0, is_stopped=lambda: True)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_proposing_twice_changes_nothing(tmp_path: Path, count: int) -> None:
+def test_proposing_twice_changes_nothing(tmp_path, count):
     first = ranks(tmp_path, count)[0]
     first.propose("loader", at_step=10)
     first.propose("loader", at_step=30)
@@ -78,16 +78,14 @@ class Gone(FileBoard):
         raise RuntimeError("connection closed")
 
 
-def test_a_meeting_ends_when_the_rank_that_holds_the_notes_has_left(tmp_path: Path) -> None:
+def test_a_meeting_ends_when_the_rank_that_holds_the_notes_has_left(tmp_path):
     rank = Agreement(Gone(tmp_path), rank=1, world_size=2)
     assert not rank.meet("end", deadline_seconds=60.0, is_stopped=lambda: False)
     assert not rank.is_due("loader", at_step=5)
     assert rank.handed_in(0) is None
 
 
-def test_ranks_that_no_variable_counts_are_counted_by_the_names_of_their_hosts(
-    tmp_path: Path,
-) -> None:
+def test_ranks_that_no_variable_counts_are_counted_by_the_names_of_their_hosts(tmp_path):
     own = ranks(tmp_path, 3)
     for agreement, host in zip(own, ("algo-1", "algo-1", "algo-2"), strict=True):
         agreement.come_from(host)

@@ -24,7 +24,7 @@ Pair = namedtuple("Pair", "image label")
     ],
 )
 @pytest.mark.parametrize("leaf", [torch.ones(4, 3), np.ones((4, 3))])
-def test_a_clone_keeps_its_values_when_the_script_changes_the_batch(make, leaf) -> None:
+def test_a_clone_keeps_its_values_when_the_script_changes_the_batch(make, leaf):
     leaf[...] = 1
     batch = make(leaf)
     copy = batches.clone(batch)
@@ -45,7 +45,7 @@ def test_a_clone_keeps_its_values_when_the_script_changes_the_batch(make, leaf) 
         (torch.full((4, 1, 8, 8), 300.0), False),
     ],
 )
-def test_floats_that_were_bytes_are_recognised(images: torch.Tensor, is_alike: bool) -> None:
+def test_floats_that_were_bytes_are_recognised(images, is_alike):
     facts = batches.facts([images, torch.zeros(4)])
     assert facts.is_uint8_like is is_alike
     assert facts.float_image_bytes == 1024
@@ -53,13 +53,13 @@ def test_floats_that_were_bytes_are_recognised(images: torch.Tensor, is_alike: b
     assert facts.samples == 4
 
 
-def test_bytes_are_no_float_images() -> None:
+def test_bytes_are_no_float_images():
     facts = batches.facts(torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
     assert facts.float_image_bytes == 0
     assert not facts.is_uint8_like
 
 
-def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> None:
+def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all():
     def worker(pid: int, start: float) -> list[Stamp]:
         # 30 ms of CPU and 50 ms of wall a batch, of which it was kept from the CPU for 10 ms.
         return [(pid, 5 + n * 0.03, start + n * 0.05, n * 0.01) for n in range(21)]
@@ -72,11 +72,11 @@ def test_costs_are_of_one_worker_from_batch_to_batch_and_the_rate_of_all() -> No
     assert drained.cpu_seconds.samples == 40
 
 
-def test_a_first_batch_alone_says_nothing() -> None:
+def test_a_first_batch_alone_says_nothing():
     assert summarize([Round([[(1, 1.0, 1.0, 0.0)]])], workers=1) is None
 
 
-def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none() -> None:
+def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none():
     def round_of(gap: float) -> Round:
         return Round([[(1, 0.01 * n, gap * n, 0.0) for n in range(5)]])
 
@@ -101,6 +101,6 @@ def test_a_rate_is_over_all_rounds_and_a_round_that_lacks_a_worker_gives_none() 
     ],
 )
 def test_loaders_are_tried_at_one_at_todays_at_all_vcpus_and_at_half_of_them(
-    script: int, vcpus: int, ranks: int, counts: list[int]
-) -> None:
+    script, vcpus, ranks, counts
+):
     assert worker_counts(script=script, vcpus=vcpus, ranks_on_host=ranks) == counts

@@ -19,7 +19,7 @@ class Stream(IterableDataset[torch.Tensor]):
             yield torch.zeros(1)
 
 
-def test_a_cache_holds_copies_and_gives_copies() -> None:
+def test_a_cache_holds_copies_and_gives_copies():
     cache = Cache()
     batch = torch.zeros(2)
     cache.add(batch)
@@ -30,7 +30,7 @@ def test_a_cache_holds_copies_and_gives_copies() -> None:
     assert torch.equal(cache.give(0), torch.zeros(2))
 
 
-def test_a_cache_is_bounded_and_goes_round() -> None:
+def test_a_cache_is_bounded_and_goes_round():
     cache = Cache()
     for number in range(CACHED_BATCHES + 5):
         cache.add(torch.tensor([float(number)]))
@@ -38,7 +38,7 @@ def test_a_cache_is_bounded_and_goes_round() -> None:
     assert torch.equal(cache.give(CACHED_BATCHES + 1), torch.tensor([1.0]))
 
 
-def test_a_loader_beside_is_replayed_for_as_long_as_its_epoch_lasts() -> None:
+def test_a_loader_beside_is_replayed_for_as_long_as_its_epoch_lasts():
     others, own = OtherLoaders(), loader()
     inner = iter(own)
     read = [
@@ -58,14 +58,14 @@ def test_a_loader_beside_is_replayed_for_as_long_as_its_epoch_lasts() -> None:
     assert others.take_waited() == 0.0
 
 
-def test_a_loader_that_was_not_read_as_is_is_not_replayed() -> None:
+def test_a_loader_that_was_not_read_as_is_is_not_replayed():
     others, own = OtherLoaders(), loader()
     batch = others.next_batch(own, iter(own), delivered=0, is_replaying=True)
     assert torch.equal(batch, torch.arange(4.0))
     assert others.count == 0
 
 
-def test_a_loader_without_a_length_never_ends_in_the_replay() -> None:
+def test_a_loader_without_a_length_never_ends_in_the_replay():
     others = OtherLoaders()
     own = DataLoader(Stream(), batch_size=2)
     inner = iter(own)

@@ -19,7 +19,7 @@ def after(batches: int) -> AsIsSteps:
     return steps
 
 
-def test_the_first_loader_that_is_read_with_gradients_is_the_main_one() -> None:
+def test_the_first_loader_that_is_read_with_gradients_is_the_main_one():
     choice, check, train = Choice(), make(), make()
     with torch.no_grad():
         assert not choice.is_main(check, delivered=3, steps=None)
@@ -29,13 +29,13 @@ def test_the_first_loader_that_is_read_with_gradients_is_the_main_one() -> None:
         assert choice.is_main(train, delivered=1, steps=after(1))
 
 
-def test_without_any_gradients_a_long_epoch_is_the_main_one() -> None:
+def test_without_any_gradients_a_long_epoch_is_the_main_one():
     choice, loader = Choice(), make()
     with torch.no_grad():
         assert choice.is_main(loader, delivered=MAX_BATCHES_WITHOUT_GRADIENTS, steps=None)
 
 
-def test_a_loader_that_was_only_looked_at_gives_way() -> None:
+def test_a_loader_that_was_only_looked_at_gives_way():
     choice, looked_at, train = Choice(), make(), make()
     assert choice.is_main(looked_at, delivered=0, steps=None)
     steps = after(1)
@@ -44,13 +44,13 @@ def test_a_loader_that_was_only_looked_at_gives_way() -> None:
     assert choice.has_changed
 
 
-def test_a_loader_that_is_measured_does_not_give_way() -> None:
+def test_a_loader_that_is_measured_does_not_give_way():
     choice, train, other = Choice(), make(), make()
     assert choice.is_main(train, delivered=0, steps=None)
     assert not choice.is_main(other, delivered=500, steps=after(WARM_UP_STEPS + 5))
 
 
-def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended() -> None:
+def test_a_new_loader_for_each_epoch_goes_on_where_the_last_one_ended():
     choice = Choice()
     assert choice.is_main(make(), delivered=0, steps=None)
     assert choice.loader is None  # the script has let go of it
@@ -63,7 +63,7 @@ def made_again(data: object, *, number: int) -> list[stoker.DataLoader[object]]:
     return [stoker.DataLoader(data, batch_size=2) for _ in range(number)]  # type: ignore[arg-type]
 
 
-def test_a_loader_made_again_goes_on_though_something_holds_the_former_one() -> None:
+def test_a_loader_made_again_goes_on_though_something_holds_the_former_one():
     choice, data, held = Choice(), TensorDataset(torch.arange(8)), []
     for _ in range(3):
         (loader,) = made_again(data, number=1)
@@ -72,14 +72,14 @@ def test_a_loader_made_again_goes_on_though_something_holds_the_former_one() -> 
         held.append(loader)
 
 
-def test_a_loader_that_was_there_before_the_main_one_was_read_is_another() -> None:
+def test_a_loader_that_was_there_before_the_main_one_was_read_is_another():
     choice = Choice()
     train, check = made_again(TensorDataset(torch.arange(8)), number=2)
     assert choice.is_main(train, delivered=0, steps=None)
     assert not choice.is_main(check, delivered=-1, steps=after(WARM_UP_STEPS + 5))
 
 
-def test_another_kind_of_loader_begins_anew() -> None:
+def test_another_kind_of_loader_begins_anew():
     choice = Choice()
     assert choice.is_main(DataLoader([1, 2, 3]), delivered=0, steps=None)
     fresh = make()

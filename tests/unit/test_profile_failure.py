@@ -1,14 +1,11 @@
 """Checks what a profile says of a command that failed."""
 
 import sys
-from pathlib import Path
 
 from stoker.profile.profiled_job import fix_of_missing_module
 
 
-def test_a_missing_module_is_installed_from_the_requirements_next_to_the_script(
-    tmp_path: Path,
-) -> None:
+def test_a_missing_module_is_installed_from_the_requirements_next_to_the_script(tmp_path):
     script = tmp_path / "train.py"
     command = ("python", str(script), "--data", "other.py")
     assert fix_of_missing_module("PIL.Image", command) == (

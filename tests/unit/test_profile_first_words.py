@@ -7,7 +7,7 @@ import pytest
 from stoker.profile.script_phases import FirstWords, StepsSoFar
 
 
-def test_they_come_while_a_step_is_still_running() -> None:
+def test_they_come_while_a_step_is_still_running():
     said: list[StepsSoFar] = []
     spoken = threading.Event()
 
@@ -23,7 +23,7 @@ def test_they_come_while_a_step_is_still_running() -> None:
     assert said[0].wait_share == 0.0
 
 
-def test_they_are_not_said_where_there_are_better_ones() -> None:
+def test_they_are_not_said_where_there_are_better_ones():
     said: list[StepsSoFar] = []
     words = FirstWords(said.append, seconds=60.0)
     words.cancel()
@@ -36,7 +36,7 @@ def test_they_are_not_said_where_there_are_better_ones() -> None:
     assert not said
 
 
-def test_waiting_counts_from_the_first_batch_on_the_one_that_lasts_included() -> None:
+def test_waiting_counts_from_the_first_batch_on_the_one_that_lasts_included():
     words = FirstWords(lambda _: None, seconds=60.0)
     assert words.so_far(now=1.0) is None
     words.asked(now=0.0)

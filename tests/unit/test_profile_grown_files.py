@@ -22,7 +22,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def test_new_grown_and_rewritten_files_are_told_apart(tmp_path: Path) -> None:
+def test_new_grown_and_rewritten_files_are_told_apart(tmp_path):
     write(tmp_path / "old.log", "a")
     write(tmp_path / "same.pt", "1234")
     write(tmp_path / "untouched.py", "pass")
@@ -39,7 +39,7 @@ def test_new_grown_and_rewritten_files_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_skipped_and_what_is_a_link_is_not_looked_at(tmp_path: Path) -> None:
+def test_what_is_skipped_and_what_is_a_link_is_not_looked_at(tmp_path):
     outside = tmp_path / "outside"
     write(outside / "far.pt", "x")
     here = tmp_path / "here"
@@ -52,12 +52,12 @@ def test_what_is_skipped_and_what_is_a_link_is_not_looked_at(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("folder", ["/proc", "/sys", "/dev", "/run", "/var/run"])
-def test_files_of_the_system_are_not_looked_at(folder: str) -> None:
+def test_files_of_the_system_are_not_looked_at(folder):
     # A command whose folder is /, as in many images, has them below it.
     assert snapshot([Path(folder)]).files == {}
 
 
-def test_a_scan_ends_at_its_bound_and_a_partial_one_calls_no_old_file_new(tmp_path: Path) -> None:
+def test_a_scan_ends_at_its_bound_and_a_partial_one_calls_no_old_file_new(tmp_path):
     for index in range(20):
         write(tmp_path / f"{index:02}.jpg", "x")
         os.utime(tmp_path / f"{index:02}.jpg", ns=(1000, 1000))
@@ -68,7 +68,7 @@ def test_a_scan_ends_at_its_bound_and_a_partial_one_calls_no_old_file_new(tmp_pa
     assert [Path(file.path).name for file in grown(before, snapshot([tmp_path]))] == ["99.log"]
 
 
-def test_folders_that_a_command_names_are_looked_into_once(tmp_path: Path) -> None:
+def test_folders_that_a_command_names_are_looked_into_once(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     (here / "inside").mkdir(parents=True)
     there.mkdir()
@@ -76,7 +76,7 @@ def test_folders_that_a_command_names_are_looked_into_once(tmp_path: Path) -> No
     assert folders_of(words, cwd=here, outputs=[there, there / "model"]) == [here, there]
 
 
-def test_words_name_the_largest_with_their_sizes(tmp_path: Path) -> None:
+def test_words_name_the_largest_with_their_sizes(tmp_path):
     files = [
         GrownFile(path=str(tmp_path / "a.pt"), num_bytes=98_000_000, is_new=True),
         *(GrownFile(path=f"/elsewhere/{index}.log", num_bytes=900) for index in range(6)),
@@ -88,7 +88,7 @@ def test_words_name_the_largest_with_their_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [(), ("train.log",)])
-def test_the_record_lists_them_beside_its_notes(names: tuple[str, ...]) -> None:
+def test_the_record_lists_them_beside_its_notes(names):
     profile = Profile(
         host=ProfiledHost(instance_type="local.c1"),
         step=StepTerms(step_seconds=1.0),
@@ -101,9 +101,7 @@ def test_the_record_lists_them_beside_its_notes(names: tuple[str, ...]) -> None:
     assert len(found.what["notes"]) == 1 + len(names)
 
 
-def test_what_the_output_of_stoker_itself_goes_to_is_not_the_scripts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_output_of_stoker_itself_goes_to_is_not_the_scripts(tmp_path, monkeypatch):
     notes, model = tmp_path / "notes.txt", tmp_path / "model.pt"
     for path in (notes, model):
         write(path, "x")

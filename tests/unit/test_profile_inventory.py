@@ -3,7 +3,6 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -66,8 +65,8 @@ def quota(folder: Path, membership: str, files: dict[str, str]) -> float | None:
     ],
 )
 def test_a_quota_is_the_tightest_of_the_groups_that_hold_this_process(
-    tmp_path: Path, membership: str, files: dict[str, str], found: float | None
-) -> None:
+    tmp_path, membership, files, found
+):
     assert quota(tmp_path, membership, files) == found
 
 
@@ -76,8 +75,8 @@ def test_a_quota_is_the_tightest_of_the_groups_that_hold_this_process(
     [(150_000, 1.5, 2), (40_000, 0.4, 1), (0, 4.0, 4), (900_000, 4.0, 4), (200_000, 2.0, 2)],
 )
 def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
-    monkeypatch: pytest.MonkeyPatch, quota_us: int, capacity: float, workers: int
-) -> None:
+    monkeypatch, quota_us, capacity, workers
+):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
     monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: quota_us / 100_000 or None)
     assert vcpu_capacity() == capacity
@@ -97,12 +96,8 @@ def test_a_quota_is_no_more_than_it_is_and_workers_are_whole(
     ],
 )
 def test_a_pod_without_a_limit_counts_on_what_it_asks_for_and_not_on_its_node(
-    monkeypatch: pytest.MonkeyPatch,
-    asked: str,
-    quota_vcpus: float | None,
-    capacity: float,
-    workers: int,
-) -> None:
+    monkeypatch, asked, quota_vcpus, capacity, workers
+):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
     monkeypatch.setattr("stoker.host.machine.cpu_quota", lambda: quota_vcpus)
     monkeypatch.setenv("STOKER_CPU_REQUEST_MILLI", asked)
@@ -110,9 +105,7 @@ def test_a_pod_without_a_limit_counts_on_what_it_asks_for_and_not_on_its_node(
     assert usable_vcpus() == workers
 
 
-def test_neighbours_on_the_node_have_nothing_of_what_a_pod_asks_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbours_on_the_node_have_nothing_of_what_a_pod_asks_for(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
     files = {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "max 100000"}
     quota(tmp_path, "0::/pod/app\n", files)
@@ -128,12 +121,8 @@ def test_neighbours_on_the_node_have_nothing_of_what_a_pod_asks_for(
     [("200000", "100000", "pod"), ("100000", "200000", "pod/app"), ("900000", "max", None)],
 )
 def test_the_group_that_limits_is_the_tightest_one_below_the_affinity(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    own: str,
-    above: str,
-    limiting: str | None,
-) -> None:
+    tmp_path, monkeypatch, own, above, limiting
+):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(4)))
     files = {"pod/app/cpu.max": f"{own} 100000", "pod/cpu.max": f"{above} 100000"}
     quota(tmp_path, "0::/pod/app\n", files)
@@ -171,7 +160,7 @@ class Metadata(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def metadata() -> Iterator[str]:
+def metadata():
     class Own(Metadata):
         pass
 
@@ -183,11 +172,11 @@ def metadata() -> Iterator[str]:
         thread.join(10)
 
 
-def test_the_metadata_service_is_asked_with_a_token(metadata: str) -> None:
+def test_the_metadata_service_is_asked_with_a_token(metadata):
     assert metadata_type(metadata, seconds=30.0) == "g5.8xlarge"
 
 
-def test_a_metadata_service_that_trickles_is_left_in_time() -> None:
+def test_a_metadata_service_that_trickles_is_left_in_time():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
 
@@ -210,7 +199,7 @@ def test_a_metadata_service_that_trickles_is_left_in_time() -> None:
         thread.join(10)
 
 
-def test_nobody_at_the_address_is_no_answer() -> None:
+def test_nobody_at_the_address_is_no_answer():
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     assert metadata_type(address, seconds=5.0) == ""
@@ -237,14 +226,14 @@ def host(
     )
 
 
-def test_what_the_user_says_wins(tmp_path: Path) -> None:
+def test_what_the_user_says_wins(tmp_path):
     found = host(
         tmp_path, given="c7i.8xlarge", environ={"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
     )
     assert found == ("c7i.8xlarge", "given")
 
 
-def test_the_environment_and_sagemaker_s_file_say_it(tmp_path: Path) -> None:
+def test_the_environment_and_sagemaker_s_file_say_it(tmp_path):
     sagemaker = {"SM_CURRENT_INSTANCE_TYPE": "ml.g5.xlarge"}
     assert host(tmp_path, environ=sagemaker) == ("ml.g5.xlarge", "environment")
     node = {"STOKER_INSTANCE_TYPE": "g6.8xlarge"}
@@ -254,16 +243,14 @@ def test_the_environment_and_sagemaker_s_file_say_it(tmp_path: Path) -> None:
     assert host(tmp_path, resources="{") == (None, "")
 
 
-def test_the_metadata_service_is_asked_only_on_ec2_or_when_wanted(
-    tmp_path: Path, metadata: str
-) -> None:
+def test_the_metadata_service_is_asked_only_on_ec2_or_when_wanted(tmp_path, metadata):
     assert host(tmp_path, metadata=metadata) == (None, "")
     assert host(tmp_path, metadata=metadata, given="auto") == ("g5.8xlarge", "metadata")
     assert host(tmp_path, metadata=metadata, vendor="Amazon EC2") == ("g5.8xlarge", "metadata")
     assert is_ec2(tmp_path)
 
 
-def test_the_cpu_is_named_as_the_kernel_spells_it(tmp_path: Path) -> None:
+def test_the_cpu_is_named_as_the_kernel_spells_it(tmp_path):
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nmodel name\t: AMD  EPYC 7R32\nflags : a\n")
     assert cpu_model(file) == "AMD EPYC 7R32"
@@ -294,9 +281,7 @@ RANK = RankResult(
         ("g6.8xlarge", True, "g6.8xlarge"),
     ],
 )
-def test_the_profiled_host_has_the_name_that_says_most(
-    given: str | None, is_named: bool, name: str
-) -> None:
+def test_the_profiled_host_has_the_name_that_says_most(given, is_named, name):
     found = host_of(
         RANK,
         group=TodaysGroup(instance_type="local.c2"),
@@ -310,7 +295,7 @@ def test_the_profiled_host_has_the_name_that_says_most(
         assert "this host is a g5.8xlarge (metadata)" in note
 
 
-def test_a_host_that_nothing_is_known_of_keeps_the_name_of_its_group() -> None:
+def test_a_host_that_nothing_is_known_of_keeps_the_name_of_its_group():
     bare = msgspec.structs.replace(RANK, inventory=None)
     group = TodaysGroup(instance_type="ml.g5.8xlarge")
     found = host_of(bare, group=group, settings=ProfileSettings(), is_named=False)

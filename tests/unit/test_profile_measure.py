@@ -105,7 +105,7 @@ def loader_of(rank: RankResult, **fields: object) -> LoaderFacts:
     return msgspec.structs.replace(rank.loader, **fields)
 
 
-def test_on_one_core_loading_and_training_add_up() -> None:
+def test_on_one_core_loading_and_training_add_up():
     profile = combined(ONE_CORE)
     assert profile.check is not None
     assert profile.check.predicted_step_seconds == pytest.approx(0.063)
@@ -116,12 +116,12 @@ def test_on_one_core_loading_and_training_add_up() -> None:
     assert profile.host.vcpus == 1
 
 
-def test_the_record_is_one_that_can_be_read_back() -> None:
+def test_the_record_is_one_that_can_be_read_back():
     profile = combined(ONE_CORE)
     assert convert(to_document(profile), Profile, Place("profile.json")) == profile
 
 
-def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is() -> None:
+def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is():
     first = changed(ONE_CORE, world_size=2, ranks_on_host=2, vcpus=2)
     second = changed(
         first, rank=1, as_is=as_is_of(first, wait_seconds=at(0.050, 120), trainer_cpu_seconds=0.03)
@@ -137,7 +137,7 @@ def test_ranks_add_up_where_cpu_is_meant_and_the_slowest_counts_where_waiting_is
     assert step.num_workers == 4
 
 
-def test_workers_of_one_host_are_counted_where_there_are_two() -> None:
+def test_workers_of_one_host_are_counted_where_there_are_two():
     first = changed(ONE_CORE, world_size=2)
     second = changed(first, rank=1, host="algo-2")
     assert combined(first, second, count=2).step.num_workers == 2
@@ -146,7 +146,7 @@ def test_workers_of_one_host_are_counted_where_there_are_two() -> None:
 TORCHS = "torch.utils.data.dataloader.DataLoader"
 
 
-def test_a_streams_shards_are_those_of_all_ranks() -> None:
+def test_a_streams_shards_are_those_of_all_ranks():
     facts = loader_of(ONE_CORE, class_name=TORCHS, iterable=True, divides=True)
     first = changed(ONE_CORE, world_size=2, loader=facts)
     second = changed(first, rank=1, loader=msgspec.structs.replace(facts, num_workers=0))
@@ -168,14 +168,12 @@ def test_a_streams_shards_are_those_of_all_ranks() -> None:
         ({"iterable": True, "divides": False}, "more workers would only repeat its samples"),
     ],
 )
-def test_one_line_says_how_far_data_hosts_can_help(given: dict[str, object], words: str) -> None:
+def test_one_line_says_how_far_data_hosts_can_help(given, words):
     facts = loader_of(ONE_CORE, **({"class_name": TORCHS} | given))
     assert words in " ".join(explain(combined(changed(ONE_CORE, loader=facts))).split())
 
 
-def test_a_script_that_imports_stokers_class_is_not_fed_by_torchs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_that_imports_stokers_class_is_not_fed_by_torchs(monkeypatch):
     monkeypatch.delattr(stoker, "DataLoader", raising=False)
     loader = torch.utils.data.DataLoader([1])  # type: ignore[arg-type]
     assert facts_of(loader).reach == "torch"
@@ -183,7 +181,7 @@ def test_a_script_that_imports_stokers_class_is_not_fed_by_torchs(
     assert facts_of(loader).reach == "left"
 
 
-def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either() -> None:
+def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either():
     class StreamingDataLoader(torch.utils.data.DataLoader[int]):
         __module__ = "litdata.streaming.dataloader"
         __qualname__ = "StreamingDataLoader"
@@ -197,7 +195,7 @@ def test_a_class_made_from_one_that_the_feed_cannot_reach_is_not_reached_either(
         assert found.class_name == "litdata.streaming.dataloader.StreamingDataLoader"
 
 
-def test_parts_that_miss_the_whole_are_unexplained() -> None:
+def test_parts_that_miss_the_whole_are_unexplained():
     slow = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=at(0.090)))
     profile = combined(slow)
     assert profile.check is not None
@@ -206,7 +204,7 @@ def test_parts_that_miss_the_whole_are_unexplained() -> None:
     assert "unexplained" in explain(profile)
 
 
-def test_what_others_took_of_the_cpus_is_accounted_for_and_said() -> None:
+def test_what_others_took_of_the_cpus_is_accounted_for_and_said():
     # Half the core was somebody else's: everything took twice as long, and that is explained.
     busy = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=at(0.126), others_vcpus=0.5))
     profile = combined(busy)
@@ -217,7 +215,7 @@ def test_what_others_took_of_the_cpus_is_accounted_for_and_said() -> None:
     assert "kept 0.5" not in said
 
 
-def test_next_to_other_programs_profile_and_decide_name_one_measured_step() -> None:
+def test_next_to_other_programs_profile_and_decide_name_one_measured_step():
     uneven = Quartiles(mean=0.126, median=0.110, low=0.1, high=0.2, samples=60)
     busy = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, step_seconds=uneven, others_vcpus=0.3))
     profile = combined(busy)
@@ -234,7 +232,7 @@ def test_next_to_other_programs_profile_and_decide_name_one_measured_step() -> N
     assert combined(quiet).timed_step.step_seconds == 0.110
 
 
-def test_a_quota_of_one_and_a_half_is_divided_by_as_it_is() -> None:
+def test_a_quota_of_one_and_a_half_is_divided_by_as_it_is():
     # 63 ms of CPU a step: 42 ms on 1.5 vCPUs, where two would give 32.
     limited = changed(ONE_CORE, vcpus=1.5, as_is=as_is_of(ONE_CORE, step_seconds=at(0.0417)))
     profile = combined(limited)
@@ -246,21 +244,21 @@ def test_a_quota_of_one_and_a_half_is_divided_by_as_it_is() -> None:
     assert combined(ONE_CORE).host.quota_vcpus is None
 
 
-def test_another_rank_on_the_host_is_no_stranger() -> None:
+def test_another_rank_on_the_host_is_no_stranger():
     used = (0.0225 + 0.0405) / 0.063
     first = changed(ONE_CORE, world_size=2, vcpus=2, as_is=as_is_of(ONE_CORE, others_vcpus=used))
     profile = combined(first, changed(first, rank=1))
     assert "other programs" not in explain(profile)
 
 
-def test_a_loader_that_failed_alone_is_known_from_its_workers_beside_the_model() -> None:
+def test_a_loader_that_failed_alone_is_known_from_its_workers_beside_the_model():
     profile = combined(changed(ONE_CORE, drains=()))
     assert profile.step.loader_cpu_seconds == pytest.approx(0.0405)
     assert profile.step.loader_wall_seconds is None
     assert profile.check is None
 
 
-def test_without_workers_the_loader_is_what_the_trainer_used_more() -> None:
+def test_without_workers_the_loader_is_what_the_trainer_used_more():
     serial = changed(
         ONE_CORE,
         drains=(),
@@ -281,9 +279,7 @@ def test_without_workers_the_loader_is_what_the_trainer_used_more() -> None:
         (0.010, 0.060, "a worker, which gives torch's operations one thread, takes 60.0 ms"),
     ],
 )
-def test_loading_by_the_main_process_explains_what_one_worker_alone_does_not(
-    wait: float, alone: float, words: str
-) -> None:
+def test_loading_by_the_main_process_explains_what_one_worker_alone_does_not(wait, alone, words):
     serial = changed(
         ONE_CORE,
         vcpus=8,
@@ -302,7 +298,7 @@ def test_loading_by_the_main_process_explains_what_one_worker_alone_does_not(
     assert saved == [pytest.approx(wait - 0.001, abs=0.001)]
 
 
-def test_a_step_that_is_longer_than_loading_and_training_in_turn_is_not_explained_by_that() -> None:
+def test_a_step_that_is_longer_than_loading_and_training_in_turn_is_not_explained_by_that():
     serial = changed(
         ONE_CORE,
         vcpus=8,
@@ -326,12 +322,12 @@ def test_a_step_that_is_longer_than_loading_and_training_in_turn_is_not_explaine
         ([changed(ONE_CORE, world_size=2)], "only ranks 0 of 2"),
     ],
 )
-def test_what_is_missing_is_said(ranks: list[RankResult], words: str) -> None:
+def test_what_is_missing_is_said(ranks, words):
     with pytest.raises(UsageError, match=words):
         combined(*ranks)
 
 
-def test_more_workers_are_advised_where_cpus_idle_and_the_loader_gains() -> None:
+def test_more_workers_are_advised_where_cpus_idle_and_the_loader_gains():
     starved = changed(
         ONE_CORE,
         vcpus=8,
@@ -345,7 +341,7 @@ def test_more_workers_are_advised_where_cpus_idle_and_the_loader_gains() -> None
     assert fix.saves_seconds == pytest.approx(0.041 * (1 - 0.0225 / 0.040), rel=0.1)
 
 
-def test_more_workers_are_not_advised_where_they_were_not_faster() -> None:
+def test_more_workers_are_not_advised_where_they_were_not_faster():
     storage = changed(
         ONE_CORE,
         vcpus=8,
@@ -356,11 +352,11 @@ def test_more_workers_are_not_advised_where_they_were_not_faster() -> None:
     assert not [fix for fix in combined(storage).fixes if fix.id == "num_workers"]
 
 
-def test_no_fix_is_advised_on_one_busy_core() -> None:
+def test_no_fix_is_advised_on_one_busy_core():
     assert combined(ONE_CORE).fixes == ()
 
 
-def test_float_images_are_better_sent_as_bytes() -> None:
+def test_float_images_are_better_sent_as_bytes():
     batch = BatchFacts(
         samples=64, num_bytes=4_000_000, float_image_bytes=4_000_000, is_uint8_like=True
     )
@@ -369,21 +365,21 @@ def test_float_images_are_better_sent_as_bytes() -> None:
     assert "4.00 MB per step become 1.00 MB (nothing is lost)" in fix.text
 
 
-def test_workers_that_start_each_epoch_are_worth_keeping() -> None:
+def test_workers_that_start_each_epoch_are_worth_keeping():
     short = changed(ONE_CORE, as_is=as_is_of(ONE_CORE, first_wait_seconds=2.0, epoch_batches=10))
     (fix,) = combined(short).fixes
     assert fix.id == "persistent_workers"
     assert fix.saves_seconds == pytest.approx(0.196, abs=0.001)
 
 
-def test_the_words_fit_88_columns_and_name_the_limit() -> None:
+def test_the_words_fit_88_columns_and_name_the_limit():
     text = explain(combined(ONE_CORE))
     assert max(map(len, text.splitlines())) <= 88
     assert "60% of a step is waiting for data" in text
     assert "the limit is the CPU." in text.replace("\n  ", " ")
 
 
-def test_where_stoker_does_not_help_that_is_said_first() -> None:
+def test_where_stoker_does_not_help_that_is_said_first():
     fed = changed(
         ONE_CORE,
         vcpus=8,
@@ -416,9 +412,7 @@ def parts(**fields: float) -> Parts:
         ({"workers": 0, "vcpus": 1}, 0.100, "cpu"),
     ],
 )
-def test_the_slowest_of_what_overlaps_sets_the_step(
-    fields: dict[str, float], seconds: float, name: str
-) -> None:
+def test_the_slowest_of_what_overlaps_sets_the_step(fields, seconds, name):
     assert parts(**fields).step_seconds == pytest.approx(seconds)
     assert parts(**fields).limit == name
 
@@ -433,8 +427,8 @@ def test_the_slowest_of_what_overlaps_sets_the_step(
     ids=["one core", "one core, a longer step", "two cores"],
 )
 def test_a_training_on_the_cpu_is_explained_by_what_its_steps_used(
-    vcpus: int, step: float, workers_cpu: float, trainer_cpu: float, apart: float
-) -> None:
+    vcpus, step, workers_cpu, trainer_cpu, apart
+):
     """Checks pods whose trainer used a third less CPU on cached batches than next to its worker.
 
     The figures are of a cluster (Kubernetes 1.36, torch 2.6 on the CPU); `apart` is what loader and
@@ -466,7 +460,7 @@ def test_a_training_on_the_cpu_is_explained_by_what_its_steps_used(
     assert [state.id for state in profile.states] == ["cpu"]
 
 
-def test_a_trainer_that_loads_on_its_own_is_charged_for_its_loading_once() -> None:
+def test_a_trainer_that_loads_on_its_own_is_charged_for_its_loading_once():
     rank = changed(
         ONE_CORE,
         as_is=as_is_of(ONE_CORE, trainer_cpu_seconds=0.063, children_cpu_seconds=0.0),
@@ -479,7 +473,7 @@ def test_a_trainer_that_loads_on_its_own_is_charged_for_its_loading_once() -> No
     assert profile.check.predicted_step_seconds == pytest.approx(0.063)
 
 
-def test_idle_cpus_do_not_explain_a_step() -> None:
+def test_idle_cpus_do_not_explain_a_step():
     """Checks that CPU used in the step is held against all vCPUs, not against itself."""
     rank = changed(ONE_CORE, vcpus=4, as_is=as_is_of(ONE_CORE, step_seconds=at(0.2, 120)))
     check = combined(rank).check
@@ -487,7 +481,7 @@ def test_idle_cpus_do_not_explain_a_step() -> None:
     assert not check.explained
 
 
-def test_a_pod_that_used_idle_cpus_of_its_node_is_explained_with_those_that_it_had() -> None:
+def test_a_pod_that_used_idle_cpus_of_its_node_is_explained_with_those_that_it_had():
     rank = changed(
         ONE_CORE,
         vcpus=1,

@@ -9,7 +9,7 @@ from stoker.profile.scratch_copy import scratch_copy
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     found = tmp_path / "project"
     for name in ("train.py", "ckpt/last.pt", "data/a.bin", ".git/index", "runs/old/log", ".venv/x"):
         path = found / name
@@ -21,9 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def test_what_is_written_in_the_copy_stays_in_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_in_the_copy_stays_in_it(folder, monkeypatch):
     monkeypatch.chdir(folder)
     copy = folder / "runs/new/copy"
     with scratch_copy(folder, copy, linked=[Path("data")]) as num_bytes:
@@ -45,9 +43,7 @@ def test_what_is_written_in_the_copy_stays_in_it(
         assert (folder / name).read_text() == "as it was"
 
 
-def test_a_folder_that_holds_too_much_is_an_error_that_names_the_largest_part(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_holds_too_much_is_an_error_that_names_the_largest_part(folder, tmp_path):
     (folder / "data/b.bin").write_text("x" * 100)
     with (
         pytest.raises(UsageError, match=r"copies 99 B at most.* in data"),
@@ -57,7 +53,7 @@ def test_a_folder_that_holds_too_much_is_an_error_that_names_the_largest_part(
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_copy_is_deleted_when_the_profile_fails(folder: Path, tmp_path: Path) -> None:
+def test_a_copy_is_deleted_when_the_profile_fails(folder, tmp_path):
     before = Path.cwd()
     copied = scratch_copy(folder, tmp_path / "copy")
     copied.__enter__()

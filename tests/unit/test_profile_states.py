@@ -123,13 +123,13 @@ def found(*ranks: RankResult) -> dict[str, ProfileState]:
     return {state.id: state for state in profile_of(*ranks).states}
 
 
-def test_with_data_at_hand_the_accelerator_sets_the_pace_and_nothing_else_is_named() -> None:
+def test_with_data_at_hand_the_accelerator_sets_the_pace_and_nothing_else_is_named():
     (state,) = found(rank_of()).values()
     assert state.id == "accelerator"
     assert state.share == pytest.approx(0.98)
 
 
-def test_busy_vcpus_and_a_step_that_waits_are_cpu_bound() -> None:
+def test_busy_vcpus_and_a_step_that_waits_are_cpu_bound():
     busy = rank_of(
         wait=0.060,
         accelerator=0.030,
@@ -151,7 +151,7 @@ def test_busy_vcpus_and_a_step_that_waits_are_cpu_bound() -> None:
 WAITING = {"wait": 0.080, "accelerator": 0.020, "children_cpu": 0.005}
 
 
-def test_workers_that_wait_and_add_up_are_too_few_and_may_outnumber_the_vcpus() -> None:
+def test_workers_that_wait_and_add_up_are_too_few_and_may_outnumber_the_vcpus():
     latent = rank_of(
         **WAITING,
         vcpus=4,
@@ -177,7 +177,7 @@ def test_workers_that_wait_and_add_up_are_too_few_and_may_outnumber_the_vcpus() 
         (False, "divide-stream", "let the stream divide itself by get_worker_info()"),
     ],
 )
-def test_more_workers_for_a_stream_are_more_shards(divides: bool, fix: str, words: str) -> None:
+def test_more_workers_for_a_stream_are_more_shards(divides, fix, words):
     latent = rank_of(
         **WAITING,
         vcpus=4,
@@ -196,7 +196,7 @@ def test_more_workers_for_a_stream_are_more_shards(divides: bool, fix: str, word
     assert advised.saves_seconds
 
 
-def test_more_workers_than_vcpus_are_advised_where_they_only_wait() -> None:
+def test_more_workers_than_vcpus_are_advised_where_they_only_wait():
     latent = rank_of(
         **WAITING,
         vcpus=2,
@@ -223,9 +223,7 @@ SHARED = (
     [(100 * 900_000, True), (0, False)],
     ids=["the network carries them", "it carries nothing"],
 )
-def test_workers_that_share_what_is_used_up_wait_for_storage_or_network(
-    received: int, is_said: bool
-) -> None:
+def test_workers_that_share_what_is_used_up_wait_for_storage_or_network(received, is_said):
     shared = rank_of(**WAITING, drains=SHARED, received_bytes=received)
     states = found(shared)
     assert set(states) == {"storage"}
@@ -236,9 +234,7 @@ def test_workers_that_share_what_is_used_up_wait_for_storage_or_network(
 
 
 @pytest.mark.parametrize(("rate", "is_named"), [(20e6, True), (None, False)])
-def test_cold_reads_are_named_though_the_loader_alone_found_its_files_in_memory(
-    rate: float | None, is_named: bool
-) -> None:
+def test_cold_reads_are_named_though_the_loader_alone_found_its_files_in_memory(rate, is_named):
     reads = Reads(
         workers=2,
         batch_bytes=at(2e6),
@@ -256,7 +252,7 @@ def test_cold_reads_are_named_though_the_loader_alone_found_its_files_in_memory(
         assert "gives 20.0 MB/s" in states["storage"].text
 
 
-def test_a_loader_that_is_fast_alone_is_not_what_steps_wait_for() -> None:
+def test_a_loader_that_is_fast_alone_is_not_what_steps_wait_for():
     quick = (
         drained(2, cpu=0.001, wall=0.010, rate=100.0),
         drained(1, cpu=0.001, wall=0.005, rate=200.0),
@@ -264,7 +260,7 @@ def test_a_loader_that_is_fast_alone_is_not_what_steps_wait_for() -> None:
     assert not found(rank_of(wait=0.080, accelerator=0.020, drains=quick))
 
 
-def test_one_worker_beside_idle_vcpus_is_too_few() -> None:
+def test_one_worker_beside_idle_vcpus_is_too_few():
     few = rank_of(
         wait=0.080,
         accelerator=0.020,
@@ -283,7 +279,7 @@ def test_one_worker_beside_idle_vcpus_is_too_few() -> None:
     assert "workers" not in found(msgspec.structs.replace(few, evidence=others))
 
 
-def test_loading_in_the_main_process_is_named() -> None:
+def test_loading_in_the_main_process_is_named():
     serial = rank_of(
         wait=0.070,
         accelerator=0.029,
@@ -300,7 +296,7 @@ def test_loading_in_the_main_process_is_named() -> None:
     assert "the main process loads the data itself (num_workers=0)" in states["workers"].text
 
 
-def test_a_thread_that_holds_the_interpreter_lock_starves_the_main_one() -> None:
+def test_a_thread_that_holds_the_interpreter_lock_starves_the_main_one():
     starved = rank_of(held_knocks=150, own_cpu_seconds=2.0, other_threads_seconds=8.0)
     states = found(starved)
     assert set(states) == {"gil"}
@@ -325,13 +321,11 @@ def test_a_thread_that_holds_the_interpreter_lock_starves_the_main_one() -> None
     ],
     ids=["rarely held", "held by itself", "others sleep", "queued", "few looks"],
 )
-def test_a_main_thread_that_waits_for_its_accelerator_is_not_starved(
-    evidence: dict[str, float],
-) -> None:
+def test_a_main_thread_that_waits_for_its_accelerator_is_not_starved(evidence):
     assert set(found(rank_of(**evidence))) == {"accelerator"}
 
 
-def test_a_step_of_python_code_is_no_accelerator() -> None:
+def test_a_step_of_python_code_is_no_accelerator():
     states = found(rank_of(held_knocks=190, own_cpu_seconds=9.5, trainer_cpu=0.095))
     assert set(states) == {"gil"}
     assert "94% of a step is Python code" in states["gil"].text
@@ -343,7 +337,7 @@ def late(**fields: object) -> tuple[RankResult, RankResult]:
     return first, rank_of(rank=1, world_size=2, **{"collective_knocks": 20, **fields})
 
 
-def test_the_rank_that_all_others_wait_for_is_named_with_its_reason() -> None:
+def test_the_rank_that_all_others_wait_for_is_named_with_its_reason():
     loop = found(*late())["straggler"]
     assert "rank 1 (host algo-1) takes 90.1 ms" in loop.text
     assert "the others 25.7 ms" in loop.text
@@ -354,9 +348,7 @@ def test_the_rank_that_all_others_wait_for_is_named_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("knocks", [{"collective_knocks": 140}, {"knocks": 10}])
-def test_ranks_that_differ_little_or_were_hardly_seen_do_not_straggle(
-    knocks: dict[str, int],
-) -> None:
+def test_ranks_that_differ_little_or_were_hardly_seen_do_not_straggle(knocks):
     assert "straggler" not in found(*late(**knocks))
 
 
@@ -379,7 +371,7 @@ def workers_of(rank: RankResult) -> list[str]:
     return [fix.text for fix in profile_of(rank).fixes if fix.id == "num_workers"]
 
 
-def test_fewer_workers_are_advised_where_they_loaded_as_much() -> None:
+def test_fewer_workers_are_advised_where_they_loaded_as_much():
     crowd = rank_of(**CROWDED)
     assert set(found(crowd)) == {"cpu"}
     (text,) = workers_of(crowd)
@@ -389,8 +381,8 @@ def test_fewer_workers_are_advised_where_they_loaded_as_much() -> None:
 
 @pytest.mark.parametrize(("cpu_of_fewer", "is_advised"), [(0.80, True), (0.86, False)])
 def test_under_a_quota_that_is_used_up_the_cpu_time_of_a_batch_says_what_is_as_fast(
-    cpu_of_fewer: float, is_advised: bool
-) -> None:
+    cpu_of_fewer, is_advised
+):
     # Measured: bursts of a quota made the same loader 11 % faster with more workers, by chance.
     drains = (
         drained(16, cpu=0.80, wall=1.2, rate=5.9),
@@ -412,12 +404,12 @@ def test_under_a_quota_that_is_used_up_the_cpu_time_of_a_batch_says_what_is_as_f
     ],
     ids=["more load more", "today's number was not tried"],
 )
-def test_fewer_workers_are_not_advised_on_anything_else(drains: tuple[Drain, ...]) -> None:
+def test_fewer_workers_are_not_advised_on_anything_else(drains):
     assert workers_of(rank_of(**{**CROWDED, "drains": drains})) == []
 
 
 @pytest.mark.parametrize(("workers", "vcpus"), [(9, 8), (11, 8), (2, 1)])
-def test_a_few_workers_more_than_vcpus_are_not_too_many(workers: int, vcpus: int) -> None:
+def test_a_few_workers_more_than_vcpus_are_not_too_many(workers, vcpus):
     drains = (
         drained(workers, cpu=0.8, wall=0.8, rate=10.0),
         drained(vcpus, cpu=0.78, wall=0.78, rate=10.0),
@@ -437,9 +429,7 @@ def test_a_few_workers_more_than_vcpus_are_not_too_many(workers: int, vcpus: int
         ((0.010, 0.060), False),
     ],
 )
-def test_later_epochs_are_advised_where_the_first_one_waits_longer(
-    waits: tuple[float, ...], is_named: bool
-) -> None:
+def test_later_epochs_are_advised_where_the_first_one_waits_longer(waits, is_named):
     epochs = tuple(ProfiledEpoch(batches=20, wait_seconds=own, step_seconds=0.1) for own in waits)
     fixes = {fix.id: fix for fix in profile_of(rank_of(epochs=epochs)).fixes}
     assert ("first-epoch" in fixes) is is_named
@@ -448,7 +438,7 @@ def test_later_epochs_are_advised_where_the_first_one_waits_longer(
 
 
 # A lone worker takes 95 ms, and two take as long together: 94 ms a step, where 100 were measured.
-def test_what_all_workers_share_is_one_of_the_parts_and_named() -> None:
+def test_what_all_workers_share_is_one_of_the_parts_and_named():
     profile = profile_of(rank_of(**WAITING, drains=SHARED, received_bytes=100 * 900_000))
     assert profile.check is not None
     assert profile.check.error == pytest.approx(-0.056, abs=0.01)
@@ -458,7 +448,7 @@ def test_what_all_workers_share_is_one_of_the_parts_and_named() -> None:
     assert convert(to_document(profile), Profile, Place("profile.json")) == profile
 
 
-def test_a_late_rank_explains_the_step_of_all() -> None:
+def test_a_late_rank_explains_the_step_of_all():
     usual = rank_of(world_size=2, accelerator=0.020, wait=0.001, collective_knocks=160)
     late = msgspec.structs.replace(
         rank_of(rank=1, world_size=2, accelerator=0.020, wait=0.080, collective_knocks=0),
@@ -469,7 +459,7 @@ def test_a_late_rank_explains_the_step_of_all() -> None:
     assert (check.explained, check.state) == (False, "straggler")
 
 
-def test_a_state_that_costs_less_than_the_misfit_does_not_explain_it() -> None:
+def test_a_state_that_costs_less_than_the_misfit_does_not_explain_it():
     # The ceiling would give 50 ms: what the other 50 are, nobody knows.
     fast = tuple(msgspec.structs.replace(own, batches_per_second=20.0) for own in SHARED)
     check = profile_of(rank_of(**WAITING, drains=fast, received_bytes=100 * 900_000)).check
@@ -477,7 +467,7 @@ def test_a_state_that_costs_less_than_the_misfit_does_not_explain_it() -> None:
     assert (check.explained, check.state) == (False, None)
 
 
-def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus() -> None:
+def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus():
     stopped = rank_of(
         wait=0.060,
         accelerator=0.030,
@@ -494,12 +484,12 @@ def test_a_simulated_quota_that_stops_the_group_is_named_and_counts_as_its_vcpus
     assert "on 1.5 vCPUs, 100% busy" in states["cpu"].text
 
 
-def test_a_quota_that_is_hardly_felt_is_not_named() -> None:
+def test_a_quota_that_is_hardly_felt_is_not_named():
     felt = {**THROTTLED, "throttled_periods": 9}
     assert "throttled" not in found(rank_of(**felt))
 
 
-def test_the_strongest_comes_first_in_the_record_and_in_words() -> None:
+def test_the_strongest_comes_first_in_the_record_and_in_words():
     crowd = rank_of(**CROWDED, **THROTTLED)
     profile = profile_of(crowd)
     shares = [state.share or 0.0 for state in profile.states]
@@ -511,7 +501,7 @@ def test_the_strongest_comes_first_in_the_record_and_in_words() -> None:
     assert convert(to_document(profile), Profile, Place("profile.json")) == profile
 
 
-def test_a_profile_of_earlier_names_is_read_and_told() -> None:
+def test_a_profile_of_earlier_names_is_read_and_told():
     document = to_document(profile_of(rank_of(wait=0.080, accelerator=0.020)))
     states = ("first-epoch", "oversubscribed", "latency", "serial", "network")
     document["states"] = [{"id": name, "text": f"it is {name}", "share": 0.5} for name in states]
@@ -532,7 +522,7 @@ def test_a_profile_of_earlier_names_is_read_and_told() -> None:
     assert "m.pad" in text
 
 
-def test_results_without_evidence_have_states_still() -> None:
+def test_results_without_evidence_have_states_still():
     assert set(found(msgspec.structs.replace(rank_of(), evidence=None))) == {"accelerator"}
 
 
@@ -551,15 +541,13 @@ def test_results_without_evidence_have_states_still() -> None:
     ),
     seconds=st.floats(0, 1e6),
 )
-def test_whatever_was_seen_the_shares_are_shares(
-    numbers: dict[str, float], counts: dict[str, int], seconds: float
-) -> None:
+def test_whatever_was_seen_the_shares_are_shares(numbers, counts, seconds):
     for state in found(rank_of(seconds=seconds, **numbers, **counts)).values():
         assert state.share is not None
         assert 0 <= state.share <= 1
 
 
-def test_epochs_are_kept_apart_and_their_first_batch_is_left_out() -> None:
+def test_epochs_are_kept_apart_and_their_first_batch_is_left_out():
     watch = StepWatch()
     for waits in ((9.0, 1.0, 1.0), (9.0, 0.5, 0.5)):
         for number, wait in enumerate(waits):
@@ -573,7 +561,7 @@ def test_epochs_are_kept_apart_and_their_first_batch_is_left_out() -> None:
     )
 
 
-def test_there_is_no_gil_probe_where_a_loader_may_fork_its_workers() -> None:
+def test_there_is_no_gil_probe_where_a_loader_may_fork_its_workers():
     watch = StepWatch()
     for _ in range(2):
         watch.asked()
@@ -596,7 +584,7 @@ V1 = "nr_periods 10\nnr_throttled 7\nthrottled_time 356000000\n"
 V2 = "usage_usec 1\nnr_periods 10\nnr_throttled 7\nthrottled_usec 356000\n"
 
 
-def test_both_versions_of_control_groups_say_the_same(tmp_path: Path) -> None:
+def test_both_versions_of_control_groups_say_the_same(tmp_path):
     first = group(
         tmp_path / "1", cpu__stat=V1, cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000"
     )
@@ -619,9 +607,7 @@ def test_both_versions_of_control_groups_say_the_same(tmp_path: Path) -> None:
     ],
     ids=["version 2", "a container", "a container that sees its host's name", "version 1", "none"],
 )
-def test_the_group_and_those_above_it_are_found(
-    tmp_path: Path, words: str, folders: list[str]
-) -> None:
+def test_the_group_and_those_above_it_are_found(tmp_path, words, folders):
     root = tmp_path / "cgroup"
     for folder in folders:
         group(root / folder, cpu__stat=V2)
@@ -639,15 +625,11 @@ def test_the_group_and_those_above_it_are_found(
     ],
     ids=["version 2", "version 1", "version 1, counted elsewhere"],
 )
-def test_what_a_group_used_is_read(
-    tmp_path: Path, files: dict[str, str], seconds: float | None
-) -> None:
+def test_what_a_group_used_is_read(tmp_path, files, seconds):
     assert group_cpu_seconds(group(tmp_path / "g", **files)) == seconds
 
 
-def test_neighbours_of_a_container_with_a_quota_are_none_of_its_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbours_of_a_container_with_a_quota_are_none_of_its_others(tmp_path, monkeypatch):
     with_quota = group(tmp_path / "g", cpu__stat="usage_usec 7000000\n", cpu__max="50000 100000")
     monkeypatch.setattr("stoker.host.counters.limiting_group", lambda: with_quota)
     assert machine_cpu_seconds() == 7.0
@@ -659,20 +641,20 @@ def test_neighbours_of_a_container_with_a_quota_are_none_of_its_others(
     assert machine_cpu_seconds() >= 0.5 * own
 
 
-def test_loopback_is_no_network(tmp_path: Path) -> None:
+def test_loopback_is_no_network(tmp_path):
     table = tmp_path / "dev"
     table.write_text("h\nh\n    lo: 99 1 0\n  eth0: 40 1 0\n  eth1:2 1 0\n")
     assert received_bytes(table) == 42
     assert received_bytes(tmp_path / "none") == 0
 
 
-def test_pressure_is_read_where_the_kernel_has_it(tmp_path: Path) -> None:
+def test_pressure_is_read_where_the_kernel_has_it(tmp_path):
     pressure = tmp_path / "io"
     pressure.write_text("some avg10=0.00 avg300=0.00 total=2500000\nfull avg10=0 total=1\n")
     assert storage_stall_seconds(pressure) == 2.5
     assert storage_stall_seconds(tmp_path / "none") is None
 
 
-def test_a_process_that_has_ended_was_not_scheduled() -> None:
+def test_a_process_that_has_ended_was_not_scheduled():
     assert scheduled("/proc/self") is not None
     assert scheduled("/proc/0") is None

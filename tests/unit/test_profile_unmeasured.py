@@ -92,13 +92,13 @@ def reason(
     ],
     ids=range(14),
 )
-def test_each_reason_has_its_own_words(error: UnmeasuredError, words: str) -> None:
+def test_each_reason_has_its_own_words(error, words):
     assert words in error.what
     assert error.fix
     assert error.exit_code == 2
 
 
-def test_what_was_observed_is_said_and_is_a_record() -> None:
+def test_what_was_observed_is_said_and_is_a_record():
     error = reason(rank())
     assert "it ran 10.0 s and used 5.0 CPU-seconds: 25% of 2 vCPUs" in error.where
     assert "num_workers=3" in error.where
@@ -110,12 +110,12 @@ def test_what_was_observed_is_said_and_is_a_record() -> None:
     assert error.observed.what["when"] == "now"
 
 
-def test_where_nothing_was_observed_there_is_no_record() -> None:
+def test_where_nothing_was_observed_there_is_no_record():
     assert reason(used=None).observed is None
     assert reason(used=None).where == ""
 
 
-def test_a_launchers_last_line_is_heard_and_others_are_not() -> None:
+def test_a_launchers_last_line_is_heard_and_others_are_not():
     heard = Heard()
     for line in ("command_ended by the user", "stoker command_ended", "loss 0.1"):
         heard.line(line)
@@ -126,7 +126,7 @@ def test_a_launchers_last_line_is_heard_and_others_are_not() -> None:
     assert heard.used.utilization == pytest.approx(8.0 / 20.0)
 
 
-def test_what_processes_left_is_read_and_a_torn_file_is_passed_over(tmp_path: Path) -> None:
+def test_what_processes_left_is_read_and_a_torn_file_is_passed_over(tmp_path):
     (tmp_path / "seen-1.json").write_text(json.dumps({"packages": ["torch"], "problem": ""}))
     (tmp_path / "seen-2.json").write_text('{"packages": [')
     assert read_seen(tmp_path) == [ProcessReport(packages=("torch",))]
@@ -142,16 +142,14 @@ def test_what_processes_left_is_read_and_a_torn_file_is_passed_over(tmp_path: Pa
         (("jupyter", "execute", "train.ipynb"), False),
     ],
 )
-def test_a_notebook_given_as_a_script_is_refused(
-    command: tuple[str, ...], is_refused: bool
-) -> None:
+def test_a_notebook_given_as_a_script_is_refused(command, is_refused):
     refused = notebook_refusal(command, where="command line")
     assert (refused is not None) == is_refused
     if refused:
         assert "--to script train.ipynb, then: stoker profile -- python train.py" in refused.fix
 
 
-def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile() -> None:
+def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile():
     loader = "fastai.data.load.DataLoader"
     report = ProcessReport(packages=("torch", "fastai"), loaders=(loader,))
     error = reason(seen=(report,))
@@ -163,7 +161,7 @@ def test_a_loader_of_a_library_that_the_feed_cannot_reach_is_in_the_profile() ->
 
 
 @pytest.mark.parametrize("packages", [("tensorflow",), ("torch", "ray")])
-def test_users_of_other_loaders_are_told_of_stoker_timed(packages: tuple[str, ...]) -> None:
+def test_users_of_other_loaders_are_told_of_stoker_timed(packages):
     fix = reason(seen=(ProcessReport(packages=packages),)).fix
     assert "stoker.timed(batches)" in fix
     assert "stoker.keras.timed" in fix
@@ -177,7 +175,7 @@ def left(folder: Path, *, steps: int) -> Path:
     return folder
 
 
-def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_ended_after_a_few_timed_batches_is_told_so(tmp_path):
     words = too_few(left(tmp_path, steps=3))
     error = unmeasured(
         [],
@@ -203,7 +201,7 @@ def passive(*, unmeasured: tuple[str, ...]) -> Profile:
     )
 
 
-def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path: Path) -> None:
+def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path):
     write_json(tmp_path / FILE, passive(unmeasured=UNMEASURED))
     found = timed_profile(tmp_path, [rank()], what={"when": "now"})
     assert found is not None
@@ -213,7 +211,7 @@ def test_the_timed_steps_are_the_profile_where_no_loader_was_measured(tmp_path: 
     assert "note: only the steps as they are" in verdict
 
 
-def test_a_passive_profile_of_a_loader_is_no_profile_of_timed_steps(tmp_path: Path) -> None:
+def test_a_passive_profile_of_a_loader_is_no_profile_of_timed_steps(tmp_path):
     assert timed_profile(tmp_path, [], what={}) is None
     write_json(tmp_path / FILE, passive(unmeasured=()))
     assert timed_profile(tmp_path, [], what={}) is None

@@ -5,7 +5,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from stoker.logs import Log
 from stoker.platforms.base import LogLine
 
 
-def test_the_time_stands_at_the_right_and_nothing_is_wider_than_88_columns() -> None:
+def test_the_time_stands_at_the_right_and_nothing_is_wider_than_88_columns():
     text = "keep 1 x local.c1: no plan costs less by more than its own error band, far from it"
     first, second = step_line("decide", text, 1.24).splitlines()
     assert first.startswith("decide     keep 1 x")
@@ -25,20 +24,18 @@ def test_the_time_stands_at_the_right_and_nothing_is_wider_than_88_columns() -> 
     assert " ".join(f"{first[:78]} {second}".split()) == f"decide {text}"
 
 
-def test_without_a_time_the_line_ends_with_its_words() -> None:
+def test_without_a_time_the_line_ends_with_its_words():
     assert step_line("report", "runs/a/report.html", None) == "report     runs/a/report.html"
 
 
-def test_the_time_and_the_words_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_and_the_words_fit_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((60, 24)))
     monkeypatch.setattr(sys, "stderr", sys.__stderr__)
     lines = step_line("decide", "keep dnn 1 x local.c1: no plan costs less by far", 1.24)
     assert max(map(len, lines.splitlines())) == 60
 
 
-def test_progress_says_steps_their_time_and_the_time_that_is_left(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_says_steps_their_time_and_the_time_that_is_left(capsys, monkeypatch):
     monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
     stream = io.StringIO()
     log = Log(run="r", host="algo-1", stream=stream)
@@ -58,18 +55,14 @@ def test_progress_says_steps_their_time_and_the_time_that_is_left(
     ]
 
 
-def test_what_the_platform_says_is_shown_where_the_script_is_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_the_platform_says_is_shown_where_the_script_is_not(capsys):
     with following(quiet=False, echo=False) as follow:
         follow.line(LogLine(group="sagemaker", host="status", text="Starting: preparing hosts"))
         follow.line(LogLine(group="dnn", host="algo-1", text="the script's own"))
     assert capsys.readouterr().err.strip() == "Starting: preparing hosts"
 
 
-def test_a_bar_is_shown_in_its_last_state_and_events_never_in_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_bar_is_shown_in_its_last_state_and_events_never_in_it(capsys):
     stream = io.StringIO()
     log = Log(run="r", host="algo-1", stream=stream)
     log.event("agent_ready", agent="algo-2", workers=1, credits=2)
@@ -117,7 +110,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
     os.close(keyboard)
 
 
-def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch):
     stream = io.StringIO()
     Log(run="r", host="a", stream=stream).event(
         "progress", steps=1040, step_seconds=0.123, wait_seconds=0.1
@@ -132,7 +125,7 @@ def test_a_terminal_shows_a_line_of_progress_that_fits_it(monkeypatch: pytest.Mo
     assert max(map(len, lines)) <= 60
 
 
-def test_what_takes_long_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_long_shows_a_spinner_on_a_terminal(monkeypatch):
     monkeypatch.setattr(progress, "_SPINNER_SECONDS", 0.0)
     with terminal(monkeypatch) as shown, working("reading prices"):
         assert "reading prices" in shown("reading prices")
@@ -146,9 +139,7 @@ def test_what_takes_long_shows_a_spinner_on_a_terminal(monkeypatch: pytest.Monke
         ("bin/pytest", None, "stoker"),
     ],
 )
-def test_the_next_command_is_called_as_this_one_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, found: str | None, word: str
-) -> None:
+def test_the_next_command_is_called_as_this_one_was(tmp_path, monkeypatch, typed, found, word):
     (tmp_path / "bin").mkdir()
     (tmp_path / typed).touch()
     monkeypatch.chdir(tmp_path)
@@ -157,9 +148,7 @@ def test_the_next_command_is_called_as_this_one_was(
     assert program() == word
 
 
-def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_stokers_own_lines_stay_in_the_files_but_warnings_are_shown_once(capsys):
     stream = io.StringIO()
     log = Log(run="r", host="algo-1", stream=stream)
     log.event("agent_ready", agent="algo-2")

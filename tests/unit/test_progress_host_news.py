@@ -29,7 +29,7 @@ class Told:
         self.lines += self._news.take(LogEvent(when, "run", host, event, values))
 
 
-def test_a_killed_host_is_one_line_that_says_why_and_what_goes_on() -> None:
+def test_a_killed_host_is_one_line_that_says_why_and_what_goes_on():
     told = Told()
     told.hear("agent_connection_lost", agent="algo-1")
     told.hear("host_ended", host="algo-1", how="signal 9 (SIGKILL), perhaps out of memory")
@@ -41,7 +41,7 @@ def test_a_killed_host_is_one_line_that_says_why_and_what_goes_on() -> None:
     ]
 
 
-def test_a_host_that_only_fell_silent_is_said_a_moment_later() -> None:
+def test_a_host_that_only_fell_silent_is_said_a_moment_later():
     told = Told()
     told.hear("agent_connection_lost", agent="algo-1")
     told.hear("progress", steps="3", after=SETTLE_SECONDS - 0.5)
@@ -60,7 +60,7 @@ def test_a_host_that_only_fell_silent_is_said_a_moment_later() -> None:
         ("host_rejoined", {"about": "algo-1", "kind": "agent"}),
     ],
 )
-def test_a_host_that_is_back_is_said_once(event: str, values: dict[str, str]) -> None:
+def test_a_host_that_is_back_is_said_once(event, values):
     told = Told()
     told.hear("host_lost", about="algo-1", kind="agent", reason="silent for 61 s (lease 60 s)")
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_a_host_that_is_back_is_said_once(event: str, values: dict[str, str]) ->
     assert told.lines[1:] == ["data host algo-1 is back: 2 of 2 data hosts make batches"]
 
 
-def test_a_reconnect_at_once_is_no_news() -> None:
+def test_a_reconnect_at_once_is_no_news():
     told = Told()
     told.hear("agent_connection_lost", agent="algo-1")
     told.hear("agent_ready", agent="algo-1")
@@ -76,7 +76,7 @@ def test_a_reconnect_at_once_is_no_news() -> None:
     assert told.lines == []
 
 
-def test_a_host_that_was_asked_to_stop_left() -> None:
+def test_a_host_that_was_asked_to_stop_left():
     told = Told()
     told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent, asked to stop")
     assert told.lines == [
@@ -84,7 +84,7 @@ def test_a_host_that_was_asked_to_stop_left() -> None:
     ]
 
 
-def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks() -> None:
+def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks():
     told = Told()
     for host in ("algo-1", "algo-2"):
         told.hear("host_lost", about=host, kind="agent", reason="x")
@@ -96,33 +96,33 @@ def test_the_last_host_and_what_happens_then_are_said_once_for_all_ranks() -> No
     ]
 
 
-def test_hosts_that_leave_because_the_training_is_over_are_no_news() -> None:
+def test_hosts_that_leave_because_the_training_is_over_are_no_news():
     told = Told()
     told.hear("command_ended", host="algo-3")
     told.hear("host_left", about="algo-2", kind="agent", reason="7 batches sent")
     assert told.lines == []
 
 
-def test_the_end_of_a_followers_command_is_not_the_end() -> None:
+def test_the_end_of_a_followers_command_is_not_the_end():
     told = Told()
     told.hear("command_ended", host="algo-4")
     told.hear("host_lost", about="algo-1", kind="agent", reason="x")
     assert len(told.lines) == 1
 
 
-def test_a_lost_dnn_host_is_not_this_news() -> None:
+def test_a_lost_dnn_host_is_not_this_news():
     told = Told()
     told.hear("host_lost", about="algo-4", kind="follower", reason="x")
     assert told.lines == []
 
 
 @pytest.mark.parametrize("when", ["T", "2026-11-21T11:00:00", ""])
-def test_a_line_with_a_time_that_is_none_is_no_error(when: str) -> None:
+def test_a_line_with_a_time_that_is_none_is_no_error(when):
     news = HostNews()
     assert list(news.take(LogEvent(when, "run", "algo-3", "agent_ready", {}))) == []
 
 
-def test_a_roster_that_cannot_be_read_is_no_error() -> None:
+def test_a_roster_that_cannot_be_read_is_no_error():
     told = Told({"data": {"hosts": 3}})
     told.hear("host_lost", about="algo-1", kind="agent", reason="x")
     assert told.lines == []

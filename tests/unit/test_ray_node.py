@@ -51,8 +51,8 @@ def host_run(tmp_path: Path, host: str, *, token: bytes = b"t" * 32) -> HostRun:
     [("g1", ["leader"], "head", "0"), ("g0", ["dnn"], "node", "0"), ("c2", ["data"], "node", "7")],
 )
 def test_each_host_runs_one_node_and_tasks_run_where_data_workers_are(
-    tmp_path: Path, host: str, parts: list[str], role: str, cpus: str
-) -> None:
+    tmp_path, host, parts, role, cpus
+):
     order = order_of(host_run(tmp_path, host))
     assert order is not None
     assert [server.part for server in order.servers] == parts
@@ -63,7 +63,7 @@ def test_each_host_runs_one_node_and_tasks_run_where_data_workers_are(
     assert order.environment["RAY_ADDRESS"] == "g1:6379"
 
 
-def test_all_hosts_of_a_run_share_a_secret_that_is_not_in_what_they_run(tmp_path: Path) -> None:
+def test_all_hosts_of_a_run_share_a_secret_that_is_not_in_what_they_run(tmp_path):
     found = set()
     for host in ("g1", "c2"):
         run = host_run(tmp_path, host)
@@ -93,13 +93,13 @@ def test_all_hosts_of_a_run_share_a_secret_that_is_not_in_what_they_run(tmp_path
     ],
 )
 def test_the_store_is_a_share_of_the_memory_that_fits_into_shared_memory(
-    memory: int, shm: int | None, share: float, expected: int
-) -> None:
+    memory, shm, share, expected
+):
     found = store_bytes(memory, free_shm_bytes=shm, share=share)
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_ray_variables_of_the_engine_hold_for_nodes_but_for_the_address_and_places() -> None:
+def test_ray_variables_of_the_engine_hold_for_nodes_but_for_the_address_and_places():
     found = own_variables(
         {"RAY_x": "1", "RAY_ADDRESS": "a:1", "OTHER": "2", "RAY_AUTH_TOKEN_PATH": "{secret_file}"}
     )
@@ -114,7 +114,7 @@ def options(role: str) -> argparse.Namespace:
     )
 
 
-def test_a_head_and_a_node_differ_in_whom_they_know() -> None:
+def test_a_head_and_a_node_differ_in_whom_they_know():
     head = node_command(options("head"), folder=Path("/f"), store=5)
     node = node_command(options("node"), folder=Path("/f"), store=5)
     assert {"--head", "--port=6379", "--include-dashboard=false"} <= set(head) - set(node)
@@ -123,9 +123,7 @@ def test_a_head_and_a_node_differ_in_whom_they_know() -> None:
     assert both | {"--object-store-memory=5"} <= set(head) & set(node)
 
 
-def test_the_folder_of_sockets_is_short_and_gone_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_sockets_is_short_and_gone_at_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 30)))
     with session_folder() as folder:
         assert folder.parent == Path("/tmp")
@@ -134,24 +132,20 @@ def test_the_folder_of_sockets_is_short_and_gone_at_the_end(
     assert not folder.exists()
 
 
-def test_without_a_place_for_sockets_the_limit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_place_for_sockets_the_limit_is_said(monkeypatch):
     monkeypatch.setattr(ray_node, "MAX_FOLDER_BYTES", 10)
     with pytest.raises(UsageError, match="10 bytes at most"), session_folder():
         pass
 
 
-def test_without_ray_the_node_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_ray_the_node_says_what_is_missing(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     arguments = ["head", "--gcs", "a:1", "--address", "127.0.0.1", "--ports", "1,2,3"]
     assert ray_node.main([*arguments, "--joined", "4", "--cpus", "1"]) == 2
     assert "error: this engine needs Ray" in capsys.readouterr().err
 
 
-def test_a_share_that_is_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_share_that_is_none_is_refused(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
     name = ray_node.STORE_SHARE_VARIABLE
     monkeypatch.setenv("STOKER_ENGINE", f'{{"name": "ray", "environment": {{"{name}": "a lot"}}}}')

@@ -3,8 +3,6 @@
 import base64
 import io
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -52,11 +50,11 @@ def reason(*lines: str, code: int = 1, out_of_memory: str = "") -> str:
 # --- the audit's two
 
 
-def test_a_killed_host_is_named_with_its_signal_and_not_with_a_line_of_the_meter() -> None:
+def test_a_killed_host_is_named_with_its_signal_and_not_with_a_line_of_the_meter():
     assert reason(METER, PART, code=137) == "ended with signal 9 (SIGKILL), perhaps out of memory"
 
 
-def test_an_error_after_events_is_the_reason_with_what_to_try() -> None:
+def test_an_error_after_events_is_the_reason_with_what_to_try():
     lines = (
         ROLE,
         "error: user 1000 cannot write /stoker",
@@ -71,12 +69,12 @@ def test_an_error_after_events_is_the_reason_with_what_to_try() -> None:
 # --- what comes before what
 
 
-def test_the_last_error_counts_and_only_its_own_advice() -> None:
+def test_the_last_error_counts_and_only_its_own_advice():
     lines = ("error: first", "try: this", "error: second")
     assert reason(*lines) == "ended with exit code 1: second"
 
 
-def test_an_error_comes_before_a_traceback_and_that_before_the_memory() -> None:
+def test_an_error_comes_before_a_traceback_and_that_before_the_memory():
     memory = "took more memory than its limit, 28Gi"
     assert reason("error: no disk", *TRACE) == "ended with exit code 1: no disk"
     assert reason(*TRACE, METER) == "ended with exit code 1: KeyError: 'x'"
@@ -87,7 +85,7 @@ def test_an_error_comes_before_a_traceback_and_that_before_the_memory() -> None:
     assert reason("epoch 1", code=137, out_of_memory=memory) == memory
 
 
-def test_without_words_the_code_is_the_reason() -> None:
+def test_without_words_the_code_is_the_reason():
     assert reason(METER, PART, ROLE, code=3) == "ended with exit code 3"
     assert reason("cp: no such file", ROLE, code=3) == (
         "ended with exit code 3; its last line: cp: no such file"
@@ -132,9 +130,7 @@ def test_without_words_the_code_is_the_reason() -> None:
         (["epoch 1", "loss: 0.2", "ValueError: said in passing"], ""),
     ],
 )
-def test_what_was_raised_is_found_in_a_traceback_however_it_is_printed(
-    lines: list[str], said: str
-) -> None:
+def test_what_was_raised_is_found_in_a_traceback_however_it_is_printed(lines, said):
     assert said_in(lines) == said
 
 
@@ -153,14 +149,12 @@ def pieces_of_own(line: str) -> bool:
 
 
 @given(lines=_LINES, code=st.integers(1, 255))
-def test_the_reason_is_never_a_line_of_the_meter_or_an_event(lines: list[str], code: int) -> None:
+def test_the_reason_is_never_a_line_of_the_meter_or_an_event(lines, code):
     assert not pieces_of_own(reason(*lines, code=code))
 
 
 @given(before=_LINES, after=_LINES, error=_WORDS.filter(str.strip), code=st.integers(1, 255))
-def test_the_reason_is_the_error_wherever_there_is_one(
-    before: list[str], after: list[str], error: str, code: int
-) -> None:
+def test_the_reason_is_the_error_wherever_there_is_one(before, after, error, code):
     found = reason(*before, f"error: {error}", *after, "try:   more", code=code)
     assert found.endswith(f": {error}; more")
 
@@ -249,9 +243,7 @@ def failure_of(err: Exception) -> str:
         (raised(ValueError("the script's own")), "ValueError: the script's own"),
     ],
 )
-def test_the_error_of_a_data_worker_is_told_with_its_own_text_and_where(
-    err: Exception, line: str
-) -> None:
+def test_the_error_of_a_data_worker_is_told_with_its_own_text_and_where(err, line):
     assert failure_of(err) == f"rank 0 on algo-1: {line}"
     # As the end of a script's output, where no hook could keep it.
     assert said_in("".join(traceback.format_exception(err)).splitlines()) == line
@@ -268,10 +260,8 @@ _WRAPPERS = st.lists(
 
 @given(words=_WORDS.filter(str.isalnum), make=_ERRORS, wrappers=_WRAPPERS)
 def test_the_text_of_the_innermost_error_is_in_the_line_however_often_it_was_wrapped(
-    words: str,
-    make: Callable[[str], Exception],
-    wrappers: Sequence[Callable[[Exception], Exception]],
-) -> None:
+    words, make, wrappers
+):
     err = raised_while_handling(make(words))
     for wrap in wrappers:
         err = wrap(err)
@@ -283,7 +273,7 @@ def test_the_text_of_the_innermost_error_is_in_the_line_however_often_it_was_wra
 # --- a failure's text
 
 
-def test_a_long_failure_keeps_its_first_line_and_its_end() -> None:
+def test_a_long_failure_keeps_its_first_line_and_its_end():
     text = "the cause\n" + "x" * 5000 + "\nthe end"
     short = shortened(text, most=1000)
     assert len(short) == 1000
@@ -291,7 +281,7 @@ def test_a_long_failure_keeps_its_first_line_and_its_end() -> None:
     assert shortened("short", most=1000) == "short"
 
 
-def test_files_in_a_log_are_no_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_in_a_log_are_no_reason(tmp_path, capsys):
     (tmp_path / "timeline.csv").write_text("a,b,c,d,e,f\n" * 50_000)
     log_files(tmp_path, under="stoker", log=Log(run="r", host="h"))
     lines = capsys.readouterr().err.splitlines()
@@ -299,9 +289,7 @@ def test_files_in_a_log_are_no_reason(tmp_path: Path, capsys: pytest.CaptureFixt
     assert reason(*lines, code=4) == "ended with exit code 4"
 
 
-def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(tmp_path, monkeypatch):
     status = tmp_path / "termination-log"
     status.touch()
     monkeypatch.setattr(finish, "TERMINATION_LOG", status)
@@ -318,7 +306,7 @@ def test_the_launcher_leaves_its_failure_in_the_pod_s_status_as_an_error(
     assert found == "ended with exit code 1: rank 0 on a: KeyError: 'x'"
 
 
-def test_the_end_of_a_stream_that_is_cut_begins_with_a_whole_line() -> None:
+def test_the_end_of_a_stream_that_is_cut_begins_with_a_whole_line():
     tail = OutputTail()
     for number in range(STDERR_TAIL_BYTES // 10):
         tail.add(b"line %06d end\n" % number)

@@ -18,7 +18,6 @@ from stoker.records import (
     Constraints,
     Decision,
     Group,
-    Json,
     Plan,
     Prices,
     Profile,
@@ -185,9 +184,7 @@ def _dotted(path: tuple[str | int, ...]) -> str:
 @pytest.mark.parametrize("name", list(RECORDS))
 @_property
 @given(data=st.data())
-def test_record_survives_its_file(
-    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
-) -> None:
+def test_record_survives_its_file(tmp_path_factory, name, data):
     record = data.draw(_records(RECORDS[name]))
     assert isinstance(record, Record)
     file = tmp_path_factory.getbasetemp() / f"{name}.json"
@@ -197,13 +194,13 @@ def test_record_survives_its_file(
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
-def test_small_documents_are_valid(tmp_path: Path, name: str) -> None:
+def test_small_documents_are_valid(tmp_path, name):
     record = read_json(_write(tmp_path, _documents()[name]), RECORDS[name])
     assert to_document(record)["schema"] == f"stoker.{name}/v1"
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
-def test_schema_accepts_what_is_written(name: str) -> None:
+def test_schema_accepts_what_is_written(name):
     schema = json_schema(name)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     definitions = schema["$defs"]
@@ -213,12 +210,12 @@ def test_schema_accepts_what_is_written(name: str) -> None:
     assert top["additionalProperties"] is False
 
 
-def test_schema_of_an_unknown_record_is_an_error_that_names_the_nearest() -> None:
+def test_schema_of_an_unknown_record_is_an_error_that_names_the_nearest():
     with pytest.raises(UsageError, match="did you mean profile"):
         json_schema("profil")
 
 
-def test_a_word_that_is_near_to_none_gets_all_that_are_known() -> None:
+def test_a_word_that_is_near_to_none_gets_all_that_are_known():
     assert nearest("wait", ("next_plan", "fail")) == "known are: fail, next_plan"
 
 
@@ -239,9 +236,7 @@ def test_a_word_that_is_near_to_none_gets_all_that_are_known() -> None:
         ("workload", (), "comand", "command"),
     ],
 )
-def test_unknown_key_names_its_path_and_the_nearest_known_one(
-    tmp_path: Path, name: str, path: tuple[str | int, ...], key: str, meant: str
-) -> None:
+def test_unknown_key_names_its_path_and_the_nearest_known_one(tmp_path, name, path, key, meant):
     error = _refusal(tmp_path, name, _with(_documents()[name], (*path, key), 1))
     assert error.what == f"unknown key {key}"
     assert error.where.endswith(f"key {_dotted((*path, key))}")
@@ -251,9 +246,7 @@ def test_unknown_key_names_its_path_and_the_nearest_known_one(
 
 @pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(
-    tmp_path: Path, name: str, literal: str
-) -> None:
+def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(tmp_path, name, literal):
     for path in _numbers(_documents()[name]):
         text = json.dumps(_with(_documents()[name], path, "HERE")).replace('"HERE"', literal)
         file = tmp_path / "record.json"
@@ -264,7 +257,7 @@ def test_numbers_that_are_not_finite_are_refused_wherever_they_stand(
 
 
 @pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
-def test_negative_numbers_are_refused_wherever_they_stand(tmp_path: Path, name: str) -> None:
+def test_negative_numbers_are_refused_wherever_they_stand(tmp_path, name):
     paths = _numbers(_documents()[name])
     assert paths
     for path in paths:
@@ -294,9 +287,7 @@ def test_negative_numbers_are_refused_wherever_they_stand(tmp_path: Path, name: 
         (("check",), {"predicted_step_seconds": 0.1, "error": 0.1, "explained": "yes"}),
     ],
 )
-def test_wrong_value_of_a_profile_names_its_key(
-    tmp_path: Path, path: tuple[str, ...], value: object
-) -> None:
+def test_wrong_value_of_a_profile_names_its_key(tmp_path, path, value):
     error = _refusal(tmp_path, "profile", _with(_documents()["profile"], path, value))
     assert _dotted(path) in error.where
     assert str(tmp_path) in error.where
@@ -305,21 +296,19 @@ def test_wrong_value_of_a_profile_names_its_key(
 
 @pytest.mark.parametrize("name", ["profile", "decision", "training", "evaluation"])
 @pytest.mark.parametrize("schema", [None, "", "stoker.profile/v2", "stoker.workload/v1", 1])
-def test_other_schema_is_refused(tmp_path: Path, name: str, schema: object) -> None:
+def test_other_schema_is_refused(tmp_path, name, schema):
     error = _refusal(tmp_path, name, {**_documents()[name], "schema": schema})
     assert f"expected a record of schema stoker.{name}/v1" in error.what
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
 @pytest.mark.parametrize("document", [[], 1, "text", None])
-def test_document_that_is_no_mapping_is_refused(
-    tmp_path: Path, name: str, document: object
-) -> None:
+def test_document_that_is_no_mapping_is_refused(tmp_path, name, document):
     assert "expected a mapping" in _refusal(tmp_path, name, document).what
 
 
 @pytest.mark.parametrize("name", list(RECORDS))
-def test_missing_required_field_is_named(tmp_path: Path, name: str) -> None:
+def test_missing_required_field_is_named(tmp_path, name):
     document = _documents()[name]
     required = [f for f in msgspec.structs.fields(RECORDS[name]) if f.required]
     assert required
@@ -328,7 +317,7 @@ def test_missing_required_field_is_named(tmp_path: Path, name: str) -> None:
         assert field.name in _refusal(tmp_path, name, less).what
 
 
-def test_a_record_of_another_kind_is_named(tmp_path: Path) -> None:
+def test_a_record_of_another_kind_is_named(tmp_path):
     error = _refusal(tmp_path, "decision", _documents()["profile"])
     assert error.fix == "this is a profile: name a decision here"
 
@@ -346,14 +335,14 @@ def test_a_record_of_another_kind_is_named(tmp_path: Path) -> None:
         ("feed", "fast", "stoker schema workload     shows what is expected"),
     ],
 )
-def test_an_error_shows_the_line_as_it_would_be_right(key: str, found: Json, fix: str) -> None:
+def test_an_error_shows_the_line_as_it_would_be_right(key, found, fix):
     document = {"name": "a", "command": ["x"], key: found}
     with pytest.raises(UsageError) as caught:
         workload_from(document)
     assert caught.value.fix == fix
 
 
-def test_text_that_is_not_json_is_refused_with_its_file(tmp_path: Path) -> None:
+def test_text_that_is_not_json_is_refused_with_its_file(tmp_path):
     file = tmp_path / "profile.json"
     for text in ("", "{", '{"a": 1,}', "schema: x"):
         file.write_text(text)
@@ -362,14 +351,14 @@ def test_text_that_is_not_json_is_refused_with_its_file(tmp_path: Path) -> None:
         assert str(file) in caught.value.where
 
 
-def test_key_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
+def test_key_that_stands_there_twice_is_refused(tmp_path):
     file = tmp_path / "profile.json"
     file.write_text('{"schema": "stoker.profile/v1", "schema": "stoker.profile/v1"}')
     with pytest.raises(UsageError, match="is there twice"):
         read_json(file, Profile)
 
 
-def test_missing_and_unreadable_files_are_usage_errors(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files_are_usage_errors(tmp_path):
     with pytest.raises(UsageError, match="no such file"):
         read_json(tmp_path / "none.json", Profile)
     with pytest.raises(UsageError, match="cannot read"):
@@ -380,7 +369,7 @@ def test_missing_and_unreadable_files_are_usage_errors(tmp_path: Path) -> None:
         read_json(binary, Profile)
 
 
-def test_what_is_not_known_is_left_out_of_the_file() -> None:
+def test_what_is_not_known_is_left_out_of_the_file():
     profile = Profile(
         host=ProfiledHost(instance_type="local.c1"),
         step=StepTerms(step_seconds=1.0, global_batch_size=1),
@@ -389,7 +378,7 @@ def test_what_is_not_known_is_left_out_of_the_file() -> None:
     assert "wait_seconds" not in to_json(profile)
 
 
-def test_writing_leaves_the_old_file_or_the_new_one_and_nothing_else(tmp_path: Path) -> None:
+def test_writing_leaves_the_old_file_or_the_new_one_and_nothing_else(tmp_path):
     file = tmp_path / "deep" / "decision.json"
     group = Group(name="dnn", role="dnn", instance_type="local.c1", count=1)
     plan = Plan(action="keep", groups=(group,))
@@ -408,15 +397,13 @@ def test_writing_leaves_the_old_file_or_the_new_one_and_nothing_else(tmp_path: P
     assert [path.name for path in file.parent.iterdir()] == ["decision.json"]
 
 
-def test_writing_into_a_file_as_a_folder_is_a_usage_error(tmp_path: Path) -> None:
+def test_writing_into_a_file_as_a_folder_is_a_usage_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         write_json(tmp_path / "file" / "x.json", ProfiledHost(instance_type="x"))
 
 
-def test_a_record_is_written_as_the_umask_says_which_no_thread_sees_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_written_as_the_umask_says_which_no_thread_sees_changed(tmp_path, monkeypatch):
     before = os.umask(0o027)
     try:
         monkeypatch.setattr(os, "umask", None)
@@ -427,7 +414,7 @@ def test_a_record_is_written_as_the_umask_says_which_no_thread_sees_changed(
     assert (tmp_path / "x.json").stat().st_mode & 0o777 == 0o640
 
 
-def test_number_that_is_not_finite_is_never_written() -> None:
+def test_number_that_is_not_finite_is_never_written():
     step = StepTerms(step_seconds=math.inf, global_batch_size=1)
     with pytest.raises(ValueError, match="Out of range"):
         to_json(step)
@@ -450,7 +437,7 @@ def test_number_that_is_not_finite_is_never_written() -> None:
         ),
     ],
 )
-def test_wrong_workload_names_line_and_key(tmp_path: Path, text: str, line: int, key: str) -> None:
+def test_wrong_workload_names_line_and_key(tmp_path, text, line, key):
     file = tmp_path / "workload.yaml"
     file.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -459,7 +446,7 @@ def test_wrong_workload_names_line_and_key(tmp_path: Path, text: str, line: int,
     assert key in caught.value.where
 
 
-def test_digest_of_a_workload_ignores_what_a_profile_does_not_depend_on() -> None:
+def test_digest_of_a_workload_ignores_what_a_profile_does_not_depend_on():
     workload = Workload(name="a", command=("x",))
     budget = Workload(name="a", command=("x",), constraints=Constraints(max_usd_per_hour=1.0))
     other = Workload(name="a", command=("y",))
@@ -467,5 +454,5 @@ def test_digest_of_a_workload_ignores_what_a_profile_does_not_depend_on() -> Non
     assert workload.digest() != other.digest()
 
 
-def test_nearest_lists_all_where_nothing_is_near() -> None:
+def test_nearest_lists_all_where_nothing_is_near():
     assert nearest("zzz", ["count", "name"]) == "known are: count, name"

@@ -53,7 +53,7 @@ def refused(workload: Workload, other: Workload) -> str:
         {"cluster": {"dnn": {"instance_type": "local.c2", "processes_per_host": 1}}},
     ],
 )
-def test_what_does_not_change_a_step_voids_no_profile(keys: dict[str, Json]) -> None:
+def test_what_does_not_change_a_step_voids_no_profile(keys):
     assert refused(changed(), changed(**keys)) == ""
 
 
@@ -72,18 +72,18 @@ def test_what_does_not_change_a_step_voids_no_profile(keys: dict[str, Json]) -> 
         ),
     ],
 )
-def test_what_changes_a_step_is_named_with_both_values(keys: dict[str, Json], words: str) -> None:
+def test_what_changes_a_step_is_named_with_both_values(keys, words):
     assert refused(changed(), changed(**keys)) == (
         f"the profile was made for another workload: {words}"
     )
 
 
-def test_a_profile_of_a_bare_command_serves_a_workload_with_the_same_command() -> None:
+def test_a_profile_of_a_bare_command_serves_a_workload_with_the_same_command():
     for workload in (changed(), workload_from({**DOCUMENT, "cluster": None})):
         refuse_foreign("profile", keys=BARE_KEYS, digest=BARE.digest(), workload=workload)
 
 
-def test_a_profile_taken_for_other_hosts_is_not_held_to_its_own() -> None:
+def test_a_profile_taken_for_other_hosts_is_not_held_to_its_own():
     cloud = changed(cluster={"dnn": {"instance_type": "ml.g5.2xlarge"}})
     with pytest.raises(UsageError, match=r"instance_type: local\.c2 -> g5\.2xlarge"):
         refuse_foreign("profile", keys=BARE_KEYS, digest=BARE.digest(), workload=cloud)
@@ -91,7 +91,7 @@ def test_a_profile_taken_for_other_hosts_is_not_held_to_its_own() -> None:
     refuse_foreign("profile", keys=keys, digest=BARE.digest(), workload=cloud)
 
 
-def test_a_host_that_writes_its_command_with_arguments_measured_the_same_workload() -> None:
+def test_a_host_that_writes_its_command_with_arguments_measured_the_same_workload():
     keys = {**changed().profile_keys(), "command": "python train.py --epochs 3"}
     refuse_foreign("profile", keys=keys, digest=changed().digest(), workload=changed())
 
@@ -105,9 +105,7 @@ def run_of(workload: Workload, *, at: int) -> Path:
     return folder
 
 
-def test_from_takes_the_newest_run_whose_keys_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_takes_the_newest_run_whose_keys_are_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_of(changed(), at=1)
     newest = run_of(changed(gate=[{"metric": "m", "min": 0.5}]), at=2)
@@ -117,9 +115,7 @@ def test_from_takes_the_newest_run_whose_keys_are_the_same(
     assert latest_run_dir(changed(name="new"), needs=["profile.json"]) == renamed
 
 
-def test_from_names_what_differs_from_the_last_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_names_what_differs_from_the_last_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_of(changed(), at=1)
     with pytest.raises(UsageError, match=r"command: python train\.py -> python b\.py") as caught:

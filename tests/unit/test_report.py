@@ -118,7 +118,7 @@ def plain(text: str) -> str:
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Callable[..., Page]:
+def report(tmp_path):
     def write(**changes: Unpack[Records]) -> Page:
         records: Records = {
             "run_id": "mnist-1",
@@ -144,7 +144,7 @@ Report = Callable[..., Page]
 # ---------------------------------------------------------------- what it says first
 
 
-def test_headline_begins_with_the_speed_up_and_says_what_a_step_became(report: Report) -> None:
+def test_headline_begins_with_the_speed_up_and_says_what_a_step_became(report):
     page = report()
     assert page.headline == (
         "1.7 times as fast With one data host a step takes 36 ms instead of 62 ms."
@@ -152,7 +152,7 @@ def test_headline_begins_with_the_speed_up_and_says_what_a_step_became(report: R
     assert '<span class="hero">1.7 times as fast</span>' in plain(page.source)
 
 
-def test_lead_gives_wait_prediction_cost_and_gate(report: Report) -> None:
+def test_lead_gives_wait_prediction_cost_and_gate(report):
     text = plain(report().text)
     assert "The trainer waited 65 % of every step for data; now 32 %." in text
     assert (
@@ -163,9 +163,7 @@ def test_lead_gives_wait_prediction_cost_and_gate(report: Report) -> None:
     assert "Gate passed: accuracy 0.967, at least 0.94 asked." in text
 
 
-def test_one_run_has_one_step_and_one_wait_on_the_whole_page(
-    report: Report, tmp_path: Path
-) -> None:
+def test_one_run_has_one_step_and_one_wait_on_the_whole_page(report, tmp_path):
     before, after = sample_records.write_timelines(tmp_path)
     page = report(before_timeline=before, after_timeline=after, feed_file=write_feed(tmp_path))
     text = plain(page.text)
@@ -177,7 +175,7 @@ def test_one_run_has_one_step_and_one_wait_on_the_whole_page(
     assert set(re.findall(r"median (\d+) ms", text)) == {"62", "36"}
 
 
-def test_a_gain_that_is_less_than_promised_is_no_plain_good_news(report: Report) -> None:
+def test_a_gain_that_is_less_than_promised_is_no_plain_good_news(report):
     performance = sample_records.evaluation().performance
     assert performance is not None
     measured = replace(performance.measured, step_seconds=0.041)
@@ -188,7 +186,7 @@ def test_a_gain_that_is_less_than_promised_is_no_plain_good_news(report: Report)
     assert 'class="badge mixed"' in page.source
 
 
-def test_loading_by_the_trainer_itself_is_said_to_be_in_its_wait(report: Report) -> None:
+def test_loading_by_the_trainer_itself_is_said_to_be_in_its_wait(report):
     profile = sample_records.profile()
     assert profile.step is not None
     alone = replace(profile, step=replace(profile.step, num_workers=0))
@@ -196,7 +194,7 @@ def test_loading_by_the_trainer_itself_is_said_to_be_in_its_wait(report: Report)
     assert "waited 65 % of every step for data, which it loads itself; now 32 %." in text
 
 
-def test_a_cheaper_run_says_so(report: Report) -> None:
+def test_a_cheaper_run_says_so(report):
     performance = sample_records.evaluation().performance
     assert performance is not None
     before = performance.baseline.cpu_seconds
@@ -228,17 +226,17 @@ def _evaluated(measured: float) -> Evaluation:
         ),
     ],
 )
-def test_a_run_without_gain_says_that_first(report: Report, measured: float, headline: str) -> None:
+def test_a_run_without_gain_says_that_first(report, measured, headline):
     assert report(evaluation=_evaluated(measured)).headline.startswith(headline)
 
 
-def test_a_slower_run_is_not_called_faster(report: Report) -> None:
+def test_a_slower_run_is_not_called_faster(report):
     headline = report(evaluation=_evaluated(0.124)).headline
     assert headline.endswith("2.0 times as long.")
     assert "fast" not in headline
 
 
-def test_keep_says_first_that_stoker_does_not_help(report: Report) -> None:
+def test_keep_says_first_that_stoker_does_not_help(report):
     decision = sample_records.decision()
     keep = next(plan for plan in decision.plans if plan.action == "keep")
     kept = replace(decision, action="keep", plan=keep, bottleneck="accelerator")
@@ -250,7 +248,7 @@ def test_keep_says_first_that_stoker_does_not_help(report: Report) -> None:
     assert unknown.headline.startswith("Kept as it is for now: ")
 
 
-def test_figures_of_a_busy_machine_are_no_gain(report: Report) -> None:
+def test_figures_of_a_busy_machine_are_no_gain(report):
     page = report(decision=replace(sample_records.decision(), is_noisy=True))
     assert page.headline == "The machine was busy with other programs: the figures do not count."
     assert '<span class="hero">' not in page.source
@@ -266,7 +264,7 @@ def test_figures_of_a_busy_machine_are_no_gain(report: Report) -> None:
     assert page.text.count(reason) == 1
 
 
-def test_failed_gate_comes_before_the_gain(report: Report) -> None:
+def test_failed_gate_comes_before_the_gain(report):
     gate = GateResult(metric="accuracy", value=0.91, min=0.94, passed=False)
     failed = replace(sample_records.evaluation(), passed=False, gates=(gate,))
     page = report(evaluation=failed)
@@ -277,7 +275,7 @@ def test_failed_gate_comes_before_the_gain(report: Report) -> None:
     assert page.row("accuracy")[-1] == "✗ failed"
 
 
-def test_gate_without_a_value_says_not_reported(report: Report) -> None:
+def test_gate_without_a_value_says_not_reported(report):
     gate = GateResult(metric="f1", min=0.9, passed=False)
     page = report(evaluation=replace(sample_records.evaluation(), passed=False, gates=(gate,)))
     assert "f1 was not reported, at least 0.9 asked" in page.headline
@@ -287,7 +285,7 @@ def test_gate_without_a_value_says_not_reported(report: Report) -> None:
 # ---------------------------------------------------------------- runs that did not end well
 
 
-def test_failed_training_names_its_error_and_keeps_its_traceback(report: Report) -> None:
+def test_failed_training_names_its_error_and_keeps_its_traceback(report):
     trace = 'Traceback (most recent call last):\n  File "train.py"\nValueError: sample 17'
     training = replace(
         sample_records.training(), status="failed", exit_code=3, measured=None, failure=trace
@@ -297,7 +295,7 @@ def test_failed_training_names_its_error_and_keeps_its_traceback(report: Report)
     assert 'File "train.py"' in page.text
 
 
-def test_stopped_training_is_called_stopped(report: Report) -> None:
+def test_stopped_training_is_called_stopped(report):
     training = replace(sample_records.training(), status="stopped", exit_code=143)
     page = report(training=training, evaluation=None)
     assert page.headline == "The training was stopped (exit code 143) after 750 steps."
@@ -312,9 +310,7 @@ def test_stopped_training_is_called_stopped(report: Report) -> None:
         (("profile", "decision", "training"), "evaluate"),
     ],
 )
-def test_run_that_ended_early_names_the_step_and_the_error(
-    report: Report, known: tuple[str, ...], step: str
-) -> None:
+def test_run_that_ended_early_names_the_step_and_the_error(report, known, step):
     names = ("profile", "decision", "training", "evaluation")
     missing = {name: None for name in names if name not in known}
     failure = "error: no such type: local.c9\nwhere: configs/mnist.yaml:4\ntry:   local.c1"
@@ -323,19 +319,19 @@ def test_run_that_ended_early_names_the_step_and_the_error(
     assert "where: configs/mnist.yaml:4" in page.text
 
 
-def test_a_training_alone_says_its_step_and_what_is_not_known(report: Report) -> None:
+def test_a_training_alone_says_its_step_and_what_is_not_known(report):
     page = report(profile=None, decision=None, evaluation=None)
     assert re.fullmatch(r"A step takes 36 ms, \d+ % of it waiting for data\.", page.headline)
     assert "it has no profile and no decision" in page.text
 
 
-def test_a_training_on_a_decision_is_held_against_the_step_that_it_names(report: Report) -> None:
+def test_a_training_on_a_decision_is_held_against_the_step_that_it_names(report):
     page = report(profile=None, evaluation=None)
     assert "a step takes 36 ms instead of 62 ms" in page.headline
     assert "no gate was checked" in page.text
 
 
-def test_a_training_alone_that_broke_its_promise_is_no_plain_good_news(report: Report) -> None:
+def test_a_training_alone_that_broke_its_promise_is_no_plain_good_news(report):
     training = sample_records.training()
     assert training.measured is not None
     slow = replace(training, measured=replace(training.measured, step_seconds=0.09))
@@ -349,7 +345,7 @@ def test_a_training_alone_that_broke_its_promise_is_no_plain_good_news(report: R
     assert ", 100 % of it waiting" in page.headline
 
 
-def test_a_profile_taken_elsewhere_is_not_the_step_before(report: Report, tmp_path: Path) -> None:
+def test_a_profile_taken_elsewhere_is_not_the_step_before(report, tmp_path):
     before, _ = sample_records.write_timelines(tmp_path)
     profile = sample_records.profile()
     assert profile.step is not None
@@ -382,7 +378,7 @@ def test_a_profile_taken_elsewhere_is_not_the_step_before(report: Report, tmp_pa
     assert "measured" not in page.row("today")[1]
 
 
-def test_prices_of_a_file_for_this_machine_are_told(report: Report) -> None:
+def test_prices_of_a_file_for_this_machine_are_told(report):
     decision = sample_records.decision()
     source = "prices.csv over nominal: 0.05 $ a core and hour, billed by nobody"
     prices = replace(decision.prices, purchase="as in the price file", source=source)
@@ -391,7 +387,7 @@ def test_prices_of_a_file_for_this_machine_are_told(report: Report) -> None:
     assert "$ per 1" in page.text
 
 
-def test_a_training_is_not_held_against_the_decision_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_training_is_not_held_against_the_decision_of_an_earlier_one(tmp_path):
     decision = sample_records.decision()
     write_json(tmp_path / "workload.json", sample_records.workload())
     write_json(tmp_path / "profile.json", sample_records.profile())
@@ -405,7 +401,7 @@ def test_a_training_is_not_held_against_the_decision_of_an_earlier_one(tmp_path:
         assert ("Why this plan" in text) is is_its_own
 
 
-def test_every_set_of_records_gives_a_page_without_holes(report: Report, tmp_path: Path) -> None:
+def test_every_set_of_records_gives_a_page_without_holes(report, tmp_path):
     names = ("profile", "decision", "training", "evaluation")
     before, after = sample_records.write_timelines(tmp_path)
     for size in range(5):
@@ -421,21 +417,21 @@ def test_every_set_of_records_gives_a_page_without_holes(report: Report, tmp_pat
                 assert page.headline
 
 
-def test_colour_codes_of_a_failure_are_left_out(report: Report) -> None:
+def test_colour_codes_of_a_failure_are_left_out(report):
     page = report(evaluation=None, failure="\x1b[31mRuntimeError: boom\x1b[0m\x07")
     assert page.headline.endswith("RuntimeError: boom.")
     assert "\x1b" not in page.source
     assert "\x07" not in page.source
 
 
-def test_half_a_character_does_not_stop_the_report(report: Report) -> None:
+def test_half_a_character_does_not_stop_the_report(report):
     assert "boom" in report(evaluation=None, failure="boom \ud800").text
 
 
 # ---------------------------------------------------------------- figures
 
 
-def test_key_figures_are_those_of_the_records(report: Report) -> None:
+def test_key_figures_are_those_of_the_records(report):
     source = plain(report().source)
     figures = dict(
         re.findall(r'<dt>([^<]*)</dt>\s*<dd class="value">([^<]*)</dd>', source, flags=re.DOTALL)
@@ -450,7 +446,7 @@ def test_key_figures_are_those_of_the_records(report: Report) -> None:
     assert source.count("<dt>") == 4
 
 
-def test_plan_table_shows_each_plan_as_predicted(report: Report) -> None:
+def test_plan_table_shows_each_plan_as_predicted(report):
     page = report()
     chosen = page.row("one data host (local.c1)")
     assert [" ".join(cell.split()) for cell in chosen[1:]] == [
@@ -466,9 +462,7 @@ def test_plan_table_shows_each_plan_as_predicted(report: Report) -> None:
     assert "✗ not feasible: needs 3 cores, this machine has 2" in page.row("two data hosts")[0]
 
 
-def test_a_plan_s_gain_is_a_range_where_it_is_not_known_who_shares_the_storage(
-    report: Report,
-) -> None:
+def test_a_plan_s_gain_is_a_range_where_it_is_not_known_who_shares_the_storage(report):
     decision = sample_records.decision()
     plan = decision.plans[0]
     assert plan.predicted is not None
@@ -479,13 +473,13 @@ def test_a_plan_s_gain_is_a_range_where_it_is_not_known_who_shares_the_storage(
     assert "2.50 if each host has a storage of its own" in page.row("one data host")[3]
 
 
-def test_exactly_one_plan_is_marked_as_chosen(report: Report) -> None:
+def test_exactly_one_plan_is_marked_as_chosen(report):
     marked = [cells[0] for cells in report().cells if cells and "chosen" in cells[0]]
     assert len(marked) == 1
     assert marked[0].startswith("one data host")
 
 
-def test_plan_that_cannot_be_predicted_is_listed_with_its_reason(report: Report) -> None:
+def test_plan_that_cannot_be_predicted_is_listed_with_its_reason(report):
     decision = sample_records.decision()
     blank = replace(
         decision.plans[-1], predicted=None, feasible=False, reason="no price is known for c9"
@@ -496,7 +490,7 @@ def test_plan_that_cannot_be_predicted_is_listed_with_its_reason(report: Report)
     assert row[1] == "not known"
 
 
-def test_many_plans_are_folded_but_all_there(report: Report) -> None:
+def test_many_plans_are_folded_but_all_there(report):
     decision = sample_records.decision()
     many = tuple(
         replace(decision.plans[-1], reason=f"needs {number} cores") for number in range(40)
@@ -506,7 +500,7 @@ def test_many_plans_are_folded_but_all_there(report: Report) -> None:
     assert all(f"needs {number} cores" in page.text for number in range(40))
 
 
-def test_todays_cluster_is_in_sight_however_many_plans_are_better(report: Report) -> None:
+def test_todays_cluster_is_in_sight_however_many_plans_are_better(report):
     decision = sample_records.decision()
     better = tuple(
         replace(decision.plan, remote_share=number / 100, reason=f"share {number}")
@@ -518,7 +512,7 @@ def test_todays_cluster_is_in_sight_however_many_plans_are_better(report: Report
     assert re.search(r'<th scope="row">today&#39;s cluster\s*</th>', page.source[:folded])
 
 
-def test_plan_with_other_dnn_hosts_names_them(report: Report) -> None:
+def test_plan_with_other_dnn_hosts_names_them(report):
     decision = sample_records.decision()
     dnn, data = decision.plan.groups
     other = replace(decision.plans[-1], groups=(replace(dnn, count=2), data))
@@ -526,14 +520,14 @@ def test_plan_with_other_dnn_hosts_names_them(report: Report) -> None:
     assert page.row("two dnn hosts (local.c1) and one data host (local.c1)")
 
 
-def test_what_the_run_was_made_of_is_shown(report: Report) -> None:
+def test_what_the_run_was_made_of_is_shown(report):
     what = {"image_digest": "sha256:ab", "job_arn": "arn:aws:sagemaker:r:1:training-job/mnist"}
     page = report(training=replace(sample_records.training(), what=what))
     assert page.row("image digest")[-1] == "sha256:ab"
     assert page.row("job arn")[-1] == what["job_arn"]
 
 
-def test_path_hosts_events_and_advice_are_shown(report: Report) -> None:
+def test_path_hosts_events_and_advice_are_shown(report):
     text = report().text
     for answer in sample_records.decision().path:
         assert answer.question in text
@@ -550,7 +544,7 @@ def test_path_hosts_events_and_advice_are_shown(report: Report) -> None:
     assert "data hosts gone 0.4 s after the training's end" in text
 
 
-def test_where_nobody_is_billed_no_dollar_is_shown(report: Report) -> None:
+def test_where_nobody_is_billed_no_dollar_is_shown(report):
     source = sample_records.decision().prices.source
     page = report(decision=replace(sample_records.decision(), warnings=()))
     assert "$" not in page.text.replace(source, "")
@@ -558,7 +552,7 @@ def test_where_nobody_is_billed_no_dollar_is_shown(report: Report) -> None:
     assert page.row("Plan, measured")[-1] == "0.0720 s"
 
 
-def test_real_prices_carry_date_region_and_purchase(report: Report) -> None:
+def test_real_prices_carry_date_region_and_purchase(report):
     decision = sample_records.decision()
     prices = replace(
         decision.prices, purchase="on-demand", source="AWS table", region="us-east-1", stale=True
@@ -575,12 +569,12 @@ def test_real_prices_carry_date_region_and_purchase(report: Report) -> None:
     assert "$0.000756" in page.text
 
 
-def test_place_of_the_measurement_in_the_band_is_said(report: Report) -> None:
+def test_place_of_the_measurement_in_the_band_is_said(report):
     assert "The measured step is inside the predicted band." in report().text
     assert "is outside the predicted band, longer" in report(evaluation=_evaluated(0.05)).text
 
 
-def test_commands_to_reproduce_are_whole(report: Report) -> None:
+def test_commands_to_reproduce_are_whole(report):
     text = report().text
     assert "stoker run configs/mnist.yaml" in text
     assert (
@@ -592,7 +586,7 @@ def test_commands_to_reproduce_are_whole(report: Report) -> None:
 # ---------------------------------------------------------------- safety
 
 
-def test_hostile_names_are_shown_and_not_run(report: Report) -> None:
+def test_hostile_names_are_shown_and_not_run(report):
     evil = "</title></svg><script>alert('1')</script>&\"<img src=x onerror=alert(2)>"
     training = sample_records.training()
     decision = sample_records.decision()
@@ -627,7 +621,7 @@ def test_hostile_names_are_shown_and_not_run(report: Report) -> None:
     assert not any(name.startswith("on") for _, name, _ in page.attributes)
 
 
-def test_nothing_points_outside_the_file(report: Report, tmp_path: Path) -> None:
+def test_nothing_points_outside_the_file(report, tmp_path):
     log = tmp_path / "logs" / "dnn algo#1.log"
     page = report(log_files=[log, Path("/elsewhere/data.log")])
     targets = {
@@ -641,7 +635,7 @@ def test_nothing_points_outside_the_file(report: Report, tmp_path: Path) -> None
     assert set(re.findall(r"https?://[^\s\"'<]*", page.source)) == {"http://www.w3.org/2000/svg"}
 
 
-def test_pictures_are_well_formed_named_and_self_contained(report: Report, tmp_path: Path) -> None:
+def test_pictures_are_well_formed_named_and_self_contained(report, tmp_path):
     before, after = sample_records.write_timelines(tmp_path)
     source = report(before_timeline=before, after_timeline=after).source
     pictures = re.findall(r"<svg.*?</svg>", source, flags=re.DOTALL)
@@ -657,7 +651,7 @@ def test_pictures_are_well_formed_named_and_self_contained(report: Report, tmp_p
     assert len(every) == len(set(every))
 
 
-def test_tables_have_captions_and_scopes(report: Report) -> None:
+def test_tables_have_captions_and_scopes(report):
     page = report()
     assert page.tags.count("caption") == page.tags.count("table")
     heads = [tag for tag in page.tags if tag == "th"]
@@ -666,7 +660,7 @@ def test_tables_have_captions_and_scopes(report: Report) -> None:
     )
 
 
-def test_text_stands_out_from_its_ground_in_light_and_dark(report: Report) -> None:
+def test_text_stands_out_from_its_ground_in_light_and_dark(report):
     source = report().source
     schemes = re.findall(r":root \{(.*?)\}", source, flags=re.DOTALL)
     assert len(schemes) == 2
@@ -699,7 +693,7 @@ def contrast(one: str, other: str) -> float:
 HEADER = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples\n"
 
 
-def test_main_loader_is_the_one_with_most_rows(tmp_path: Path) -> None:
+def test_main_loader_is_the_one_with_most_rows(tmp_path):
     rows = ["0,0,0,0.0,1.0,1.0,8", "1,0,0,2.0,0.1,0.2,8", "1,0,1,2.3,0.1,0.2,8"]
     (tmp_path / "t.csv").write_text(HEADER + "\n".join(rows))
     timeline = read_steps(tmp_path / "t.csv")
@@ -713,7 +707,7 @@ def test_main_loader_is_the_one_with_most_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broken", ["0,0,1,0.5,0.", "0,0,1,x,0,0,8", "0,0,1,0,nan,0,8", "0,0,1,0,-1,0,8", "", "0,0"]
 )
-def test_row_of_a_killed_process_is_left_out(tmp_path: Path, broken: str) -> None:
+def test_row_of_a_killed_process_is_left_out(tmp_path, broken):
     (tmp_path / "t.csv").write_text(HEADER + "0,0,0,0.0,0.1,0.2,8\n" + broken)
     timeline = read_steps(tmp_path / "t.csv")
     assert timeline is not None
@@ -721,26 +715,26 @@ def test_row_of_a_killed_process_is_left_out(tmp_path: Path, broken: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["", HEADER, "what,ever\n1,2\n"])
-def test_file_without_a_step_is_no_timeline(tmp_path: Path, text: str) -> None:
+def test_file_without_a_step_is_no_timeline(tmp_path, text):
     (tmp_path / "t.csv").write_text(text)
     assert read_steps(tmp_path / "t.csv") is None
     assert read_steps(tmp_path / "missing.csv") is None
 
 
-def test_strip_of_medians_says_that_it_is_one(report: Report, tmp_path: Path) -> None:
+def test_strip_of_medians_says_that_it_is_one(report, tmp_path):
     text = report(before_timeline=tmp_path / "missing.csv").text
     assert "Before: no timeline was kept, so the strip repeats the median step." in text
     assert "After: no timeline was kept" in text
 
 
-def test_strip_of_a_timeline_names_the_steps_it_shows(report: Report, tmp_path: Path) -> None:
+def test_strip_of_a_timeline_names_the_steps_it_shows(report, tmp_path):
     before, after = sample_records.write_timelines(tmp_path)
     text = report(before_timeline=before, after_timeline=after).text
     assert re.search(r"Before: steps \d+ to \d+ of 212, from the middle of the run", text)
     assert re.search(r"After: steps \d+ to \d+ of 750, from the middle of the run", text)
 
 
-def test_window_stays_inside_one_epoch_where_it_can(tmp_path: Path) -> None:
+def test_window_stays_inside_one_epoch_where_it_can(tmp_path):
     path = sample_records.write_timeline(
         tmp_path / "t.csv", wait_seconds=0.01, compute_seconds=0.02, epochs=2, steps=100
     )
@@ -749,7 +743,7 @@ def test_window_stays_inside_one_epoch_where_it_can(tmp_path: Path) -> None:
     assert len({step.epoch for step in timeline.window(0.9)}) == 1
 
 
-def test_long_run_makes_no_large_report(report: Report, tmp_path: Path) -> None:
+def test_long_run_makes_no_large_report(report, tmp_path):
     path = sample_records.write_timeline(
         tmp_path / "t.csv", wait_seconds=0.01, compute_seconds=0.02, epochs=2, steps=10_000
     )
@@ -782,7 +776,7 @@ def timelines(draw: st.DrawFn) -> StepTimes:
 
 @settings(max_examples=examples(60))
 @given(timeline=timelines(), at_most=st.integers(min_value=1, max_value=80))
-def test_bins_hold_every_step_once_and_add_up(timeline: StepTimes, at_most: int) -> None:
+def test_bins_hold_every_step_once_and_add_up(timeline, at_most):
     bins = timeline.bins(at_most)
     assert len(bins) <= at_most
     assert sum(part.steps for part in bins) == len(timeline.steps)
@@ -792,9 +786,7 @@ def test_bins_hold_every_step_once_and_add_up(timeline: StepTimes, at_most: int)
 
 @settings(max_examples=examples(60))
 @given(timeline=timelines(), length=seconds)
-def test_window_is_consecutive_and_not_longer_than_asked(
-    timeline: StepTimes, length: float
-) -> None:
+def test_window_is_consecutive_and_not_longer_than_asked(timeline, length):
     window = timeline.window(length)
     first = window[0].batch
     assert [step.batch for step in window] == list(range(first, first + len(window)))
@@ -821,9 +813,7 @@ names = st.sampled_from(["today's cluster", "two data hosts (ml.c5.18xlarge) and
 
 @settings(max_examples=examples(60))
 @given(before=timelines(), after=timelines(), what=names, width=widths)
-def test_labels_of_strips_and_series_never_clash(
-    before: StepTimes, after: StepTimes, what: str, width: float
-) -> None:
+def test_labels_of_strips_and_series_never_clash(before, after, what, width):
     strips = [
         Strip(name, what, timeline) for name, timeline in (("Before", before), ("After", after))
     ]
@@ -834,7 +824,7 @@ def test_labels_of_strips_and_series_never_clash(
 
 @settings(max_examples=examples(60))
 @given(values=st.lists(seconds, min_size=2, max_size=3), spread=st.floats(0, 1), width=widths)
-def test_labels_of_intervals_never_clash(values: list[float], spread: float, width: float) -> None:
+def test_labels_of_intervals_never_clash(values, spread, width):
     kinds = ("measured", "predicted", "measured")
     rows = [
         Interval(f"Plan, {kind}", kind, value, value * (1 - spread), value * (1 + spread))
@@ -844,7 +834,7 @@ def test_labels_of_intervals_never_clash(values: list[float], spread: float, wid
     assert_labels_are_clear(intervals_drawing(rows, unit=unit, width=width, name="c"))
 
 
-def test_strips_show_twenty_to_forty_steps_of_the_usual_speed_ups() -> None:
+def test_strips_show_twenty_to_forty_steps_of_the_usual_speed_ups():
     for speedup in (1.0, 1.2, 1.6):
         slow, fast = 0.06, 0.06 / speedup
         length = shown_seconds([slow, fast])
@@ -870,29 +860,29 @@ def test_strips_show_twenty_to_forty_steps_of_the_usual_speed_ups() -> None:
         (-2.5, 2, "\N{MINUS SIGN}2.5"),
     ],
 )
-def test_digits_keeps_what_is_significant(value: float, figures: int, text: str) -> None:
+def test_digits_keeps_what_is_significant(value, figures, text):
     assert plain(digits(value, figures)) == text
 
 
-def test_time_unit_suits_the_largest_step() -> None:
+def test_time_unit_suits_the_largest_step():
     assert choose_time_unit([0.062, None]) is MILLISECONDS
     assert choose_time_unit([62.0]).symbol == "s"
     assert choose_time_unit([62e-6]).symbol == "\N{MICRO SIGN}s"
 
 
-def test_changes_carry_a_sign_and_shares_do_not() -> None:
+def test_changes_carry_a_sign_and_shares_do_not():
     assert plain(signed_percent(0.0588)) == "+5.9 %"
     assert plain(signed_percent(-0.2)) == "\N{MINUS SIGN}20 %"
     assert plain(signed_percent(0.0001)) == "0 %"
     assert plain(percent(0.645)) == "64 %"
 
 
-def test_dollars_are_never_in_powers_of_ten() -> None:
+def test_dollars_are_never_in_powers_of_ten():
     assert usd(0.00000812) == "$0.00000812"
     assert plain(usd(12345.678)) == "$12 345.68"
     assert usd(None) == "not known"
 
 
-def test_counts_read_as_words() -> None:
+def test_counts_read_as_words():
     assert count(1, "data host") == "one data host"
     assert count(12, "data host") == "12 data hosts"

@@ -54,7 +54,7 @@ def paths(svg: ElementTree.Element, css: str) -> list[list[tuple[float, float]]]
     return found
 
 
-def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path: Path) -> None:
+def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path):
     drawing = feed_drawing(story_of(tmp_path), width=960, name="feed")
     svg = ElementTree.fromstring(drawing.markup())
     texts = [text.text for text in svg.iter(f"{SVG}text")]
@@ -72,7 +72,7 @@ def test_each_host_has_a_row_and_its_gap_is_where_it_was_lost(tmp_path: Path) ->
     assert heights[1] == pytest.approx(heights[0] * 7.5 / 22, rel=0.1)
 
 
-def test_batches_that_were_made_elsewhere_are_marked_on_the_lost_hosts_row(tmp_path: Path) -> None:
+def test_batches_that_were_made_elsewhere_are_marked_on_the_lost_hosts_row(tmp_path):
     svg = ElementTree.fromstring(feed_drawing(story_of(tmp_path), width=960, name="feed").markup())
     titles = [title.text for title in svg.iter(f"{SVG}title")]
     assert [title for title in titles if title and "elsewhere" in title] == [
@@ -86,21 +86,21 @@ def test_batches_that_were_made_elsewhere_are_marked_on_the_lost_hosts_row(tmp_p
 
 @pytest.mark.parametrize("width", [360.0, 960.0])
 @pytest.mark.parametrize("hosts", [1, 12, 40])
-def test_labels_of_the_feed_do_not_clash(tmp_path: Path, width: float, hosts: int) -> None:
+def test_labels_of_the_feed_do_not_clash(tmp_path, width, hosts):
     drawing = feed_drawing(story_of(tmp_path, hosts=hosts), width=width, name="feed")
     for one, other in combinations(drawing.labels, 2):
         assert not one.overlaps(other), f"{one.text} / {other.text}"
     assert all(box.left >= -1 and box.right <= width + 1 for box in drawing.labels)
 
 
-def test_a_long_run_of_many_hosts_stays_a_small_picture(tmp_path: Path) -> None:
+def test_a_long_run_of_many_hosts_stays_a_small_picture(tmp_path):
     story = story_of(tmp_path, hosts=40, intervals=480)
     drawing = feed_drawing(story, width=960, name="feed")
     assert len(drawing.markup()) < 120_000
     assert any(label.text == "30 more hosts" for label in drawing.labels)
 
 
-def test_the_report_names_the_present_limit_and_the_one_of_the_whole_run(tmp_path: Path) -> None:
+def test_the_report_names_the_present_limit_and_the_one_of_the_whole_run(tmp_path):
     text = page_of(tmp_path, write_feed(tmp_path))
     assert "Who fed the trainer" in text
     assert "What limits it in the last quarter of the run: the trainer" in text
@@ -108,7 +108,7 @@ def test_the_report_names_the_present_limit_and_the_one_of_the_whole_run(tmp_pat
     assert re.search(r"data-1</th><td[^>]*>15\.\d", text)
 
 
-def test_a_report_without_a_feed_does_not_speak_of_it(tmp_path: Path) -> None:
+def test_a_report_without_a_feed_does_not_speak_of_it(tmp_path):
     assert "Who fed the trainer" not in page_of(tmp_path, None)
     assert "Who fed the trainer" not in page_of(tmp_path, tmp_path / "missing.csv")
 
@@ -116,18 +116,18 @@ def test_a_report_without_a_feed_does_not_speak_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", ",".join(COLUMNS) + "\n", "a,b\n1,2\n", "\0\0", ",".join(COLUMNS) + "\n1,2,ra"]
 )
-def test_a_broken_file_is_as_no_file(tmp_path: Path, text: str) -> None:
+def test_a_broken_file_is_as_no_file(tmp_path, text):
     (tmp_path / "feed.csv").write_text(text)
     assert read_feed(tmp_path / "feed.csv") is None
 
 
-def test_names_of_hosts_are_text_in_the_report(tmp_path: Path) -> None:
+def test_names_of_hosts_are_text_in_the_report(tmp_path):
     file = write_feed(tmp_path)
     file.write_text(file.read_text().replace("data-2", "<script>alert(1)</script>"))
     assert "<script" not in page_of(tmp_path, file)
 
 
-def test_hosts_have_names_for_people(tmp_path: Path) -> None:
+def test_hosts_have_names_for_people(tmp_path):
     file = write_feed(tmp_path, hosts=1)
     file.write_text(file.read_text().replace("data-1", "algo-2").replace("gpu-1", "algo-1"))
     text = page_of(tmp_path, file)
@@ -136,9 +136,7 @@ def test_hosts_have_names_for_people(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("wall", "is_storage_named"), [(0.0391, False), (0.39, True)])
-def test_faster_storage_is_no_advice_for_a_cpu_bound_job(
-    tmp_path: Path, wall: float, is_storage_named: bool
-) -> None:
+def test_faster_storage_is_no_advice_for_a_cpu_bound_job(tmp_path, wall, is_storage_named):
     profile = sample_records.profile()
     assert profile.step is not None
     step = msgspec.structs.replace(profile.step, loader_wall_seconds=wall)

@@ -4,7 +4,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from datetime import date
 from itertools import combinations
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -59,7 +58,7 @@ def of(plan: Plan) -> Predicted:
     return plan.predicted
 
 
-def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked() -> None:
+def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked():
     decision = starved()
     spots = spots_of(decision)
     able = [plan for plan in decision.plans if plan.feasible and plan.predicted]
@@ -70,7 +69,7 @@ def test_every_plan_that_may_run_is_a_spot_and_the_front_is_marked() -> None:
     assert sum(spot.is_today for spot in spots) == 1
 
 
-def test_scaling_starts_at_todays_step_and_counts_hosts_of_the_chosen_type() -> None:
+def test_scaling_starts_at_todays_step_and_counts_hosts_of_the_chosen_type():
     decision = starved()
     scaling = scaling_of(decision)
     assert scaling is not None
@@ -83,7 +82,7 @@ def test_scaling_starts_at_todays_step_and_counts_hosts_of_the_chosen_type() -> 
     assert chosen.step_seconds == of(decision.plan).step_seconds
 
 
-def test_the_band_begins_at_todays_step_where_that_was_predicted() -> None:
+def test_the_band_begins_at_todays_step_where_that_was_predicted():
     decision = starved()
     taken = TakenElsewhere(
         profiled_on="local.c1",
@@ -102,7 +101,7 @@ def test_the_band_begins_at_todays_step_where_that_was_predicted() -> None:
     assert corners[1] == corners[0] + 2
 
 
-def test_data_hosts_that_may_not_be_run_are_in_the_curve_and_not_in_the_front() -> None:
+def test_data_hosts_that_may_not_be_run_are_in_the_curve_and_not_in_the_front():
     decision = sample_records.decision()
     scaling = scaling_of(decision)
     assert scaling is not None
@@ -110,7 +109,7 @@ def test_data_hosts_that_may_not_be_run_are_in_the_curve_and_not_in_the_front() 
     assert {spot.name for spot in spots_of(decision)} == {"today", "tuned", "+1 local.c1"}
 
 
-def test_decision_with_todays_cluster_alone_has_no_picture() -> None:
+def test_decision_with_todays_cluster_alone_has_no_picture():
     decision = sample_records.decision()
     keep = next(plan for plan in decision.plans if plan.action == "keep")
     alone = replace(decision, action="keep", plan=keep, plans=(keep,))
@@ -120,7 +119,7 @@ def test_decision_with_todays_cluster_alone_has_no_picture() -> None:
     assert plans_drawing(nothing, unit=MILLISECONDS, width=960, name="plans") is None
 
 
-def test_plans_without_data_hosts_have_the_front_only() -> None:
+def test_plans_without_data_hosts_have_the_front_only():
     decision = sample_records.decision()
     homogeneous = tuple(plan for plan in decision.plans if len(plan.groups) == 1)
     tuned = replace(decision, action="tune", plan=homogeneous[0], plans=homogeneous)
@@ -145,7 +144,7 @@ def test_plans_without_data_hosts_have_the_front_only() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_picture_names_the_chosen_plan_today_and_the_floor(width: float) -> None:
+def test_picture_names_the_chosen_plan_today_and_the_floor(width):
     drawing = plans_drawing(starved(), unit=MILLISECONDS, width=width, name="plans")
     assert drawing is not None
     text = " / ".join(label.text.replace("\N{NO-BREAK SPACE}", " ") for label in drawing.labels)
@@ -195,9 +194,7 @@ def scaled(decision: Decision, *, time: float, money: float) -> Decision:
     money=st.floats(min_value=1e-3, max_value=1e3),
     width=st.sampled_from(WIDTHS),
 )
-def test_labels_stay_in_the_picture_and_off_each_other(
-    base: int, time: float, money: float, width: float
-) -> None:
+def test_labels_stay_in_the_picture_and_off_each_other(base, time, money, width):
     decision = scaled(BASES[base], time=time, money=money)
     unit = time_unit([plan.predicted.step_seconds for plan in decision.plans if plan.predicted])
     drawing = plans_drawing(decision, unit=unit, width=width, name="plans")
@@ -211,9 +208,7 @@ def test_labels_stay_in_the_picture_and_off_each_other(
         assert not one.overlaps(other), (one, other)
 
 
-def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(
-    tmp_path: Path,
-) -> None:
+def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(tmp_path):
     file = tmp_path / "report.html"
     decision = starved()
     write_report(
@@ -238,7 +233,7 @@ def test_report_shows_the_picture_and_each_plans_next_limit_and_break_even(
 
 
 @pytest.mark.parametrize("action", ["change", "keep"])
-def test_report_of_a_decision_alone_is_no_broken_run(tmp_path: Path, action: str) -> None:
+def test_report_of_a_decision_alone_is_no_broken_run(tmp_path, action):
     decision = starved() if action == "change" else starved(accelerator_step_seconds=0.19)
     assert (decision.action == "keep") == (action == "keep")
     file = tmp_path / "decision.html"
@@ -260,7 +255,7 @@ def test_report_of_a_decision_alone_is_no_broken_run(tmp_path: Path, action: str
     assert ('class="hero"' in page) == (action == "change")
 
 
-def test_wait_that_is_not_known_is_not_drawn_as_none(tmp_path: Path) -> None:
+def test_wait_that_is_not_known_is_not_drawn_as_none(tmp_path):
     profile = sample_records.profile()
     assert profile.step is not None
     unknown = replace(profile, step=replace(profile.step, wait_seconds=None))

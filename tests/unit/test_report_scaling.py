@@ -2,7 +2,6 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -41,7 +40,7 @@ def run(rate: float, *, hosts: int = 1, processes: int = 1, data: int = 0, **cha
     return replace(training, groups=tuple(groups), measured=measured, **changes)
 
 
-def test_processes_are_the_scale_where_they_differ_and_the_smallest_is_the_ideal() -> None:
+def test_processes_are_the_scale_where_they_differ_and_the_smallest_is_the_ideal():
     scaling = scaling_of_runs(
         {"a": run(100, processes=1), "b": run(190, processes=2), "c": run(300, processes=4)}
     )
@@ -53,25 +52,25 @@ def test_processes_are_the_scale_where_they_differ_and_the_smallest_is_the_ideal
     assert "75 % of the ideal" in headline(scaling).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_a_scale_in_data_hosts_has_no_ideal_at_none_of_them() -> None:
+def test_a_scale_in_data_hosts_has_no_ideal_at_none_of_them():
     scaling = scaling_of_runs({"0": run(50), "1": run(100, data=1), "2": run(150, data=2)})
     assert scaling.what == "data hosts"
     assert [point.efficiency for point in scaling.points] == [None, 1.0, pytest.approx(0.75)]
 
 
-def test_runs_of_one_size_are_one_point_with_its_spread() -> None:
+def test_runs_of_one_size_are_one_point_with_its_spread():
     scaling = scaling_of_runs({"a": run(90), "b": run(110), "c": run(100), "d": run(180, hosts=2)})
     first = scaling.points[0]
     assert (first.samples_per_second, first.low, first.high, first.num_runs) == (100, 90, 110, 3)
     assert scaling.points[1].efficiency == pytest.approx(0.9)
 
 
-def test_a_million_samples_cost_the_price_of_their_time() -> None:
+def test_a_million_samples_cost_the_price_of_their_time():
     # 0.1 $ for 1000 steps of 32 samples: 3.125 $ for a million samples.
     assert usd_per_million(run(100)) == pytest.approx(0.1 / 1000 / 32 * 1e6)
 
 
-def test_without_a_price_there_is_no_cost_panel() -> None:
+def test_without_a_price_there_is_no_cost_panel():
     with_price = scaling_of_runs({"a": run(100), "b": run(190, hosts=2)})
     without = scaling_of_runs({"a": run(100, usd=None), "b": run(190, hosts=2)})
     assert without.points[0].usd is None
@@ -79,7 +78,7 @@ def test_without_a_price_there_is_no_cost_panel() -> None:
     assert "for a million samples" not in draw_scaling(without, width=960, name="x")
 
 
-def test_what_makes_runs_hard_to_compare_is_said() -> None:
+def test_what_makes_runs_hard_to_compare_is_said():
     scaling = scaling_of_runs(
         {"a": run(100, workload_sha256="0" * 64), "b": run(190, hosts=2, data=1)}
     )
@@ -89,7 +88,7 @@ def test_what_makes_runs_hard_to_compare_is_said() -> None:
 
 
 @pytest.mark.parametrize("width", [960, 360])
-def test_the_picture_is_well_formed_and_says_its_figures(width: int) -> None:
+def test_the_picture_is_well_formed_and_says_its_figures(width):
     scaling = scaling_of_runs(
         {str(n): run(100 * n**0.9, processes=n) for n in (1, 2, 4, 8, 16, 32)}
     )
@@ -110,14 +109,12 @@ def test_the_picture_is_well_formed_and_says_its_figures(width: int) -> None:
         ),
     ],
 )
-def test_runs_that_cannot_be_compared_are_refused(runs: dict[str, Training], words: str) -> None:
+def test_runs_that_cannot_be_compared_are_refused(runs, words):
     with pytest.raises(UsageError, match=words):
         scaling_of_runs(runs)
 
 
-def test_the_verb_prints_a_table_and_writes_a_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verb_prints_a_table_and_writes_a_page(tmp_path, capsys):
     folders = []
     for size in (1, 2):
         folder = tmp_path / f"run-{size}"
@@ -138,9 +135,7 @@ def test_the_verb_prints_a_table_and_writes_a_page(
 
 
 @pytest.mark.parametrize("words", [["scaling"], ["--scaling"]])
-def test_the_word_and_the_flag_draw_the_same_page(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_word_and_the_flag_draw_the_same_page(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, training in (("a", run(100)), ("b", run(190, processes=2))):
         (tmp_path / name).mkdir()
@@ -153,7 +148,7 @@ def test_the_word_and_the_flag_draw_the_same_page(
     assert "1.90 times" in (tmp_path / "both.html").read_text()
 
 
-def test_runs_on_this_machine_cost_what_a_price_file_says() -> None:
+def test_runs_on_this_machine_cost_what_a_price_file_says():
     groups = sample_records.decision().plan.groups
     assert usd_per_million(replace(run(100, usd=0.1), groups=groups)) is not None
     assert usd_per_million(replace(run(100, usd=None), groups=groups)) is None

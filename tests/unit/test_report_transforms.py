@@ -24,7 +24,7 @@ COSTS = (
 )  # fmt: skip
 
 
-def test_parts_that_cost_nothing_have_no_row() -> None:
+def test_parts_that_cost_nothing_have_no_row():
     rows = transform_rows(COSTS)
     assert [(row.name, row.is_part) for row in rows] == [
         ("getitem", False),
@@ -55,7 +55,7 @@ def profile_with(*costs: TransformCost, read_bytes: float | None = None) -> Prof
     return builders.profile(step_seconds=0.1, transforms=costs, **storage)
 
 
-def test_the_table_stands_in_the_report_and_names_are_text(tmp_path: Path) -> None:
+def test_the_table_stands_in_the_report_and_names_are_text(tmp_path):
     html = page(tmp_path, profile_with(*COSTS, read_bytes=4e6))
     assert "Parts of loading" in html
     assert "Crop&lt;b&gt;" in html
@@ -63,13 +63,13 @@ def test_the_table_stands_in_the_report_and_names_are_text(tmp_path: Path) -> No
     assert "A step reads 4.00 MB from storage, which gives each host 200 MB per second" in html
 
 
-def test_a_profile_without_parts_has_no_table(tmp_path: Path) -> None:
+def test_a_profile_without_parts_has_no_table(tmp_path):
     html = page(tmp_path, profile_with())
     assert "Parts of loading" not in html
     assert "from storage" not in html
 
 
-def test_states_stand_in_the_report_with_their_shares(tmp_path: Path) -> None:
+def test_states_stand_in_the_report_with_their_shares(tmp_path):
     profile = builders.profile(
         step_seconds=0.1,
         check=Check(predicted_step_seconds=0.05, error=-0.5, explained=False, state="straggler"),

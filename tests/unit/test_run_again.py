@@ -19,7 +19,7 @@ WORKLOAD = "name: mnist\ncommand: [python, train.py]\ncluster: {dnn: {instance_t
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     folder = tmp_path / "runs" / "mnist-1"
     for name in ("hosts", "logs"):
         (folder / name).mkdir(parents=True)
@@ -32,12 +32,12 @@ def left_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_what_a_step_will_write_is_removed_before_it(run_dir: Path) -> None:
+def test_what_a_step_will_write_is_removed_before_it(run_dir):
     forget_later(run_dir, STEPS.index("train"))
     assert left_in(run_dir) == {"profile.json", "decision.json"}
 
 
-def test_a_run_that_still_runs_keeps_its_folders(run_dir: Path) -> None:
+def test_a_run_that_still_runs_keeps_its_folders(run_dir):
     before = left_in(run_dir)
     lock = lock_run_folder(run_dir, run="mnist-1")
     try:
@@ -58,12 +58,12 @@ def test_a_run_that_still_runs_keeps_its_folders(run_dir: Path) -> None:
         ("train.py", 0, "stoker run w.yaml --from train     (trains again)"),
     ],
 )
-def test_after_an_example_comes_a_script_of_one_s_own(script: str, code: int, command: str) -> None:
+def test_after_an_example_comes_a_script_of_one_s_own(script, code, command):
     workload = workload_from({"name": "x", "command": ["python", script]})
     assert next_step(workload, "w.yaml", code) == f"next:      {command}"
 
 
-def test_a_gate_against_a_champion_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_a_gate_against_a_champion_is_refused_before_the_first_step(tmp_path):
     gate = "gate: [{metric: accuracy, min_champion: -0.01}]\n"
     (tmp_path / "w.yaml").write_text(WORKLOAD + gate)
     (tmp_path / "train.py").write_text("")
@@ -86,13 +86,8 @@ def test_a_gate_against_a_champion_is_refused_before_the_first_step(tmp_path: Pa
     ],
 )
 def test_what_a_chain_that_ends_early_tells_mlflow(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    doing: str,
-    end: BaseException,
-    code: int,
-    tracked: list[bool],
-) -> None:
+    tmp_path, monkeypatch, doing, end, code, tracked
+):
     (tmp_path / "w.yaml").write_text(WORKLOAD)
     (tmp_path / "train.py").write_text("")
     found: list[bool] = []
@@ -114,9 +109,7 @@ def test_what_a_chain_that_ends_early_tells_mlflow(
 @pytest.mark.parametrize(
     ("flags", "expected"), [([], "auto"), (["true"], True), (["false"], False), (["auto"], "auto")]
 )
-def test_a_run_replaces_loaders_as_its_option_says(
-    flags: list[str], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_replaces_loaders_as_its_option_says(flags, expected, tmp_path, monkeypatch):
     chains: list[Chain] = []
 
     def declined(chain: Chain) -> NoReturn:

@@ -5,7 +5,6 @@ What stoker alone writes is held against the same rules here, whatever the job.
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import UsageError
-from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import checks
 from stoker.platforms.sagemaker.checks import check_body, problems
 from stoker.records import (
@@ -74,13 +72,13 @@ def homogeneous() -> dict[str, Json]:
 # What botocore, SageMaker's SDK and moto accept.
 
 
-def test_seven_groups_are_refused() -> None:
+def test_seven_groups_are_refused():
     body = hetero()
     body["ResourceConfig"]["InstanceGroups"] = named_groups("dnn", *"abcdef")  # type: ignore[index,call-overload]
     assert "at most 5 instance groups, found 7" in str(refused(body, "instance groups"))
 
 
-def test_mixed_channels_are_refused() -> None:
+def test_mixed_channels_are_refused():
     body = hetero()
     body["InputDataConfig"] = [channel("a", InstanceGroupNames=["data"]), channel("b")]
     error = broken(body, "one channel with groups means all channels with groups")
@@ -95,28 +93,26 @@ def test_mixed_channels_are_refused() -> None:
         {"InstancePreferences": [{"InstanceType": "ml.c5.xlarge"}]},
     ],
 )
-def test_groups_exclude_type_and_count(more: dict[str, Json]) -> None:
+def test_groups_exclude_type_and_count(more):
     body = hetero()
     body["ResourceConfig"] |= more  # type: ignore[operator]
     broken(body, f"instance groups and {next(iter(more))} exclude each other")
 
 
 @pytest.mark.parametrize("form", [hetero, homogeneous])
-def test_an_unknown_type_is_refused_with_the_nearest_one(
-    form: Callable[[], dict[str, Json]],
-) -> None:
+def test_an_unknown_type_is_refused_with_the_nearest_one(form):
     text = json.dumps(form()).replace("ml.g5.2xlarge", "ml.g5.2xlrge")
     error = refused(json.loads(text), "SageMaker has no instance type ml.g5.2xlrge")
     assert error.fix == "did you mean ml.g5.2xlarge?"
 
 
-def test_spot_with_groups_is_refused() -> None:
+def test_spot_with_groups_is_refused():
     body = hetero() | {"EnableManagedSpotTraining": True}
     body["StoppingCondition"] = {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 90}
     refused(body, "managed spot with instance groups")
 
 
-def test_keep_alive_with_groups_is_refused() -> None:
+def test_keep_alive_with_groups_is_refused():
     body = hetero()
     body["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600  # type: ignore[index,call-overload]
     refused(body, "no warm pools for instance groups")
@@ -125,27 +121,27 @@ def test_keep_alive_with_groups_is_refused() -> None:
 # More of the same.
 
 
-def test_groups_of_one_name_are_refused() -> None:
+def test_groups_of_one_name_are_refused():
     body = hetero()
     body["InputDataConfig"] = [channel("a")]
     body["ResourceConfig"]["InstanceGroups"] = named_groups("dnn", "data", "data")  # type: ignore[index,call-overload]
     broken(body, "2 instance groups are called data")
 
 
-def test_a_group_without_hosts_is_refused() -> None:
+def test_a_group_without_hosts_is_refused():
     body = hetero()
     body["ResourceConfig"]["InstanceGroups"][1]["InstanceCount"] = 0  # type: ignore[index,call-overload]
     assert broken(body, "without hosts").where == "group data"
 
 
-def test_a_request_without_hosts_is_refused() -> None:
+def test_a_request_without_hosts_is_refused():
     body = homogeneous()
     body["ResourceConfig"] = {"VolumeSizeInGB": 10}
     broken(body, "names no hosts")
 
 
 @pytest.mark.parametrize("form", [hetero, homogeneous])
-def test_a_channel_of_an_unknown_group_is_refused(form: Callable[[], dict[str, Json]]) -> None:
+def test_a_channel_of_an_unknown_group_is_refused(form):
     body = form() | {"InputDataConfig": [channel("a", InstanceGroupNames=["gpu"])]}
     broken(body, "there is no instance group gpu")
 
@@ -173,7 +169,7 @@ def test_a_channel_of_an_unknown_group_is_refused(form: Callable[[], dict[str, J
         ([channel("a", RecordWrapperType="RecordIO")], "RecordIO is for mode Pipe only"),
     ],
 )
-def test_a_channel_that_the_service_refuses_is_refused(channels: list[Json], words: str) -> None:
+def test_a_channel_that_the_service_refuses_is_refused(channels, words):
     refused(homogeneous() | {"InputDataConfig": channels}, words)
 
 
@@ -186,9 +182,7 @@ def test_a_channel_that_the_service_refuses_is_refused(channels: list[Json], wor
         ([{"ChannelName": "a", "DataSource": {}}], "one source"),
     ],
 )
-def test_a_channel_that_none_of_our_code_may_make_is_refused(
-    channels: list[Json], words: str
-) -> None:
+def test_a_channel_that_none_of_our_code_may_make_is_refused(channels, words):
     broken(homogeneous() | {"InputDataConfig": channels}, words)
 
 
@@ -205,7 +199,7 @@ def file_system(**changes: Json) -> dict[str, Json]:
 VPC = {"SecurityGroupIds": ["sg-1"], "Subnets": ["subnet-1"]}
 
 
-def test_a_file_system_is_read_through_a_vpc_in_file_mode() -> None:
+def test_a_file_system_is_read_through_a_vpc_in_file_mode():
     body = homogeneous() | {"InputDataConfig": [file_system()]}
     broken(body, "through a VPC only")
     check_request(body | {"VpcConfig": VPC})
@@ -213,7 +207,7 @@ def test_a_file_system_is_read_through_a_vpc_in_file_mode() -> None:
     broken(piped, "read in mode File")
 
 
-def test_the_jobs_mode_counts_where_a_channel_has_none() -> None:
+def test_the_jobs_mode_counts_where_a_channel_has_none():
     body = homogeneous()
     body["InputDataConfig"] = [channel("a", RecordWrapperType="RecordIO")]
     body["AlgorithmSpecification"]["TrainingInputMode"] = "Pipe"  # type: ignore[index,call-overload]
@@ -236,7 +230,7 @@ def test_the_jobs_mode_counts_where_a_channel_has_none() -> None:
         ({"Tags": [{"Key": "AWS:x", "Value": ""}]}, "AWS's own"),
     ],
 )
-def test_a_request_beyond_a_limit_is_refused(changes: dict[str, Json], words: str) -> None:
+def test_a_request_beyond_a_limit_is_refused(changes, words):
     refused(homogeneous() | changes, words)
 
 
@@ -250,9 +244,7 @@ def test_a_request_beyond_a_limit_is_refused(changes: dict[str, Json], words: st
         ),
     ],
 )
-def test_a_request_that_none_of_our_code_may_make_is_refused(
-    changes: dict[str, Json], words: str
-) -> None:
+def test_a_request_that_none_of_our_code_may_make_is_refused(changes, words):
     broken(homogeneous() | changes, words)
 
 
@@ -266,20 +258,18 @@ def test_a_request_that_none_of_our_code_may_make_is_refused(
         ),
     ],
 )
-def test_a_container_that_none_of_our_code_may_make_is_refused(
-    changes: dict[str, Json], words: str
-) -> None:
+def test_a_container_that_none_of_our_code_may_make_is_refused(changes, words):
     body = homogeneous()
     body["AlgorithmSpecification"] |= changes  # type: ignore[operator]
     broken(body, words)
 
 
-def test_one_distribution_on_a_known_group_is_accepted() -> None:
+def test_one_distribution_on_a_known_group_is_accepted():
     named = {"HyperParameters": {"sagemaker_distribution_instance_groups": '["dnn"]'}}
     check_request(hetero() | named)
 
 
-def test_what_botocore_refuses_is_refused_with_all_of_its_words() -> None:
+def test_what_botocore_refuses_is_refused_with_all_of_its_words():
     body = hetero() | {"TrainingJobNme": "x", "Environment": {"A": 3}}
     del body["RoleArn"]
     with pytest.raises(UsageError) as caught:
@@ -288,7 +278,7 @@ def test_what_botocore_refuses_is_refused_with_all_of_its_words() -> None:
         assert word in caught.value.what
 
 
-def test_all_problems_of_a_request_can_be_listed() -> None:
+def test_all_problems_of_a_request_can_be_listed():
     body = hetero() | {"EnableManagedSpotTraining": True}
     found = [problem.what for problem in problems(body)]
     assert len(found) == 2
@@ -296,7 +286,7 @@ def test_all_problems_of_a_request_can_be_listed() -> None:
 
 
 @pytest.mark.parametrize("garbage", [{}, {"ResourceConfig": 3}, {"InputDataConfig": [None]}])
-def test_a_request_of_any_shape_gets_an_answer(garbage: dict[str, Json]) -> None:
+def test_a_request_of_any_shape_gets_an_answer(garbage):
     with pytest.raises(UsageError):
         check_request(garbage)
 
@@ -304,7 +294,7 @@ def test_a_request_of_any_shape_gets_an_answer(garbage: dict[str, Json]) -> None
 # Limits come from the model.
 
 
-def test_limits_are_those_of_the_installed_model() -> None:
+def test_limits_are_those_of_the_installed_model():
     assert (
         checks.maximum("InstanceGroups")
         == SHAPE.members["ResourceConfig"].members["InstanceGroups"].metadata["max"]
@@ -358,7 +348,7 @@ def test_limits_are_those_of_the_installed_model() -> None:
         ),
     ],
 )
-def test_a_job_that_sagemaker_cannot_run_is_refused(spec: JobSpec, words: str) -> None:
+def test_a_job_that_sagemaker_cannot_run_is_refused(spec, words):
     with pytest.raises(UsageError, match=words):
         plan_body(spec)
 
@@ -374,9 +364,7 @@ def test_a_job_that_sagemaker_cannot_run_is_refused(spec: JobSpec, words: str) -
         ("tensorflow", "3.0", True),
     ],
 )
-def test_instance_groups_need_a_framework_that_knows_them(
-    name: str, version: str, is_allowed: bool
-) -> None:
+def test_instance_groups_need_a_framework_that_knows_them(name, version, is_allowed):
     framework = msgspec.convert({"name": name, "version": version}, Framework)
     plan_body(job(DNN, sagemaker=settings(framework=framework)))
     spec = job(sagemaker=settings(framework=framework))
@@ -390,14 +378,14 @@ def test_instance_groups_need_a_framework_that_knows_them(
 @pytest.mark.parametrize(
     "kind", ["ml.p4d.24xlarge", "ml.r5d.large", "ml.trn1.2xlarge", "ml.g7e.2xlarge"]
 )
-def test_types_with_disks_of_their_own_need_no_volume(kind: str) -> None:
+def test_types_with_disks_of_their_own_need_no_volume(kind):
     body = plan_body(job(group("dnn", kind)))
     del body["ResourceConfig"]["VolumeSizeInGB"]  # type: ignore[union-attr,arg-type]
     check_body(body)
 
 
 @pytest.mark.parametrize("kind", ["ml.c7i.large", "ml.m7i-flex.large", "ml.p3.2xlarge"])
-def test_other_types_need_a_volume(kind: str) -> None:
+def test_other_types_need_a_volume(kind):
     body = plan_body(job(group("dnn", kind)))
     del body["ResourceConfig"]["VolumeSizeInGB"]  # type: ignore[union-attr,arg-type]
     broken(body, "the volume's size is missing")
@@ -415,9 +403,7 @@ simple_channels = st.dictionaries(
 
 
 @given(channels=simple_channels, num_groups=st.integers(1, 5))
-def test_every_planned_channel_names_groups_or_none_does(
-    channels: dict[str, Channel], num_groups: int
-) -> None:
+def test_every_planned_channel_names_groups_or_none_does(channels, num_groups):
     more = [group("data", name=f"data-{number}") for number in range(num_groups - 1)]
     body = plan_body(job(DNN, *more, channels=channels))
     sources = [item["DataSource"]["S3DataSource"] for item in body["InputDataConfig"]]  # type: ignore[union-attr,index,call-overload]
@@ -432,7 +418,7 @@ def test_every_planned_channel_names_groups_or_none_does(
         assert set(found or expected) == expected  # type: ignore[arg-type]
 
 
-def test_the_golden_requests_break_no_rule() -> None:
+def test_the_golden_requests_break_no_rule():
     assert not list(rule_problems(plan_body(full_job())))
     assert not list(rule_problems(hetero()))
     folder = Path(__file__).parents[1] / "contract" / "sagemaker_requests"

@@ -27,7 +27,7 @@ def members(packed: bytes) -> dict[str, tarfile.TarInfo]:
         return {entry.name: entry for entry in archive}
 
 
-def test_the_bytes_depend_on_names_and_contents_only(tmp_path: Path) -> None:
+def test_the_bytes_depend_on_names_and_contents_only(tmp_path):
     first = write(tmp_path / "a", "train.py", "lib/model.py", "lib/data.py")
     second = write(tmp_path / "b", "lib/data.py", "lib/model.py", "train.py")
     os.utime(second / "train.py", (1, 1))
@@ -38,7 +38,7 @@ def test_the_bytes_depend_on_names_and_contents_only(tmp_path: Path) -> None:
     assert pack(first) != pack(second)
 
 
-def test_names_are_sorted_and_owners_and_times_left_out(tmp_path: Path) -> None:
+def test_names_are_sorted_and_owners_and_times_left_out(tmp_path):
     found = members(pack(write(tmp_path, "b.py", "a/z.py", "a.py", "c/a.py")))
     assert list(found) == ["a.py", "a/z.py", "b.py", "c/a.py"]
     for entry in found.values():
@@ -46,12 +46,12 @@ def test_names_are_sorted_and_owners_and_times_left_out(tmp_path: Path) -> None:
         assert (entry.uname, entry.gname, entry.mode) == ("", "", 0o644)
 
 
-def test_what_can_be_run_stays_so(tmp_path: Path) -> None:
+def test_what_can_be_run_stays_so(tmp_path):
     write(tmp_path, "run.sh").joinpath("run.sh").chmod(0o750)
     assert members(pack(tmp_path))["run.sh"].mode == 0o755
 
 
-def test_contents_come_back(tmp_path: Path) -> None:
+def test_contents_come_back(tmp_path):
     content = os.urandom(100_000)
     (tmp_path / "weights.bin").write_bytes(content)
     (tmp_path / "größe.txt").write_bytes(b"")
@@ -61,7 +61,7 @@ def test_contents_come_back(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "größe.txt").read_bytes() == b""
 
 
-def test_what_is_no_code_is_left_out(tmp_path: Path) -> None:
+def test_what_is_no_code_is_left_out(tmp_path):
     write(
         tmp_path,
         "train.py",
@@ -79,11 +79,11 @@ def test_what_is_no_code_is_left_out(tmp_path: Path) -> None:
     assert set(members(pack(tmp_path))) == {".env.example", "lib/model.py", "train.py"}
 
 
-def test_a_package_called_runs_is_code_further_down(tmp_path: Path) -> None:
+def test_a_package_called_runs_is_code_further_down(tmp_path):
     assert "lib/runs/__init__.py" in members(pack(write(tmp_path, "lib/runs/__init__.py")))
 
 
-def test_links_inside_the_folder_stay_links(tmp_path: Path) -> None:
+def test_links_inside_the_folder_stay_links(tmp_path):
     code = write(tmp_path / "code", "lib/model.py", "data/a.txt")
     (code / "model.py").symlink_to("lib/model.py")
     (code / "absolute.py").symlink_to(code.absolute() / "lib" / "model.py")
@@ -109,7 +109,7 @@ def test_links_inside_the_folder_stay_links(tmp_path: Path) -> None:
         ("lib/a", "../../missing"),
     ],
 )
-def test_links_that_leave_the_folder_are_refused(tmp_path: Path, place: str, target: str) -> None:
+def test_links_that_leave_the_folder_are_refused(tmp_path, place, target):
     code = write(tmp_path / "code", "lib/model.py")
     write(tmp_path, "secret")
     (code / place).symlink_to(target)
@@ -117,9 +117,7 @@ def test_links_that_leave_the_folder_are_refused(tmp_path: Path, place: str, tar
         pack(code)
 
 
-def test_a_link_to_a_folder_outside_is_refused_though_it_goes_by_one_inside(
-    tmp_path: Path,
-) -> None:
+def test_a_link_to_a_folder_outside_is_refused_though_it_goes_by_one_inside(tmp_path):
     code = write(tmp_path / "code", "train.py")
     write(tmp_path / "other", "secret")
     (code / "a").symlink_to("b/secret")
@@ -128,14 +126,14 @@ def test_a_link_to_a_folder_outside_is_refused_though_it_goes_by_one_inside(
         pack(code)
 
 
-def test_a_folder_may_be_named_by_a_link(tmp_path: Path) -> None:
+def test_a_folder_may_be_named_by_a_link(tmp_path):
     code = write(tmp_path / "code", "train.py")
     (code / "main.py").symlink_to("train.py")
     (tmp_path / "link").symlink_to(code)
     assert pack(tmp_path / "link") == pack(code)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_file_is_refused(tmp_path, monkeypatch):
     write(tmp_path, "train.py")
     monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -144,7 +142,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             pack(tmp_path)
 
 
-def test_too_much_is_refused_with_the_largest_files(tmp_path: Path) -> None:
+def test_too_much_is_refused_with_the_largest_files(tmp_path):
     write(tmp_path, "train.py")
     (tmp_path / "data.bin").write_bytes(b"x" * 2_000_000)
     with pytest.raises(UsageError, match=r"1\.9 MiB, at most 1\.0 MiB") as caught:
@@ -154,27 +152,25 @@ def test_too_much_is_refused_with_the_largest_files(tmp_path: Path) -> None:
     assert pack(tmp_path, max_bytes=2 << 20)
 
 
-def test_what_is_left_out_does_not_count(tmp_path: Path) -> None:
+def test_what_is_left_out_does_not_count(tmp_path):
     write(tmp_path, "train.py", "runs/x")
     (tmp_path / "runs" / "data.bin").write_bytes(b"x" * 2_000_000)
     assert pack(tmp_path, max_bytes=1 << 20)
 
 
 @pytest.mark.parametrize("name", ["missing", "file.py"])
-def test_a_folder_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_that_is_none_is_refused(tmp_path, name):
     write(tmp_path, "file.py")
     with pytest.raises(UsageError, match="no such folder"):
         pack(tmp_path / name)
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(UsageError, match="nothing to pack"):
         pack(tmp_path)
 
 
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -193,9 +189,7 @@ def test_a_file_that_cannot_be_read_is_named(
         max_size=6,
     )
 )
-def test_any_files_come_back_as_they_were(
-    contents: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_files_come_back_as_they_were(contents, tmp_path_factory):
     folder = tmp_path_factory.mktemp("code")
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -68,9 +68,7 @@ def environment(spec: JobSpec) -> dict[str, str]:
     return found
 
 
-def test_plan_needs_no_region_no_client_no_network_and_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_needs_no_region_no_client_no_network_and_no_folder(tmp_path, monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("plan() is pure")
 
@@ -86,7 +84,7 @@ def test_plan_needs_no_region_no_client_no_network_and_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_decisions_groups_become_instance_groups_with_the_services_type_names() -> None:
+def test_the_decisions_groups_become_instance_groups_with_the_services_type_names():
     assert body(job(DNN, group("data", "c7i.4xlarge", 3)))["ResourceConfig"] == {
         "InstanceGroups": [
             {"InstanceGroupName": "dnn", "InstanceType": "ml.g5.2xlarge", "InstanceCount": 1},
@@ -96,7 +94,7 @@ def test_the_decisions_groups_become_instance_groups_with_the_services_type_name
     }
 
 
-def test_one_group_is_the_homogeneous_form() -> None:
+def test_one_group_is_the_homogeneous_form():
     assert body(job(group("dnn", "g5.2xlarge", 2)))["ResourceConfig"] == {
         "InstanceType": "ml.g5.2xlarge",
         "InstanceCount": 2,
@@ -104,18 +102,18 @@ def test_one_group_is_the_homogeneous_form() -> None:
     }
 
 
-def test_the_image_runs_the_launcher_with_the_command_behind_it() -> None:
+def test_the_image_runs_the_launcher_with_the_command_behind_it():
     algorithm = body(job())["AlgorithmSpecification"]
     assert isinstance(algorithm, dict)
     assert algorithm["ContainerEntrypoint"] == ["stoker", "launch", "--"]
     assert algorithm["ContainerArguments"] == ["python", "train.py", "--epochs", "3"]
 
 
-def test_no_channel_names_groups_where_all_groups_get_all() -> None:
+def test_no_channel_names_groups_where_all_groups_get_all():
     assert set(groups_of(job()).values()) == {None}
 
 
-def test_one_channel_with_groups_gives_all_channels_groups() -> None:
+def test_one_channel_with_groups_gives_all_channels_groups():
     spec = job(
         channels={
             "train": Channel(uri="s3://bucket/train", groups=("data",)),
@@ -131,7 +129,7 @@ def test_one_channel_with_groups_gives_all_channels_groups() -> None:
     }
 
 
-def test_channels_may_name_roles_instead_of_groups() -> None:
+def test_channels_may_name_roles_instead_of_groups():
     spec = job(
         group("dnn", "ml.p3.8xlarge", name="gpu"),
         group("data", name="cpu-1"),
@@ -145,12 +143,12 @@ def test_channels_may_name_roles_instead_of_groups() -> None:
     assert (found["train"], found["eval"]) == (["cpu-1", "cpu-2"], ["gpu", "cpu-2"])
 
 
-def test_without_a_data_group_the_dnn_group_gets_its_channels() -> None:
+def test_without_a_data_group_the_dnn_group_gets_its_channels():
     spec = job(DNN, channels={"train": Channel(uri="s3://bucket/a", groups=("data",))})
     assert groups_of(spec)["train"] is None
 
 
-def test_a_channel_of_an_unknown_group_is_refused_with_the_nearest_name() -> None:
+def test_a_channel_of_an_unknown_group_is_refused_with_the_nearest_name():
     spec = job(channels={"train": Channel(uri="s3://bucket/a", groups=("dta",))})
     with pytest.raises(UsageError, match=r"there is no instance group dta") as caught:
         body(spec)
@@ -158,7 +156,7 @@ def test_a_channel_of_an_unknown_group_is_refused_with_the_nearest_name() -> Non
     assert "data" in caught.value.fix
 
 
-def test_data_types_distributions_and_modes_are_handed_on() -> None:
+def test_data_types_distributions_and_modes_are_handed_on():
     found = channels(full_job())
     labels, boxes = found["labels"], found["boxes"]
     assert (labels["InputMode"], boxes["InputMode"]) == ("FastFile", "Pipe")
@@ -171,7 +169,7 @@ def test_data_types_distributions_and_modes_are_handed_on() -> None:
     assert streamed["AttributeNames"] == ["source-ref", "boxes"]  # type: ignore[index,call-overload]
 
 
-def test_what_a_pipe_streams_can_be_left_unwrapped() -> None:
+def test_what_a_pipe_streams_can_be_left_unwrapped():
     channel = Channel(
         uri="s3://bucket/boxes.jsonl",
         data_type="AugmentedManifestFile",
@@ -182,7 +180,7 @@ def test_what_a_pipe_streams_can_be_left_unwrapped() -> None:
     assert channels(job(channels={"boxes": channel}))["boxes"]["RecordWrapperType"] == "None"
 
 
-def test_the_token_is_an_object_of_its_own_and_not_in_the_request() -> None:
+def test_the_token_is_an_object_of_its_own_and_not_in_the_request():
     platform = SageMakerPlatform()
     request = platform.plan(job())
     assert request.token_uri == "s3://bucket/out/mnist-1/stoker_token/token"
@@ -192,7 +190,7 @@ def test_the_token_is_an_object_of_its_own_and_not_in_the_request() -> None:
     assert told.token_file == Path("/opt/ml/input/data/stoker_token/token")
 
 
-def test_a_folder_of_code_is_packed_to_a_place_of_the_jobs_own() -> None:
+def test_a_folder_of_code_is_packed_to_a_place_of_the_jobs_own():
     request = SageMakerPlatform().plan(job())
     assert request.code_uri == "s3://bucket/out/mnist-1/stoker_code/code.tar.gz"
     assert request.code_folder == Path("examples/mnist")
@@ -200,7 +198,7 @@ def test_a_folder_of_code_is_packed_to_a_place_of_the_jobs_own() -> None:
     assert told.code_file == Path("/opt/ml/input/data/stoker_code/code.tar.gz")
 
 
-def test_packed_code_is_read_where_it_is() -> None:
+def test_packed_code_is_read_where_it_is():
     request = SageMakerPlatform().plan(full_job())
     assert (request.code_uri, request.code_folder) == (None, None)
     source = channels(full_job())["stoker_code"]["DataSource"]["S3DataSource"]  # type: ignore[index,call-overload]
@@ -209,12 +207,12 @@ def test_packed_code_is_read_where_it_is() -> None:
     assert told.code_file == Path("/opt/ml/input/data/stoker_code/mnist-7.tar.gz")
 
 
-def test_code_in_the_image_needs_no_channel() -> None:
+def test_code_in_the_image_needs_no_channel():
     assert "stoker_code" not in channels(homogeneous_job())
     assert "STOKER_CODE_FILE" not in environment(homogeneous_job())
 
 
-def test_the_launcher_reads_what_the_request_tells_it() -> None:
+def test_the_launcher_reads_what_the_request_tells_it():
     feed = FeedSettings(credits=4, lease_seconds=20.0)
     dnn = msgspec.structs.replace(DNN, processes_per_host=4, workers_per_host=0)
     settings = RunEnvironment(
@@ -243,9 +241,7 @@ def test_the_launcher_reads_what_the_request_tells_it() -> None:
         (("datacenter", "cpu"), {"datacenter": "dnn", "cpu": "data"}),
     ],
 )
-def test_roles_are_told_where_names_do_not_tell_them(
-    names: tuple[str, str], told: dict[str, str] | None, tmp_path: Path
-) -> None:
+def test_roles_are_told_where_names_do_not_tell_them(names, told, tmp_path):
     spec = job(group("dnn", "ml.g5.2xlarge", name=names[0]), group("data", name=names[1]))
     text = environment(spec).get("STOKER_ROLES")
     assert (json.loads(text) if text else None) == told
@@ -263,9 +259,7 @@ def test_roles_are_told_where_names_do_not_tell_them(
     assert (topology.dnn_hosts, topology.data_hosts) == (("algo-2",), ("algo-1",))
 
 
-def test_a_homogeneous_cluster_has_no_group_names_that_roles_could_be_told_for(
-    tmp_path: Path,
-) -> None:
+def test_a_homogeneous_cluster_has_no_group_names_that_roles_could_be_told_for(tmp_path):
     spec = job(group("dnn", "ml.g5.2xlarge", name="data-lovers"))
     resources = {"current_host": "algo-1", "hosts": ["algo-1"]}
     topology = from_resourceconfig(
@@ -274,25 +268,25 @@ def test_a_homogeneous_cluster_has_no_group_names_that_roles_could_be_told_for(
     assert topology.leader == "algo-1"
 
 
-def test_the_users_variables_are_handed_on() -> None:
+def test_the_users_variables_are_handed_on():
     found = environment(full_job())
     assert (found["NCCL_DEBUG"], found["TOKENIZERS_PARALLELISM"]) == ("WARN", "false")
 
 
-def test_variables_that_stoker_sets_cannot_be_set_twice() -> None:
+def test_variables_that_stoker_sets_cannot_be_set_twice():
     spec = job(sagemaker=settings(environment={"STOKER_FEED": "{}"}))
     with pytest.raises(UsageError, match="STOKER_FEED is set by stoker"):
         body(spec)
 
 
-def test_a_profile_is_told_so_and_ends_by_the_service_at_the_latest() -> None:
+def test_a_profile_is_told_so_and_ends_by_the_service_at_the_latest():
     told = from_environment(environment(profile_job()))
     assert told.profile is not None
     assert told.profile.budget_seconds == 120
     assert body(profile_job())["StoppingCondition"] == {"MaxRuntimeInSeconds": 7320}
 
 
-def test_a_profile_never_touches_the_trainings_checkpoints() -> None:
+def test_a_profile_never_touches_the_trainings_checkpoints():
     assert body(profile_job())["CheckpointConfig"] == {
         "S3Uri": "s3://bucket/out/mnist-1/profile",
         "LocalPath": "/opt/ml/profile",
@@ -301,7 +295,7 @@ def test_a_profile_never_touches_the_trainings_checkpoints() -> None:
     assert told.profile_file == Path("/opt/ml/profile/profile.json")
 
 
-def test_checkpoints_belong_to_a_run_and_its_further_attempts() -> None:
+def test_checkpoints_belong_to_a_run_and_its_further_attempts():
     def folder(name: str, *, run: str | None = None, **changes: object) -> str:
         kept_at = settings(checkpoint_uri="s3://bucket/kept/", **changes)
         kept = plan_request(job(name=name, run=run, sagemaker=kept_at)).body["CheckpointConfig"]
@@ -315,7 +309,7 @@ def test_checkpoints_belong_to_a_run_and_its_further_attempts() -> None:
     assert folder("mnist-2", resume_from=warm) == warm
 
 
-def test_file_systems_are_channels_of_all_groups_in_a_vpc() -> None:
+def test_file_systems_are_channels_of_all_groups_in_a_vpc():
     vpc = settings(vpc=Vpc(subnets=("subnet-1",), security_groups=("sg-1",)))
     disks = {
         "train": Channel(uri="fsx://fs-0123456789abcdef0/mount/mnist"),
@@ -343,7 +337,7 @@ def test_file_systems_are_channels_of_all_groups_in_a_vpc() -> None:
         body(job(channels=some, sagemaker=vpc))
 
 
-def test_spot_and_warm_pools_are_for_homogeneous_jobs() -> None:
+def test_spot_and_warm_pools_are_for_homogeneous_jobs():
     found = body(homogeneous_job())
     assert found["EnableManagedSpotTraining"] is True
     assert found["StoppingCondition"] == {
@@ -354,7 +348,7 @@ def test_spot_and_warm_pools_are_for_homogeneous_jobs() -> None:
     assert warm["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 600  # type: ignore[index,call-overload]
 
 
-def test_hyperparameters_are_texts() -> None:
+def test_hyperparameters_are_texts():
     assert body(job())["HyperParameters"] == {"fast": "true", "lr": "0.1", "name": "resnet"}
     assert "HyperParameters" not in body(job(hyperparameters={}))
 
@@ -370,22 +364,20 @@ def progress_line(step_seconds: float, wait_seconds: float) -> str:
     ("step_seconds", "wait_seconds"),
     [(0.1923, 0.0121), (1.0, 0.0), (12.5, 3e-06), (1.23456789e-05, 1e-09), (86400.0, 1234567.0)],
 )
-def test_the_metric_definitions_read_the_launchers_own_line(
-    step_seconds: float, wait_seconds: float
-) -> None:
+def test_the_metric_definitions_read_the_launchers_own_line(step_seconds, wait_seconds):
     line = progress_line(step_seconds, wait_seconds)
     found = [re.search(metric.regex, line) for metric in PROGRESS_METRICS]
     values = [float(match.group(1)) for match in found if match]
     assert values == pytest.approx([step_seconds, wait_seconds], rel=1e-5)
 
 
-def test_the_metric_definitions_read_no_other_line() -> None:
+def test_the_metric_definitions_read_no_other_line():
     stream = io.StringIO()
     Log(run="r", host="h", stream=stream).event("steady", steps=3, step_seconds=0.1, wait_seconds=1)
     assert not any(re.search(metric.regex, stream.getvalue()) for metric in PROGRESS_METRICS)
 
 
-def test_the_lines_fields_are_those_of_the_progress_log(tmp_path: Path) -> None:
+def test_the_lines_fields_are_those_of_the_progress_log(tmp_path):
     timeline = tmp_path / "timeline-rank0.csv"
     head = "loader,epoch,batch,start_seconds,wait_seconds,compute_seconds,samples"
     rows = [head, *["0,0,0,0.0,0.125,0.125,8"] * 3]
@@ -402,13 +394,13 @@ def tags(spec: JobSpec) -> dict[str, str]:
     return {str(tag["Key"]): str(tag["Value"]) for tag in body(spec)["Tags"]}  # type: ignore[union-attr,index,call-overload]
 
 
-def test_tags_tell_workload_and_request() -> None:
+def test_tags_tell_workload_and_request():
     found = tags(full_job())
     assert (found["team"], found[WORKLOAD_TAG]) == ("vision", DIGEST)
     assert re.fullmatch("[0-9a-f]{64}", found[REQUEST_TAG])
 
 
-def test_the_requests_digest_changes_with_the_request_and_not_with_its_tags() -> None:
+def test_the_requests_digest_changes_with_the_request_and_not_with_its_tags():
     digest = tags(job())[REQUEST_TAG]
     assert tags(job(sagemaker=settings(tags={"team": "vision"})))[REQUEST_TAG] == digest
     assert tags(job(run_dir=Path("elsewhere/mnist-1")))[REQUEST_TAG] == digest
@@ -419,7 +411,7 @@ def test_the_requests_digest_changes_with_the_request_and_not_with_its_tags() ->
 MLFLOW = "arn:aws:sagemaker:eu-central-1:123456789012:mlflow-tracking-server/team"
 
 
-def test_figures_go_to_the_services_own_mlflow_and_tensorboard() -> None:
+def test_figures_go_to_the_services_own_mlflow_and_tensorboard():
     told = TrackingSettings(mlflow=MLFLOW, experiment="mnist", tensorboard=True)
     found = body(job(tracking=told))
     assert found["MlflowConfig"] == {
@@ -441,17 +433,17 @@ def test_figures_go_to_the_services_own_mlflow_and_tensorboard() -> None:
     assert not {"MlflowConfig", "TensorBoardOutputConfig"} & set(profiled)
 
 
-def test_an_attempt_for_which_mlflow_was_away_is_the_same_job() -> None:
+def test_an_attempt_for_which_mlflow_was_away_is_the_same_job():
     told = {"MLFLOW_TRACKING_URI": "https://mlflow", "MLFLOW_RUN_ID": "0a1b"}
     assert tags(job(environment=told))[REQUEST_TAG] == tags(job())[REQUEST_TAG]
 
 
-def test_a_plan_is_another_value_each_time() -> None:
+def test_a_plan_is_another_value_each_time():
     plan_body(job())["ResourceConfig"] = None
     assert plan_body(job())["ResourceConfig"]
 
 
-def test_what_is_printed_tells_what_nobody_can_check() -> None:
+def test_what_is_printed_tells_what_nobody_can_check():
     platform = SageMakerPlatform()
     described = platform.describe(platform.plan(full_job()))
     assert described["platform"] == "sagemaker"
@@ -461,7 +453,7 @@ def test_what_is_printed_tells_what_nobody_can_check() -> None:
     assert platform.describe(platform.plan(job()))["notes"] == []
 
 
-def test_spot_without_checkpoints_is_told() -> None:
+def test_spot_without_checkpoints_is_told():
     spot = homogeneous_job()
     assert spot.platform_settings.sagemaker is not None
     settings = msgspec.structs.replace(spot.platform_settings.sagemaker, checkpoint_uri=None)

@@ -37,19 +37,17 @@ TYPES = {"dnn": "ml.p3.16xlarge", "data": "ml.c5.4xlarge"}
         ("aws-us-gov", "us-gov-west-1", "console.amazonaws-us-gov.com"),
     ],
 )
-def test_the_console_is_where_the_partition_has_it(
-    partition: str, region: str, domain: str
-) -> None:
+def test_the_console_is_where_the_partition_has_it(partition, region, domain):
     arn = f"arn:{partition}:sagemaker:{region}:123456789012:training-job/mnist-1"
     url = f"https://{domain}/sagemaker/home?region={region}#/jobs/mnist-1"
     assert console_url(arn) == url
 
 
-def test_what_is_no_arn_has_no_page() -> None:
+def test_what_is_no_arn_has_no_page():
     assert console_url("") == ""
 
 
-def test_an_answer_with_the_least_in_it_is_read() -> None:
+def test_an_answer_with_the_least_in_it_is_read():
     state = job_state({"TrainingJobName": "x", "TrainingJobStatus": "InProgress"})
     assert (state.name, state.is_final, state.exit_code, state.transitions) == (
         "x",
@@ -69,9 +67,7 @@ def test_an_answer_with_the_least_in_it_is_read() -> None:
         ("Stopped", "", None),
     ],
 )
-def test_the_exit_code_is_the_one_that_the_reason_tells(
-    status: str, reason: str, code: int | None
-) -> None:
+def test_the_exit_code_is_the_one_that_the_reason_tells(status, reason, code):
     assert job_state({"TrainingJobStatus": status, "FailureReason": reason}).exit_code == code
 
 
@@ -84,11 +80,11 @@ def test_the_exit_code_is_the_one_that_the_reason_tells(
         ("ClientError: Data download failed", False),
     ],
 )
-def test_missing_capacity_is_told_from_other_failures(reason: str, lacks: bool) -> None:
+def test_missing_capacity_is_told_from_other_failures(reason, lacks):
     assert lacks_capacity(reason) == lacks
 
 
-def test_a_quota_error_names_the_group_whichever_way_its_type_is_spelt() -> None:
+def test_a_quota_error_names_the_group_whichever_way_its_type_is_spelt():
     message = (
         "The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 Instances"
     )
@@ -98,7 +94,7 @@ def test_a_quota_error_names_the_group_whichever_way_its_type_is_spelt() -> None
     assert "next best" not in error.fix
 
 
-def test_a_capacity_error_that_names_no_type_names_all_groups() -> None:
+def test_a_capacity_error_that_names_no_type_names_all_groups():
     error = no_capacity("CapacityError", GROUPS, job_name="x", next_best="2 x ml.g5.xlarge")
     assert "(group dnn)" in error.what
     assert "(group data)" in error.what
@@ -119,9 +115,7 @@ def test_a_capacity_error_that_names_no_type_names_all_groups() -> None:
         ({"a": True}, {"a": "true"}, False),
     ],
 )
-def test_a_job_is_the_one_asked_for_if_all_that_was_asked_is_in_it(
-    ours: Json, theirs: Json, within: bool
-) -> None:
+def test_a_job_is_the_one_asked_for_if_all_that_was_asked_is_in_it(ours, theirs, within):
     assert is_within(ours, theirs) == within
 
 
@@ -132,7 +126,7 @@ def result(label: str, *values: float) -> dict[str, Json]:
     return {"Id": "x", "Label": label, "Values": list(values), "StatusCode": "Complete"}
 
 
-def test_cpu_is_normalised_by_vcpus_and_gpu_by_gpus_over_all_pages() -> None:
+def test_cpu_is_normalised_by_vcpus_and_gpu_by_gpus_over_all_pages():
     loads = loads_in(
         [
             result("CPUUtilization algo-1", 6400.0),
@@ -147,14 +141,14 @@ def test_cpu_is_normalised_by_vcpus_and_gpu_by_gpus_over_all_pages() -> None:
     assert loads == (HostLoad(host="algo-1", group="dnn", cpu=0.75, gpu=0.75, memory=0.1),)
 
 
-def test_a_type_of_unknown_size_has_no_figures_rather_than_wrong_ones() -> None:
+def test_a_type_of_unknown_size_has_no_figures_rather_than_wrong_ones():
     loads = loads_in(
         [result("CPUUtilization algo-1", 100.0)], roster={"algo-1": "dnn"}, types=TYPES, sizes={}
     )
     assert (loads[0].cpu, loads[0].gpu) == (None, None)
 
 
-def test_a_sample_over_the_top_is_all_of_it() -> None:
+def test_a_sample_over_the_top_is_all_of_it():
     loads = loads_in(
         [result("CPUUtilization algo-1", 6500.0)],
         roster={"algo-1": "dnn"},
@@ -164,7 +158,7 @@ def test_a_sample_over_the_top_is_all_of_it() -> None:
     assert loads[0].cpu == 1.0
 
 
-def test_groups_are_the_means_of_their_own_hosts_only() -> None:
+def test_groups_are_the_means_of_their_own_hosts_only():
     loads = [
         HostLoad(host="algo-1", group="data", cpu=0.5, gpu=None, memory=0.2),
         HostLoad(host="algo-2", group="dnn", cpu=0.9, gpu=0.4, memory=None),
@@ -181,7 +175,7 @@ def test_groups_are_the_means_of_their_own_hosts_only() -> None:
     ]
 
 
-def test_queries_have_ids_of_their_own_that_cloudwatch_takes() -> None:
+def test_queries_have_ids_of_their_own_that_cloudwatch_takes():
     queries = metric_queries("job", [f"algo-{n}" for n in range(1, 13)], period_seconds=60)
     ids = [str(query["Id"]) for query in queries]
     assert len(set(ids)) == len(ids) == 36
@@ -189,7 +183,7 @@ def test_queries_have_ids_of_their_own_that_cloudwatch_takes() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.0, 60.0, 3600.0, 43200.0, 43201.0, 432000.0])
-def test_the_period_is_whole_minutes_and_the_points_are_bounded(seconds: float) -> None:
+def test_the_period_is_whole_minutes_and_the_points_are_bounded(seconds):
     period = point_seconds(seconds)
     assert period % 60 == 0
     assert seconds / period <= MAX_POINTS

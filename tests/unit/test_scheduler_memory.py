@@ -3,7 +3,6 @@
 import random
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,8 +64,8 @@ class Loader:
 )
 @settings(max_examples=examples(120))
 def test_all_loaders_together_stay_within_the_budget_and_each_comes_to_its_end(
-    sizes: list[int], credits: int, total: int, seed: int
-) -> None:
+    sizes, credits, total, seed
+):
     loaders = [Loader(batch_bytes=size, credits=credits) for size in sizes]
     draw = random.Random(seed)
     for _ in range(400 * len(loaders)):
@@ -92,9 +91,7 @@ def test_all_loaders_together_stay_within_the_budget_and_each_comes_to_its_end(
 
 
 @given(st.integers(0, 1 << 40), st.lists(st.integers(0, 1 << 40), max_size=5))
-def test_a_loader_is_allowed_its_part_and_no_more_than_is_free(
-    total: int, committed: list[int]
-) -> None:
+def test_a_loader_is_allowed_its_part_and_no_more_than_is_free(total, committed):
     class Holds:
         def __init__(self, nbytes: int) -> None:
             self.committed_bytes = nbytes
@@ -104,14 +101,14 @@ def test_a_loader_is_allowed_its_part_and_no_more_than_is_free(
     assert allowed + sum(committed) <= max(total, sum(committed))
 
 
-def test_first_batches_do_not_fill_the_memory_before_their_size_is_known() -> None:
+def test_first_batches_do_not_fill_the_memory_before_their_size_is_known():
     schedule = BatchScheduler(max_bytes=4 * memory.UNKNOWN_BATCH_BYTES)
     schedule.grant("host", 100)
     schedule.supply(100)
     assert len(schedule.assign(0.0)) == 4
 
 
-def test_larger_batches_than_those_before_shrink_the_prefetch_window_at_once() -> None:
+def test_larger_batches_than_those_before_shrink_the_prefetch_window_at_once():
     schedule = BatchScheduler(max_bytes=10_000)
     schedule.grant("host", 50)
     for number, nbytes in enumerate([100, 100, 5000]):
@@ -126,9 +123,7 @@ def write(root: Path, limit: str) -> None:
     (root / "memory.max").write_text(limit + "\n")
 
 
-def test_default_budget_is_a_quarter_of_the_memory_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_budget_is_a_quarter_of_the_memory_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     write(tmp_path, str(400 << 20))
     monkeypatch.setattr(machine, "memory_groups", lambda: [tmp_path])
@@ -138,6 +133,6 @@ def test_default_budget_is_a_quarter_of_the_memory_limit(
     assert memory.max_bytes(FeedSettings()) == machine.host_bytes() // 4
 
 
-def test_a_batch_larger_than_the_budget_still_fits_into_a_message() -> None:
+def test_a_batch_larger_than_the_budget_still_fits_into_a_message():
     feed = FeedSettings(max_bytes=1 << 20)
     assert memory.max_message_bytes(feed) > machine.host_bytes()

@@ -66,25 +66,25 @@ def simulate(
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
-def test_equal_workers_reach_the_bound(workers: int) -> None:
+def test_equal_workers_reach_the_bound(workers):
     step = simulate(costs=[lambda n: 0.06] * workers, step_seconds=0.02, batches=400)
     assert step <= max(0.02, 0.06 / workers) * 1.02
 
 
-def test_one_worker_three_times_slower_among_four_costs_no_more_than_its_share() -> None:
+def test_one_worker_three_times_slower_among_four_costs_no_more_than_its_share():
     # The rate bound is the step itself: 3 workers at 60 ms and one at 180 ms make a batch in 18 ms.
     costs = [lambda n: 0.06] * 3 + [lambda n: 0.18]
     assert simulate(costs=costs, step_seconds=0.02, batches=600) <= 0.02 * 1.03
 
 
-def test_a_slow_worker_does_not_set_the_pace_where_workers_are_the_limit() -> None:
+def test_a_slow_worker_does_not_set_the_pace_where_workers_are_the_limit():
     costs = [lambda n: 0.06] * 3 + [lambda n: 0.18]
     bound = 1 / (3 / 0.06 + 1 / 0.18)
     assert simulate(costs=costs, step_seconds=0.001, batches=600) <= bound * 1.05
 
 
 @pytest.mark.parametrize(("workers", "excess"), [(3, 1.03), (4, 1.02), (6, 1.02)])
-def test_exponential_costs_stay_near_the_bound(workers: int, excess: float) -> None:
+def test_exponential_costs_stay_near_the_bound(workers, excess):
     def cost(number: int) -> float:
         return random.Random(number).expovariate(1 / 0.06)
 
@@ -94,9 +94,7 @@ def test_exponential_costs_stay_near_the_bound(workers: int, excess: float) -> N
 
 
 @pytest.mark.parametrize("workers", [3, 4])
-def test_credits_that_follow_the_variation_bring_exponential_costs_to_the_bound(
-    workers: int,
-) -> None:
+def test_credits_that_follow_the_variation_bring_exponential_costs_to_the_bound(workers):
     def cost(number: int) -> float:
         return random.Random(number).expovariate(1 / 0.06)
 
@@ -113,9 +111,7 @@ def test_credits_that_follow_the_variation_bring_exponential_costs_to_the_bound(
 
 
 @pytest.mark.parametrize("step_seconds", [0.012, 0.018])
-def test_a_starved_worker_that_has_two_credits_holds_nobody_up_and_one_with_five_does(
-    step_seconds: float,
-) -> None:
+def test_a_starved_worker_that_has_two_credits_holds_nobody_up_and_one_with_five_does(step_seconds):
     # As a local worker next to a busy trainer: three batches in ten take ten times longer.
     def starved(number: int) -> float:
         return 0.4 if random.Random(number).random() < 0.3 else 0.04
@@ -131,7 +127,7 @@ def test_a_starved_worker_that_has_two_credits_holds_nobody_up_and_one_with_five
     assert many >= 1.03 * few
 
 
-def test_the_prefetch_window_reaches_further_where_batches_vary_and_only_there() -> None:
+def test_the_prefetch_window_reaches_further_where_batches_vary_and_only_there():
     def window_of(costs: Sequence[float]) -> int:
         schedule = BatchScheduler(max_bytes=BIG)
         schedule.grant("a", 1)
@@ -151,7 +147,7 @@ def test_the_prefetch_window_reaches_further_where_batches_vary_and_only_there()
     assert window_of([3.0, *[0.1] * 30]) <= 3 + 2
 
 
-def test_where_steps_are_shorter_than_a_millisecond_a_host_is_asked_for_two_at_once() -> None:
+def test_where_steps_are_shorter_than_a_millisecond_a_host_is_asked_for_two_at_once():
     def asks(peer: Hashable, step_seconds: float) -> list[int]:
         schedule = BatchScheduler(max_bytes=BIG)
         schedule.grant(peer, 4)
@@ -172,7 +168,7 @@ def test_where_steps_are_shorter_than_a_millisecond_a_host_is_asked_for_two_at_o
     assert set(asks(("local",), 0.0005)) == {1}
 
 
-def test_what_was_lost_is_retried_at_once_however_short_the_steps() -> None:
+def test_what_was_lost_is_retried_at_once_however_short_the_steps():
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 4)
     now, flying = 0.0, list[int]()
@@ -194,8 +190,8 @@ def test_what_was_lost_is_retried_at_once_however_short_the_steps() -> None:
     st.floats(0.0, 200.0),
 )
 def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before(
-    latencies: list[float], waited: float
-) -> None:
+    latencies, waited
+):
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     now = 0.0
@@ -216,7 +212,7 @@ def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_no
         assert schedule.assign(now + waited) == [("b", n) for n in again]
 
 
-def test_first_batches_go_to_different_peers() -> None:
+def test_first_batches_go_to_different_peers():
     schedule = BatchScheduler(max_bytes=BIG)
     for peer in "abc":
         schedule.grant(peer, 2)
@@ -224,7 +220,7 @@ def test_first_batches_go_to_different_peers() -> None:
     assert sorted(schedule.assign(0.0)) == [("a", 0), ("b", 1), ("c", 2)]
 
 
-def test_numbers_of_a_lost_peer_come_before_new_ones() -> None:
+def test_numbers_of_a_lost_peer_come_before_new_ones():
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 2)
     schedule.supply(2)
@@ -235,7 +231,7 @@ def test_numbers_of_a_lost_peer_come_before_new_ones() -> None:
     assert [number for _, number in schedule.assign(0.0)] == [0, 1, 2, 3]
 
 
-def test_late_duplicate_is_refused_by_number() -> None:
+def test_late_duplicate_is_refused_by_number():
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     schedule.supply(1)
@@ -246,7 +242,7 @@ def test_late_duplicate_is_refused_by_number() -> None:
     assert not schedule.arrived("b", 0, frame_bytes=1, now=2.0)
 
 
-def test_answer_to_a_batch_that_was_not_asked_for_is_refused() -> None:
+def test_answer_to_a_batch_that_was_not_asked_for_is_refused():
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     schedule.supply(5)
@@ -254,7 +250,7 @@ def test_answer_to_a_batch_that_was_not_asked_for_is_refused() -> None:
     assert not schedule.arrived("a", 4, frame_bytes=1, now=1.0)
 
 
-def test_batch_of_a_hung_peer_is_asked_for_elsewhere_after_its_deadline() -> None:
+def test_batch_of_a_hung_peer_is_asked_for_elsewhere_after_its_deadline():
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("hung", 1)
     schedule.grant("well", 1)
@@ -281,7 +277,7 @@ def test_batch_of_a_hung_peer_is_asked_for_elsewhere_after_its_deadline() -> Non
     assert not schedule.arrived("hung", 0, frame_bytes=1, now=9.0)
 
 
-def test_nobody_is_asked_twice_where_nobody_else_is_there() -> None:
+def test_nobody_is_asked_twice_where_nobody_else_is_there():
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("only", 2)
     schedule.supply(1)
@@ -290,7 +286,7 @@ def test_nobody_is_asked_twice_where_nobody_else_is_there() -> None:
     assert schedule.next_check(1000.0) is None
 
 
-def test_batch_that_two_peers_refuse_has_no_more_retries() -> None:
+def test_batch_that_two_peers_refuse_has_no_more_retries():
     schedule = BatchScheduler(max_bytes=BIG)
     for peer in "abc":
         schedule.grant(peer, 1)
@@ -302,7 +298,7 @@ def test_batch_that_two_peers_refuse_has_no_more_retries() -> None:
     assert schedule.dropped(second, 0)
 
 
-def test_batch_that_a_leaving_peer_refuses_goes_elsewhere() -> None:
+def test_batch_that_a_leaving_peer_refuses_goes_elsewhere():
     schedule = BatchScheduler(max_bytes=BIG)
     schedule.grant("a", 1)
     schedule.supply(1)
@@ -313,7 +309,7 @@ def test_batch_that_a_leaving_peer_refuses_goes_elsewhere() -> None:
     assert schedule.assign(0.0) == [("b", 0)]
 
 
-def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits() -> None:
+def test_prefetch_window_is_bounded_by_bytes_whatever_the_credits():
     schedule = BatchScheduler(max_bytes=5000)
     schedule.grant("a", 4)
     for number in range(40):

@@ -10,7 +10,7 @@ from stoker.records.schema import field_texts, schema_of
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_each_property_says_what_it_means(name: str) -> None:
+def test_each_property_says_what_it_means(name):
     schema = json_schema(name)
     assert isinstance(schema["$defs"], dict)
     silent = [
@@ -24,7 +24,7 @@ def test_each_property_says_what_it_means(name: str) -> None:
     assert all("Attributes:" not in each["description"] for each in schema["$defs"].values())
 
 
-def test_the_schema_is_otherwise_that_of_the_types() -> None:
+def test_the_schema_is_otherwise_that_of_the_types():
     def bare(value: object) -> object:
         if isinstance(value, dict):
             return {k: bare(v) for k, v in value.items() if not isinstance(v, str) or k == "$ref"}
@@ -34,12 +34,12 @@ def test_the_schema_is_otherwise_that_of_the_types() -> None:
         assert bare(schema_of(kind)) == bare(msgspec.json.schema(kind))
 
 
-def test_a_file_begins_with_the_keys_of_its_own() -> None:
+def test_a_file_begins_with_the_keys_of_its_own():
     definition = schema_of(RECORDS["workload"])["$defs"]["Workload"]  # type: ignore[index, call-overload]
     assert list(definition["properties"])[:3] == ["schema", "name", "command"]
 
 
-def test_texts_are_read_over_lines_and_from_classes_below() -> None:
+def test_texts_are_read_over_lines_and_from_classes_below():
     class Below(Record, frozen=True, kw_only=True):
         """Something.
 

@@ -58,11 +58,11 @@ def _text(unsealer: Unsealer, sealed: Iterator[bytearray], nbytes: int) -> bytes
 
 
 @pytest.fixture
-def small_records(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_records(monkeypatch):
     monkeypatch.setattr(sealing, "RECORD_BYTES", 100)
 
 
-def test_records_are_the_pinned_ones() -> None:
+def test_records_are_the_pinned_ones():
     """Checks test vectors: key 00 01 .. 1f; a batch of one epoch, then one of the next.
 
     They were made with PyCryptodome, by the description on top of crypto.py.
@@ -86,7 +86,7 @@ def test_records_are_the_pinned_ones() -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=3000), st.binary(max_size=5000)), max_size=5))
-def test_what_was_sealed_comes_out(batches: list[tuple[bytes, bytes]]) -> None:
+def test_what_was_sealed_comes_out(batches):
     sealer, unsealer = Sealer(KEY), Unsealer(KEY)
     for packed, payload in batches:
         assert unseal(unsealer, seal(sealer, packed, payload)) == (packed, payload)
@@ -94,7 +94,7 @@ def test_what_was_sealed_comes_out(batches: list[tuple[bytes, bytes]]) -> None:
 
 @pytest.mark.usefixtures("small_records")
 @pytest.mark.parametrize("nbytes", [0, 1, 99, 100, 101, 1000])
-def test_what_is_longer_than_a_record_comes_in_several(nbytes: int) -> None:
+def test_what_is_longer_than_a_record_comes_in_several(nbytes):
     payload, packed = bytes(range(256)) * 4, b"m" * (FIRST_BYTES + 350)
     sealed = seal(Sealer(KEY), packed, payload[:nbytes])
     assert [len(each) for each in sealed[1:5]] == [116, 116, 116, 66]
@@ -103,7 +103,7 @@ def test_what_is_longer_than_a_record_comes_in_several(nbytes: int) -> None:
 
 
 @given(data=st.data())
-def test_any_bit_that_is_changed_is_found(data: st.DataObject) -> None:
+def test_any_bit_that_is_changed_is_found(data):
     sealed = seal(Sealer(KEY), b"p" * (FIRST_BYTES + 50), bytes(1000))
     part = data.draw(st.sampled_from(sealed))
     at = data.draw(st.integers(0, len(part) - 1))
@@ -112,7 +112,7 @@ def test_any_bit_that_is_changed_is_found(data: st.DataObject) -> None:
         unseal(Unsealer(KEY), sealed)
 
 
-def test_padding_is_not_looked_at() -> None:
+def test_padding_is_not_looked_at():
     """It is no part of the batch; what it holds changes nothing."""
     sealed = seal(Sealer(KEY), b"packed", b"payload")
     sealed[0][-1] ^= 1
@@ -120,7 +120,7 @@ def test_padding_is_not_looked_at() -> None:
 
 
 @pytest.mark.parametrize("claimed", [0, 1, 999, 1001, 1 << 40, (1 << 64) - 1])
-def test_a_length_that_was_changed_is_refused_before_there_is_memory_for_it(claimed: int) -> None:
+def test_a_length_that_was_changed_is_refused_before_there_is_memory_for_it(claimed):
     (head, _) = seal(Sealer(KEY), b"packed", bytes(1000))
     head[8:16] = claimed.to_bytes(8, "big")
     with pytest.raises(ProtocolError, match="head"):
@@ -128,7 +128,7 @@ def test_a_length_that_was_changed_is_refused_before_there_is_memory_for_it(clai
 
 
 @pytest.mark.parametrize("claimed", [0, 5, 7, FIRST_BYTES, FIRST_BYTES + 1, (1 << 32) - 1])
-def test_so_is_the_length_of_the_message(claimed: int) -> None:
+def test_so_is_the_length_of_the_message(claimed):
     (head, _) = seal(Sealer(KEY), b"packed", bytes(1000))
     head[4:8] = claimed.to_bytes(4, "big")
     with pytest.raises(ProtocolError, match="head"):
@@ -136,7 +136,7 @@ def test_so_is_the_length_of_the_message(claimed: int) -> None:
 
 
 @pytest.mark.usefixtures("small_records")
-def test_nothing_comes_twice_nor_out_of_order_nor_is_left_out() -> None:
+def test_nothing_comes_twice_nor_out_of_order_nor_is_left_out():
     sealer = Sealer(KEY)
     batches = [seal(sealer, b"packed", bytes([number]) * 150) for number in range(3)]
     parts = [part for batch in batches for part in batch]
@@ -160,7 +160,7 @@ def take(unsealer: Unsealer, kind: str, part: bytearray) -> None:
         unsealer.record(memoryview(part), memoryview(bytearray(len(part) - TAG_BYTES)))
 
 
-def test_a_record_is_no_head_nor_of_another_connection() -> None:
+def test_a_record_is_no_head_nor_of_another_connection():
     sealed = seal(Sealer(KEY), b"packed", bytes(1000))
     with pytest.raises(ProtocolError):
         Unsealer(KEY).head(memoryview(bytes(sealed[1])[:1000].ljust(HEAD_BYTES, b"\0")))
@@ -168,7 +168,7 @@ def test_a_record_is_no_head_nor_of_another_connection() -> None:
         unseal(Unsealer(bytes(32)), sealed)
 
 
-def test_what_is_refused_moves_nothing() -> None:
+def test_what_is_refused_moves_nothing():
     sealed = seal(Sealer(KEY), b"packed", b"payload")
     unsealer = Unsealer(KEY)
     for generation in (0, 1, 2, 1 << 31):
@@ -184,7 +184,7 @@ def generation_of(sealed: Sealed) -> int:
     return int.from_bytes(sealed[0][:4], "big")
 
 
-def test_each_pass_of_a_session_has_another_key() -> None:
+def test_each_pass_of_a_session_has_another_key():
     sealer, unsealer = Sealer(KEY), Unsealer(KEY)
     seen = []
     for epoch in (0, 0, 1, 1, 2):
@@ -194,7 +194,7 @@ def test_each_pass_of_a_session_has_another_key() -> None:
     assert seen == [0, 0, 1, 1, 2]
 
 
-def test_so_have_64_gb_of_one_epoch() -> None:
+def test_so_have_64_gb_of_one_epoch():
     assert sealing.REKEY_BYTES == 64 * 10**9
     sealer, unsealer = Sealer(KEY, rekey_bytes=1000), Unsealer(KEY)
     seen = []
@@ -205,13 +205,13 @@ def test_so_have_64_gb_of_one_epoch() -> None:
     assert seen == [0, 0, 0, 1, 1, 1]
 
 
-def test_two_sessions_that_take_turns_do_not_rekey_each_batch() -> None:
+def test_two_sessions_that_take_turns_do_not_rekey_each_batch():
     sealer = Sealer(KEY)
     heads = [sealer.head(b"", payload_bytes=0, of=(name, 0)) for name in "abababab"]
     assert {head[:4] for head in heads} == {bytes(4)}
 
 
-def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch):
     seen: list[tuple[bytes, bytes]] = []
 
     class Recorded:
@@ -236,7 +236,7 @@ def test_no_nonce_comes_twice_not_even_across_keys(monkeypatch: pytest.MonkeyPat
     assert len({nonce for _, nonce in seen}) == len(seen) == 40 * (1 + 3 + 3)
 
 
-def test_a_key_tells_nothing_of_the_one_before() -> None:
+def test_a_key_tells_nothing_of_the_one_before():
     """Whoever has the key of an epoch cannot compute that of an earlier one: HKDF goes one way."""
     first, second = sealing._Key(KEY), sealing._Key(KEY).next()
     assert second._key != first._key
@@ -244,13 +244,13 @@ def test_a_key_tells_nothing_of_the_one_before() -> None:
     assert len(second._key) == 32
 
 
-def test_no_text_shows_a_ticket() -> None:
+def test_no_text_shows_a_ticket():
     ticket = Ticket(ticket=b"t" * 32, key=b"k" * 32)
     assert "kkk" not in f"{ticket} {ticket!r}"
     assert "ttt" not in f"{ticket} {ticket!r}"
 
 
-def test_a_head_says_what_is_to_come() -> None:
+def test_a_head_says_what_is_to_come():
     head = Sealer(KEY).head(b"m" * 2000, payload_bytes=12345, of=("s", 0))
     found = Unsealer(KEY).head(memoryview(head))
     assert found == Head(b"m" * FIRST_BYTES, 2000 - FIRST_BYTES, 12345)

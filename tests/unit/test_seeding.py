@@ -31,9 +31,7 @@ words = st.lists(st.integers(0, (1 << 64) - 1), max_size=8).map(tuple)
 
 @given(words, words)
 @settings(max_examples=examples(50))
-def test_equal_words_give_equal_draws_and_others_give_others(
-    a: tuple[int, ...], b: tuple[int, ...]
-) -> None:
+def test_equal_words_give_equal_draws_and_others_give_others(a, b):
     first = draws_of_batch(a)
     random.random(), np.random.rand(), torch.rand(3)
     assert draws_of_batch(a) == first
@@ -41,14 +39,14 @@ def test_equal_words_give_equal_draws_and_others_give_others(
         assert all(x != y for x, y in zip(first, draws_of_batch(b), strict=True))
 
 
-def test_the_draws_are_the_same_in_every_version() -> None:
+def test_the_draws_are_the_same_in_every_version():
     # A change here changes the batches of every run that is resumed.
     assert draws_of_batch((1, 0, 2, 3)) == pytest.approx(
         (0.47516921017931557, 0.9921970348680385, 0.9558907747268677), abs=1e-7
     )
 
 
-def test_seed_of_a_batch_fits_a_tensor() -> None:
+def test_seed_of_a_batch_fits_a_tensor():
     for number in range(64):
         seeding.seed_batch((1, 0, 2, number))
         assert torch.tensor(torch.initial_seed()).dtype == torch.int64
@@ -56,19 +54,19 @@ def test_seed_of_a_batch_fits_a_tensor() -> None:
         assert torch.tensor(torch.initial_seed()).item() == torch.initial_seed()
 
 
-def test_words_do_not_run_into_each_other() -> None:
+def test_words_do_not_run_into_each_other():
     seen = {draws_of_batch(w) for w in [(), (0,), (0, 0), (1, 0), (0, 1), (1 << 32,), (1, 1 << 32)]}
     assert len(seen) == 7
 
 
-def test_a_sample_does_not_depend_on_the_kind_of_its_index() -> None:
+def test_a_sample_does_not_depend_on_the_kind_of_its_index():
     first = draws_of_sample((1, 2, 3), 5)
     for index in [np.int64(5), torch.tensor(5), np.uint8(5)]:
         assert draws_of_sample((1, 2, 3), index) == first
     assert draws_of_sample((1, 2, 3), (5, 6)) == draws_of_sample((1, 2, 3), [np.int32(5), 6])
 
 
-def test_samples_differ_by_index_and_by_occurrence() -> None:
+def test_samples_differ_by_index_and_by_occurrence():
     indices: list[object] = [5, "5", b"5", (5,), ((5,),), 5.0, None, (5, 5), (55,)]
     seen = {draws_of_sample((1,), index) for index in indices}
     seen.add(draws_of_sample((1,), 5, 1))
@@ -77,7 +75,7 @@ def test_samples_differ_by_index_and_by_occurrence() -> None:
     assert len(seen) == len(indices) + 3
 
 
-def test_the_trainers_own_random_state_is_restored() -> None:
+def test_the_trainers_own_random_state_is_restored():
     draws_of_batch((9,))
     expected = draws()
     draws_of_batch((9,))

@@ -1,7 +1,7 @@
 """Checks what is seeded for a batch, and what get_worker_info() says of it, in any process."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ KINDS: list[Callable[[], Lazy | Randomizable | Eager | Global]] = [
 
 
 @pytest.fixture(autouse=True)
-def _kept_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _kept_state(monkeypatch):
     monkeypatch.setattr(torch_worker, "_worker_info", None)
     with preserved_random_state():
         yield
@@ -73,9 +73,7 @@ def seeder(dataset: object, num_workers: int | None = 2) -> Seeder:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_do_not_depend_on_which_process_makes_them(
-    kind: Callable[[], Lazy | Randomizable | Eager | Global],
-) -> None:
+def test_batches_do_not_depend_on_which_process_makes_them(kind):
     def made(numbers: range) -> dict[int, list[float]]:
         dataset = kind()
         own = seeder(dataset)
@@ -91,9 +89,7 @@ def test_batches_do_not_depend_on_which_process_makes_them(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_do_not_depend_on_their_batches(
-    kind: Callable[[], Lazy | Randomizable | Eager | Global],
-) -> None:
+def test_samples_do_not_depend_on_their_batches(kind):
     def made(batches: list[list[int]]) -> dict[object, float]:
         dataset = kind()
         own = seeder(dataset)
@@ -111,7 +107,7 @@ def test_samples_do_not_depend_on_their_batches(
     assert len(set(found.values())) == 4
 
 
-def test_worker_info_is_that_of_the_worker_that_torch_would_have_take_the_batch() -> None:
+def test_worker_info_is_that_of_the_worker_that_torch_would_have_take_the_batch():
     dataset = Global()
     own = seeder(dataset, num_workers=3)
     for number in (0, 4, 5, 3):
@@ -122,11 +118,11 @@ def test_worker_info_is_that_of_the_worker_that_torch_would_have_take_the_batch(
     assert own.make((50, 0, 1, 0), get_worker_info).seed == 50  # type: ignore[union-attr]
 
 
-def test_the_trainers_own_process_is_no_worker() -> None:
+def test_the_trainers_own_process_is_no_worker():
     assert seeder(Global(), num_workers=None).make(words(1), get_worker_info) is None
 
 
-def test_the_trainers_own_generators_are_as_before() -> None:
+def test_the_trainers_own_generators_are_as_before():
     dataset = Eager()
     own = seeder(dataset, num_workers=None)
     with own.preserved():
@@ -136,7 +132,7 @@ def test_the_trainers_own_generators_are_as_before() -> None:
     assert dataset.draw() == random.Random(7).random()
 
 
-def test_an_error_that_a_new_generator_may_have_led_to_is_retried() -> None:
+def test_an_error_that_a_new_generator_may_have_led_to_is_retried():
     dataset = Lazy()
     own = seeder(dataset)
     tries: list[float] = []
@@ -152,7 +148,7 @@ def test_an_error_that_a_new_generator_may_have_led_to_is_retried() -> None:
         own.make(words(0), lambda: [][0])
 
 
-def test_a_dataset_that_makes_a_generator_each_time_is_asked_a_few_times_only() -> None:
+def test_a_dataset_that_makes_a_generator_each_time_is_asked_a_few_times_only():
     class Each:
         def draw(self) -> float:
             self.rng = np.random.default_rng(3)
@@ -162,7 +158,7 @@ def test_a_dataset_that_makes_a_generator_each_time_is_asked_a_few_times_only() 
     assert seeder(dataset).make(words(0), dataset.draw) == np.random.default_rng(3).random()
 
 
-def test_what_cannot_be_seeded_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_seeded_is_told_once(capfd):
     dataset = Eager()
     dataset.rng = random.SystemRandom()
     own = seeder(dataset)
@@ -175,7 +171,7 @@ def test_what_cannot_be_seeded_is_told_once(capfd: pytest.CaptureFixture[str]) -
     assert "dataset.rng (a random.SystemRandom)" in told[0]
 
 
-def test_torchs_generators_seed_fits_a_tensor() -> None:
+def test_torchs_generators_seed_fits_a_tensor():
     dataset = Eager()
     held = dataset.__dict__["held"] = torch.Generator()
     own = seeder(dataset)

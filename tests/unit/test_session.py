@@ -39,14 +39,14 @@ def begin(session: FeedSession, epoch: int, spec: PackedSpec) -> int:
 
 
 @pytest.mark.parametrize("epoch", [3, 2, 0, 4])
-def test_an_epoch_has_a_higher_id_than_the_one_before_whatever_its_number(epoch: int) -> None:
+def test_an_epoch_has_a_higher_id_than_the_one_before_whatever_its_number(epoch):
     session, before = session_at(3)
     again, number = session_at(epoch, known=session)
     assert again.epoch == epoch
     assert number > before
 
 
-def test_who_left_an_epoch_ends_no_later_one_of_the_same_number() -> None:
+def test_who_left_an_epoch_ends_no_later_one_of_the_same_number():
     session, before = session_at(3)
     _, number = session_at(3, known=session)
     session.stop(before)
@@ -60,7 +60,7 @@ def test_who_left_an_epoch_ends_no_later_one_of_the_same_number() -> None:
     assert session.next(number, timeout_seconds=1) == "batch"
 
 
-def test_an_epoch_that_was_left_frees_its_session_for_one_more() -> None:
+def test_an_epoch_that_was_left_frees_its_session_for_one_more():
     session, number = session_at(3)
     assert not session.is_idle()
     session.abandoned_epoch_id = number

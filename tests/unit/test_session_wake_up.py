@@ -17,7 +17,7 @@ def is_rung(feed: SharedState) -> bool:
     return bool(select.select([feed.wake_fd], [], [], 0)[0])
 
 
-def test_a_call_before_the_io_thread_sleeps_keeps_it_awake() -> None:
+def test_a_call_before_the_io_thread_sleeps_keeps_it_awake():
     feed = shared()
     feed.wake()
     assert not is_rung(feed)
@@ -27,7 +27,7 @@ def test_a_call_before_the_io_thread_sleeps_keeps_it_awake() -> None:
     feed.close()
 
 
-def test_calls_while_it_sleeps_wake_it_once() -> None:
+def test_calls_while_it_sleeps_wake_it_once():
     feed = shared()
     assert feed.sleeps()
     feed.wake()
@@ -37,7 +37,7 @@ def test_calls_while_it_sleeps_wake_it_once() -> None:
     feed.close()
 
 
-def test_a_wake_up_that_came_too_late_ends_the_next_sleep() -> None:
+def test_a_wake_up_that_came_too_late_ends_the_next_sleep():
     feed = shared()
     done: list[int] = []
     assert feed.sleeps()

@@ -1,5 +1,4 @@
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,25 +50,23 @@ DEEP = "[\n" * 5000
     ],
     ids=["bomb", "circle", "long circle", "deep"],
 )
-def test_yaml_that_expands_without_end_is_a_usage_error(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_yaml_that_expands_without_end_is_a_usage_error(tmp_path, text, words):
     with pytest.raises(UsageError, match=words):
         read_workload(write(tmp_path, text))
 
 
 @pytest.mark.parametrize("value", ["&a [*a]", DEEP])
-def test_an_override_that_expands_without_end_is_a_usage_error(value: str) -> None:
+def test_an_override_that_expands_without_end_is_a_usage_error(value):
     with pytest.raises(UsageError, match="--set name"):
         workload_from({"name": "x", "command": ["true"]}, overrides=[f"name={value}"])
 
 
-def test_an_alias_is_welcome(tmp_path: Path) -> None:
+def test_an_alias_is_welcome(tmp_path):
     text = "name: demo\ncommand: &c [python, train.py]\nhyperparameters: {a: &v 3, b: *v}\n"
     assert read_workload(write(tmp_path, text)).hyperparameters == {"a": 3, "b": 3}
 
 
-def test_a_workload_is_read_with_its_defaults(tmp_path: Path) -> None:
+def test_a_workload_is_read_with_its_defaults(tmp_path):
     workload = read_workload(write(tmp_path, GOOD))
     assert workload.command == ("python", "train.py")
     assert workload.feed.credits == 3
@@ -77,7 +74,7 @@ def test_a_workload_is_read_with_its_defaults(tmp_path: Path) -> None:
     assert workload.constraints.max_data_hosts == 8
 
 
-def test_set_wins_over_the_file(tmp_path: Path) -> None:
+def test_set_wins_over_the_file(tmp_path):
     overrides = ["feed.credits=5", "constraints.objective=time"]
     workload = read_workload(write(tmp_path, GOOD), overrides=overrides)
     assert workload.feed.credits == 5
@@ -104,7 +101,7 @@ def test_set_wins_over_the_file(tmp_path: Path) -> None:
         (GOOD + "tracking: {mlflow: 'https://[mlflow'}\n", "cannot be read", "w.yaml:7"),
     ],
 )
-def test_an_error_says_what_and_where(tmp_path: Path, text: str, what: str, where: str) -> None:
+def test_an_error_says_what_and_where(tmp_path, text, what, where):
     with pytest.raises(UsageError) as caught:
         read_workload(write(tmp_path, text))
     assert what in caught.value.what
@@ -125,7 +122,7 @@ sagemaker:
 """
 
 
-def test_placeholders_are_refused_with_their_keys_and_what_to_put_there(tmp_path: Path) -> None:
+def test_placeholders_are_refused_with_their_keys_and_what_to_put_there(tmp_path):
     with pytest.raises(UsageError) as caught:
         read_workload(write(tmp_path, CLOUD))
     error = caught.value
@@ -161,7 +158,7 @@ sagemaker:
 """
 
 
-def test_placeholders_are_looked_for_in_addresses_only(tmp_path: Path) -> None:
+def test_placeholders_are_looked_for_in_addresses_only(tmp_path):
     assert read_workload(write(tmp_path, OWN_WORDS)).gate[0].metric == "recall@REGION"
 
 
@@ -193,7 +190,7 @@ ADDRESS = re.compile(
 )
 
 
-def test_keys_of_addresses_are_those_of_the_schema() -> None:
+def test_keys_of_addresses_are_those_of_the_schema():
     texts = _keys_of_texts(schema_of(Workload))
     found = {key for key in texts if ADDRESS.fullmatch(key.rpartition(".")[2])}
     # A queue of Kueue's, by its name in the cluster, and a claim.
@@ -201,7 +198,7 @@ def test_keys_of_addresses_are_those_of_the_schema() -> None:
     assert found == set(ADDRESS_KEYS)
 
 
-def test_an_override_takes_the_place_of_a_placeholder(tmp_path: Path) -> None:
+def test_an_override_takes_the_place_of_a_placeholder(tmp_path):
     # The command, the folder in a bucket and the name of a role are the user's own words.
     names = ["image=registry/stoker:1", "channels.training.uri=s3://mine/REGION"]
     workload = read_workload(write(tmp_path, CLOUD), overrides=names)
@@ -212,13 +209,13 @@ def test_an_override_takes_the_place_of_a_placeholder(tmp_path: Path) -> None:
     assert caught.value.fix == "in --set, write your AWS region instead of REGION"
 
 
-def test_an_error_in_an_override_points_at_the_override(tmp_path: Path) -> None:
+def test_an_error_in_an_override_points_at_the_override(tmp_path):
     with pytest.raises(UsageError) as caught:
         read_workload(write(tmp_path, GOOD), overrides=["feed.credits=many"])
     assert caught.value.where == "--set feed.credits=..., key feed.credits"
 
 
-def test_another_budget_is_the_same_workload() -> None:
+def test_another_budget_is_the_same_workload():
     document = {"name": "a", "command": ["b"]}
     one = workload_from(document)
     assert workload_from(document, overrides=["profile.budget_seconds=9"]).digest() == one.digest()
@@ -244,9 +241,7 @@ def test_another_budget_is_the_same_workload() -> None:
         ("sagemaker", ["s3://b/train"], "unknown", "unknown"),
     ],
 )
-def test_platform_and_channels_tell_whether_hosts_share_a_storage(
-    platform: str, uris: list[str], named: str | None, storage: str
-) -> None:
+def test_platform_and_channels_tell_whether_hosts_share_a_storage(platform, uris, named, storage):
     workload = builders.workload(
         "mnist",
         *([f"constraints.storage={named}"] if named else []),
@@ -258,13 +253,13 @@ def test_platform_and_channels_tell_whether_hosts_share_a_storage(
     assert workload.known_constraints.storage == storage
 
 
-def test_a_channel_of_settings_says_nothing_of_where_the_data_are() -> None:
+def test_a_channel_of_settings_says_nothing_of_where_the_data_are():
     channels = {"config": {"uri": "s3://b/config"}}
     workload = builders.workload("mnist", platform="sagemaker", channels=channels)
     assert workload.known_constraints.storage == "unknown"
 
 
-def test_a_malformed_variable_is_named() -> None:
+def test_a_malformed_variable_is_named():
     with pytest.raises(UsageError) as caught:
         from_environment({"STOKER_FEED": '{"credits": 0}'})
     assert "STOKER_FEED" in caught.value.where
@@ -272,7 +267,7 @@ def test_a_malformed_variable_is_named() -> None:
         from_environment({"STOKER_PORT": "http"})
 
 
-def test_outside_a_run_nothing_is_assumed() -> None:
+def test_outside_a_run_nothing_is_assumed():
     process = from_environment({})
     assert process.coordinator is None
     assert not process.has_data_group
@@ -287,13 +282,11 @@ def test_outside_a_run_nothing_is_assumed() -> None:
         ({}, None),
     ],
 )
-def test_both_variables_that_name_a_region_are_read(
-    environ: Mapping[str, str], region: str | None
-) -> None:
+def test_both_variables_that_name_a_region_are_read(environ, region):
     assert cloud_region(environ) == region
 
 
-def test_a_workload_may_be_its_own_json_document() -> None:
+def test_a_workload_may_be_its_own_json_document():
     text = '{"name": "demo", "command": ["python", "train.py"], "feed": {"credits": 3}}'
     workload = read_workload(text, overrides=["feed.credits=5"])
     assert (workload.name, workload.feed.credits) == ("demo", 5)
@@ -302,7 +295,7 @@ def test_a_workload_may_be_its_own_json_document() -> None:
     assert "the workload's document" in caught.value.where
 
 
-def test_a_pools_file_is_replaced_by_its_text(tmp_path: Path) -> None:
+def test_a_pools_file_is_replaced_by_its_text(tmp_path):
     table = "instance_type,vcpus,usd_per_hour\n" + "".join(f"pool-{n},4,1\n" for n in range(50))
     (tmp_path / "pools.csv").write_text(table)
     document = {
@@ -317,7 +310,7 @@ def test_a_pools_file_is_replaced_by_its_text(tmp_path: Path) -> None:
     assert again == workload
 
 
-def test_a_pools_file_that_is_not_there_is_named_with_its_key() -> None:
+def test_a_pools_file_that_is_not_there_is_named_with_its_key():
     document = {"name": "demo", "command": ["true"], "kubernetes": {"pools_file": "none.csv"}}
     with pytest.raises(UsageError, match=r"no such file: none\.csv") as caught:
         workload_from(document)

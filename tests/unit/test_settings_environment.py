@@ -1,7 +1,6 @@
 """The settings of a run travel in variables: what a platform writes, a launcher reads."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from stoker.errors import UsageError
 from stoker.records import (
     EngineSettings,
     FeedSettings,
-    Json,
     ProfileSettings,
     StrategySettings,
 )
@@ -65,33 +63,33 @@ FULL = ProcessSettings(
 )
 
 
-def test_every_setting_is_read_back_as_it_was_written() -> None:
+def test_every_setting_is_read_back_as_it_was_written():
     default = ProcessSettings()
     assert [f.name for f in fields(FULL) if getattr(FULL, f.name) == getattr(default, f.name)] == []
     assert from_environment(FULL.to_environ()) == FULL
 
 
-def test_only_what_is_not_as_by_default_is_sent() -> None:
+def test_only_what_is_not_as_by_default_is_sent():
     sent = {"STOKER_FEED", "STOKER_WORKERS", "STOKER_STRATEGY"}
     assert RunEnvironment().to_environ().keys() == sent
     assert RunEnvironment(port=1).to_environ().keys() == sent | {"STOKER_PORT"}
 
 
-def test_fields_that_are_named_are_sent_as_they_are() -> None:
+def test_fields_that_are_named_are_sent_as_they_are():
     told = ProcessSettings(run_id="a").to_environ("has_data_group", "run_id")
     assert told == {"STOKER_RUN_ID": "a", "STOKER_HAS_DATA_GROUP": "0"}
 
 
-def test_an_empty_variable_says_nothing() -> None:
+def test_an_empty_variable_says_nothing():
     assert from_environment(dict.fromkeys(FULL.to_environ(), "")) == ProcessSettings()
 
 
-def test_fields_that_are_not_named_are_not_read() -> None:
+def test_fields_that_are_not_named_are_not_read():
     environ = {"STOKER_FEED": "{", "STOKER_GROUP": "dnn"}
     assert RunEnvironment.from_environ(environ, "group") == RunEnvironment(group="dnn")
 
 
-def test_what_the_service_calls_the_job_is_the_run_s_id() -> None:
+def test_what_the_service_calls_the_job_is_the_run_s_id():
     assert from_environment({"TRAINING_JOB_NAME": "job"}).run_id == "job"
     both = {"TRAINING_JOB_NAME": "job", "STOKER_RUN_ID": "run"}
     assert from_environment(both).run_id == "run"
@@ -111,14 +109,14 @@ def test_what_the_service_calls_the_job_is_the_run_s_id() -> None:
         ("STOKER_GROUPS", '[{"name": "a", "count": 0, "hosts": "b"}]', "malformed"),
     ],
 )
-def test_a_malformed_variable_is_named(name: str, text: str, words: str) -> None:
+def test_a_malformed_variable_is_named(name, text, words):
     with pytest.raises(UsageError) as caught:
         from_environment({name: text})
     assert f"variable {name}" in caught.value.where
     assert words in str(caught.value)
 
 
-def test_no_variable_of_a_run_is_spelled_that_is_not_declared() -> None:
+def test_no_variable_of_a_run_is_spelled_that_is_not_declared():
     declared = set(FULL.to_environ()) | {
         # Of the user, of pipelines, and between the parts of one strategy.
         *("STOKER_INSTANCE_TYPE", "STOKER_MPI", "STOKER_PROFILED_CLUSTER"),
@@ -136,7 +134,7 @@ def test_no_variable_of_a_run_is_spelled_that_is_not_declared() -> None:
     assert named - declared == set()
 
 
-def test_a_launcher_s_own_words_replace_what_it_was_told() -> None:
+def test_a_launcher_s_own_words_replace_what_it_was_told():
     told = replace(FULL, host="algo-9").to_environ("host")
     assert from_environment({**FULL.to_environ(), **told}).host == "algo-9"
 
@@ -146,7 +144,7 @@ def test_a_launcher_s_own_words_replace_what_it_was_told() -> None:
     ("text", "expected"),
     [("auto", "auto"), ("1", True), ("true", True), ("0", False), ("false", False), ("", False)],
 )
-def test_the_replacement_of_loaders_is_read_in_both_spellings(text: str, expected: object) -> None:
+def test_the_replacement_of_loaders_is_read_in_both_spellings(text, expected):
     assert from_environment({"STOKER_REPLACE_DATALOADER": text}).replace_dataloader == expected
 
 
@@ -161,15 +159,13 @@ def test_the_replacement_of_loaders_is_read_in_both_spellings(text: str, expecte
         ({"replace_dataloader": True}, "ray", "1"),
     ],
 )
-def test_a_run_replaces_loaders_as_its_workload_says(
-    feed: Mapping[str, Json], engine: str, expected: str | None
-) -> None:
+def test_a_run_replaces_loaders_as_its_workload_says(feed, engine, expected):
     document = {"name": "a", "command": ["python", "a.py"], "feed": feed, "engine": engine}
     told = RunEnvironment.of(workload_from(document)).to_environ()
     assert told.get("STOKER_REPLACE_DATALOADER") == expected
 
 
-def test_a_profile_measures_the_loaders_of_the_script() -> None:
+def test_a_profile_measures_the_loaders_of_the_script():
     workload = workload_from(
         {"name": "a", "command": ["python", "a.py"], "feed": {"replace_dataloader": True}}
     )

@@ -39,11 +39,11 @@ def end(books: ShardScheduler, peer: str, number: int) -> None:
     books.ended(peer, number, generation=books.stream_of(number, shared_seed=None).generation)
 
 
-def test_every_shard_is_asked_for_its_first_batches_oldest_first() -> None:
+def test_every_shard_is_asked_for_its_first_batches_oldest_first():
     assert settled().assign(0.0) == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
 
 
-def test_shards_go_to_peers_in_proportion_to_their_credits() -> None:
+def test_shards_go_to_peers_in_proportion_to_their_credits():
     books = streams(6)
     books.grant("large", 4)
     books.grant("small", 2)
@@ -52,7 +52,7 @@ def test_shards_go_to_peers_in_proportion_to_their_credits() -> None:
     assert sorted(map(str, books.owners())) == ["large"] * 4 + ["small"] * 2
 
 
-def test_the_window_is_what_the_shards_may_have_open() -> None:
+def test_the_window_is_what_the_shards_may_have_open():
     books = settled(3)
     assert books.window(0.0) == 6
     books.assign(0.0)
@@ -69,19 +69,19 @@ def owners_of(books: ShardScheduler, **workers: int) -> list[str]:
     return ["local" if owner == LOCAL else str(owner) for owner in books.owners()]
 
 
-def test_a_shard_goes_to_a_data_host_while_one_has_a_free_worker() -> None:
+def test_a_shard_goes_to_a_data_host_while_one_has_a_free_worker():
     # Local workers are granted first: they are there before the first host is.
     assert owners_of(streams(1), local=1, a=1) == ["a"]
     assert sorted(owners_of(streams(4), local=8, a=2, b=2)) == ["a", "a", "b", "b"]
 
 
-def test_shards_beyond_the_workers_of_data_hosts_are_made_by_local_workers() -> None:
+def test_shards_beyond_the_workers_of_data_hosts_are_made_by_local_workers():
     assert sorted(owners_of(streams(3), local=1, a=2)) == ["a", "a", "local"]
     # All workers have one: each peer gets as many more as it has credits.
     assert sorted(owners_of(streams(8), local=2, a=2)) == ["a"] * 4 + ["local"] * 4
 
 
-def test_a_host_whose_credits_the_ranks_share_counts_with_this_ranks_share() -> None:
+def test_a_host_whose_credits_the_ranks_share_counts_with_this_ranks_share():
     # Of two ranks, each has half of the credits of a host with two workers: both go there.
     assert owners_of(streams(1), local=1, a=1) == ["a"]
     assert sorted(owners_of(streams(2), local=1, a=1)) == ["a", "local"]
@@ -96,15 +96,13 @@ def test_a_host_whose_credits_the_ranks_share_counts_with_this_ranks_share() -> 
         (8, 1, 4, ""),
     ],
 )
-def test_data_workers_without_a_shard_are_told_of(
-    shards: int, ranks: int, workers: int, said: str
-) -> None:
+def test_data_workers_without_a_shard_are_told_of(shards, ranks, workers, said):
     text = idle_words(num_shards=shards, ranks=ranks, data_workers=workers, is_set=False)
     assert text.startswith(said)
     assert bool(text) == bool(said)
 
 
-def test_the_advice_names_the_number_of_shards_that_gives_each_worker_one() -> None:
+def test_the_advice_names_the_number_of_shards_that_gives_each_worker_one():
     text = idle_words(num_shards=1, ranks=2, data_workers=7, is_set=False)
     assert "set num_workers=4 in the script, or feed.shards: 4" in text
     text = idle_words(num_shards=1, ranks=1, data_workers=7, is_set=True)
@@ -112,7 +110,7 @@ def test_the_advice_names_the_number_of_shards_that_gives_each_worker_one() -> N
     assert "num_workers" not in text
 
 
-def test_hosts_on_their_way_are_waited_for_a_moment() -> None:
+def test_hosts_on_their_way_are_waited_for_a_moment():
     books = streams()
     books.grant("a", 2)
     assert books.assign(10.0) == []
@@ -123,7 +121,7 @@ def test_hosts_on_their_way_are_waited_for_a_moment() -> None:
     assert books.next_check(13.0) is None
 
 
-def test_batches_are_there_in_the_order_of_their_shard_only() -> None:
+def test_batches_are_there_in_the_order_of_their_shard_only():
     books = settled(1)
     books.assign(0.0)
     assert answer(books, "a", 1)
@@ -133,7 +131,7 @@ def test_batches_are_there_in_the_order_of_their_shard_only() -> None:
     assert books.is_there(1)
 
 
-def test_an_exhausted_shard_is_left_out_of_the_round() -> None:
+def test_an_exhausted_shard_is_left_out_of_the_round():
     books = settled(3)
     books.assign(0.0)
     end(books, "a", 1)
@@ -147,7 +145,7 @@ def test_an_exhausted_shard_is_left_out_of_the_round() -> None:
     assert not books.is_over()
 
 
-def test_the_epoch_is_over_when_all_shards_are_exhausted() -> None:
+def test_the_epoch_is_over_when_all_shards_are_exhausted():
     books = settled()
     books.assign(0.0)
     end(books, "a", 0)
@@ -156,7 +154,7 @@ def test_the_epoch_is_over_when_all_shards_are_exhausted() -> None:
     assert books.assign(0.0) == []
 
 
-def test_an_end_that_overtakes_a_batch_does_not_hide_it() -> None:
+def test_an_end_that_overtakes_a_batch_does_not_hide_it():
     books = settled(1)
     books.assign(0.0)
     end(books, "a", 1)
@@ -166,7 +164,7 @@ def test_an_end_that_overtakes_a_batch_does_not_hide_it() -> None:
     assert books.is_over()
 
 
-def test_a_retry_of_a_lost_shard_tells_what_had_arrived() -> None:
+def test_a_retry_of_a_lost_shard_tells_what_had_arrived():
     books = settled(1)
     books.assign(0.0)
     answer(books, "a", 0, digest=77)
@@ -177,7 +175,7 @@ def test_a_retry_of_a_lost_shard_tells_what_had_arrived() -> None:
     assert (start.made, start.digest, start.generation) == (1, 77, 2)
 
 
-def test_what_overtook_others_is_made_again_after_a_loss() -> None:
+def test_what_overtook_others_is_made_again_after_a_loss():
     books = settled(1)
     books.assign(0.0)
     answer(books, "a", 1)
@@ -186,7 +184,7 @@ def test_what_overtook_others_is_made_again_after_a_loss() -> None:
     assert books.assign(0.0) == [("b", 0), ("b", 1)]
 
 
-def test_late_answers_of_an_earlier_start_are_refused() -> None:
+def test_late_answers_of_an_earlier_start_are_refused():
     books = settled(1)
     books.assign(0.0)
     old = books.stream_of(0, shared_seed=None).generation
@@ -200,13 +198,13 @@ def test_late_answers_of_an_earlier_start_are_refused() -> None:
     assert not answer(books, "a", 0)
 
 
-def test_answers_of_another_peer_are_refused() -> None:
+def test_answers_of_another_peer_are_refused():
     books = settled(1)
     books.assign(0.0)
     assert not answer(books, "b", 0)
 
 
-def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up() -> None:
+def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up():
     books = settled(1)
     for number in range(MAX_LOSSES_IN_A_ROW):
         books.assign(0.0)
@@ -216,7 +214,7 @@ def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up() -> None:
         assert is_hopeless == (number == MAX_LOSSES_IN_A_ROW - 1)
 
 
-def test_progress_forgives_losses() -> None:
+def test_progress_forgives_losses():
     books = settled(1)
     for number in range(2 * MAX_LOSSES_IN_A_ROW):
         books.assign(0.0)
@@ -226,7 +224,7 @@ def test_progress_forgives_losses() -> None:
         books.take(0.0)
 
 
-def test_a_peer_that_drains_loses_its_shards_at_once() -> None:
+def test_a_peer_that_drains_loses_its_shards_at_once():
     books = settled(1)
     books.assign(0.0)
     books.grant("b", 2)
@@ -234,14 +232,14 @@ def test_a_peer_that_drains_loses_its_shards_at_once() -> None:
     assert [peer for peer, _ in books.assign(0.0)] == ["b", "b"]
 
 
-def test_a_slow_stream_is_not_judged() -> None:
+def test_a_slow_stream_is_not_judged():
     books = settled(1)
     books.assign(0.0)
     books.grant("b", 2)
     assert books.overdue(1e6) == []
 
 
-def test_memory_is_bounded_but_the_head_is_always_asked_for() -> None:
+def test_memory_is_bounded_but_the_head_is_always_asked_for():
     books = settled(4, max_bytes=25, prefetch=8)
     books.assign(0.0)
     for number in range(32):
@@ -256,7 +254,7 @@ def test_memory_is_bounded_but_the_head_is_always_asked_for() -> None:
     assert books.assign(0.0) == [("b", 32), ("b", 33)]
 
 
-def test_persistent_streams_stay_where_they_are() -> None:
+def test_persistent_streams_stay_where_they_are():
     books = settled(2, persists=True)
     books.assign(0.0)
     before = [books.stream_of(number, shared_seed=None).generation for number in range(2)]
@@ -266,7 +264,7 @@ def test_persistent_streams_stay_where_they_are() -> None:
     assert books.assign(0.0)[0] == ("a", 0)
 
 
-def test_a_new_process_is_given_the_random_states_that_were_told_last() -> None:
+def test_a_new_process_is_given_the_random_states_that_were_told_last():
     books = settled(1, persists=True)
     books.assign(0.0)
     start = books.stream_of(0, shared_seed=None)
@@ -293,7 +291,7 @@ def test_a_new_process_is_given_the_random_states_that_were_told_last() -> None:
     assert (start.state, start.earlier, start.made) == (b"of the second epoch", (), 1)
 
 
-def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early() -> None:
+def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early():
     books = settled(1, persists=True)
     books.assign(0.0)
     answer(books, "a", 0)
@@ -307,7 +305,7 @@ def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early()
     assert (start.state, start.earlier) == (b"", (2, 2, 2))
 
 
-def test_other_streams_begin_anew_with_each_epoch() -> None:
+def test_other_streams_begin_anew_with_each_epoch():
     books = settled(2)
     books.assign(0.0)
     before = books.stream_of(0, shared_seed=None).generation
@@ -316,7 +314,7 @@ def test_other_streams_begin_anew_with_each_epoch() -> None:
     assert books.stream_of(0, shared_seed=None).generation > before
 
 
-def test_nothing_is_asked_for_once_nobody_wants_it() -> None:
+def test_nothing_is_asked_for_once_nobody_wants_it():
     books = settled()
     books.finish()
     assert books.is_over()
@@ -336,9 +334,7 @@ def torchs_order(lengths: list[int]) -> list[int]:
     max_bytes=st.sampled_from([1, 25, 1000]),
     data=st.data(),
 )
-def test_every_batch_once_and_in_torchs_order_whatever_is_lost(
-    lengths: list[int], prefetch: int, max_bytes: int, data: st.DataObject
-) -> None:
+def test_every_batch_once_and_in_torchs_order_whatever_is_lost(lengths, prefetch, max_bytes, data):
     books = streams(len(lengths), prefetch=prefetch, max_bytes=max_bytes)
     peers = {"a", "b"}
     for peer in sorted(peers):

@@ -48,23 +48,23 @@ def take(steps: AsIsSteps, *, count: int, every: float, start: float = 0.0) -> f
     return now
 
 
-def test_quartiles_of_one_value_are_that_value() -> None:
+def test_quartiles_of_one_value_are_that_value():
     only = quartiles([3.0])
     assert (only.mean, only.median, only.low, only.high, only.samples) == (3.0, 3.0, 3.0, 3.0, 1)
 
 
-def test_block_means_see_the_wait_that_ends_a_burst() -> None:
+def test_block_means_see_the_wait_that_ends_a_burst():
     # Four workers deliver together: three short steps, then a long one. The median step is short.
     steps = [0.02, 0.02, 0.02, 0.14] * 10
     assert quartiles(steps).median == pytest.approx(0.02)
     assert quartiles(block_means(steps, workers=4)).median == pytest.approx(0.05)
 
 
-def test_few_steps_are_one_block() -> None:
+def test_few_steps_are_one_block():
     assert block_means([1.0, 2.0, 6.0], workers=2) == [3.0]
 
 
-def test_warm_up_is_not_counted() -> None:
+def test_warm_up_is_not_counted():
     steps = as_is()
     take(steps, count=WARM_UP_STEPS + 1, every=1.0)
     assert steps.count == 0
@@ -72,7 +72,7 @@ def test_warm_up_is_not_counted() -> None:
     assert steps.count == 5
 
 
-def test_a_step_never_spans_the_end_of_an_epoch() -> None:
+def test_a_step_never_spans_the_end_of_an_epoch():
     steps = as_is()
     now = take(steps, count=WARM_UP_STEPS + 6, every=1.0)
     steps.epoch_ended()
@@ -82,7 +82,7 @@ def test_a_step_never_spans_the_end_of_an_epoch() -> None:
     assert result.step_seconds.samples == 10
 
 
-def test_cpu_of_workers_and_of_others_is_told_apart() -> None:
+def test_cpu_of_workers_and_of_others_is_told_apart():
     steps = as_is(children=4.0, machine=20.0)
     take(steps, count=WARM_UP_STEPS + 11, every=1.0)
     steps.epoch_ended()
@@ -93,7 +93,7 @@ def test_cpu_of_workers_and_of_others_is_told_apart() -> None:
     assert result.others_vcpus == pytest.approx(1.1)
 
 
-def test_what_is_looked_at_between_steps_is_none_of_them() -> None:
+def test_what_is_looked_at_between_steps_is_none_of_them():
     steps = as_is(machine=26.5)
     for index in range(WARM_UP_STEPS + 6):
         now = 3.0 * index
@@ -107,7 +107,7 @@ def test_what_is_looked_at_between_steps_is_none_of_them() -> None:
     assert result.others_vcpus == pytest.approx(1.0)
 
 
-def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any() -> None:
+def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any():
     def holds(steps: int, elapsed: float) -> bool:
         return AS_IS_ENOUGH.holds(steps=steps, elapsed_seconds=elapsed, budget_seconds=100.0)
 
@@ -124,7 +124,7 @@ def test_a_phase_ends_sooner_when_steps_are_slow_and_never_without_any() -> None
 
 @pytest.mark.parametrize("step_seconds", [0.001, 0.08, 0.4, 3.0, 20.0])
 @pytest.mark.parametrize("steps", [0, 15, 70])
-def test_as_many_more_steps_as_are_said_are_needed(step_seconds: float, steps: int) -> None:
+def test_as_many_more_steps_as_are_said_are_needed(step_seconds, steps):
     elapsed = steps * step_seconds
 
     def holds(more: int) -> bool:
@@ -152,7 +152,7 @@ def missing(*, batches: int, is_read_out: bool, epoch: int | None = 50) -> str:
     )
 
 
-def test_what_a_script_that_ended_too_soon_lacks_is_one_figure() -> None:
+def test_what_a_script_that_ended_too_soon_lacks_is_one_figure():
     # Its last epoch is made longer: 10 steps to warm up, and 20 that count.
     assert missing(batches=12, is_read_out=True) == (
         "the script ended after 12 batches of its main loader; an epoch has 50; about 18 more, or "
@@ -167,14 +167,14 @@ def test_what_a_script_that_ended_too_soon_lacks_is_one_figure() -> None:
     assert missing(batches=0, is_read_out=True) == "its loader gave no batch"
 
 
-def test_the_warm_up_of_slow_steps_ends_by_the_clock() -> None:
+def test_the_warm_up_of_slow_steps_ends_by_the_clock():
     steps = as_is(warm_up_seconds=10.0)
     take(steps, count=4, every=6.0)
     # The first batch begins the clock; 12 s later steps count.
     assert steps.count == 1
 
 
-def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on() -> None:
+def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on():
     counts = []
     for first in (0.0, 5.0):
         steps = as_is(warm_up_seconds=2.0, clock_batches=2)
@@ -185,7 +185,7 @@ def test_ranks_whose_first_batches_come_apart_count_from_the_same_step_on() -> N
     assert counts == [1, 1]
 
 
-def test_fewer_replays_of_slow_steps_are_left_out() -> None:
+def test_fewer_replays_of_slow_steps_are_left_out():
     replay = ReplaySteps(warm_up=1)
     for index in range(3):
         replay.asked(now=float(index), cpu=float(index))
@@ -194,7 +194,7 @@ def test_fewer_replays_of_slow_steps_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 5])
-def test_a_replayed_step_leaves_out_what_the_cache_costs(block: int) -> None:
+def test_a_replayed_step_leaves_out_what_the_cache_costs(block):
     replay = ReplaySteps(block=block)
     now = 0.0
     for _ in range(WARM_UP_REPLAYS + 20):
@@ -209,7 +209,7 @@ def test_a_replayed_step_leaves_out_what_the_cache_costs(block: int) -> None:
     assert replay.count == 20
 
 
-def test_the_accelerator_is_waited_for_at_block_ends_only() -> None:
+def test_the_accelerator_is_waited_for_at_block_ends_only():
     replay = ReplaySteps(block=5)
     ends = []
     for _ in range(WARM_UP_REPLAYS + 11):

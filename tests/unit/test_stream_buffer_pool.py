@@ -37,7 +37,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_block_is_not_reused_while_a_view_lives(name: str) -> None:
+def test_block_is_not_reused_while_a_view_lives(name):
     pool = BufferPool()
     view = VIEWS[name](tensor_on(pool))
     gc.collect()
@@ -47,7 +47,7 @@ def test_block_is_not_reused_while_a_view_lives(name: str) -> None:
     assert pool.idle_bytes() == SIZE
 
 
-def test_block_is_not_reused_while_a_slice_of_the_array_lives() -> None:
+def test_block_is_not_reused_while_a_slice_of_the_array_lives():
     pool = BufferPool()
     array = pool.take(SIZE)
     part = array[5:9][1:2]
@@ -60,7 +60,7 @@ def test_block_is_not_reused_while_a_slice_of_the_array_lives() -> None:
     assert pool.idle_bytes() == SIZE
 
 
-def test_content_survives_the_tensor() -> None:
+def test_content_survives_the_tensor():
     pool = BufferPool()
     tensor = tensor_on(pool)
     tensor[:] = 7
@@ -71,7 +71,7 @@ def test_content_survives_the_tensor() -> None:
     assert (kept == 7).all()
 
 
-def test_the_same_block_comes_back() -> None:
+def test_the_same_block_comes_back():
     pool = BufferPool()
     array = pool.take(SIZE)
     address = array.ctypes.data
@@ -79,7 +79,7 @@ def test_the_same_block_comes_back() -> None:
     assert pool.take(SIZE - 100).ctypes.data == address
 
 
-def test_idle_memory_is_bounded() -> None:
+def test_idle_memory_is_bounded():
     pool = BufferPool(max_idle_bytes=3 * SIZE)
     arrays = [pool.take(SIZE) for _ in range(10)]
     arrays.clear()
@@ -87,18 +87,18 @@ def test_idle_memory_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 100_000, 4_816_896, 19_267_584])
-def test_array_has_the_size_asked_for(size: int) -> None:
+def test_array_has_the_size_asked_for(size):
     assert BufferPool().take(size).nbytes == size
 
 
-def test_at_most_a_quarter_of_a_block_is_unused() -> None:
+def test_at_most_a_quarter_of_a_block_is_unused():
     for size in range(1 << 20, 1 << 22, 12_345):
         pool = BufferPool()
         pool.take(size)
         assert size <= pool.idle_bytes() <= size * 1.25 + 4096
 
 
-def test_batch_that_landed_in_a_tensor_is_views_of_that_tensor() -> None:
+def test_batch_that_landed_in_a_tensor_is_views_of_that_tensor():
     """Torch's allocator of pinned memory then knows of copies under way."""
     batch = {"x": torch.arange(10), "y": [torch.ones(3, 4, dtype=torch.bfloat16)]}
     encoded = encode(batch, allow_pickle=False)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -109,7 +108,7 @@ def interval(*hosts: HostRate, wait: float | None = 0.5, ready: float = 0.0) -> 
     return FeedInterval(start_seconds=0.0, seconds=2.0, ranks=(rank,), hosts=hosts)
 
 
-def test_rates_are_over_the_ranks_own_clock() -> None:
+def test_rates_are_over_the_ranks_own_clock():
     # The leader looked after 2.0 s; the rank's reports that it has are 4.0 s apart.
     found = between(
         report(seconds=20.0, batches=100, waited=1.0, computed=9.0),
@@ -127,7 +126,7 @@ def test_rates_are_over_the_ranks_own_clock() -> None:
     assert (host.in_flight, host.credits) == (3, 4)
 
 
-def test_ranks_that_share_a_host_add_up_and_its_workers_are_counted_once() -> None:
+def test_ranks_that_share_a_host_add_up_and_its_workers_are_counted_once():
     found = between(None, report(0, seconds=4.0, batches=40), report(1, seconds=2.0, batches=40))
     assert len(found.ranks) == 2
     host = found.hosts[0]
@@ -135,7 +134,7 @@ def test_ranks_that_share_a_host_add_up_and_its_workers_are_counted_once() -> No
     assert (host.slowest_worker, host.fastest_worker) == (7.5, 22.5)
 
 
-def test_local_workers_of_two_ranks_are_different_workers() -> None:
+def test_local_workers_of_two_ranks_are_different_workers():
     local = (host_work("gpu-1", batches=40, is_local=True),)
     found = between(
         None,
@@ -147,20 +146,20 @@ def test_local_workers_of_two_ranks_are_different_workers() -> None:
     assert (host.slowest_worker, host.fastest_worker) == (2.5, 7.5)
 
 
-def test_a_rank_that_started_again_counts_from_its_start() -> None:
+def test_a_rank_that_started_again_counts_from_its_start():
     found = between(report(seconds=500.0, batches=9000), report(seconds=2.0, batches=4))
     assert found.ranks[0].batches_per_second == 2.0
     assert found.hosts[0].batches_per_second == 2.0
 
 
-def test_a_rank_without_a_new_report_has_no_rates() -> None:
+def test_a_rank_without_a_new_report_has_no_rates():
     same = report(seconds=20.0, batches=100)
     assert interval_between({0: same}, {0: same}, start_seconds=0.0, seconds=2.0) is None
     without = Progress(rank=0, steps=1, samples=1, wait_seconds=1.0, compute_seconds=1.0)
     assert interval_between({}, {0: without}, start_seconds=0.0, seconds=2.0) is None
 
 
-def test_a_rank_that_ended_no_step_has_no_wait_share() -> None:
+def test_a_rank_that_ended_no_step_has_no_wait_share():
     rank = between(report(seconds=1.0), report(seconds=3.0)).ranks[0]
     assert (rank.wait_share, rank.queue_depth, rank.batches_per_second) == (None, None, 0.0)
 
@@ -205,12 +204,12 @@ intervals = st.builds(
 
 
 @given(intervals)
-def test_an_interval_comes_back_from_its_rows(value: FeedInterval) -> None:
+def test_an_interval_comes_back_from_its_rows(value):
     assert read_csv(HEAD + csv_text(value)) == [value]
 
 
 @given(intervals)
-def test_an_interval_comes_back_from_its_log_line(value: FeedInterval) -> None:
+def test_an_interval_comes_back_from_its_log_line(value):
     stream = StringIO()
     Log(run="run", host="gpu-1", stream=stream).event("feed", rows=csv_text(value))
     event = parse_line(stream.getvalue())
@@ -218,7 +217,7 @@ def test_an_interval_comes_back_from_its_log_line(value: FeedInterval) -> None:
     assert interval_in(event) == value
 
 
-def test_cut_and_strange_rows_are_left_out() -> None:
+def test_cut_and_strange_rows_are_left_out():
     good = csv_text(interval(host_rate()))
     text = HEAD + good + "2,2,host,data-1,nan,1\n" + "2,2,rank,0,-5,,,,\n" + "4,2,ho"
     assert read_csv(text) == [interval(host_rate())]
@@ -226,14 +225,14 @@ def test_cut_and_strange_rows_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("figure", ["nan", "inf", "-1", "x", ""])
-def test_a_figure_that_is_none_costs_its_row(figure: str) -> None:
+def test_a_figure_that_is_none_costs_its_row(figure):
     good = csv_text(interval(host_rate())).splitlines()
     bad = good[1].replace("1e+06", figure)
     assert bad != good[1]
     assert read_csv("\n".join([HEAD.strip(), good[0], bad])) == [interval()]
 
 
-def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns() -> None:
+def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns():
     stream = StringIO()
     value = interval(host_rate("a,b"), host_rate("c", batches_per_second=5.0))
     Log(run="run", host="gpu-1", stream=stream).event("feed", rows=csv_text(value))
@@ -247,7 +246,7 @@ def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns() -> None:
     ]
 
 
-def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
+def test_the_mean_of_intervals_is_weighted_with_their_length():
     first = interval(host_rate(batches_per_second=10.0, moved=1), wait=0.2)
     second = dataclasses.replace(
         interval(host_rate(batches_per_second=40.0, moved=2, credits=0), wait=None),
@@ -294,9 +293,7 @@ def test_the_mean_of_intervals_is_weighted_with_their_length() -> None:
         (interval(host_rate(in_flight=1)), "hand-out", "1 of 8 batches asked for"),
     ],
 )
-def test_the_bottleneck_is_named_with_what_was_seen(
-    value: FeedInterval, limit: str, words: str
-) -> None:
+def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
     found = bottleneck_of(value)
     assert found.limit == limit
     assert words in found.words
@@ -322,7 +319,7 @@ def stream(*hosts: HostRate, shards: int, workers: int, ready: float = 0.0) -> F
         (stream(host_rate(in_flight=0, busy_workers=0.2), shards=4, workers=4), "4 shards: "),
     ],
 )
-def test_a_stream_with_too_few_shards_is_told_to_have_more(value: FeedInterval, words: str) -> None:
+def test_a_stream_with_too_few_shards_is_told_to_have_more(value, words):
     found = bottleneck_of(value)
     assert found.limit == "shards"
     assert words in found.words
@@ -330,12 +327,12 @@ def test_a_stream_with_too_few_shards_is_told_to_have_more(value: FeedInterval, 
     assert "data hosts" not in found.advice
 
 
-def test_a_stream_with_more_shards_than_workers_is_short_of_workers() -> None:
+def test_a_stream_with_more_shards_than_workers_is_short_of_workers():
     value = stream(host_rate(workers=8, busy_workers=8.0, busy_cpus=7.5), shards=8, workers=2)
     assert bottleneck_of(value).limit == "cpu"
 
 
-def test_one_late_shard_is_named() -> None:
+def test_one_late_shard_is_named():
     value = stream(host_rate(busy_workers=1.0), shards=4, workers=4, ready=3.0)
     assert bottleneck_of(value).limit == "order"
 
@@ -345,8 +342,8 @@ def test_one_late_shard_is_named() -> None:
     [(True, True, False), (False, False, True), (None, True, True)],
 )
 def test_faster_storage_is_no_advice_for_a_loader_that_waits_for_none(
-    does_loading_wait: bool | None, is_storage_named: bool, are_hosts_named: bool
-) -> None:
+    does_loading_wait, is_storage_named, are_hosts_named
+):
     # Workers without a CPU: they read, or other processes have their cores.
     value = interval(host_rate(busy_workers=4.0, busy_cpus=2.2))
     found = bottleneck_of(value, does_loading_wait=does_loading_wait)
@@ -364,7 +361,7 @@ class Clock:
         return self.now
 
 
-def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path: Path) -> None:
+def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path):
     clock, stream, reports = Clock(), StringIO(), {0: report(seconds=0.5)}
     file = tmp_path / "feed.csv"
     log = FeedLog(
@@ -386,7 +383,7 @@ def test_the_leader_leaves_rows_and_lines_every_two_seconds(tmp_path: Path) -> N
     assert [interval_in(event) for event in events if event] == found
 
 
-def test_a_long_run_leaves_fewer_rows(tmp_path: Path) -> None:
+def test_a_long_run_leaves_fewer_rows(tmp_path):
     clock, reports = Clock(), {0: report(seconds=0.0)}
     file = tmp_path / "feed.csv"
     log = FeedLog(
@@ -402,7 +399,7 @@ def test_a_long_run_leaves_fewer_rows(tmp_path: Path) -> None:
     assert 1000 < len(read_csv(file.read_text())) < 3000
 
 
-def test_a_full_disk_ends_the_picture_and_nothing_else(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_picture_and_nothing_else(tmp_path):
     clock, stream, reports = Clock(), StringIO(), {0: report(seconds=0.0)}
     log = FeedLog(
         tmp_path / "missing" / "feed.csv",

@@ -19,7 +19,7 @@ from stoker.text import apart, duration, ms, percentage, size, wrapped
         (123.4, "123 s"),
     ],
 )
-def test_a_time_has_three_digits_and_its_unit(seconds: float, words: str) -> None:
+def test_a_time_has_three_digits_and_its_unit(seconds, words):
     assert ms(seconds) == words
 
 
@@ -32,9 +32,7 @@ def test_a_time_has_three_digits_and_its_unit(seconds: float, words: str) -> Non
         (3.0, 3.0, ("3.00", "3.00")),
     ],
 )
-def test_two_figures_that_differ_are_told_apart(
-    one: float, other: float, words: tuple[str, str]
-) -> None:
+def test_two_figures_that_differ_are_told_apart(one, other, words):
     assert apart(one, other) == words
 
 
@@ -51,13 +49,11 @@ def test_two_figures_that_differ_are_told_apart(
         (7e12, "7.00 TB"),
     ],
 )
-def test_bytes_have_three_digits_and_the_largest_unit_that_fits(
-    num_bytes: float, words: str
-) -> None:
+def test_bytes_have_three_digits_and_the_largest_unit_that_fits(num_bytes, words):
     assert size(num_bytes) == words
 
 
-def test_lines_of_a_text_are_narrow_and_later_ones_are_indented() -> None:
+def test_lines_of_a_text_are_narrow_and_later_ones_are_indented():
     lines = wrapped("word " * 40, width=40, indent="  ")
     assert max(map(len, lines)) <= 40
     assert lines[0].startswith("  word")
@@ -74,10 +70,10 @@ def test_lines_of_a_text_are_narrow_and_later_ones_are_indented() -> None:
         (3790, "1 h 03 min"),
     ],
 )
-def test_a_duration_has_its_two_largest_units(seconds: float, words: str) -> None:
+def test_a_duration_has_its_two_largest_units(seconds, words):
     assert duration(seconds) == words
 
 
-def test_a_percentage_has_no_blank_on_a_terminal_and_a_sign_only_for_a_change() -> None:
+def test_a_percentage_has_no_blank_on_a_terminal_and_a_sign_only_for_a_change():
     assert (percentage(0.635), percentage(0.022, places=1)) == ("64%", "2.2%")
     assert (percentage(0.2, signed=True), percentage(-0.08, signed=True)) == ("+20%", "-8%")

@@ -17,7 +17,7 @@ from stoker.keras import _FitSteps
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def run(tmp_path, monkeypatch):
     """Yields the folder of a run that this process trains in."""
     monkeypatch.setenv("STOKER_OUTPUT", str(tmp_path))
     _new_process()
@@ -60,12 +60,12 @@ class Numbers:
             yield [number] * 4
 
 
-def test_outside_of_a_run_the_sources_own_iterator_is_given() -> None:
+def test_outside_of_a_run_the_sources_own_iterator_is_given():
     source = iter(Numbers())
     assert iter(stoker.timed(source)) is source
 
 
-def test_batches_are_the_same_and_each_pass_is_an_epoch_with_its_steps(run: Path) -> None:
+def test_batches_are_the_same_and_each_pass_is_an_epoch_with_its_steps(run):
     batches = stoker.timed(Numbers())
     assert [list(batches) for _ in range(2)] == [[[n] * 4 for n in range(3)]] * 2
     steps = written(run)
@@ -74,9 +74,7 @@ def test_batches_are_the_same_and_each_pass_is_an_epoch_with_its_steps(run: Path
     ]
 
 
-def test_a_new_source_each_epoch_is_one_loaders_where_the_line_or_the_name_is_the_same(
-    run: Path,
-) -> None:
+def test_a_new_source_each_epoch_is_one_loaders_where_the_line_or_the_name_is_the_same(run):
     for _ in range(2):
         for _ in stoker.timed(iter(Numbers())):
             pass
@@ -86,14 +84,14 @@ def test_a_new_source_each_epoch_is_one_loaders_where_the_line_or_the_name_is_th
     assert [(step.loader, step.epoch) for step in steps[::3]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_each_source_has_a_number_of_its_own_which_torchs_loaders_share(run: Path) -> None:
+def test_each_source_has_a_number_of_its_own_which_torchs_loaders_share(run):
     list(stoker.timed(Numbers()))
     list(stoker.DataLoader([1, 2]))  # type: ignore[arg-type]
     list(stoker.timed(Numbers()))
     assert {step.loader for step in written(run)} == {0, 1, 2}
 
 
-def test_an_early_break_leaves_the_steps_that_were_taken(run: Path) -> None:
+def test_an_early_break_leaves_the_steps_that_were_taken(run):
     for batch in stoker.timed(Numbers(9)):
         if batch[0] == 2:
             break
@@ -101,14 +99,14 @@ def test_an_early_break_leaves_the_steps_that_were_taken(run: Path) -> None:
     assert len(written(run)) == 3
 
 
-def test_epochs_may_overlap(run: Path) -> None:
+def test_epochs_may_overlap(run):
     batches = stoker.timed(Numbers())
     pairs = list(zip(batches, batches, strict=True))
     assert len(pairs) == 3
     assert sorted(step.epoch for step in written(run)) == [0, 0, 0, 1, 1, 1]
 
 
-def test_an_error_of_the_source_is_passed_on_and_the_steps_before_it_are_kept(run: Path) -> None:
+def test_an_error_of_the_source_is_passed_on_and_the_steps_before_it_are_kept(run):
     def broken() -> Iterator[int]:
         yield 1
         raise LookupError("no second batch")
@@ -118,7 +116,7 @@ def test_an_error_of_the_source_is_passed_on_and_the_steps_before_it_are_kept(ru
     assert len(written(run)) == 1
 
 
-def test_a_source_that_goes_on_after_an_error_is_followed(run: Path) -> None:
+def test_a_source_that_goes_on_after_an_error_is_followed(run):
     class Bumpy(Iterator[int]):
         asked = 0
 
@@ -138,7 +136,7 @@ def test_a_source_that_goes_on_after_an_error_is_followed(run: Path) -> None:
     assert len(written(run)) == 3
 
 
-def test_wait_is_in_the_source_and_compute_in_the_loop(run: Path) -> None:
+def test_wait_is_in_the_source_and_compute_in_the_loop(run):
     def spin(seconds: float) -> None:
         import time
 
@@ -158,14 +156,14 @@ def test_wait_is_in_the_source_and_compute_in_the_loop(run: Path) -> None:
         assert step.compute_seconds >= 0.01
 
 
-def test_a_length_is_passed_on_where_there_is_one() -> None:
+def test_a_length_is_passed_on_where_there_is_one():
     assert len(stoker.timed(Numbers(7))) == 7  # type: ignore[arg-type]
     assert stoker.timed(Numbers(7))
     assert not stoker.timed([])
     assert not hasattr(stoker.timed(iter([1])), "__len__")
 
 
-def test_what_the_source_has_beside_its_batches_is_had() -> None:
+def test_what_the_source_has_beside_its_batches_is_had():
     batches = stoker.timed(Numbers())
     assert batches.kind == "numbers"
     with pytest.raises(AttributeError, match="no_such"):
@@ -192,12 +190,12 @@ class _Scalar:
     ],
     ids=range(10),
 )
-def test_samples_are_the_first_dimension_or_the_length(batch: object, expected: int) -> None:
+def test_samples_are_the_first_dimension_or_the_length(batch, expected):
     assert num_samples(batch) == expected
 
 
 @pytest.mark.parametrize("samples", [32, lambda batch: len(batch) * 8])
-def test_the_script_may_say_how_many_samples_a_batch_has(run: Path, samples: int) -> None:
+def test_the_script_may_say_how_many_samples_a_batch_has(run, samples):
     list(stoker.timed(Numbers(), samples=samples))
     assert {step.samples for step in written(run)} == {32}
 
@@ -208,14 +206,12 @@ def loaders_that_time_themselves() -> list[Iterable[object]]:
 
 
 @pytest.mark.parametrize("index", range(3))
-def test_what_is_timed_already_is_not_timed_twice(run: Path, index: int) -> None:
+def test_what_is_timed_already_is_not_timed_twice(run, index):
     assert len(list(stoker.timed(loaders_that_time_themselves()[index]))) == 2
     assert len(written(run)) == 2
 
 
-def test_torchs_own_loader_is_timed_but_in_a_profile_which_measures_it(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_own_loader_is_timed_but_in_a_profile_which_measures_it(run, monkeypatch):
     list(stoker.timed(DataLoader([1, 2])))  # type: ignore[arg-type]
     assert len(written(run)) == 2
     monkeypatch.setenv("STOKER_PROFILE", "{}")
@@ -224,7 +220,7 @@ def test_torchs_own_loader_is_timed_but_in_a_profile_which_measures_it(
     assert len(written(run)) == 2
 
 
-def test_usage_says_that_the_batches_are_made_elsewhere(run: Path) -> None:
+def test_usage_says_that_the_batches_are_made_elsewhere(run):
     list(stoker.timed(Numbers(20)))
     list(stoker.DataLoader(list(range(20))))  # type: ignore[arg-type]
     own = usage(run)
@@ -248,7 +244,7 @@ def fit(folder: Path) -> tuple[_FitSteps, _Clock, list[float]]:
     return steps, clock, said
 
 
-def test_a_fit_for_each_epoch_is_one_training(run: Path) -> None:
+def test_a_fit_for_each_epoch_is_one_training(run):
     for _ in range(3):
         steps, clock, _ = fit(run)
         steps.epoch_begins()
@@ -258,7 +254,7 @@ def test_a_fit_for_each_epoch_is_one_training(run: Path) -> None:
     assert [(row.loader, row.epoch) for row in written(run)] == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_a_step_of_keras_is_from_one_end_of_a_batch_to_the_next(run: Path) -> None:
+def test_a_step_of_keras_is_from_one_end_of_a_batch_to_the_next(run):
     steps, clock, said = fit(run)
     for _ in range(2):
         steps.epoch_begins()
@@ -277,7 +273,7 @@ def test_a_step_of_keras_is_from_one_end_of_a_batch_to_the_next(run: Path) -> No
     }
 
 
-def test_steps_of_one_execution_of_keras_are_equal_shares(run: Path) -> None:
+def test_steps_of_one_execution_of_keras_are_equal_shares(run):
     steps, clock, said = fit(run)
     steps.epoch_begins()
     clock.now += 2.0

@@ -24,7 +24,7 @@ def rows_of(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def test_row_tells_wait_and_compute_of_a_step(tmp_path: Path) -> None:
+def test_row_tells_wait_and_compute_of_a_step(tmp_path):
     clock = Clock()
     timeline = Timeline(tmp_path / "t.csv", clock=clock)
     steps = timeline.epoch(loader=timeline.new_loader(), epoch=3)
@@ -44,7 +44,7 @@ def test_row_tells_wait_and_compute_of_a_step(tmp_path: Path) -> None:
     assert (timeline.wait_seconds, timeline.compute_seconds) == (0.5, 1.0)
 
 
-def test_rows_reach_the_file_about_once_a_second(tmp_path: Path) -> None:
+def test_rows_reach_the_file_about_once_a_second(tmp_path):
     clock = Clock()
     timeline = Timeline(tmp_path / "t.csv", clock=clock)
     steps = timeline.epoch(loader=0, epoch=0)
@@ -55,7 +55,7 @@ def test_rows_reach_the_file_about_once_a_second(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path / "t.csv")) >= 20
 
 
-def test_early_end_completes_the_last_row_once(tmp_path: Path) -> None:
+def test_early_end_completes_the_last_row_once(tmp_path):
     timeline = Timeline(tmp_path / "t.csv", clock=Clock())
     steps = timeline.epoch(loader=0, epoch=0)
     steps.ask()
@@ -67,7 +67,7 @@ def test_early_end_completes_the_last_row_once(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path / "t.csv")) == 2
 
 
-def test_second_process_appends_below_one_header(tmp_path: Path) -> None:
+def test_second_process_appends_below_one_header(tmp_path):
     for _ in range(2):
         timeline = Timeline(tmp_path / "t.csv", clock=Clock())
         steps = timeline.epoch(loader=0, epoch=0)
@@ -78,7 +78,7 @@ def test_second_process_appends_below_one_header(tmp_path: Path) -> None:
     assert [row.startswith("loader") for row in rows_of(tmp_path / "t.csv")] == [True, False, False]
 
 
-def test_unwritable_timeline_does_not_end_the_training(tmp_path: Path) -> None:
+def test_unwritable_timeline_does_not_end_the_training(tmp_path):
     (tmp_path / "file").write_text("")
     timeline = Timeline(tmp_path / "file" / "t.csv", clock=Clock())
     steps = timeline.epoch(loader=0, epoch=0)
@@ -88,7 +88,7 @@ def test_unwritable_timeline_does_not_end_the_training(tmp_path: Path) -> None:
     assert timeline.steps == 1
 
 
-def test_metrics_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_merged(tmp_path, monkeypatch):
     path = tmp_path / "new" / "metrics.json"
     monkeypatch.setenv("STOKER_METRICS", str(path))
     log_metrics(accuracy=0.5, loss=2)
@@ -97,7 +97,7 @@ def test_metrics_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_only_rank_0_writes_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_writes_metrics(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_METRICS", str(tmp_path / "metrics.json"))
     monkeypatch.setenv("RANK", "1")
     log_metrics(accuracy=0.5)
@@ -105,27 +105,25 @@ def test_only_rank_0_writes_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "many", None, [1, 2]])
-def test_metric_that_is_no_finite_number_is_named(value: float) -> None:
+def test_metric_that_is_no_finite_number_is_named(value):
     with pytest.raises(UsageError, match="metric accuracy is not a finite number"):
         log_metrics(accuracy=value)
 
 
-def test_metrics_without_a_run_are_a_log_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_without_a_run_are_a_log_line(capsys, monkeypatch):
     monkeypatch.delenv("STOKER_METRICS", raising=False)
     log_metrics(accuracy=0.5)
     assert "metrics accuracy=0.5" in capsys.readouterr().err
 
 
-def test_broken_metrics_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_metrics_file_is_named(tmp_path, monkeypatch):
     (tmp_path / "metrics.json").write_text("{")
     monkeypatch.setenv("STOKER_METRICS", str(tmp_path / "metrics.json"))
     with pytest.raises(UsageError, match="not JSON"):
         log_metrics(accuracy=0.5)
 
 
-def test_sums_are_those_of_the_loader_with_most_steps_and_know_its_steady_pace() -> None:
+def test_sums_are_those_of_the_loader_with_most_steps_and_know_its_steady_pace():
     clock = Clock()
     timeline = Timeline(None, clock=clock)
 

@@ -80,7 +80,7 @@ def progress_of(folder: Path, progress: dict[int, Progress] | None = None) -> Ru
     return view
 
 
-def test_every_place_says_what_the_slowest_rank_waits(tmp_path: Path) -> None:
+def test_every_place_says_what_the_slowest_rank_waits(tmp_path):
     write(tmp_path, WAITS)
     measured = measure(read_timelines(tmp_path), {})
     assert measured is not None
@@ -103,7 +103,7 @@ def test_every_place_says_what_the_slowest_rank_waits(tmp_path: Path) -> None:
     assert interval.wait_share == pytest.approx((4 + 10) / (5 + 10))
 
 
-def test_a_rank_on_another_host_waits_as_it_reported(tmp_path: Path) -> None:
+def test_a_rank_on_another_host_waits_as_it_reported(tmp_path):
     write(tmp_path, {0: 0.04})
     # What the leader's own rank reports is no better than its timeline.
     far = {0: told(0, 0.5), 1: told(1, 0.8)}
@@ -121,7 +121,7 @@ def test_a_rank_on_another_host_waits_as_it_reported(tmp_path: Path) -> None:
     )
 
 
-def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path: Path) -> None:
+def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path):
     now, stream = [0.0], StringIO()
     write(tmp_path, WAITS, steps=3)
     lines = ProgressLog(tmp_path, Log(run="r", host="h", stream=stream), clock=lambda: now[0])
@@ -136,7 +136,7 @@ def test_a_rank_without_a_new_step_still_waits_as_it_did(tmp_path: Path) -> None
     assert said == [("3", "1"), ("4", "1")]
 
 
-def test_one_rank_has_one_figure(tmp_path: Path) -> None:
+def test_one_rank_has_one_figure(tmp_path):
     write(tmp_path, {0: 0.5})
     measured = measure(read_timelines(tmp_path), {})
     assert measured is not None
@@ -145,7 +145,7 @@ def test_one_rank_has_one_figure(tmp_path: Path) -> None:
     assert "rank" not in progress_of(tmp_path).head()
 
 
-def test_ranks_that_wait_alike_have_one_figure() -> None:
+def test_ranks_that_wait_alike_have_one_figure():
     assert wait_words(0.81, least=0.78, rank=3) == "81% of it waiting for data"
     assert wait_words(0.81, least=None, rank=0, of="") == "81%"
 
@@ -154,9 +154,7 @@ def test_ranks_that_wait_alike_have_one_figure() -> None:
     here=st.dictionaries(st.integers(0, 3), st.floats(0, 1), min_size=1),
     far=st.dictionaries(st.integers(4, 9), st.floats(0, 1)),
 )
-def test_the_record_is_of_the_rank_that_waits_longest(
-    here: dict[int, float], far: dict[int, float]
-) -> None:
+def test_the_record_is_of_the_rank_that_waits_longest(here, far):
     ranks = {
         rank: [
             MeasuredStep(
@@ -179,7 +177,7 @@ def test_the_record_is_of_the_rank_that_waits_longest(
     assert all(typical_wait_share(ranks[r]) == shares[r] for r in here)
 
 
-def test_a_profile_says_what_the_slowest_rank_waits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_says_what_the_slowest_rank_waits(capsys):
     shown = FollowedProfile(bar=None, quiet=False, budget="180 s")
 
     def log(event: str, **values: float) -> None:
@@ -200,7 +198,7 @@ def test_a_profile_says_what_the_slowest_rank_waits(capsys: pytest.CaptureFixtur
     assert said.index("50% of the time") < said.index("with cached batches")
 
 
-def test_a_profile_draws_the_rank_that_waits_longest(tmp_path: Path) -> None:
+def test_a_profile_draws_the_rank_that_waits_longest(tmp_path):
     write(tmp_path, {0: 0.1, 1: 0.2, 10: 0.9}, file="baseline-timeline-rank{rank}.csv")
     found = longest_waiting_file(tmp_path, file="baseline-timeline-rank{rank}.csv")
     assert found == tmp_path / "baseline-timeline-rank10.csv"

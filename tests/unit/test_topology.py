@@ -36,7 +36,7 @@ def described(tmp_path: Path, config: object, **environ: str) -> Topology:
     return from_resourceconfig(tmp_path, environ)
 
 
-def test_hosts_keep_the_given_order_and_the_first_dnn_host_leads(tmp_path: Path) -> None:
+def test_hosts_keep_the_given_order_and_the_first_dnn_host_leads(tmp_path):
     topology = described(tmp_path, HETEROGENEOUS)
     assert topology.dnn_hosts == ("algo-3", "algo-1", "algo-2")
     assert topology.leader == "algo-3"
@@ -45,7 +45,7 @@ def test_hosts_keep_the_given_order_and_the_first_dnn_host_leads(tmp_path: Path)
     assert topology.hosts == ("algo-3", "algo-1", "algo-2", "algo-4")
 
 
-def test_a_host_knows_its_group_type_role_and_interface(tmp_path: Path) -> None:
+def test_a_host_knows_its_group_type_role_and_interface(tmp_path):
     topology = described(tmp_path, HETEROGENEOUS | {"current_host": "algo-4"})
     assert topology.role == "data"
     assert topology.group.name == "data"
@@ -53,7 +53,7 @@ def test_a_host_knows_its_group_type_role_and_interface(tmp_path: Path) -> None:
     assert topology.network_interface == "eth0"
 
 
-def test_a_homogeneous_cluster_trains_on_all_hosts(tmp_path: Path) -> None:
+def test_a_homogeneous_cluster_trains_on_all_hosts(tmp_path):
     group = {
         "instance_group_name": "homogeneousCluster",
         "instance_type": "ml.p3.2xlarge",
@@ -67,29 +67,29 @@ def test_a_homogeneous_cluster_trains_on_all_hosts(tmp_path: Path) -> None:
     assert topology.data_hosts == ()
 
 
-def test_a_description_without_groups_is_a_homogeneous_cluster(tmp_path: Path) -> None:
+def test_a_description_without_groups_is_a_homogeneous_cluster(tmp_path):
     topology = described(tmp_path, {"current_host": "b", "hosts": ["c", "b"]})
     assert topology.group.name == "homogeneousCluster"
     assert topology.dnn_hosts == ("c", "b")
 
 
-def test_without_any_description_this_is_the_only_host(tmp_path: Path) -> None:
+def test_without_any_description_this_is_the_only_host(tmp_path):
     topology = from_resourceconfig(tmp_path, {})
     assert topology.hosts == ("localhost",)
     assert topology.is_leader
 
 
-def test_the_variable_stands_in_for_the_file(tmp_path: Path) -> None:
+def test_the_variable_stands_in_for_the_file(tmp_path):
     environ = {"SM_RESOURCE_CONFIG": json.dumps(HETEROGENEOUS)}
     assert from_resourceconfig(tmp_path, environ).leader == "algo-3"
 
 
-def test_the_file_wins_over_the_variables(tmp_path: Path) -> None:
+def test_the_file_wins_over_the_variables(tmp_path):
     alone = json.dumps({"current_host": "other", "hosts": ["other"]})
     assert described(tmp_path, HETEROGENEOUS, SM_RESOURCE_CONFIG=alone).host == "algo-1"
 
 
-def test_the_toolkits_variables_stand_in_for_both(tmp_path: Path) -> None:
+def test_the_toolkits_variables_stand_in_for_both(tmp_path):
     groups = {g["instance_group_name"]: g for g in HETEROGENEOUS["instance_groups"]}  # type: ignore[index,attr-defined]
     environ = {
         "SM_CURRENT_HOST": "algo-2",
@@ -103,7 +103,7 @@ def test_the_toolkits_variables_stand_in_for_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data", "data_group", "data-hosts", "Data"])
-def test_a_group_whose_name_begins_with_data_makes_batches(tmp_path: Path, name: str) -> None:
+def test_a_group_whose_name_begins_with_data_makes_batches(tmp_path, name):
     groups = [
         {"instance_group_name": name, "instance_type": "", "hosts": ["a"]},
         {"instance_group_name": "dnn_group", "instance_type": "", "hosts": ["b"]},
@@ -112,7 +112,7 @@ def test_a_group_whose_name_begins_with_data_makes_batches(tmp_path: Path, name:
     assert topology.role == "data"
 
 
-def test_roles_may_be_given_where_names_do_not_tell(tmp_path: Path) -> None:
+def test_roles_may_be_given_where_names_do_not_tell(tmp_path):
     groups = [
         {"instance_group_name": "cpu", "instance_type": "", "hosts": ["a"]},
         {"instance_group_name": "database-gpu", "instance_type": "", "hosts": ["b"]},
@@ -141,15 +141,13 @@ def test_roles_may_be_given_where_names_do_not_tell(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_description_is_a_usage_error_that_says_what(
-    tmp_path: Path, change: dict[str, object], environ: dict[str, str], words: str
-) -> None:
+def test_a_wrong_description_is_a_usage_error_that_says_what(tmp_path, change, environ, words):
     with pytest.raises(UsageError, match=words) as caught:
         described(tmp_path, HETEROGENEOUS | change, **environ)
     assert caught.value.where
 
 
-def test_a_file_that_is_no_json_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
+def test_a_file_that_is_no_json_is_a_usage_error_that_names_it(tmp_path):
     with pytest.raises(UsageError) as caught:
         described(tmp_path, "{")
     assert caught.value.where.endswith("resourceconfig.json")
@@ -164,8 +162,6 @@ def test_a_file_that_is_no_json_is_a_usage_error_that_names_it(tmp_path: Path) -
         ("", {}, "local"),
     ],
 )
-def test_the_platform_is_told_by_its_traces(
-    tmp_path: Path, instance_type: str, environ: dict[str, str], platform: str
-) -> None:
+def test_the_platform_is_told_by_its_traces(tmp_path, instance_type, environ, platform):
     config = {"current_host": "a", "current_instance_type": instance_type}
     assert platform_name(described(tmp_path, config), environ) == platform

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +28,7 @@ SERVER = TrackingSettings(mlflow="https://mlflow.example/team/")
 RUN = TrackedRun(run_id="0a1b")
 
 
-def test_metrics_are_the_scripts_own_and_those_of_the_steps_and_the_gate() -> None:
+def test_metrics_are_the_scripts_own_and_those_of_the_steps_and_the_gate():
     record = msgspec.structs.replace(training(), metrics={"accuracy": 0.97, "loss": float("nan")})
     gates = (GateResult(metric="accuracy", value=0.97, min=0.9, passed=True),)
     found = metrics_of(record, Evaluation(passed=True, gates=gates))
@@ -41,7 +40,7 @@ def test_metrics_are_the_scripts_own_and_those_of_the_steps_and_the_gate() -> No
     assert "loss" not in found
 
 
-def test_parameters_are_hyperparameters_and_the_cluster_of_the_run() -> None:
+def test_parameters_are_hyperparameters_and_the_cluster_of_the_run():
     record = msgspec.structs.replace(training(), hyperparameters={"lr": 0.1, "name": "sgd"})
     found = parameters_of(record)
     assert (found["lr"], found["name"]) == ("0.1", "sgd")
@@ -59,19 +58,17 @@ def test_parameters_are_hyperparameters_and_the_cluster_of_the_run() -> None:
     ],
 )
 def test_a_script_is_told_the_run_only_where_it_can_write_to_it(
-    tracked: TrackedRun, settings: TrackingSettings, is_this_machine: bool, names: set[str]
-) -> None:
+    tracked, settings, is_this_machine, names
+):
     assert set(handed(settings, tracked, is_this_machine=is_this_machine)) == names
 
 
-def test_a_folder_is_named_so_that_a_script_in_another_one_finds_it(tmp_path: Path) -> None:
+def test_a_folder_is_named_so_that_a_script_in_another_one_finds_it(tmp_path):
     named = handed(TrackingSettings(mlflow=f"file:{tmp_path}"), RUN, is_this_machine=True)
     assert named["MLFLOW_TRACKING_URI"] == tmp_path.as_uri()
 
 
-def test_without_mlflow_or_its_plugin_the_line_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_mlflow_or_its_plugin_the_line_says_what_to_install(monkeypatch):
     managed = "arn:aws:sagemaker:eu-west-1:123456789012:mlflow-tracking-server/team"
     monkeypatch.setattr("stoker.tracking.find_spec", lambda name: None if "_" in name else name)
     told = started(TrackingSettings(mlflow=managed), run="r", tags={}, environ={})
@@ -85,7 +82,7 @@ TRACKED = to_json(Workload(name="mnist", command=("true",), tracking=SERVER))
 
 
 @pytest.fixture
-def kept_runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def kept_runs(monkeypatch):
     """Collects what the commands would write to MLflow."""
     found: list[dict[str, Any]] = []
 
@@ -97,9 +94,7 @@ def kept_runs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_second_start_of_a_run_that_still_runs_leaves_it_as_it_is(
-    tmp_path: Path, kept_runs: list[dict[str, Any]]
-) -> None:
+def test_a_second_start_of_a_run_that_still_runs_leaves_it_as_it_is(tmp_path, kept_runs):
     folder = tmp_path / "runs" / "mnist-1"
     lock = lock_run_folder(folder, run="mnist-1")
     try:
@@ -112,8 +107,8 @@ def test_a_second_start_of_a_run_that_still_runs_leaves_it_as_it_is(
 
 
 def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
-    tmp_path: Path, kept_runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, kept_runs, monkeypatch
+):
     def refuse(*_: object, **__: object) -> None:
         raise PlatformError("refused")
 
@@ -130,8 +125,8 @@ def test_a_second_start_that_is_refused_leaves_the_end_of_the_first(
 
 
 def test_a_second_start_whose_job_began_and_left_no_record_has_failed(
-    tmp_path: Path, kept_runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, kept_runs, monkeypatch
+):
     def lose(*_: object, on_submit: Callable[[], None], **__: object) -> None:
         on_submit()
         raise PlatformError("lost")
@@ -146,8 +141,8 @@ def test_a_second_start_whose_job_began_and_left_no_record_has_failed(
 
 
 def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(
-    tmp_path: Path, kept_runs: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, kept_runs, monkeypatch
+):
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

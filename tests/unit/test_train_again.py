@@ -1,8 +1,6 @@
 """Checks how a stopped command is typed again, and what a second training of a name leaves."""
 
 import json
-from pathlib import Path
-from typing import Literal
 
 import msgspec
 import pytest
@@ -26,9 +24,7 @@ from support.sample_records import training
         (["run", "--from=decide", "w.yaml"], "train", "stoker run w.yaml --from train"),
     ],
 )
-def test_the_command_that_goes_on_has_the_words_of_the_first(
-    arguments: list[str], from_step: str | None, expected: str
-) -> None:
+def test_the_command_that_goes_on_has_the_words_of_the_first(arguments, from_step, expected):
     assert command_line(arguments, from_step=from_step) == expected
 
 
@@ -62,12 +58,8 @@ class Keeper:
     [("succeeded", False, True), ("failed", True, True), ("failed", False, False)],
 )
 def test_a_step_that_is_tried_again_does_not_repeat_a_training_that_nobody_fed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    status: Literal["succeeded", "failed"],
-    is_unfed: bool,
-    is_taken: bool,
-) -> None:
+    tmp_path, monkeypatch, status, is_unfed, is_taken
+):
     record = msgspec.structs.replace(training(), status=status, is_unfed=is_unfed)
     again: list[JobSpec] = []
 
@@ -106,8 +98,8 @@ MONDAY, TUESDAY = "2026-11-16T08:00:00.000Z", "2026-11-17T08:00:00.000Z"
     ],
 )
 def test_the_evaluation_of_a_name_goes_with_the_training_that_it_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: Training | None, stays: bool
-) -> None:
+    tmp_path, monkeypatch, again, stays
+):
     folder = tmp_path / "runs" / "mnist-1"
     write_json(folder / "training.json", _begun(MONDAY))
     write_json(folder / "evaluation.json", Evaluation(passed=True))

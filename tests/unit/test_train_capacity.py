@@ -127,7 +127,7 @@ def run(
     return record, said
 
 
-def test_a_job_without_hosts_is_tried_again_until_there_are_some(tmp_path: Path) -> None:
+def test_a_job_without_hosts_is_tried_again_until_there_are_some(tmp_path):
     platform = Scarce({"c7i.4xlarge": 12})
     record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=60))
     assert platform.asked == [(minute, "mnist-1") for minute in (0, 5, 10, 15)]
@@ -140,7 +140,7 @@ def test_a_job_without_hosts_is_tried_again_until_there_are_some(tmp_path: Path)
     assert record.status == "succeeded"
 
 
-def test_then_the_next_plan_with_other_types_has_its_turn(tmp_path: Path) -> None:
+def test_then_the_next_plan_with_other_types_has_its_turn(tmp_path):
     platform = Scarce({"c7i.4xlarge": 1000})
     record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=8))
     # Three of the same hosts are as short as one; what is not feasible is no plan.
@@ -149,34 +149,34 @@ def test_then_the_next_plan_with_other_types_has_its_turn(tmp_path: Path) -> Non
     assert "taking the next plan, dnn 1 x g5.2xlarge" in said[-1]
 
 
-def test_plans_that_need_what_is_said_to_be_short_are_left_out(tmp_path: Path) -> None:
+def test_plans_that_need_what_is_said_to_be_short_are_left_out(tmp_path):
     platform = Scarce({"g5.2xlarge": 1000}, says_types=True)
     with pytest.raises(NoCapacityError):
         run(platform, tmp_path, OnNoCapacity(wait_minutes=0))
     assert platform.asked == [(0, "mnist-1")]
 
 
-def test_a_quota_of_nothing_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_quota_of_nothing_is_not_waited_for(tmp_path):
     platform = Scarce({"c7i.4xlarge": 1000}, may_pass=False)
     run(platform, tmp_path, OnNoCapacity(wait_minutes=60))
     assert platform.asked == [(0, "mnist-1"), (0, "mnist-1-plan4")]
 
 
-def test_with_fail_the_run_ends_after_its_wait(tmp_path: Path) -> None:
+def test_with_fail_the_run_ends_after_its_wait(tmp_path):
     platform = Scarce({"c7i.4xlarge": 1000})
     with pytest.raises(NoCapacityError):
         run(platform, tmp_path, OnNoCapacity(wait_minutes=5, then="fail"))
     assert platform.asked == [(0, "mnist-1"), (5, "mnist-1")]
 
 
-def test_a_further_attempt_goes_on_with_the_plan_that_got_hosts(tmp_path: Path) -> None:
+def test_a_further_attempt_goes_on_with_the_plan_that_got_hosts(tmp_path):
     platform = Scarce({"c7i.4xlarge": 1000}, begun=1)
     record, _ = run(platform, tmp_path, OnNoCapacity())
     assert platform.asked == [(0, "mnist-1-plan4")]
     assert record.groups == (DNN,)
 
 
-def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path: Path) -> None:
+def test_a_run_without_hosts_leaves_the_record_of_a_failed_training(tmp_path):
     platform = Scarce({"g5.2xlarge": 1000})
     with pytest.raises(NoCapacityError):
         run(platform, tmp_path, OnNoCapacity(wait_minutes=5))
@@ -202,8 +202,8 @@ class Empty(Scarce):
 
 @pytest.mark.parametrize(("flags", "code"), [(["--always"], 0), ([], 4)])
 def test_a_pipelines_step_without_hosts_is_not_tried_again_by_the_pipeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], code: int
-) -> None:
+    tmp_path, monkeypatch, flags, code
+):
     monkeypatch.chdir(tmp_path)
     Path("workload.yaml").write_text(
         "name: mnist\ncommand: [python, -c, pass]\nplatform: local\n"
@@ -259,7 +259,7 @@ class Restarting(Scarce):
         return super().submit(request)
 
 
-def test_the_time_in_which_a_job_had_hosts_is_no_part_of_its_wait(tmp_path: Path) -> None:
+def test_the_time_in_which_a_job_had_hosts_is_no_part_of_its_wait(tmp_path):
     platform = Restarting({"c7i.4xlarge": 205}, interruptions=2)
     record, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
     # Each of the two interruptions begins the wait anew.
@@ -268,7 +268,7 @@ def test_the_time_in_which_a_job_had_hosts_is_no_part_of_its_wait(tmp_path: Path
     assert record.status == "succeeded"
 
 
-def test_the_wait_begins_with_the_shortage_and_not_with_each_try(tmp_path: Path) -> None:
+def test_the_wait_begins_with_the_shortage_and_not_with_each_try(tmp_path):
     # Kueue may have held it back for that long.
     platform = Restarting({"c7i.4xlarge": 1000}, begins=False)
     run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
@@ -278,7 +278,7 @@ def test_the_wait_begins_with_the_shortage_and_not_with_each_try(tmp_path: Path)
     ]
 
 
-def test_no_other_plan_begins_while_the_job_without_hosts_is_still_there(tmp_path: Path) -> None:
+def test_no_other_plan_begins_while_the_job_without_hosts_is_still_there(tmp_path):
     left = PlatformError("the job mnist-1 could not be deleted")
     platform = Restarting({}, left=left)
     with pytest.raises(PlatformError, match="could not be deleted"):
@@ -296,7 +296,7 @@ class Narrow(Scarce):
         return job
 
 
-def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path: Path) -> None:
+def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path):
     platform = Narrow({"c7i.4xlarge": 6})
     _, said = run(platform, tmp_path, OnNoCapacity(wait_minutes=10))
     unfit = [words for words in said if "is too long" in words]
@@ -308,6 +308,6 @@ def test_plans_that_the_platform_would_not_take_are_said_once(tmp_path: Path) ->
     assert said[:2] == unfit
 
 
-def test_the_further_tries_share_the_runs_name(tmp_path: Path) -> None:
+def test_the_further_tries_share_the_runs_name(tmp_path):
     job = JobSpec(name="mnist-1", command=("true",), groups=(DNN,), run_dir=tmp_path)
     assert replace(job, name="mnist-1-plan2", run=job.run_name).run_name == "mnist-1"

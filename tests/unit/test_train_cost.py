@@ -72,14 +72,14 @@ def trained(folder: Path, groups: tuple[Group, ...], decision: Decision) -> Trai
     return train(job, platform=_Here(folder), catalog=load_catalog("local"), decision=decision)
 
 
-def test_where_nobody_is_billed_a_run_has_no_dollars(tmp_path: Path) -> None:
+def test_where_nobody_is_billed_a_run_has_no_dollars(tmp_path):
     decision = sample_records.decision()
     record = trained(tmp_path, decision.plan.groups, decision)
     assert record.measured
     assert record.measured.usd_per_1000_steps is None
 
 
-def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices() -> None:
+def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices():
     record = sample_records.training()
     facts = TrainingFacts(
         job=record.job, status="succeeded", groups=record.groups, usd_per_hour=6.0
@@ -89,9 +89,7 @@ def test_what_a_run_cost_is_the_time_that_is_billed_at_the_catalog_s_prices() ->
     assert training_record(replace(facts, usd_per_hour=None, billed_seconds=9)).usd_total is None
 
 
-def test_a_disk_without_space_for_a_picture_does_not_end_a_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_space_for_a_picture_does_not_end_a_training(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -105,7 +103,7 @@ def test_a_disk_without_space_for_a_picture_does_not_end_a_training(
     assert "a file was not kept: [Errno 28] No space left" in record.events[-1].what
 
 
-def test_the_end_of_a_training_is_told_where_its_record_cannot_be_written(tmp_path: Path) -> None:
+def test_the_end_of_a_training_is_told_where_its_record_cannot_be_written(tmp_path):
     (tmp_path / "training.json").mkdir()
     decision = sample_records.decision()
     with pytest.raises(UsageError, match="the training succeeded, but its record is lost"):

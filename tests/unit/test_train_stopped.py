@@ -81,24 +81,22 @@ def stopped(run_dir: Path, ends: JobEnd | Exception | None) -> Training:
     return record
 
 
-def test_a_stopped_training_has_a_record_of_its_own(tmp_path: Path) -> None:
+def test_a_stopped_training_has_a_record_of_its_own(tmp_path):
     assert stopped(tmp_path, STOPPED).exit_code == 143
 
 
-def test_a_job_that_leaves_no_record_is_said_so(tmp_path: Path) -> None:
+def test_a_job_that_leaves_no_record_is_said_so(tmp_path):
     (event,) = stopped(tmp_path, PlatformError("no disk")).events
     assert event.what == "no record was left: no disk"
 
 
-def test_a_job_that_cannot_be_stopped_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_cannot_be_stopped_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(body, "STOPPED_SECONDS", 0.05)
     (event,) = stopped(tmp_path, None).events
     assert event.what == "no record was left: the job has not ended yet"
 
 
-def test_an_error_is_no_stop() -> None:
+def test_an_error_is_no_stop():
     kept: list[Training] = []
     platform = Interrupted(STOPPED, ValueError("broken"))
     with pytest.raises(ValueError, match="broken"):

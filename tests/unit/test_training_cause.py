@@ -1,7 +1,5 @@
 """The cause of a failed training is told in the words that the terminal shows."""
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -19,7 +17,7 @@ LOG = (
 TRACE = "Traceback (most recent call last):\n  File \"a.py\", line 3\nKeyError: 'x'\n"
 
 
-def test_a_killed_command_is_named_with_its_signal_and_not_with_the_last_log_line() -> None:
+def test_a_killed_command_is_named_with_its_signal_and_not_with_the_last_log_line():
     words = words_of_end(WHO, exit_code=137, stderr=f"epoch 1\n{LOG}\n")
     assert cause_of(words) == f"{WHO} ended with signal 9 (SIGKILL), perhaps out of memory"
     assert words.splitlines()[1:] == ["epoch 1"]
@@ -41,36 +39,32 @@ def test_a_killed_command_is_named_with_its_signal_and_not_with_the_last_log_lin
         ),
     ],
 )
-def test_a_failed_command_is_named_with_its_exception_or_last_words(
-    stderr: str, expected: str
-) -> None:
+def test_a_failed_command_is_named_with_its_exception_or_last_words(stderr, expected):
     assert cause_of(words_of_end(WHO, exit_code=9, stderr=stderr)) == expected
 
 
-def test_the_cause_of_a_bare_traceback_is_its_exception() -> None:
+def test_the_cause_of_a_bare_traceback_is_its_exception():
     assert cause_of(f"{TRACE}{LOG}\nsomething behind it\n") == "KeyError: 'x'"
 
 
-def test_what_was_raised_does_not_paint_on_the_terminal() -> None:
+def test_what_was_raised_does_not_paint_on_the_terminal():
     assert cause_of("rank 0 on a: ValueError: \x1b[2Jgone") == (
         r"rank 0 on a: ValueError: \x1b[2Jgone"
     )
 
 
-def test_a_training_without_an_exit_code_is_said_without_one() -> None:
+def test_a_training_without_an_exit_code_is_said_without_one():
     failure = "the launcher of dnn host algo-1 (group dnn, the leader) ended with signal 9\nepoch 1"
     failed = msgspec.structs.replace(training(), status="failed", exit_code=None, failure=failure)
     assert training_words(failed) == f"training failed: {failure.splitlines()[0]}"
 
 
-def test_signals_are_named() -> None:
+def test_signals_are_named():
     assert ended_words(3) == "exit code 3"
     assert ended_words(-11) == "signal 11 (SIGSEGV)"
 
 
-def test_a_script_that_may_not_be_executed_is_told_from_one_that_is_missing(
-    tmp_path: Path,
-) -> None:
+def test_a_script_that_may_not_be_executed_is_told_from_one_that_is_missing(tmp_path):
     (tmp_path / "q.py").write_text("")
     what, fix = why_not_found("./q.py", folder=tmp_path)
     assert what == "./q.py is not executable"
@@ -79,7 +73,7 @@ def test_a_script_that_may_not_be_executed_is_told_from_one_that_is_missing(
     assert why_not_found("./r.py", folder=tmp_path)[0] == "command not found: ./r.py"
 
 
-def test_sys_exit_in_a_data_worker_keeps_its_code() -> None:
+def test_sys_exit_in_a_data_worker_keeps_its_code():
     assert describe_exit(3) == "exited with code 3"
     assert "sys.exit" in advice_on(f"data worker 0 {describe_exit(3)}")
     assert "memory" in advice_on(describe_exit(-9))

@@ -29,12 +29,12 @@ def watch_of(folder: Path, *, rank: int = 0, world: int = 1) -> tuple[OptimizerW
 
 
 @pytest.fixture(autouse=True)
-def without_feed(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_feed(monkeypatch):
     """Other tests of this process have loaders of stoker's."""
     monkeypatch.setattr(unfed, "_FEED", "no.such.module")
 
 
-def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path: Path) -> None:
+def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path):
     watch, said = watch_of(tmp_path)
     watch.seen = "torch.utils.data.dataloader.DataLoader"
     watch.step()
@@ -46,14 +46,14 @@ def test_a_loader_that_is_not_stokers_is_named_at_the_first_step(tmp_path: Path)
     assert said.getvalue().count("feed_unused") == 1
 
 
-def test_a_librarys_own_loader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_librarys_own_loader_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastai.data.load", ModuleType("fastai.data.load"))
     watch, said = watch_of(tmp_path)
     watch.step()
     assert "fastai.data.load.DataLoader makes batches in its own way" in said.getvalue()
 
 
-def test_steps_before_the_first_batch_are_not_judged(tmp_path: Path) -> None:
+def test_steps_before_the_first_batch_are_not_judged(tmp_path):
     watch, said = watch_of(tmp_path)
     for _ in range(ENOUGH_STEPS - 1):
         watch.step()
@@ -64,9 +64,7 @@ def test_steps_before_the_first_batch_are_not_judged(tmp_path: Path) -> None:
     assert (tmp_path / unfed_file(0)).exists()
 
 
-def test_a_training_with_a_loader_of_stokers_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_with_a_loader_of_stokers_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(unfed, "_FEED", "stoker.feed.unfed")
     watch, said = watch_of(tmp_path)
     watch.seen = "torch.utils.data.dataloader.DataLoader"
@@ -76,7 +74,7 @@ def test_a_training_with_a_loader_of_stokers_is_left_alone(
     assert not (tmp_path / unfed_file(0)).exists()
 
 
-def test_steps_are_counted_without_a_data_group_too(tmp_path: Path) -> None:
+def test_steps_are_counted_without_a_data_group_too(tmp_path):
     watch, said = watch_of(tmp_path)
     watch.is_planned = False
     for _ in range(ENOUGH_STEPS + 105):
@@ -87,7 +85,7 @@ def test_steps_are_counted_without_a_data_group_too(tmp_path: Path) -> None:
     assert not (tmp_path / unfed_file(0)).exists()
 
 
-def test_a_process_that_leaves_by_exit_has_said_its_steps_once_a_second(tmp_path: Path) -> None:
+def test_a_process_that_leaves_by_exit_has_said_its_steps_once_a_second(tmp_path):
     watch, _ = watch_of(tmp_path)
     now = [10.0]
     watch.clock = lambda: now[0]
@@ -101,7 +99,7 @@ def test_a_process_that_leaves_by_exit_has_said_its_steps_once_a_second(tmp_path
 
 # Of torch's own, as it imports its compiler.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_step_is_not_broken_and_its_number_is_not_known(tmp_path: Path) -> None:
+def test_a_compiled_step_is_not_broken_and_its_number_is_not_known(tmp_path):
     watch, _ = watch_of(tmp_path)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -119,7 +117,7 @@ def test_a_compiled_step_is_not_broken_and_its_number_is_not_known(tmp_path: Pat
     assert watch.loading().has_optimizer
 
 
-def test_a_loader_of_torchs_is_seen_only_where_its_iterator_is_torchs(tmp_path: Path) -> None:
+def test_a_loader_of_torchs_is_seen_only_where_its_iterator_is_torchs(tmp_path):
     class Own(torch.utils.data.DataLoader[object]):
         def _get_iterator(self) -> object:  # type: ignore[override]
             return stokers.pop() if stokers else super()._get_iterator()
@@ -147,9 +145,7 @@ class Released:
         self.reasons.append(reason)
 
 
-def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
     coordinator = Released()
@@ -170,9 +166,7 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(
     assert is_released(ranks[0].process())
 
 
-def test_a_rank_that_asks_after_all_takes_its_word_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path, monkeypatch):
     monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)  # type: ignore[arg-type]
@@ -189,8 +183,8 @@ def test_a_rank_that_asks_after_all_takes_its_word_back(
 # With strategy none the process of each host may be a world of its own.
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_data_hosts_of_a_run_on_several_hosts_wait_for_the_word_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: int
-) -> None:
+    tmp_path, monkeypatch, world
+):
     monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=1, all_ranks=2)  # type: ignore[arg-type]

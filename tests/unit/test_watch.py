@@ -3,7 +3,6 @@
 import json
 import re
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -64,7 +63,7 @@ def table_of(view: RunView, *, width: int = 200) -> str:
     return stream.getvalue()
 
 
-def test_a_plain_line_names_hosts_rates_waits_and_the_limit() -> None:
+def test_a_plain_line_names_hosts_rates_waits_and_the_limit():
     shown = plain_line(
         view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local", rate=5.0)))
     )
@@ -73,13 +72,13 @@ def test_a_plain_line_names_hosts_rates_waits_and_the_limit() -> None:
     assert shown.endswith("limit: cpu")
 
 
-def test_a_great_many_hosts_are_counted_and_not_listed() -> None:
+def test_a_great_many_hosts_are_counted_and_not_listed():
     shown = plain_line(view_of(feed_line(*(host(f"data-{number}") for number in range(40)))))
     assert "and 34 more hosts" in shown
     assert len(shown) < 300
 
 
-def test_a_host_that_is_gone_is_said_to_be() -> None:
+def test_a_host_that_is_gone_is_said_to_be():
     view = view_of(
         feed_line(host("data-1", credits=0), host("data-2")),
         line("host_lost", about="data-1", kind="agent", reason="silent for 12 s"),
@@ -90,7 +89,7 @@ def test_a_host_that_is_gone_is_said_to_be() -> None:
     assert "data-1 was lost: silent for 12 s" in text
 
 
-def test_the_table_shows_each_rank_each_host_and_what_to_do() -> None:
+def test_the_table_shows_each_rank_each_host_and_what_to_do():
     text = table_of(view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local"))))
     run, step, rank, head, data, local, limit, advice = text.splitlines()
     assert (run, step) == (
@@ -106,18 +105,18 @@ def test_the_table_shows_each_rank_each_host_and_what_to_do() -> None:
     assert advice.startswith("try:   more data hosts")
 
 
-def test_the_table_fits_a_terminal() -> None:
+def test_the_table_fits_a_terminal():
     view = view_of(progress_line(), feed_line(host("data-1"), host("gpu-1", "local")))
     assert max(map(len, table_of(view, width=88).splitlines())) <= 88
 
 
-def test_a_run_without_a_feed_has_its_steps() -> None:
+def test_a_run_without_a_feed_has_its_steps():
     view = view_of(progress_line(7))
     assert plain_line(view) == "step 7, 20.0 ms per step, 40% of it waiting for data"
     assert view.document()["feed"] is None
 
 
-def test_what_a_log_says_does_not_steer_the_terminal() -> None:
+def test_what_a_log_says_does_not_steer_the_terminal():
     view = view_of(
         line("host_lost", about="\x1b[2Jdata-1", kind="agent", reason="[bold]x[/bold]\x07"),
         feed_line(host("\x1b]0;title\x07")),
@@ -127,7 +126,7 @@ def test_what_a_log_says_does_not_steer_the_terminal() -> None:
         assert "\x07" not in text
 
 
-def test_broken_events_are_passed_over() -> None:
+def test_broken_events_are_passed_over():
     view = view_of(
         line("progress", steps="many", step_seconds=1, wait_seconds=0),
         line("progress", steps=1, step_seconds="nan", wait_seconds=0),
@@ -138,7 +137,7 @@ def test_broken_events_are_passed_over() -> None:
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
+def run_folder(tmp_path):
     logs = tmp_path / "runs" / "mnist-1" / "logs"
     logs.mkdir(parents=True)
     (logs / "dnn-gpu-1.log").write_text(
@@ -148,7 +147,7 @@ def run_folder(tmp_path: Path) -> Path:
     return logs.parent
 
 
-def test_once_says_how_it_is_and_ends(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_once_says_how_it_is_and_ends(run_folder, capsys):
     watch_verb(str(run_folder), once=True, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "mnist-1: running"
@@ -161,9 +160,7 @@ def test_once_says_how_it_is_and_ends(run_folder: Path, capsys: pytest.CaptureFi
     assert document["bottleneck"]["limit"] == "cpu"
 
 
-def test_a_run_is_found_by_its_id(
-    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_found_by_its_id(run_folder, monkeypatch, capsys):
     monkeypatch.chdir(run_folder.parent.parent)
     watch_verb("mnist-1", once=True, as_json=False)
     assert "data-1" in capsys.readouterr().out
@@ -171,9 +168,7 @@ def test_a_run_is_found_by_its_id(
         source_of("mnist-2")
 
 
-def test_a_log_is_followed_to_the_runs_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_is_followed_to_the_runs_end(tmp_path, capsys):
     log = tmp_path / "leader.log"
     log.write_text(
         progress_line()
@@ -187,17 +182,13 @@ def test_a_log_is_followed_to_the_runs_end(
     assert shown[-1].endswith("failed")
 
 
-def test_a_run_whose_launcher_is_gone_ends_with_its_record(
-    run_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_launcher_is_gone_ends_with_its_record(run_folder, capsys):
     (run_folder / "training.json").write_text("{}")
     watch_verb(str(run_folder), once=False, as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].endswith("the run has ended")
 
 
-def test_a_log_that_falls_silent_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_falls_silent_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "SILENCE_SECONDS", 0.3)
     (tmp_path / "leader.log").write_text(progress_line())
     with pytest.raises(PlatformError, match="logged nothing"):

@@ -114,26 +114,26 @@ values = st.recursive(
 
 @given(values)
 @settings(max_examples=examples(150))
-def test_a_batch_comes_back_as_it_was_without_a_pickle(value: object) -> None:
+def test_a_batch_comes_back_as_it_was_without_a_pickle(value):
     assert same(travel(value, allow_pickle=False), value)
 
 
 @given(values)
 @settings(max_examples=examples(50))
-def test_a_packed_value_comes_back_as_it_was(value: object) -> None:
+def test_a_packed_value_comes_back_as_it_was(value):
     packed = codec.pack_value(value, allow_pickle=False)
     assert same(codec.unpack_value(packed, allow_pickle=False), value)
 
 
 @pytest.mark.parametrize("length", range(16))
-def test_complex_tensors_are_packed_wherever_the_payload_begins(length: int) -> None:
+def test_complex_tensors_are_packed_wherever_the_payload_begins(length):
     # torch copies complex128 in words of 16 bytes: the process dies where these are not aligned.
     value = {"x" * length: torch.zeros(1, 3, dtype=torch.complex128)}
     packed = codec.pack_value(value, allow_pickle=False)
     assert same(codec.unpack_value(packed, allow_pickle=False), value)
 
 
-def test_unusual_leaves_come_back_as_they_were() -> None:
+def test_unusual_leaves_come_back_as_they_were():
     for value in [
         torch.arange(24).reshape(2, 3, 4).transpose(0, 2),
         torch.tensor([1 + 2j, 3j]).conj(),
@@ -149,7 +149,7 @@ def test_unusual_leaves_come_back_as_they_were() -> None:
         assert same(travel(value, allow_pickle=False), value), value
 
 
-def test_requires_grad_is_kept_and_a_graph_is_dropped() -> None:
+def test_requires_grad_is_kept_and_a_graph_is_dropped():
     leaf = torch.ones(2, 3, requires_grad=True)
     for value in (leaf, leaf * 2, (leaf * 2).t()):
         back = travel(value, allow_pickle=False)
@@ -159,7 +159,7 @@ def test_requires_grad_is_kept_and_a_graph_is_dropped() -> None:
         assert torch.equal(back, value)
 
 
-def test_dense_memory_keeps_its_order() -> None:
+def test_dense_memory_keeps_its_order():
     images = torch.arange(48).view(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
     back = travel([images, np.asfortranarray(np.ones((2, 3)))], allow_pickle=False)
     assert torch.equal(back[0], images)  # type: ignore[index]
@@ -172,19 +172,19 @@ def test_dense_memory_keeps_its_order() -> None:
     [[[0]], [[0, 0]], [[1, 2]], [[-1, 0]], [[True, False]], [1], [[], False], [[0, 1], True, 1]],
     ids=str,
 )
-def test_ends_of_a_tensors_node_that_are_none_are_refused(end: list[object]) -> None:
+def test_ends_of_a_tensors_node_that_are_none_are_refused(end):
     tree = msgspec.msgpack.encode([3, "float32", [1, 2], 0, *end])
     with pytest.raises(ProtocolError):
         codec.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
 
 
-def test_a_gradient_of_whole_numbers_is_refused() -> None:
+def test_a_gradient_of_whole_numbers_is_refused():
     tree = msgspec.msgpack.encode([3, "int64", [1], 0, [], True])
     with pytest.raises(ProtocolError):
         codec.decode(tree, np.zeros(64, dtype=np.uint8), allow_pickle=False)
 
 
-def test_tensors_and_arrays_are_writable_views_of_the_payload() -> None:
+def test_tensors_and_arrays_are_writable_views_of_the_payload():
     encoded = codec.encode([torch.ones(3), np.ones((2, 2))], allow_pickle=False)
     payload = np.zeros(encoded.nbytes, dtype=np.uint8)
     encoded.write_into(memoryview(payload))
@@ -196,7 +196,7 @@ def test_tensors_and_arrays_are_writable_views_of_the_payload() -> None:
     assert payload[64:72].view("<f8")[0] == 8
 
 
-def test_what_is_pickled_keeps_its_type_and_its_tensors_travel_raw() -> None:
+def test_what_is_pickled_keeps_its_type_and_its_tensors_travel_raw():
     image = torch.arange(100_000, dtype=torch.uint8)
     for value in [
         Point(image, 3),
@@ -218,12 +218,12 @@ def test_what_is_pickled_keeps_its_type_and_its_tensors_travel_raw() -> None:
     assert torch.equal(travel(Point(image, 3)).x, image)  # type: ignore[attr-defined]
 
 
-def test_a_part_that_must_be_pickled_is_named_where_that_is_not_allowed() -> None:
+def test_a_part_that_must_be_pickled_is_named_where_that_is_not_allowed():
     with pytest.raises(ShippingError, match=r"batch\[1\]\['meta'\] is a .*Point"):
         codec.encode([1, {"meta": Point(1, 2)}], allow_pickle=False)
 
 
-def test_a_part_that_cannot_be_pickled_is_named() -> None:
+def test_a_part_that_cannot_be_pickled_is_named():
     with pytest.raises(ShippingError, match=r"batch\[0\] is a builtins.generator"):
         codec.encode([(i for i in range(3))], allow_pickle=True)
 
@@ -236,9 +236,7 @@ class Marks:
     ("value", "name"),
     [({1}, "a set"), (Marks(), f"a {__name__}.Marks"), ([range(3)], "a builtins.range")],
 )
-def test_a_pickle_that_is_not_accepted_is_an_error_that_names_setting_and_type(
-    value: object, name: str
-) -> None:
+def test_a_pickle_that_is_not_accepted_is_an_error_that_names_setting_and_type(value, name):
     encoded = codec.encode(value, allow_pickle=True)
     payload = np.zeros(encoded.nbytes, dtype=np.uint8)
     encoded.write_into(memoryview(payload))
@@ -249,7 +247,7 @@ def test_a_pickle_that_is_not_accepted_is_an_error_that_names_setting_and_type(
     assert "feed.accept_pickles: true" in caught.value.fix
 
 
-def test_naming_the_type_of_a_pickle_runs_nothing_of_it() -> None:
+def test_naming_the_type_of_a_pickle_runs_nothing_of_it():
     class Bomb:
         def __reduce__(self) -> tuple[object, ...]:
             return (pytest.fail, ("it was run",))
@@ -261,7 +259,7 @@ def test_naming_the_type_of_a_pickle_runs_nothing_of_it() -> None:
         codec.decode(encoded.tree, payload, allow_pickle=False)
 
 
-def test_a_deep_batch_is_bounded() -> None:
+def test_a_deep_batch_is_bounded():
     deep: list[object] = []
     for _ in range(codec.MAX_DEPTH + 5):
         deep = [deep]
@@ -304,7 +302,7 @@ LIES: list[object] = [
 
 
 @pytest.mark.parametrize("lie", LIES, ids=repr)
-def test_a_description_that_lies_is_refused(lie: object) -> None:
+def test_a_description_that_lies_is_refused(lie):
     with pytest.raises(ProtocolError):
         codec.decode(msgspec.msgpack.encode(lie), np.zeros(100, np.uint8), allow_pickle=False)
 
@@ -320,7 +318,7 @@ nodes = st.recursive(
 
 @given(nodes.filter(lambda n: not isinstance(n, int) or -(1 << 63) <= n < 1 << 64))
 @settings(max_examples=examples(200))
-def test_hostile_descriptions_raise_nothing_but_protocol_errors(node: object) -> None:
+def test_hostile_descriptions_raise_nothing_but_protocol_errors(node):
     try:
         tree = msgspec.msgpack.encode(node)
     except (OverflowError, TypeError, UnicodeEncodeError):
@@ -331,7 +329,7 @@ def test_hostile_descriptions_raise_nothing_but_protocol_errors(node: object) ->
 
 @given(st.data())
 @settings(max_examples=examples(300))
-def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataObject) -> None:
+def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data):
     value = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j)}
     packed = bytearray(codec.pack_value(value, allow_pickle=False))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -345,7 +343,7 @@ def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data: st.DataOb
 @given(st.binary(max_size=200))
 @example(b"")
 @settings(max_examples=examples(200))
-def test_random_bytes_raise_nothing_but_protocol_errors(junk: bytes) -> None:
+def test_random_bytes_raise_nothing_but_protocol_errors(junk):
     with contextlib.suppress(ProtocolError):
         codec.unpack_value(junk, allow_pickle=False)
 
@@ -363,7 +361,7 @@ def test_random_bytes_raise_nothing_but_protocol_errors(junk: bytes) -> None:
         [True, 1],
     ],
 )
-def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int]) -> None:
+def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index):
     tree = codec.encode(index, allow_pickle=True).tree
     packed = codec.pack_value(index, allow_pickle=True)
     assert packed == len(tree).to_bytes(8, "little") + tree
@@ -371,18 +369,14 @@ def test_a_list_of_whole_numbers_is_packed_the_short_way_alike(index: list[int])
 
 
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
-def test_a_long_double_of_another_processor_than_x86_is_refused(
-    dtype: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_double_of_another_processor_than_x86_is_refused(dtype, monkeypatch):
     monkeypatch.setattr(codec, "LONG_DOUBLE_IS_X86", False)
     with pytest.raises(ShippingError, match="has other bits on x86"):
         codec.encode([np.ones(3, dtype=dtype)], allow_pickle=True)
 
 
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
-def test_a_long_double_that_was_made_on_x86_is_refused_elsewhere(
-    dtype: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_double_that_was_made_on_x86_is_refused_elsewhere(dtype, monkeypatch):
     monkeypatch.setattr(codec, "LONG_DOUBLE_IS_X86", True)
     encoded = codec.encode([np.ones(3, dtype=dtype)], allow_pickle=False)
     monkeypatch.setattr(codec, "LONG_DOUBLE_IS_X86", False)

@@ -101,14 +101,14 @@ def mutated(draw: st.DrawFn, sources: list[bytes]) -> bytes:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @given(st.one_of(st.binary(max_size=300), mutated([protocol.pack(message) for message in VALID])))
 @settings(max_examples=examples(150))
-def test_bytes_are_a_message_or_a_protocol_error(direction: str, data: bytes) -> None:
+def test_bytes_are_a_message_or_a_protocol_error(direction, data):
     kinds = DIRECTIONS[direction]
     message = judged(protocol.Unpacker(kinds), data)
     assert message is None or isinstance(message, protocol.Message)
 
 
 @pytest.mark.parametrize("message", VALID, ids=lambda message: type(message).__name__)
-def test_every_cut_of_a_message_is_refused(message: protocol.Message) -> None:
+def test_every_cut_of_a_message_is_refused(message):
     packed = protocol.pack(message)
     kinds = next(k for k in DIRECTIONS.values() if isinstance(message, k))
     unpack = protocol.Unpacker(kinds)
@@ -119,14 +119,14 @@ def test_every_cut_of_a_message_is_refused(message: protocol.Message) -> None:
 
 
 @pytest.mark.parametrize("message", VALID, ids=lambda message: type(message).__name__)
-def test_a_message_of_another_direction_is_refused(message: protocol.Message) -> None:
+def test_a_message_of_another_direction_is_refused(message):
     for kinds in DIRECTIONS.values():
         if not isinstance(message, kinds):
             with pytest.raises(ProtocolError):
                 protocol.Unpacker(kinds)(protocol.pack(message))
 
 
-def test_numbers_and_names_out_of_bounds_are_refused() -> None:
+def test_numbers_and_names_out_of_bounds_are_refused():
     good = msgspec.to_builtins(VALID[6])
     for change in (
         {"number": -1},
@@ -145,13 +145,13 @@ def test_numbers_and_names_out_of_bounds_are_refused() -> None:
 
 @given(mutated([codec.pack_value(VALUE, allow_pickle=False)]))
 @settings(max_examples=examples(300))
-def test_mutated_values_are_refused_or_values(data: bytes) -> None:
+def test_mutated_values_are_refused_or_values(data):
     judged(lambda packed: codec.unpack_value(packed, allow_pickle=False), data)
 
 
 @given(mutated([codec.pack_value({1, 2}, allow_pickle=True)]))
 @settings(max_examples=examples(150))
-def test_no_mutation_smuggles_a_pickle_in(data: bytes) -> None:
+def test_no_mutation_smuggles_a_pickle_in(data):
     value = judged(lambda packed: codec.unpack_value(packed, allow_pickle=False), data)
     assert not isinstance(value, set)
 
@@ -161,7 +161,7 @@ TREE = codec.encode(VALUE, allow_pickle=False)
 
 @given(mutated([TREE.tree]), st.integers(0, 4000))
 @settings(max_examples=examples(300))
-def test_mutated_trees_fit_the_payload_or_are_refused(tree: bytes, num_bytes: int) -> None:
+def test_mutated_trees_fit_the_payload_or_are_refused(tree, num_bytes):
     payload = np.zeros(num_bytes, dtype=np.uint8)
     with little_memory(len(tree) + num_bytes), contextlib.suppress(ProtocolError):
         codec.decode(tree, payload, allow_pickle=False)
@@ -179,7 +179,7 @@ def test_mutated_trees_fit_the_payload_or_are_refused(tree: bytes, num_bytes: in
     )
 )
 @settings(max_examples=examples(150))
-def test_channel_takes_no_memory_for_a_length_that_is_only_claimed(data: bytes) -> None:
+def test_channel_takes_no_memory_for_a_length_that_is_only_claimed(data):
     ours, theirs = channel_pair()
     channel = Pipe(ours, blocking=False)
     with theirs:

@@ -49,7 +49,7 @@ class Info(IterableDataset):
 
 
 @pytest.fixture(autouse=True)
-def _kept_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _kept_state(monkeypatch):
     monkeypatch.setattr(torch_worker, "_worker_info", None)
     with preserved_random_state():
         yield
@@ -94,7 +94,7 @@ Start = Callable[..., Worker]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start():
     begun: list[Worker] = []
 
     def begin(*args: object, **options: object) -> Worker:
@@ -113,7 +113,7 @@ def digests(worker: Worker, count: int) -> list[int]:
     return [answer.digest for answer in answers if not isinstance(answer, End)]
 
 
-def test_shard_is_told_and_seeded_as_torchs_worker(start: Start) -> None:
+def test_shard_is_told_and_seeded_as_torchs_worker(start):
     answer = start(Info(), shard=2).make(0)
     assert isinstance(answer, Batch)
     random.seed(5 + 2)
@@ -122,9 +122,7 @@ def test_shard_is_told_and_seeded_as_torchs_worker(start: Start) -> None:
 
 
 @pytest.mark.parametrize("fails", [(), (5,)], ids=["whole", "with an error"])
-def test_another_process_goes_on_where_the_first_one_was(
-    fails: tuple[int, ...], start: Start
-) -> None:
+def test_another_process_goes_on_where_the_first_one_was(fails, start):
     first = digests(start(Draws(fails=fails)), 3)
     for made in range(1, 3):
         answer = start(Draws(fails=fails)).make(made, made=made, digest=first[made - 1])
@@ -132,7 +130,7 @@ def test_another_process_goes_on_where_the_first_one_was(
         assert answer.digest == first[made]
 
 
-def test_any_other_batch_among_those_made_before_is_an_error(start: Start) -> None:
+def test_any_other_batch_among_those_made_before_is_an_error(start):
     first = digests(start(Draws()), 3)
     answer = start(Draws(salt=1)).make(2, made=2, digest=first[1])
     assert isinstance(answer, Error)
@@ -143,7 +141,7 @@ def test_any_other_batch_among_those_made_before_is_an_error(start: Start) -> No
     assert "its first 2 batches are others than before" in error.what
 
 
-def test_an_end_before_what_was_made_before_is_an_error(start: Start) -> None:
+def test_an_end_before_what_was_made_before_is_an_error(start):
     first = digests(start(Draws()), 3)
     answer = start(Draws(length=4)).make(2, made=2, digest=first[1])
     assert isinstance(answer, Error)
@@ -151,17 +149,17 @@ def test_an_end_before_what_was_made_before_is_an_error(start: Start) -> None:
     assert "it ended after 1 batches; before, it gave 2" in answer.summary
 
 
-def test_stream_ends_and_stays_ended(start: Start) -> None:
+def test_stream_ends_and_stays_ended(start):
     worker = start(Draws(length=6))
     assert [type(worker.make(position)) for position in range(4)] == [Batch, Batch, End, End]
 
 
-def test_last_batch_is_dropped_where_the_script_says_so(start: Start) -> None:
+def test_last_batch_is_dropped_where_the_script_says_so(start):
     worker = start(Draws(length=6), drop_last=True)
     assert [type(worker.make(position)) for position in range(2)] == [Batch, End]
 
 
-def test_another_epoch_begins_the_stream_again(start: Start) -> None:
+def test_another_epoch_begins_the_stream_again(start):
     worker = start(Draws(length=4))
     kinds = [type(worker.make(p, epoch_id=e)) for e, p in itertools.product(range(2), range(2))]
     assert kinds == [Batch, End, Batch, End]
@@ -190,9 +188,7 @@ def epochs(worker: Worker, numbers: range, **given: object) -> list[Batch | End]
 
 
 @pytest.mark.parametrize("kind", [Draws, Holding])
-def test_a_new_process_goes_on_with_the_random_states_that_it_is_given(
-    kind: type[Draws], start: Start
-) -> None:
+def test_a_new_process_goes_on_with_the_random_states_that_it_is_given(kind, start):
     first, _, _, end, second, *rest = epochs(start(kind()), range(3))
     assert isinstance(end, End)
     assert isinstance(second, Batch)
@@ -202,7 +198,7 @@ def test_a_new_process_goes_on_with_the_random_states_that_it_is_given(
     assert vars_of(again[0]) != vars_of(first)
 
 
-def test_what_was_made_of_an_epoch_that_was_stopped_early_is_made_again(start: Start) -> None:
+def test_what_was_made_of_an_epoch_that_was_stopped_early_is_made_again(start):
     worker = start(Holding())
     worker.make(0, persists=True)
     worker.make(1, persists=True)
@@ -211,7 +207,7 @@ def test_what_was_made_of_an_epoch_that_was_stopped_early_is_made_again(start: S
     assert vars_of(again) == vars_of(expected)
 
 
-def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start: Start) -> None:
+def test_states_are_told_once_an_epoch_and_by_streams_that_persist_only(start):
     answers = epochs(start(Draws()), range(1))
     assert [bool(each.state) for each in answers] == [True, False, False, True]
     worker = start(Draws())

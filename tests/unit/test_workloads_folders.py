@@ -2,20 +2,18 @@ import os
 import tempfile
 from pathlib import Path
 
-import pytest
-
 from stoker.cli.workloads import named_run_dir, new_run_dir
 
 
-def test_runs_are_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert named_run_dir("mini-1") == Path("runs/mini-1")
     assert new_run_dir("mini").parent == Path("runs")
 
 
 def test_a_step_that_may_not_write_there_keeps_its_runs_in_a_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """The image's folder is root's, and the step is a pod's user 1000: tests may run as root."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).resolve() != tmp_path)

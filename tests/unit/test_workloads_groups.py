@@ -5,7 +5,7 @@ from stoker.errors import UsageError
 from stoker.records import groups_in_words
 
 
-def test_type_hosts_and_workers_are_read() -> None:
+def test_type_hosts_and_workers_are_read():
     data, dnn = "data=ml.c7i.8xlarge:2:30", "dnn=ml.g5.xlarge:1"
     groups = parse_groups([data, dnn], default_type=None)
     assert [(g.role, g.instance_type, g.count, g.workers_per_host) for g in groups] == [
@@ -15,7 +15,7 @@ def test_type_hosts_and_workers_are_read() -> None:
     assert groups_in_words(groups) == "dnn 1 x ml.g5.xlarge, data 2 x ml.c7i.8xlarge"
 
 
-def test_todays_type_is_the_default() -> None:
+def test_todays_type_is_the_default():
     groups = parse_groups(["dnn=1:0", "data=2:1"], default_type="local.c1")
     assert [(g.instance_type, g.count, g.workers_per_host) for g in groups] == [
         ("local.c1", 1, 0),
@@ -27,22 +27,22 @@ def test_todays_type_is_the_default() -> None:
     "text",
     ["dnn", "dnn=", "dnn=a:b", "dnn=1:2:3", "dnn=-1", "dnn=local.c1", "gpu=1", "dnn=t:1:2:3"],
 )
-def test_anything_else_is_refused_with_the_text_named(text: str) -> None:
+def test_anything_else_is_refused_with_the_text_named(text):
     with pytest.raises(UsageError, match=text):
         parse_groups([text], default_type="local.c1")
 
 
-def test_a_data_group_without_workers_is_refused() -> None:
+def test_a_data_group_without_workers_is_refused():
     with pytest.raises(UsageError, match="need workers"):
         parse_groups(["dnn=1", "data=1:0"], default_type="local.c1")
 
 
-def test_a_role_may_stand_there_once() -> None:
+def test_a_role_may_stand_there_once():
     with pytest.raises(UsageError, match="twice"):
         parse_groups(["dnn=1", "dnn=1"], default_type="local.c1")
 
 
-def test_the_ranks_of_a_bare_command_need_no_workload_file() -> None:
+def test_the_ranks_of_a_bare_command_need_no_workload_file():
     ranks = ["cluster.dnn.processes_per_host=2"]
     workload = resolve(["python", "-c", "pass"], overrides=ranks)
     assert workload.cluster is not None
@@ -55,7 +55,7 @@ def test_the_ranks_of_a_bare_command_need_no_workload_file() -> None:
     assert resolve(["true"], overrides=["feed.credits=3"]).cluster is None
 
 
-def test_examples_in_errors_are_of_the_platform_in_use() -> None:
+def test_examples_in_errors_are_of_the_platform_in_use():
     for default, example in (("local.c2", "dnn=local.c1:1"), ("ml.g5.xlarge", "data=ml.c7i")):
         with pytest.raises(UsageError, match=r"dnn=\.\.\. is missing") as caught:
             parse_groups(["data=1:1"], default_type=default)

@@ -1,20 +1,17 @@
 """Finds the cluster with nodes that the environment names; without one all of this is skipped."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from support.node_cluster import Given, NodeCluster
 
 
 @pytest.fixture(scope="session")
-def given() -> Given:
+def given():
     return Given.found()
 
 
 @pytest.fixture
-def cluster(given: Given, tmp_path: Path) -> Iterator[NodeCluster]:
+def cluster(given, tmp_path):
     """Makes a namespace of the test's own, under the *restricted* profile."""
     found = NodeCluster(given, tmp_path)
     try:

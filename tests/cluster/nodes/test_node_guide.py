@@ -43,7 +43,7 @@ def on_this_cluster(line: str, given: Given) -> str:
     return line.replace("-n kubeflow ", f"-n {given.namespace} ")
 
 
-def test_the_ten_steps_as_they_stand(given: Given, tmp_path: Path) -> None:
+def test_the_ten_steps_as_they_stand(given, tmp_path):
     server = PipelinesServer()
     for program in ("kubectl", "bash"):
         if shutil.which(program) is None:

@@ -13,7 +13,6 @@ import pytest
 from support.node_cluster import (
     LOST,
     MINUTES,
-    Given,
     NodeCluster,
     TypedCommand,
     described,
@@ -48,7 +47,7 @@ def are_gone(cluster: NodeCluster, run: str = "t", *, seconds: float = 3 * MINUT
     wait_for(lambda: not left(), what=f"nothing of {run} is left", seconds=seconds)
 
 
-def test_doctor_finds_all_that_the_workload_needs(cluster: NodeCluster) -> None:
+def test_doctor_finds_all_that_the_workload_needs(cluster):
     told = json.loads(cluster.typed("doctor", "--cluster", str(cluster.workload()), "--json"))
     rows = {check["name"]: check["state"] for check in told["checks"]}
     assert {name: rows[name] for name in ("cluster", "api", "rights", "job")} == dict.fromkeys(
@@ -58,9 +57,7 @@ def test_doctor_finds_all_that_the_workload_needs(cluster: NodeCluster) -> None:
 
 @pytest.mark.parametrize("api_name", ["jobset", "trainer"])
 @pytest.mark.parametrize("data", [0, 1])
-def test_a_training_with_and_without_data_hosts(
-    cluster: NodeCluster, api_name: str, data: int
-) -> None:
+def test_a_training_with_and_without_data_hosts(cluster, api_name, data):
     groups = [each["name"] for each in cluster.call("GET", "apis")["groups"]]
     if api_name == "trainer" and "trainer.kubeflow.org" not in groups:
         pytest.skip("the cluster has no Kubeflow Trainer")
@@ -69,7 +66,7 @@ def test_a_training_with_and_without_data_hosts(
     assert len(cluster.record()["groups"]) == 1 + bool(data)
 
 
-def test_two_dnn_hosts(cluster: NodeCluster) -> None:
+def test_two_dnn_hosts(cluster):
     file = cluster.workload(strategy={"name": "torchrun"})
     command = cluster.train(file, *cluster.groups(dnn=2, data=1))
     cluster.trains()
@@ -78,7 +75,7 @@ def test_two_dnn_hosts(cluster: NodeCluster) -> None:
 
 
 @pytest.mark.parametrize("how", [*LOST, "out of memory"])
-def test_a_data_pod_that_is_lost_serves_again(cluster: NodeCluster, how: str) -> None:
+def test_a_data_pod_that_is_lost_serves_again(cluster, how):
     command = cluster.train(cluster.workload(), *cluster.groups(data=2))
     cluster.trains()
     first, second = cluster.pods_of("t", "data")
@@ -94,7 +91,7 @@ def test_a_data_pod_that_is_lost_serves_again(cluster: NodeCluster, how: str) ->
     succeeds(cluster, command)
 
 
-def test_a_training_goes_on_without_any_data_pod(cluster: NodeCluster) -> None:
+def test_a_training_goes_on_without_any_data_pod(cluster):
     command = cluster.train(cluster.workload(), *cluster.groups(data=2))
     cluster.trains()
     for pod in cluster.pods_of("t", "data"):
@@ -102,9 +99,7 @@ def test_a_training_goes_on_without_any_data_pod(cluster: NodeCluster) -> None:
     succeeds(cluster, command)
 
 
-def test_a_drain_of_a_data_node_takes_its_pods_and_the_training_goes_on(
-    cluster: NodeCluster,
-) -> None:
+def test_a_drain_of_a_data_node_takes_its_pods_and_the_training_goes_on(cluster):
     command = cluster.train(cluster.workload(), *cluster.groups(data=1))
     cluster.trains()
     (pod,) = cluster.pods_of("t", "data")
@@ -115,14 +110,14 @@ def test_a_drain_of_a_data_node_takes_its_pods_and_the_training_goes_on(
     succeeds(cluster, command)
 
 
-def test_a_drain_waits_for_a_dnn_pod(cluster: NodeCluster) -> None:
+def test_a_drain_waits_for_a_dnn_pod(cluster):
     command = cluster.train(cluster.workload(), *cluster.groups())
     pod = cluster.trains()
     assert cluster.drain(cluster.node_of(pod), "stoker/role=dnn") == [pod]
     succeeds(cluster, command)
 
 
-def test_a_dnn_pod_that_is_let_go_starts_all_hosts_again(cluster: NodeCluster) -> None:
+def test_a_dnn_pod_that_is_let_go_starts_all_hosts_again(cluster):
     output = cluster.claim("runs")
     file = cluster.workload(kubernetes={"output": f"pvc://{output}/stoker"})
     command = cluster.train(file, *cluster.groups(data=1))
@@ -136,7 +131,7 @@ def test_a_dnn_pod_that_is_let_go_starts_all_hosts_again(cluster: NodeCluster) -
 
 
 @pytest.mark.parametrize("role", ["data", "dnn"])
-def test_a_node_that_is_cut_off(cluster: NodeCluster, role: str) -> None:
+def test_a_node_that_is_cut_off(cluster, role):
     file = cluster.workload(kubernetes={"dead_node_minutes": 2})
     command = cluster.train(file, *cluster.groups(data=1))
     leader = cluster.trains()
@@ -153,16 +148,14 @@ def test_a_node_that_is_cut_off(cluster: NodeCluster, role: str) -> None:
             succeeds(cluster, command)
 
 
-def test_a_quota_that_is_used_up_is_named(cluster: NodeCluster) -> None:
+def test_a_quota_that_is_used_up_is_named(cluster):
     cluster.quota({"count/jobsets.jobset.x-k8s.io": "0"})
     file = cluster.workload(on_no_capacity={"wait_minutes": 0})
     fails(cluster, cluster.train(file, *cluster.groups()), "quota", code=PLATFORM_ERROR)
     assert cluster.names("jobsets") == []
 
 
-def test_pods_that_the_restricted_profile_refuses_are_no_jobs_of_stoker(
-    cluster: NodeCluster,
-) -> None:
+def test_pods_that_the_restricted_profile_refuses_are_no_jobs_of_stoker(cluster):
     from kubernetes.client.exceptions import ApiException
 
     command = cluster.train(cluster.workload(), *cluster.groups(data=1))
@@ -174,14 +167,14 @@ def test_pods_that_the_restricted_profile_refuses_are_no_jobs_of_stoker(
     succeeds(cluster, command)
 
 
-def test_an_image_that_is_missing_is_named_and_nothing_is_left(cluster: NodeCluster) -> None:
+def test_an_image_that_is_missing_is_named_and_nothing_is_left(cluster):
     image = f"{cluster.given.image.rpartition(':')[0]}:no-such-tag"
     command = cluster.train(cluster.workload(image=image), *cluster.groups())
     fails(cluster, command, "image", "no-such-tag", code=PLATFORM_ERROR)
     are_gone(cluster)
 
 
-def test_a_claim_that_is_missing_is_named(cluster: NodeCluster) -> None:
+def test_a_claim_that_is_missing_is_named(cluster):
     file = cluster.workload(kubernetes={"output": "pvc://no-such-claim/stoker"})
     told = cluster.type("doctor", "--cluster", str(file))
     assert told.ended() == PLATFORM_ERROR
@@ -191,13 +184,13 @@ def test_a_claim_that_is_missing_is_named(cluster: NodeCluster) -> None:
     fails(cluster, command, "no-such-claim", code=PLATFORM_ERROR)
 
 
-def test_a_host_that_is_out_of_memory_says_so(cluster: NodeCluster) -> None:
+def test_a_host_that_is_out_of_memory_says_so(cluster):
     command = cluster.train(cluster.workload(command=["python", "-c", OUT_OF_MEMORY]))
     assert command.ended() in (PLATFORM_ERROR, FAILED_TRAINING), command.tail
     assert "memory" in cluster.record()["failure"]
 
 
-def test_a_script_that_fails_ends_the_run_with_its_own_words(cluster: NodeCluster) -> None:
+def test_a_script_that_fails_ends_the_run_with_its_own_words(cluster):
     words = "ValueError: no such layer"
     script = ["python", "-c", "raise ValueError('no such layer')"]
     command = cluster.train(cluster.workload(command=script), *cluster.groups())
@@ -205,7 +198,7 @@ def test_a_script_that_fails_ends_the_run_with_its_own_words(cluster: NodeCluste
     assert words in cluster.record()["failure"]
 
 
-def test_an_api_server_that_is_away_for_a_while(cluster: NodeCluster, given: Given) -> None:
+def test_an_api_server_that_is_away_for_a_while(cluster, given):
     restart = given.need(given.restart, "RESTART", "it takes the API server away")
     command = cluster.train(cluster.workload(), *cluster.groups(data=1))
     cluster.trains()
@@ -213,9 +206,7 @@ def test_an_api_server_that_is_away_for_a_while(cluster: NodeCluster, given: Giv
     succeeds(cluster, command)
 
 
-def test_a_follower_that_is_killed_leaves_a_job_that_the_next_one_follows(
-    cluster: NodeCluster,
-) -> None:
+def test_a_follower_that_is_killed_leaves_a_job_that_the_next_one_follows(cluster):
     file = cluster.workload()
     first = cluster.train(file, *cluster.groups())
     pod = cluster.trains()
@@ -226,7 +217,7 @@ def test_a_follower_that_is_killed_leaves_a_job_that_the_next_one_follows(
     assert pod in cluster.names("pods")
 
 
-def test_a_follower_that_is_told_to_end_deletes_the_job(cluster: NodeCluster) -> None:
+def test_a_follower_that_is_told_to_end_deletes_the_job(cluster):
     command = cluster.train(cluster.workload(), *cluster.groups(data=1))
     cluster.trains()
     command.signal(signal.SIGTERM)
@@ -234,7 +225,7 @@ def test_a_follower_that_is_told_to_end_deletes_the_job(cluster: NodeCluster) ->
     are_gone(cluster)
 
 
-def test_secrets_are_in_no_object_and_no_log(cluster: NodeCluster) -> None:
+def test_secrets_are_in_no_object_and_no_log(cluster):
     own = "a-secret-of-the-user-7f3a"
     secret = described("v1", "Secret", "keys")
     cluster.make("secrets", {**secret, "stringData": {"SECRET_KEY": own}})

@@ -8,8 +8,6 @@ import base64
 import contextlib
 import json
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,7 +114,7 @@ class PipelineProject:
 
 
 @pytest.fixture(scope="module")
-def project(given: Given, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineProject]:
+def project(given, tmp_path_factory):
     server = PipelinesServer()
     cluster = NodeCluster(given, tmp_path_factory.mktemp("project"), namespace=given.namespace)
     made = None
@@ -130,14 +128,14 @@ def project(given: Given, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def training(project: PipelineProject) -> str:
+def training(project):
     """Starts a run, and waits until it trains."""
     run = project.start(max_data_hosts=0)
     project.cluster.trains(project.job(run))
     return run
 
 
-def test_a_run_without_data_hosts(project: PipelineProject) -> None:
+def test_a_run_without_data_hosts(project):
     run = project.start(max_data_hosts=0)
     assert project.server.ended(run) == "SUCCEEDED"
     told = project.cluster.typed("status", "kubeflow", run)
@@ -146,7 +144,7 @@ def test_a_run_without_data_hosts(project: PipelineProject) -> None:
     assert "root" not in told
 
 
-def test_a_run_whose_decision_has_data_hosts(project: PipelineProject) -> None:
+def test_a_run_whose_decision_has_data_hosts(project):
     run = project.start()
     job = project.job(run)
     data: list[str] = []
@@ -161,7 +159,7 @@ def test_a_run_whose_decision_has_data_hosts(project: PipelineProject) -> None:
         pytest.skip("the decision has no data hosts: this training does not wait for its data here")
 
 
-def test_a_run_without_claims(project: PipelineProject) -> None:
+def test_a_run_without_claims(project):
     bare = PipelineProject(project.cluster, project.server, has_claims=False)
     try:
         assert bare.server.ended(bare.start(max_data_hosts=0, epochs=1)) == "SUCCEEDED"
@@ -169,18 +167,18 @@ def test_a_run_without_claims(project: PipelineProject) -> None:
         bare.close()
 
 
-def test_stop_ends_the_jobs(project: PipelineProject, training: str) -> None:
+def test_stop_ends_the_jobs(project, training):
     project.cluster.typed("stop", "kubeflow", training, seconds=10 * MINUTES)
     wait_for(lambda: project.is_free(training), what="its jobs are gone", seconds=3 * MINUTES)
     assert project.server.ended(training) == "CANCELED"
 
 
-def test_terminate_in_the_pages_ends_the_jobs(project: PipelineProject, training: str) -> None:
+def test_terminate_in_the_pages_ends_the_jobs(project, training):
     project.server.call("POST", f"runs/{training}:terminate")
     wait_for(lambda: project.is_free(training), what="its jobs are gone", seconds=3 * MINUTES)
 
 
-def test_a_schedule_starts_runs(project: PipelineProject) -> None:
+def test_a_schedule_starts_runs(project):
     words = ("schedule", "kubeflow", str(project.file))
     before = {run["run_id"] for run in project.server.call("GET", "runs?page_size=100")["runs"]}
     started: list[str] = []
@@ -199,14 +197,14 @@ def test_a_schedule_starts_runs(project: PipelineProject) -> None:
     project.runs.extend(started)
 
 
-def test_a_gate_that_is_not_passed_is_told_by_start(project: PipelineProject) -> None:
+def test_a_gate_that_is_not_passed_is_told_by_start(project):
     words = ("start", "kubeflow", str(project.file), "--yes", "--wait")
     flags = ("--param", "max_data_hosts=0", "--param", "epochs=1", "--param", "gate=accuracy>=1.1")
     command = project.cluster.type(*words, *flags)
     assert command.ended(40 * MINUTES) == 3
 
 
-def test_a_second_model_is_compared_with_the_champion(project: PipelineProject) -> None:
+def test_a_second_model_is_compared_with_the_champion(project):
     why = "the champion is in a claim"
     project.cluster.given.need(project.cluster.given.storage_class, "STORAGE_CLASS", why)
     for gate, state in (
@@ -219,9 +217,7 @@ def test_a_second_model_is_compared_with_the_champion(project: PipelineProject) 
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_training_is_not_lost_with_its_follower(
-    project: PipelineProject, training: str, how: str
-) -> None:
+def test_a_training_is_not_lost_with_its_follower(project, training, how):
     cluster, job = project.cluster, project.job(training)
     leader = cluster.trains(job)
     was_let_go = cluster.lose(project.follower(training), how)
@@ -240,7 +236,7 @@ def test_a_training_is_not_lost_with_its_follower(
     assert made in ([], [leader])
 
 
-def test_a_drain_waits_for_the_follower(project: PipelineProject, training: str) -> None:
+def test_a_drain_waits_for_the_follower(project, training):
     cluster, pod = project.cluster, project.follower(training)
     node = cluster.node_of(pod)
     assert pod in cluster.drain(node, f"pipeline/runid={training}")
@@ -248,9 +244,7 @@ def test_a_drain_waits_for_the_follower(project: PipelineProject, training: str)
     assert project.server.ended(training) == "SUCCEEDED"
 
 
-def test_secrets_are_not_in_the_workflow_its_logs_or_its_artifacts(
-    project: PipelineProject, training: str, tmp_path: Path
-) -> None:
+def test_secrets_are_not_in_the_workflow_its_logs_or_its_artifacts(project, training, tmp_path):
     cluster = project.cluster
     secrets = [*spellings(SECRET), *spellings(cluster.token(project.job(training)))]
     assert project.server.ended(training) == "SUCCEEDED"
