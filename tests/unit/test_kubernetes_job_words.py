@@ -139,7 +139,10 @@ def test_what_every_start_goes_through_is_no_trouble(reason):
         ("exceeded quota: gpus", "kubectl describe quota"),
         ("failed quota: q: must specify limits.cpu for: dnn", "kubernetes.cpu_limit: true"),
         ('violates PodSecurity "restricted:latest"', "what the namespace does not allow"),
-        ('error looking up service account a/b: serviceaccount "b" not found', "service_account"),
+        (
+            'error looking up service account a/b: serviceaccount "b" not found',
+            "serviceAccountName",
+        ),
         ("denied by policy", "who runs the cluster"),
     ],
 )

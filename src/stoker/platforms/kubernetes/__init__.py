@@ -16,8 +16,9 @@ from stoker.platforms.kubernetes.api import (
 )
 from stoker.platforms.kubernetes.follower import follower_of
 from stoker.platforms.kubernetes.job import SERVICE, KubernetesRun
+from stoker.platforms.kubernetes.manifest import manifest
 from stoker.platforms.kubernetes.objects import name_of_workload
-from stoker.platforms.kubernetes.request import KubernetesRequest, manifest, plan_request
+from stoker.platforms.kubernetes.request import KubernetesRequest, plan_request
 from stoker.platforms.kubernetes.submit import (
     adopt,
     check_rights,

@@ -43,6 +43,7 @@ from stoker.platforms.kubernetes.api import (
     texts,
 )
 from stoker.platforms.kubernetes.follower import Follower, LeaseKeeper
+from stoker.platforms.kubernetes.manifest import manifest
 from stoker.platforms.kubernetes.objects import (
     MANAGED_BY_LABEL,
     PIPELINE_RUN_ANNOTATION,
@@ -55,12 +56,7 @@ from stoker.platforms.kubernetes.objects import (
     name_of_workload,
     records_map,
 )
-from stoker.platforms.kubernetes.request import (
-    KubernetesRequest,
-    follower_budget,
-    manifest,
-    metadata,
-)
+from stoker.platforms.kubernetes.request import KubernetesRequest, follower_budget, metadata
 from stoker.records import Json, KubernetesSettings, is_run_of
 from stoker.records.base import Document, mapping, mappings
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
@@ -619,7 +615,7 @@ def _create_or_adopt(
     run_id: str,
 ) -> Document:
     resource = _resource(request.main)
-    seconds = request.layout.settings.grace_seconds + GONE_SECONDS
+    seconds = request.layout.grace_seconds + GONE_SECONDS
     deadline = cluster.clock() + 2 * seconds
     while cluster.clock() < deadline:
         try:
