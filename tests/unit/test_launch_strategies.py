@@ -64,7 +64,7 @@ def test_the_replica_of_a_rank():
 @pytest.mark.parametrize(
     ("strategy", "groups", "words"),
     [
-        ("none", [group(processes_per_host=2)], "one process a host, not 2"),
+        ("none", [group(processes_per_host=2)], "one process per host, not 2"),
         ("smddp", [group()], r"does not support local.c1"),
     ],
 )

@@ -87,7 +87,7 @@ def test_set_wins_over_the_file(tmp_path):
         (GOOD + "naem: x\n", "unknown key naem", "w.yaml:7, key naem"),
         (GOOD.replace("credits", "credit"), "unknown key credit", "w.yaml:4, key feed.credit"),
         (GOOD.replace("0.9", "high"), "expected a number", "w.yaml:6, key gate[0].min"),
-        (GOOD.replace("0.9", ".inf"), "not a number", "w.yaml:6, key gate[0].min"),
+        (GOOD.replace("0.9", ".inf"), "not a finite number", "w.yaml:6, key gate[0].min"),
         (GOOD.replace("min: 0.9", ""), "neither min nor max", "w.yaml:6, key gate[0]"),
         (GOOD.replace(" 3", " 0"), ">= 1", "w.yaml:4, key feed.credits"),
         (GOOD + "name: y\n", "twice", "w.yaml:7, key name"),
