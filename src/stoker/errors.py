@@ -17,7 +17,7 @@
 The numbers are the exit codes of the command line. After Ctrl-C it is 130, after SIGTERM 143. A
 script ends with 5 by the hook of `feed/trainer/client.py`, verbs that train or judge by
 `records/outcome.py`, a data host to which no leader came by `NEVER_CAME` in
-`launch/engines/hosts.py`.
+`launch/engines/data_host.py`.
 """
 
 import json

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "burning.py"
-SITE = ROOT / "src" / "stoker" / "site"
+STARTUP = ROOT / "src" / "stoker" / "startup"
 DEADLINE_SECONDS = 120.0
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -53,7 +53,7 @@ def starting(folder: Path, *, core: int) -> Iterator[Start]:
     def start_command(*command: str, budget: float = 5.0) -> "subprocess.Popen[str]":
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT / "src")]),
+            "PYTHONPATH": os.pathsep.join([str(STARTUP), str(ROOT / "src")]),
             "STOKER_LAUNCHER_PID": str(os.getpid()),
             "STOKER_OUTPUT": str(folder / "out"),
             "STOKER_PROFILE": f'{{"budget_seconds": {budget}}}',

@@ -294,8 +294,6 @@ def cluster(plan: Plan) -> str:
 def limits(outcome: Predicted) -> str:
     """Names the bottleneck and the next one: `CPU; next: accelerator (64 ms)`."""
     next_seconds = outcome.second_limit_seconds
-    if next_seconds is None:
-        return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]}"
     # Nobody needs to know of a second limit of microseconds: without loading, all other terms are
     # about 0.
     if next_seconds < 1e-3 * outcome.step_seconds:

@@ -25,7 +25,7 @@ from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
-from stoker.launch import exports
+from stoker.launch import sagemaker_variables
 from stoker.launch.passive_profile import (
     FILE,
     is_elsewhere,
@@ -204,7 +204,7 @@ def _hosts(topology: Topology, processes_per_host: int) -> tuple[Host, ...]:
 
 def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Scalar]:
     try:
-        found = exports.hyperparameters(settings.base_dir)
+        found = sagemaker_variables.hyperparameters(settings.base_dir)
     except UsageError as err:
         log.event(EventName.HYPERPARAMETERS_READ_FAILED, reason=err.what)
         return {}
