@@ -34,8 +34,8 @@ HANDSHAKE_SECONDS = 10.0
 # thread answers for a process that is busy, so slow is not mistaken for dead.
 HEARTBEAT_SECONDS = 3.0
 HEARTBEAT_TIMEOUT_SECONDS = 15.0
-# Largest frame at a server's port: as much as a stranger can have it hold before the handshake.
-# Longer messages of members are sent in pieces.
+# Largest frame at a server's port: an unauthenticated peer can make it hold that much. Longer
+# messages of members are sent in pieces.
 MAX_CONTROL_BYTES = 256 << 10
 
 _ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -221,7 +221,7 @@ def derive(secret: bytes, *, info: bytes) -> bytes:
     return hmac.new(extracted, info + b"\x01", hashlib.sha256).digest()
 
 
-class StrangerLog:
+class RejectionLog:
     """Tells of those who were cut: one line for all, at once and then every 10 s at most."""
 
     def __init__(self, log: Log, *, port: int) -> None:
@@ -231,7 +231,7 @@ class StrangerLog:
         self._last = ("", "")
         self._silent_until = 0.0
 
-    def cut(self, address: str, reason: str) -> None:
+    def add(self, address: str, reason: str) -> None:
         """Notes a connection that was cut, and why."""
         self._count += 1
         self._last = (address, reason)
@@ -264,7 +264,7 @@ class HandshakeGuard:
     def __init__(
         self,
         server: "zmq.Socket[bytes]",
-        log: StrangerLog,
+        log: RejectionLog,
         *,
         port: int,
         allow_list: AllowList,
@@ -304,12 +304,12 @@ class HandshakeGuard:
                 self._waiting[descriptor] = _Accepted(now, self._address_of(descriptor))
             elif descriptor in self._waiting:
                 address = self._waiting.pop(descriptor).address
-                self._log.cut(address, "no handshake of this run")
+                self._log.add(address, "no handshake of this run")
         while len(self._waiting) > MAX_WAITING:
             oldest = next(iter(self._waiting))
             address = self._waiting.pop(oldest).address
             if self._address_of(oldest, is_to_end=True):
-                self._log.cut(address, f"more than {MAX_WAITING} handshakes at a time")
+                self._log.add(address, f"more than {MAX_WAITING} handshakes at a time")
 
     def proved(self, frame: zmq.Frame) -> None:
         """Notes that a message has come: who sent it is of this run."""

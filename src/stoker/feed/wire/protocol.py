@@ -1,19 +1,19 @@
-"""The protocol defines every message that crosses a connection of the feed.
+"""Messages between the hosts of a run.
 
-Each message is one zmq multipart: the packed message first, then its frames (at most one); to an
-agent, a long one goes in pieces, and each piece is encrypted, sent, decrypted and written while the
-others are on their way. There are two services, both ROUTER sockets with CURVE, one fixed port a
-host; batches come from an agent's next port, which is no zmq socket, sealed (see sealing):
+Each message is one zmq multipart: the packed message and at most one frame. Long messages to an
+agent are sent in pieces, so that encryption, transfer and decryption overlap. There are two
+services, both ROUTER sockets with CURVE, on one fixed port a host. Batches are sealed (see sealing)
+and come from an agent's next port, which is a plain TCP socket:
 
 coordinator (in the dnn leader's launcher)
-    launchers  Join → Welcome | Refused;  Beat → State;  Leave;  unasked to followers: Start
-    ranks      Attend → Roster, and a Roster again whenever it changes;  Progress
+    launchers  Join → Welcome | Refused;  Heartbeat → State;  Leave;  unasked, to followers: Start
+    ranks      Attend → Roster, and again whenever it changes;  Progress
 
 agent (on a data host)
     trainers   Attach → Ticket | WrongHost
-               Open → Need | Ready | Failed | Leaving | WrongHost;  Ships + frames → Ready | Failed
-               Make → Made + payload, sealed | Raised + frame | Ended;  Forget;  Close;  Piece
-               and unasked: Credits, Leaving
+               Open → Need | Ready | Failed | Leaving | WrongHost;  Ship + frame → Ready | Failed
+               Make → Made + payload, sealed | Raised + frame | Ended | Declined
+               Cancel;  Close;  Piece;  unasked, to trainers: Credits, Leaving
 
 A *session* is one loader of one trainer process. A *spec* is what makes batches: dataset, collate
 function, worker_init_fn, pickled together and named by the digest of its bytes; each host gets it
@@ -31,7 +31,7 @@ from stoker.errors import ProtocolError
 
 # Raised with every change that an older peer would misread: of these messages, of a batch's tree
 # (codec), of what travels pickled (dataset). tests/contract/test_wire_version.py pins them.
-PROTOCOL_VERSION = 22
+PROTOCOL_VERSION = 1
 
 # Shards of an iterable dataset: workers of one loader of one rank.
 MAX_SHARDS = 4096
@@ -412,7 +412,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Make(Message, frozen=True, kw_only=True):
-    """Asks for batch `number`; every one is answered, unless Forget or Close takes it back.
+    """Asks for batch `number`; every one is answered, unless Cancel or Close takes it back.
 
     Attributes:
         index: Encoded (see codec.pack_value).
@@ -487,7 +487,7 @@ class Raised(Message, frozen=True, kw_only=True):
     state: States = b""
 
 
-class Dropped(Message, frozen=True, kw_only=True):
+class Declined(Message, frozen=True, kw_only=True):
     """The agent cannot make that batch now (its worker died twice, or it drains): ask elsewhere.
 
     Attributes:
@@ -503,7 +503,7 @@ class Dropped(Message, frozen=True, kw_only=True):
     generation: Count = 0
 
 
-class Forget(Message, frozen=True, kw_only=True):
+class Cancel(Message, frozen=True, kw_only=True):
     """The trainer no longer wants batches of epochs below `before_epoch_id`."""
 
     session: Identifier
@@ -532,9 +532,9 @@ class WrongHost(Message, frozen=True, kw_only=True):
 
 ToCoordinator = Join | Heartbeat | Leave | Attend | Progress
 FromCoordinator = Welcome | Refused | State | Roster | Start
-ToAgent = Attach | Open | Ship | Make | Forget | Close | Piece
+ToAgent = Attach | Open | Ship | Make | Cancel | Close | Piece
 FromAgent = (
-    Ticket | Need | Ready | Failed | Credits | Ended | Raised | Dropped | Leaving | WrongHost
+    Ticket | Need | Ready | Failed | Credits | Ended | Raised | Declined | Leaving | WrongHost
 )
 
 _AnyT = TypeVar("_AnyT")

@@ -37,7 +37,7 @@ Bytes = npt.NDArray[np.uint8]
 # Below this, the allocator's own reuse is as good.
 SMALL_BYTES = 64 << 10
 # No byte for so long in the middle of a batch: the connection is lost.
-SILENT_SECONDS = 30.0
+RECEIVE_TIMEOUT_SECONDS = 30.0
 # Where nothing is under way, a peer whose host is gone is noticed within 25 s (10 + 3 x 5), else,
 # with bytes that nobody acknowledges, within 30 s.
 _TCP_OPTIONS = {
@@ -173,7 +173,7 @@ class BatchReader:
     Args:
         pool: Pool for the sealed records, one at a time.
         max_head_bytes: A longer message is refused before there is memory for it.
-        silent_seconds: See SILENT_SECONDS.
+        receive_timeout_seconds: See RECEIVE_TIMEOUT_SECONDS.
     """
 
     def __init__(
@@ -183,17 +183,17 @@ class BatchReader:
         pool: BufferPool,
         *,
         max_head_bytes: int,
-        silent_seconds: float = SILENT_SECONDS,
+        receive_timeout_seconds: float = RECEIVE_TIMEOUT_SECONDS,
     ) -> None:
         self._socket = connection
         self._unsealer = unsealer
         self._pool = pool
         self._max_head_bytes = max_head_bytes
-        self._silent_seconds = silent_seconds
+        self._receive_timeout_seconds = receive_timeout_seconds
         self._head = memoryview(bytearray(HEAD_BYTES))
         # The kernel counts it, for each call. One that has got some bytes by then returns these,
         # and the next begins anew: only a connection without a single byte for so long is lost.
-        seconds, rest = divmod(silent_seconds, 1)
+        seconds, rest = divmod(receive_timeout_seconds, 1)
         timeout = struct.pack("ll", int(seconds), int(rest * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
 
@@ -201,7 +201,7 @@ class BatchReader:
         """Returns the packed message of the next batch, and the bytes of its payload; waits for it.
 
         Args:
-            is_awaited: It must begin within `silent_seconds`; else it may come whenever it is made.
+            is_awaited: It must begin within `receive_timeout_seconds`; else there is no limit.
 
         Raises:
             OSError: If the connection is lost.
@@ -241,7 +241,7 @@ class BatchReader:
                     # Between two batches silence says nothing: the next is not made yet. A host
                     # that is gone meanwhile is found by TCP's own keepalive, see _TCP_OPTIONS.
                     continue
-                raise TimeoutError(f"no byte for {self._silent_seconds:g} s") from None
+                raise TimeoutError(f"no byte for {self._receive_timeout_seconds:g} s") from None
             if not received:
                 raise ConnectionResetError("the data host closed it")
             filled += received
