@@ -24,7 +24,7 @@ from stoker.feed.wire import crypto, protocol
 from stoker.feed.wire.crypto import HandshakeGuard, RejectionLog
 from stoker.feed.wire.dataset import pack_error
 from stoker.feed.wire.protocol import Assembly, compare_versions, own_versions
-from stoker.host.machine import interrupting_nobody
+from stoker.host.machine import without_preempting
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 
@@ -438,7 +438,7 @@ class Agent:
                 host=self._host,
             )
             self._context = zmq.Context()
-            with interrupting_nobody():
+            with without_preempting():
                 # libzmq starts them with the first socket.
                 self._allow = crypto.AllowList(self._context, self._keys)
             self._router = self._context.socket(zmq.ROUTER)
@@ -482,7 +482,7 @@ class Agent:
             FeedLostError: If the fork server died.
         """
         try:
-            with interrupting_nobody():
+            with without_preempting():
                 while self._state == "serving" or self._is_still_draining():
                     self._turn()
         finally:

@@ -36,7 +36,7 @@ from stoker.feed.agent.dataset_process import (
 )
 from stoker.feed.wire.dataset import DatasetSpec, pack_error, read_place, read_spec
 from stoker.feed.workers.pipe import Pipe, Received, channel_pair, pack
-from stoker.host.processes import die_with_parent
+from stoker.host.spawn import end_with_parent
 
 # From the kill of its children to the end of a process of the fork server.
 END_SECONDS = 2.0
@@ -59,11 +59,11 @@ _TAKEN, _LAST, _REFUSED = b"taken", b"last", b"refused"
 
 def main() -> None:
     """Runs the fork server: a dataset process for every order, until the agent is gone."""
-    die_with_parent()
+    end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     if _is_hung_up(sock):
-        # The agent died before die_with_parent: no signal comes any more.
+        # The agent died before `end_with_parent`: no signal comes.
         return
     channel = Pipe(sock, blocking=False)
     # Here and not above: it imports torch, and an agent that dies meanwhile must be noticed.
@@ -407,16 +407,13 @@ def _run_child(
 ) -> NoReturn:
     status = 1
     try:
-        die_with_parent()
+        end_with_parent(signal.SIGKILL, parent=parent)
         children.close()
         channel.close()
         for _, descriptors in waiting:
             for descriptor in descriptors:
                 os.close(descriptor)
-        # Else the parent died before die_with_parent: no signal comes any more, and nobody would
-        # end this.
-        if os.getppid() == parent:
-            run()
+        run()
         status = 0
     except SystemExit as end:
         # A dataset that calls sys.exit(3): the report of this worker's end says 3, too.

@@ -52,7 +52,7 @@ from stoker.feed.workers.pipe import (
     pack,
     to_worker,
 )
-from stoker.host.processes import die_with_parent
+from stoker.host.spawn import end_with_parent
 
 # Free slots that a worker keeps, warm for its next batches.
 _SPARE_SLOTS = 3
@@ -134,9 +134,7 @@ def worker_main(
 
 def become_worker() -> None:
     """Sets up a process that has just been forked or spawned."""
-    # If the parent is dead already the kernel sends nothing: then the channel has ended, and
-    # `serve` returns at once.
-    die_with_parent()
+    end_with_parent(signal.SIGKILL)
     # Ctrl-C reaches the whole process group; the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A handler of the training script's, inherited by fork, is not for a worker.
