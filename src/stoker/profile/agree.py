@@ -23,8 +23,8 @@ from typing import NoReturn, Protocol
 import msgspec
 import psutil
 
-from stoker.host.counters import descendants
 from stoker.host.machine import vcpu_capacity
+from stoker.host.processes import descendants
 from stoker.profile.rank_results import RankResult
 from stoker.records import write_text
 from stoker.settings import PROFILE_ENDED_FILE
@@ -324,7 +324,7 @@ def _below() -> list[psutil.Process]:
     # It removes shared memory that killed workers leave, and ends on its own when all have gone.
     tracker: object = getattr(resource_tracker, "_resource_tracker", None)
     spared = getattr(tracker, "_pid", None)
-    return [child for child in descendants() if child.pid != spared]
+    return descendants(spared=() if spared is None else (spared,))
 
 
 def _above(launcher_pid: int | None) -> list[psutil.Process]:

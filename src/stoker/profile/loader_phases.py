@@ -781,7 +781,7 @@ def _receive(
     landing = BufferPool()
     placing = BatchBuffers(landing)
     reader = BatchReader(
-        connection, Unsealer(key), landing, max_head_bytes=0, silent_seconds=_WAIT_SECONDS
+        connection, Unsealer(key), landing, max_head_bytes=0, receive_timeout_seconds=_WAIT_SECONDS
     )
     try:
         # Small batches are in the socket's buffers by the hundred, and are read after its end, too.

@@ -115,7 +115,7 @@ class Requester:
                     )
                 )
             # After the Open: with that the agent forgets which epochs were over.
-            link.send(protocol.Forget(session=session.name, before_epoch_id=before))
+            link.send(protocol.Cancel(session=session.name, before_epoch_id=before))
 
     def _first_worker(self, spec: PackedSpec) -> int:
         """Returns the lowest id that no local worker of any rank has."""

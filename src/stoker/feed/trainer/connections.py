@@ -28,7 +28,7 @@ from stoker.feed.wire.crypto import Keys
 from stoker.feed.wire.dataset import PackedSpec
 from stoker.feed.wire.protocol import PIECE_BYTES, Attach, Member, Message, Ship, Ticket
 from stoker.feed.wire.sealing import Unsealer
-from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, BufferPool, tune
+from stoker.feed.wire.stream import RECEIVE_TIMEOUT_SECONDS, BatchReader, BufferPool, tune
 
 # From the ticket to the data host's first record; its loop turns within milliseconds.
 ANSWER_SECONDS = 10.0
@@ -75,7 +75,7 @@ class BatchReceiver:
         max_head_bytes: int,
         connect_seconds: float = CONNECT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
-        silent_seconds: float = SILENT_SECONDS,
+        receive_timeout_seconds: float = RECEIVE_TIMEOUT_SECONDS,
     ) -> None:
         self.buffers = buffers
         self.has_been_up = False
@@ -91,7 +91,7 @@ class BatchReceiver:
         self._max_head_bytes = max_head_bytes
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
-        self._silent_seconds = silent_seconds
+        self._receive_timeout_seconds = receive_timeout_seconds
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="stoker-batches", daemon=True)
 
@@ -146,7 +146,7 @@ class BatchReceiver:
                 unsealer,
                 self._pool,
                 max_head_bytes=0,
-                silent_seconds=self._answer_seconds,
+                receive_timeout_seconds=self._answer_seconds,
             )
             answer.head(is_awaited=True)
             self.has_been_up = True
@@ -155,7 +155,7 @@ class BatchReceiver:
                 unsealer,
                 self._pool,
                 max_head_bytes=self._max_head_bytes,
-                silent_seconds=self._silent_seconds,
+                receive_timeout_seconds=self._receive_timeout_seconds,
             )
             # `close` finds no socket to shut down while this thread dials: then it ends here.
             while not self.is_closed:
