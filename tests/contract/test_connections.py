@@ -7,7 +7,7 @@ import time
 import pytest
 import zmq
 
-from stoker.feed.trainer.control import Connection, ZmqContext
+from stoker.feed.trainer.control_connection import Connection, ZmqContext
 from stoker.feed.wire import protocol
 from stoker.feed.wire.crypto import AllowList, Keys, secure_server
 

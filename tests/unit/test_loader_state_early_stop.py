@@ -9,7 +9,7 @@ import torch
 import torch.utils.data as data
 
 import stoker
-from stoker.feed.process import LoaderBooks, Position, Rewind
+from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
 from stoker.feed.sampler import SamplerOrder, yielded
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]

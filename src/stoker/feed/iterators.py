@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from stoker.feed.process import TrainerProcess
+from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.sampler import SamplerOrder, yielded
 from stoker.feed.seeding import Numbered, Occurrences, OneByOne, Seeder, Seeding, makes_many
 from stoker.feed.timeline import Steps

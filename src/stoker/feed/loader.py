@@ -14,8 +14,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from stoker.errors import ShippingError, UsageError
 from stoker.feed import loader_state
+from stoker.feed.bookkeeping import TrainerProcess, note_making, this_process
 from stoker.feed.iterators import is_making, part_iterator, torch_iterator
-from stoker.feed.process import TrainerProcess, note_making, this_process
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 

@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
-from stoker.feed.process import (
+from stoker.feed.bookkeeping import (
     EpochBeginning,
     LoaderBooks,
     LoaderState,

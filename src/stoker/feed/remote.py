@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from stoker.errors import ProtocolError, UsageError
-from stoker.feed.process import LoaderBooks, this_process
+from stoker.feed.bookkeeping import LoaderBooks, this_process
 from stoker.feed.wire.pickling import DatasetFactory
 
 

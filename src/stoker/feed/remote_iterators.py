@@ -16,8 +16,8 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
+from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.iterators import CountedIterator, Epoch
-from stoker.feed.process import TrainerProcess
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.buffers import current_device
 from stoker.feed.trainer.client import Feed

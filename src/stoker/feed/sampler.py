@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
+from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.loader_state import (
     Stateful,
     digest_with,
@@ -17,7 +18,6 @@ from stoker.feed.loader_state import (
     replay_sampler,
     stream_error,
 )
-from stoker.feed.process import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.seeding import Occurrences
 
 

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Generic, TypeVar, cast
 
+from stoker.feed.bookkeeping import TrainerProcess, this_process
 from stoker.feed.own_loaders import imports_stokers
-from stoker.feed.process import TrainerProcess, this_process
 from stoker.feed.timeline import Steps
 
 _T = TypeVar("_T")

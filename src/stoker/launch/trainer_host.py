@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
+from stoker.feed.bookkeeping import Unfed
 from stoker.feed.loading import forget_loadings, why_unfed
-from stoker.feed.process import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator

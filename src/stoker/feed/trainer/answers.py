@@ -14,9 +14,10 @@ import zmq
 from stoker.errors import FeedError, FeedLostError, ProtocolError
 from stoker.feed import memory
 from stoker.feed.trainer.buffers import BatchBuffers, BatchOutcome, error_in
-from stoker.feed.trainer.connections import AgentLink, BatchReceiver
-from stoker.feed.trainer.control import MAX_PAUSE_SECONDS
+from stoker.feed.trainer.control_connection import MAX_PAUSE_SECONDS
+from stoker.feed.trainer.links import AgentLink
 from stoker.feed.trainer.observer import Observer
+from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState
 from stoker.feed.wire import protocol

@@ -20,12 +20,12 @@ import zmq
 
 from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory
+from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
 from stoker.feed.memory import allowance
-from stoker.feed.process import LoaderBooks, TrainerProcess
 from stoker.feed.trainer.answers import Answers, LocalAnswers, drop_local, forget_peer
 from stoker.feed.trainer.buffers import BatchBuffers
-from stoker.feed.trainer.connections import AgentLink, Link
-from stoker.feed.trainer.control import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
+from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
+from stoker.feed.trainer.links import AgentLink, Link
 from stoker.feed.trainer.observer import Observer, SessionState
 from stoker.feed.trainer.scheduler import BatchScheduler, Peer, Scheduler
 from stoker.feed.trainer.session import LOCAL, FeedSession, SharedState

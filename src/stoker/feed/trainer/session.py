@@ -18,8 +18,8 @@ import msgspec
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.timeline import Timeline
 from stoker.feed.trainer.buffers import BatchOutcome
-from stoker.feed.trainer.connections import BatchReceiver
 from stoker.feed.trainer.local_workers import LocalWorkers
+from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.trainer.scheduler import Peer, Scheduler
 from stoker.feed.wire.codec import pack_value
 from stoker.feed.wire.dataset import PackedSpec
