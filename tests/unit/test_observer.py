@@ -82,7 +82,7 @@ def test_a_schedule_tells_what_lay_ready_when_the_trainer_took():
     schedule.begin()
     schedule.grant("data-1", 3)
     schedule.supply(3)
-    schedule.finish()
+    schedule.mark_complete()
     assert len(schedule.assign(0.0)) == 3
     for number in range(3):
         schedule.arrived("data-1", number, frame_bytes=10, now=1.0)
@@ -114,7 +114,7 @@ def test_batches_of_a_lost_host_count_as_moved_once():
     schedule.supply(2)
     schedule.assign(0.0)
     schedule.grant("data-2", 2)
-    schedule.lost("data-1")
+    schedule.mark_lost("data-1")
     assert schedule.observe(0.0, name=named).moved == {"data-1": 2}
     assert schedule.observe(0.0, name=named).moved == {}
     assert len(schedule.assign(0.0)) == 2

@@ -148,17 +148,17 @@ class Rewind:
         self._last = _bytes_of(states)
         self._thread = threading.get_ident()
         self._states.append((num_drawn, states))
-        # `leave` needs the state after taken + ahead draws, and what is taken only grows: those
+        # `restore` needs the state after taken + ahead draws, and what is taken only grows: those
         # before are of no use.
         while len(self._states) > 1 and self._states[0][0] < num_taken + self.num_ahead:
             self._states.popleft()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Forgets all states: nothing is put back of what was drawn so far."""
         self._states.clear()
         self._last = b""
 
-    def leave(self, num_taken: int) -> None:
+    def restore(self, num_taken: int) -> None:
         """Leaves the generators of an epoch that ends early as torch's loader leaves them.
 
         Nothing is changed if somebody else drew since. Takes no lock; may be called twice.
@@ -170,7 +170,7 @@ class Rewind:
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
             self._drawn, self._put_back = drawn, _bytes_of(states)
-        self.forget()
+        self.discard()
 
     def is_of_this_thread(self) -> bool:
         """Returns whether it is this thread that draws: then nobody draws now."""
@@ -235,18 +235,18 @@ class Position:
         count = self.num_drawn - (self.num_yielded or 0) + num_held
         return list(self.ahead)[-count:] if count else []
 
-    def leave(self) -> None:
+    def cancel(self) -> None:
         """Ends the epoch, of which nobody takes more: before its end, generators are put back."""
         rewind = self.rewind
         if rewind is not None and not self.is_over:
-            rewind.leave(self.num_yielded or 0)
+            rewind.restore(self.num_yielded or 0)
 
-    def drop(self) -> None:
+    def cancel_in_finalizer(self) -> None:
         """Leaves the epoch, in a finalizer; if another thread draws, the next epoch does so."""
         # A finalizer may run in any thread, while the one that draws is in the middle of a draw.
         rewind = self.rewind
         if rewind is not None and rewind.is_of_this_thread():
-            self.leave()
+            self.cancel()
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

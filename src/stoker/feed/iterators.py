@@ -119,9 +119,9 @@ class Epoch:
             usage.saw(batch)
         return batch
 
-    def drop(self) -> None:
+    def end_in_finalizer(self) -> None:
         """Ends the epoch when nothing refers to it any more."""
-        self.steps.drop()
+        self.steps.end_in_finalizer()
 
     def _next_size(self) -> int:
         return self._sizes.popleft() if self._sizes else 0
@@ -284,7 +284,7 @@ class SingleProcessIterator(CountedIterator, _SingleProcessDataLoaderIter):  # t
             roots = {"dataset": self._dataset, "collate_fn": self._collate_fn}
             seeder = Seeder(roots, num_workers=None)
             self._dataset_fetcher = PreservingFetcher(self._dataset_fetcher, epoch.seeding, seeder)
-        weakref.finalize(self, epoch.drop)
+        weakref.finalize(self, epoch.end_in_finalizer)
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
         self._epoch.begin()
@@ -317,7 +317,7 @@ class MultiProcessingIterator(CountedIterator, _MultiProcessingDataLoaderIter): 
         self._epoch = epoch
         self._user_init: WorkerInit | None = None
         super().__init__(loader)
-        weakref.finalize(self, epoch.drop)
+        weakref.finalize(self, epoch.end_in_finalizer)
 
     # torch stores the loader's function here, and hands what is here to its workers.
     @property

@@ -464,7 +464,7 @@ def replay_sampler(
             _set_random(parts, begun["at_draw"])
         digest, ahead = "", deque[object]()
         if rewind is not None:
-            rewind.forget()
+            rewind.discard()
             rewind.before(0)
         if occurrences is not None:
             occurrences.clear()
@@ -489,7 +489,7 @@ def replay_sampler(
     if now["own"] and not _equal(now["own"], at_iter["own"]):
         # torchdata's convention: the state holds how far the sampler is.
         if rewind is not None:
-            rewind.forget()
+            rewind.discard()
         set_own(parts, now)
         _set_random(parts, now)
         iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)

@@ -62,7 +62,7 @@ class SamplerOrder:
         last = books.position
         state = books.loaded
         if last is not None and state is None:
-            last.leave()
+            last.cancel()
         if state is None and last is not None:
             state = last.resumed  # Its iterator was dropped before it drew anything.
         can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))

@@ -119,9 +119,9 @@ class TimedEpoch:
         """Notes that the epoch is over; may be called twice."""
         self._steps.end()
 
-    def drop(self) -> None:
+    def end_in_finalizer(self) -> None:
         """Notes that nothing refers to the epoch any more; safe in a finalizer."""
-        self._steps.drop()
+        self._steps.end_in_finalizer()
 
 
 class _TimedIterator(Iterator[_T]):
@@ -133,7 +133,7 @@ class _TimedIterator(Iterator[_T]):
         self._source = source
         self._epoch = epoch
         self._samples = samples
-        weakref.finalize(self, epoch.drop)
+        weakref.finalize(self, epoch.end_in_finalizer)
 
     def __next__(self) -> _T:
         self._epoch.ask()

@@ -106,9 +106,9 @@ class OptimizerWatch:
             if self.settings.rank == 0:
                 self.log.event(EventName.FEED_UNUSED, text=text)
         if self._is_done:
-            self._leave_word(text)
+            self._tell_launcher(text)
 
-    def _leave_word(self, text: str) -> None:
+    def _tell_launcher(self, text: str) -> None:
         settings = self.settings
         if settings.output is None:
             return

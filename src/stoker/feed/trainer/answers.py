@@ -29,7 +29,7 @@ from stoker.records import FeedSettings
 _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
-def drop(
+def reassign(
     session: FeedSession,
     peer: Peer,
     number: int,
@@ -43,7 +43,7 @@ def drop(
     Where that has been tried often enough, there is an error in the place of the batch.
     """
     schedule = session.schedule
-    if not schedule.dropped(peer, number, generation=generation):
+    if not schedule.mark_failed(peer, number, generation=generation):
         return
     error = FeedLostError(
         schedule.words(number, reason),
@@ -55,13 +55,13 @@ def drop(
         session.deliver(number, BatchOutcome(error=error))
     else:
         # A shard ends with its process: there is nothing after it either.
-        session.fail(error)
+        session.mark_failed(error)
 
 
-def drop_local(session: FeedSession, result: Result, *, host: str) -> None:
-    """Reassigns a job that this process's own workers lost: see `drop`."""
+def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
+    """Reassigns a job that this process's own workers lost: see `reassign`."""
     _, number, generation = number_of(result)
-    drop(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
+    reassign(session, LOCAL, number, generation=generation, reason=result.summary, host=host)
 
 
 def number_of(result: Result) -> tuple[int, int, int]:
@@ -147,7 +147,7 @@ class Answers:
             )
             if session is not None:
                 with self._shared.lock:
-                    session.fail(error)
+                    session.mark_failed(error)
             raise ProtocolError(error.what)
         payload = _NOTHING
         # Also for a session that is gone: the next head comes after this payload.
@@ -169,19 +169,19 @@ class Answers:
         refused = isinstance(failure, ProtocolError)
         event = EventName.MESSAGE_REFUSED if refused else EventName.BATCHES_LOST
         self._shared.log.event(event, agent=link.member.host, reason=receiver.words())
-        error = link.lose_batches(time.monotonic())
+        error = link.mark_batches_lost(time.monotonic())
         if error is None:
             self._on_lost(link)
             return
         with self._shared.lock:
             for session in self._shared.sessions.values():
-                self._leave_out(link, session, error.what, error)
-        self._tell_left_out(link, error.what)
+                self._mark_failed(link, session, error.what, error)
+        self._log_excluded(link, error.what)
 
     def _refuse(self, link: AgentLink, err: ProtocolError) -> None:
         self._shared.log.event(EventName.MESSAGE_REFUSED, agent=link.member.host, reason=err.what)
-        link.lose(time.monotonic())
-        forget_peer(self._shared, link)
+        link.mark_lost(time.monotonic())
+        mark_peer_lost(self._shared, link)
 
     def _handle(self, link: AgentLink, message: protocol.Message, frame: zmq.Frame | None) -> None:
         match message:
@@ -202,18 +202,18 @@ class Answers:
             case protocol.Failed():
                 self._take_failed(link, message, self._error_of(message, frame))
             case protocol.Leaving():
-                link.is_leaving = True
+                link.is_draining = True
                 with self._shared.lock:
                     for session in self._shared.sessions.values():
-                        session.schedule.leave(link.member.host)
+                        session.schedule.mark_draining(link.member.host)
             case protocol.WrongHost():
                 # The name was looked up before the host went away, and another one has its address
                 # now: asked again at once, the name server would say the same.
                 self._shared.log.event(
                     EventName.AGENT_ADDRESS_REUSED, agent=link.member.host, found=message.host
                 )
-                link.lose(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
-                forget_peer(self._shared, link)
+                link.mark_lost(time.monotonic(), pause_seconds=MAX_PAUSE_SECONDS)
+                mark_peer_lost(self._shared, link)
 
     def _take_made(
         self,
@@ -295,8 +295,8 @@ class Answers:
             if session is None or link.has_failed(session.name):
                 # No batch is to blame where there are no processes any more.
                 return
-            if message.is_lost or link.is_leaving:
-                drop(
+            if message.is_lost or link.is_draining:
+                reassign(
                     session,
                     host,
                     message.number,
@@ -306,7 +306,7 @@ class Answers:
                 )
             else:
                 # It has forgotten the session: this process was silent for too long.
-                session.schedule.lost(host)
+                session.schedule.mark_lost(host)
                 link.close_session(session.name)
                 session.has_news = True
         self._shared.log.event(
@@ -339,19 +339,19 @@ class Answers:
             if session is None or not _has_spec(session, message.spec):
                 return
             if not message.is_of_host:
-                session.fail(error)
+                session.mark_failed(error)
                 return
-            self._leave_out(link, session, message.reason, error)
-        self._tell_left_out(link, message.reason)
+            self._mark_failed(link, session, message.reason, error)
+        self._log_excluded(link, message.reason)
 
-    def _leave_out(
+    def _mark_failed(
         self, link: AgentLink, session: FeedSession, reason: str, error: BaseException
     ) -> None:
         """Leaves out the host, which makes nothing for a session in this epoch; under the lock."""
-        link.fail(session.name, epoch_id=session.epoch_id, reason=reason, error=error)
-        session.schedule.lost(link.member.host)
+        link.mark_failed(session.name, epoch_id=session.epoch_id, reason=reason, error=error)
+        session.schedule.mark_lost(link.member.host)
 
-    def _tell_left_out(self, link: AgentLink, reason: str) -> None:
+    def _log_excluded(self, link: AgentLink, reason: str) -> None:
         host = link.member.host
         self._shared.log.event(
             EventName.HOST_EXCLUDED,
@@ -362,7 +362,7 @@ class Answers:
     def _grant(self, link: AgentLink, name: str, credits: int) -> None:
         with self._shared.lock:
             session = self._shared.sessions.get(name)
-            if session is None or name not in link.ready or link.is_leaving:
+            if session is None or name not in link.ready or link.is_draining:
                 return
             session.schedule.grant(link.member.host, credits)
             session.had_peers = True
@@ -391,12 +391,12 @@ class Answers:
                 link.ship(spec)
 
 
-def forget_peer(shared: SharedState, link: AgentLink) -> None:
+def mark_peer_lost(shared: SharedState, link: AgentLink) -> None:
     """Hands what was asked for over a lost connection to others, and closes its sessions."""
-    link.forget_all()
+    link.discard_all()
     with shared.lock:
         for session in shared.sessions.values():
-            session.schedule.lost(link.member.host)
+            session.schedule.mark_lost(link.member.host)
 
 
 def _has_spec(session: FeedSession, digest: str) -> bool:
@@ -427,7 +427,7 @@ class LocalAnswers:
                 if local.credits:
                     session.schedule.grant(LOCAL, local.credits)
                 else:
-                    session.schedule.lost(LOCAL)
+                    session.schedule.mark_lost(LOCAL)
                 session.stir()
 
     def _settle(self, session: FeedSession, result: Result) -> None:
@@ -438,7 +438,7 @@ class LocalAnswers:
                 return
             schedule = session.schedule
             if result.is_lost:
-                drop_local(session, result, host=self._host)
+                reassign_local(session, result, host=self._host)
                 return
             if result.is_end:
                 schedule.ended(LOCAL, number, generation=generation, random_state=result.state)

@@ -22,7 +22,7 @@ from stoker.errors import FeedError, FeedLostError, ProtocolError, UsageError
 from stoker.feed import memory
 from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess
 from stoker.feed.memory import allowance
-from stoker.feed.trainer.answers import Answers, LocalAnswers, drop_local, forget_peer
+from stoker.feed.trainer.answers import Answers, LocalAnswers, mark_peer_lost, reassign_local
 from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import GOODBYE_SECONDS, ZmqContext, send_uncopied_ahead
 from stoker.feed.trainer.links import AgentLink, Link
@@ -89,7 +89,7 @@ class Requester:
             return
         before = session.epoch_id if session.is_busy else session.epoch_id + 1
         if session.local is not None:
-            session.local.forget(before_epoch_id=before)
+            session.local.cancel(before_epoch_id=before)
         for link in self._links.values():
             if not link.is_up or not link.may_open(session.name, epoch_id=session.epoch_id):
                 continue
@@ -153,7 +153,7 @@ class Requester:
                 self._links[peer].has_asked = True
                 self._links[peer].send(order)
         for result in lost:
-            drop_local(session, result, host=self._settings.host)
+            reassign_local(session, result, host=self._settings.host)
         if session.local is not None:
             for _ in session.local.give_late_jobs_again():
                 self._shared.log.event(EventName.LOCAL_BATCH_OVERDUE, epoch=session.epoch)
@@ -191,7 +191,7 @@ class Requester:
             return
         error = self._failure_of_all(session)
         if error is not None:
-            session.fail(error)
+            session.mark_failed(error)
             return
         alone = now - session.alone_since
         opening = any(link.is_up and session.name in link.opened for link in self._links.values())
@@ -203,7 +203,7 @@ class Requester:
         may_come = is_starting or self._settings.comes_back
         limit = self._feed.start_deadline_seconds if may_come else patience
         if alone > limit:
-            session.fail(self._lost_error(session, now))
+            session.mark_failed(self._lost_error(session, now))
         elif alone > patience and not session.is_waiting:
             session.is_waiting = True
             self._shared.log.event(
@@ -307,7 +307,7 @@ class IoThread:
         self._context: ZmqContext = zmq.Context()
         self._unpack_coordinator = protocol.Unpacker(protocol.FromCoordinator)
         # Cannot be taken back: a weak reference, so that a feed that was closed is not kept.
-        os.register_at_fork(after_in_child=partial(_let_go, weakref.ref(shared)))
+        os.register_at_fork(after_in_child=partial(_close_descriptors, weakref.ref(shared)))
         now = time.monotonic()
         self._polled: _Polled = ([], [], {})
         self._poll = select.poll()
@@ -317,7 +317,7 @@ class IoThread:
         self._ended: list[SessionState] = []
         self._has_begun = False
         pool = BufferPool()
-        self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._lost)
+        self._answers = Answers(shared, self._observer, pool, self._feed, on_lost=self._mark_lost)
         self._local_answers = LocalAnswers(
             shared, self._observer, BatchBuffers(pool), host=settings.host
         )
@@ -349,7 +349,7 @@ class IoThread:
                 fix="this is a bug of stoker; its traceback is this error's cause",
             )
             failure.__cause__ = err
-            shared.fail(failure)
+            shared.mark_failed(failure)
         finally:
             self._close()
 
@@ -435,12 +435,12 @@ class IoThread:
                 for session in self._shared.sessions.values():
                     session.has_news = True
         else:
-            self._lost(link)
+            self._mark_lost(link)
 
-    def _lost(self, link: AgentLink) -> None:
+    def _mark_lost(self, link: AgentLink) -> None:
         """Forgets a data host's connection, which is lost; it is dialled again."""
         self._shared.log.event(EventName.AGENT_CONNECTION_LOST, agent=link.member.host)
-        forget_peer(self._shared, link)
+        mark_peer_lost(self._shared, link)
         if not any(other.is_up for other in self._links.values()):
             with self._shared.lock:
                 self._asking.tell_alone()
@@ -452,7 +452,7 @@ class IoThread:
             self._shared.log.event(EventName.MESSAGE_REFUSED, coordinator=True, reason=err.what)
             return
         if isinstance(message, protocol.Refused):
-            self._shared.fail(
+            self._shared.mark_failed(
                 FeedError(
                     f"the coordinator refuses this rank: {message.reason}",
                     where=f"rank {self._settings.rank}, host {self._settings.host}",
@@ -465,7 +465,7 @@ class IoThread:
         for host, link in list(self._links.items()):
             link.is_listed = host in listed
             if (host in listed and not link.is_same(listed[host])) or host in self._asking.lost:
-                forget_peer(self._shared, link)
+                mark_peer_lost(self._shared, link)
                 self._remove(link)
             elif not link.is_listed and not link.is_up:
                 # It left, and what it sent last is read.
@@ -493,12 +493,12 @@ class IoThread:
             self._report()
         with self._shared.lock:
             self._has_begun = self._has_begun or bool(self._shared.sessions)
-            retired = self._shared.take_retired()
-            self._ended += map(self._standing, retired)
-            locals_ended = [s.local for s in retired if s.local is not None]
-            for session in (*retired, *self._shared.sessions.values()):
-                locals_ended += session.retired_locals
-                session.retired_locals = []
+            closing = self._shared.take_closing()
+            self._ended += map(self._standing, closing)
+            locals_ended = [s.local for s in closing if s.local is not None]
+            for session in (*closing, *self._shared.sessions.values()):
+                locals_ended += session.closing_locals
+                session.closing_locals = []
             for session in self._shared.sessions.values():
                 if session.has_news:
                     self._asking.tell_news(session)
@@ -507,9 +507,9 @@ class IoThread:
                     self._asking.judge(session, now)
                 if session.is_due:
                     session.ring()
-        for session in retired:
+        for session in closing:
             for agent in self._links.values():
-                agent.forget(session.name)
+                agent.discard(session.name)
                 agent.send(protocol.Close(session=session.name))
         # Without the lock: their end may take seconds, in which the script would get no batch.
         for local in locals_ended:
@@ -551,15 +551,15 @@ class IoThread:
 
     def _close(self) -> None:
         # First: a thread that waits for a batch would wait for ever.
-        self._shared.fail(FeedError("the feed of this process is closed"))
+        self._shared.mark_failed(FeedError("the feed of this process is closed"))
         with self._shared.lock:
-            sessions = [*self._shared.sessions.values(), *self._shared.take_retired()]
+            sessions = [*self._shared.sessions.values(), *self._shared.take_closing()]
             self._ended += map(self._standing, sessions)
             self._shared.sessions.clear()
         for session in sessions:
             for agent in self._links.values():
                 agent.send(protocol.Close(session=session.name))
-            for local in [session.local, *session.retired_locals]:
+            for local in [session.local, *session.closing_locals]:
                 if local is not None:
                     local.close()
         self._report()
@@ -571,12 +571,12 @@ class IoThread:
         self._context.term()
 
 
-def _let_go(shared: "weakref.ref[SharedState]") -> None:
+def _close_descriptors(shared: "weakref.ref[SharedState]") -> None:
     """Closes the connections for batches in a forked child: agents are to see their end when the
     trainer ends."""
     found = shared()
     for receiver in list(found.receivers) if found else ():
-        receiver.forget()
+        receiver.close_descriptor()
 
 
 class Feed:
@@ -629,7 +629,7 @@ class Feed:
                     continue
                 if known.schedule.workers_live == "iterator":
                     sessions.remove(known)
-                    shared.retire(known)
+                    shared.close_session(known)
                     continue
                 known.reserve()
                 return known
@@ -648,7 +648,7 @@ class Feed:
             shared.sessions[name] = session
             sessions.append(session)
         # Not at exit, where `close` ends all sessions together.
-        weakref.finalize(books, shared.retire, session).atexit = False
+        weakref.finalize(books, shared.close_session, session).atexit = False
         return session
 
     def close(self) -> None:

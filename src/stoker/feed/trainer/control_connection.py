@@ -161,10 +161,10 @@ class Connection:
                 self.is_up = True
                 self._pause = FIRST_PAUSE_SECONDS
             elif event & _DOWN:
-                self.lose(now)
+                self.mark_lost(now)
         return self.is_up != was_up
 
-    def lose(self, now: float) -> None:
+    def mark_lost(self, now: float) -> None:
         """Closes the lost connection, to be dialled again after a back-off."""
         if self.is_up:
             self.down_since = now

@@ -109,9 +109,9 @@ class Link:
         """Reads the monitor; True if `is_up` changed."""
         return self.connection.watch(now)
 
-    def lose(self, now: float, *, pause_seconds: float = 0.0) -> None:
+    def mark_lost(self, now: float, *, pause_seconds: float = 0.0) -> None:
         """Closes the lost connection, to be dialled again after `pause_seconds` at least."""
-        self.connection.lose(now)
+        self.connection.mark_lost(now)
         self.connection.dial_at = max(self.connection.dial_at, now + pause_seconds)
 
     def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
@@ -143,7 +143,7 @@ class Link:
             if self.is_closed:
                 return
             if address is None:
-                self.connection.lose(now)
+                self.connection.mark_lost(now)
             else:
                 self._dial(address)
 
@@ -183,7 +183,7 @@ class AgentLink(Link):
         failed: Sessions for which it could make nothing, on this connection.
         receiver: Receiver of its batches; None: there is none yet.
         has_asked: Whether it has asked for a batch on this connection.
-        is_leaving: The agent drains.
+        is_draining: The agent drains.
         is_listed: The roster has it.
     """
 
@@ -203,7 +203,7 @@ class AgentLink(Link):
         self.failed: dict[str, Failure] = {}
         self.receiver: BatchReceiver | None = None
         self.has_asked = False
-        self.is_leaving = False
+        self.is_draining = False
         self.is_listed = True
         self._is_attaching = False
         self._fruitless = 0
@@ -225,7 +225,7 @@ class AgentLink(Link):
             self.receiver.close()
         self.receiver, self._is_attaching = receiver, False
 
-    def lose_batches(self, now: float) -> FeedLostError | None:
+    def mark_batches_lost(self, now: float) -> FeedLostError | None:
         """Notes that the connection for batches was lost: both connections are dialled again.
 
         Returns:
@@ -242,7 +242,7 @@ class AgentLink(Link):
             self._fruitless += 1
         if self._fruitless < MAX_FRUITLESS:
             pause = min(FIRST_PAUSE_SECONDS * 2**self._fruitless, MAX_PAUSE_SECONDS)
-            self.lose(now, pause_seconds=pause)
+            self.mark_lost(now, pause_seconds=pause)
             return None
         return FeedLostError(
             f"data host {self.member.host} delivers no batches: its connection for them was lost "
@@ -257,7 +257,9 @@ class AgentLink(Link):
         self.opened.pop(session, None)
         self.ready.discard(session)
 
-    def fail(self, session: str, *, epoch_id: int, reason: str, error: BaseException) -> None:
+    def mark_failed(
+        self, session: str, *, epoch_id: int, reason: str, error: BaseException
+    ) -> None:
         """Notes that the host can make nothing for it."""
         self.close_session(session)
         times = self.failed[session].times + 1 if session in self.failed else 1
@@ -271,12 +273,12 @@ class AgentLink(Link):
         """Returns whether the host is to make batches of the session in that epoch."""
         return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
-    def forget(self, session: str) -> None:
+    def discard(self, session: str) -> None:
         """Forgets a session that has ended."""
         self.close_session(session)
         self.failed.pop(session, None)
 
-    def forget_all(self) -> None:
+    def discard_all(self) -> None:
         """Forgets all that was said over the connection, which is lost."""
         self.opened.clear()
         self.ready.clear()
@@ -285,7 +287,7 @@ class AgentLink(Link):
             self.receiver.close()
             self.receiver = None
         self.has_asked = self._is_attaching = False
-        self.is_leaving = False
+        self.is_draining = False
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
         """Closes it for good; may be called twice."""

@@ -161,7 +161,7 @@ class LocalWorkers:
         self._feed()
         return []
 
-    def forget(self, *, before_epoch_id: int) -> None:
+    def cancel(self, *, before_epoch_id: int) -> None:
         """Drops what was asked for in earlier epochs and has not been begun; ends their shards."""
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)

@@ -56,7 +56,7 @@ class PeerState:
 
     Attributes:
         credits: Batches that it may be asked for at a time.
-        is_leaving: It gets nothing new.
+        is_draining: It gets nothing new.
         asked: Number to when it was asked for, and to how many it then had.
         p95_seconds: From asking to arrival, of the last batches; None: there was none.
         reach_seconds: So long before its turn a batch is asked for.
@@ -68,7 +68,7 @@ class PeerState:
         "_ordered",
         "asked",
         "credits",
-        "is_leaving",
+        "is_draining",
         "is_remote",
         "p95_seconds",
         "reach_seconds",
@@ -78,7 +78,7 @@ class PeerState:
     def __init__(self, *, is_remote: bool) -> None:
         self.is_remote = is_remote
         self.credits = 0
-        self.is_leaving = False
+        self.is_draining = False
         self.asked: dict[int, tuple[float, int]] = {}
         self.p95_seconds: float | None = None
         self.reach_seconds = 0.0
@@ -95,7 +95,7 @@ class PeerState:
         """
         num_asked = len(self.asked)
         room = self.credits - num_asked
-        if self.is_leaving or room <= 0:
+        if self.is_draining or room <= 0:
             return False
         return room > 1 or not (in_pairs and self.is_remote and num_asked)
 
@@ -182,7 +182,7 @@ class Scheduler(ABC):
         """Notes that the indices of `count` more numbers are there: these may be handed out."""
         self.supplied += count
 
-    def finish(self) -> None:
+    def mark_complete(self) -> None:
         """Notes that no more numbers will come in this epoch."""
         self._is_complete = True
 
@@ -217,25 +217,25 @@ class Scheduler(ABC):
         """Lets the peer have `credits` batches in flight; an unknown one joins."""
         state = self._peers.setdefault(peer, PeerState(is_remote=isinstance(peer, str)))
         state.credits = credits
-        state.is_leaving = False
+        state.is_draining = False
 
     def settle(self) -> None:
         """Notes that no other peer is on its way."""
         self.is_settled = True
 
-    def leave(self, peer: Peer) -> None:
+    def mark_draining(self, peer: Peer) -> None:
         """Stops asking the peer for new batches; it drains."""
         if peer in self._peers:
-            self._peers[peer].is_leaving = True
+            self._peers[peer].is_draining = True
 
-    def lost(self, peer: Peer) -> None:
+    def mark_lost(self, peer: Peer) -> None:
         """Forgets a peer that is gone: what only it had is handed out again."""
         state = self._peers.pop(peer, None)
         if state is not None:
-            self._take_away(peer, state)
+            self._reassign(peer, state)
 
     @abstractmethod
-    def _take_away(self, peer: Peer, state: PeerState) -> None:
+    def _reassign(self, peer: Peer, state: PeerState) -> None:
         """Reassigns to others what the peer was asked for."""
 
     @abstractmethod
@@ -270,12 +270,12 @@ class Scheduler(ABC):
         raise ProtocolError("the end of a shard, where there is none")
 
     @abstractmethod
-    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
         """Notes that the peer cannot make that batch; True if it is not worth another try."""
 
     @abstractmethod
     def words(self, number: int, reason: str) -> str:
-        """Says what cannot be made, where `dropped` was True, and why."""
+        """Says what cannot be made, where `mark_failed` was True, and why."""
 
     # What follows from it.
 
@@ -446,18 +446,18 @@ class BatchScheduler(Scheduler):
             self._batch_bytes = max(self._sizes)
         return True
 
-    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
         """Notes that the peer cannot make that batch; True if no other is left that could be asked.
 
         Two peers that refuse the same batch are proof enough that the batch is to blame.
         """
         state = self._peers.get(peer)
-        is_draining = state is not None and state.is_leaving
+        is_draining = state is not None and state.is_draining
         if state is not None:
             state.asked.pop(number, None)
         if not is_draining:
             self._refused.setdefault(number, set()).add(peer)
-        self._let_go(peer, number)
+        self._cancel(peer, number)
         refused = self._refused.get(number, set())
         if not self._is_open(number) or self._makers.get(number):
             return False
@@ -467,9 +467,9 @@ class BatchScheduler(Scheduler):
         """Says what cannot be made, and why."""
         return f"batch {number} cannot be made: {reason}"
 
-    def _take_away(self, peer: Peer, state: PeerState) -> None:
+    def _reassign(self, peer: Peer, state: PeerState) -> None:
         for number in state.asked:
-            self._let_go(peer, number)
+            self._cancel(peer, number)
 
     def assign(self, now: float) -> list[tuple[Peer, int]]:
         """Returns the batches to ask for now, and of whom; they count as asked."""
@@ -578,7 +578,7 @@ class BatchScheduler(Scheduler):
         """Returns how many numbers from the head on may be made or under way."""
         total, slowest = 0, 0.0
         for state in self._peers.values():
-            if not state.is_leaving:
+            if not state.is_draining:
                 total += state.credits
             latency = self._latency(state, now)
             if latency > slowest:
@@ -649,7 +649,7 @@ class BatchScheduler(Scheduler):
     def _keeps_pace(self, state: PeerState, now: float) -> bool:
         # One that is hung, or slower than usual, is not relied on for the last batches.
         ages = [now - asked_at for asked_at, _ in state.asked.values()]
-        return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_leaving
+        return bool(ages) and max(ages) <= 2 * (state.p95_seconds or 0.0) and not state.is_draining
 
     def _next_number(self, limit: int) -> int | None:
         while self._again:
@@ -665,7 +665,7 @@ class BatchScheduler(Scheduler):
     def _is_open(self, number: int) -> bool:
         return number >= self.head and number not in self._arrived
 
-    def _let_go(self, peer: Peer, number: int) -> None:
+    def _cancel(self, peer: Peer, number: int) -> None:
         makers = self._makers.get(number)
         if makers is not None:
             makers.discard(peer)
@@ -682,7 +682,7 @@ class BatchScheduler(Scheduler):
     def _others(self, number: int) -> bool:
         makers, refused = self._makers.get(number, ()), self._refused.get(number, ())
         for peer, state in self._peers.items():
-            is_able = state.credits > 0 and not state.is_leaving
+            is_able = state.credits > 0 and not state.is_draining
             if is_able and peer not in makers and peer not in refused:
                 return True
         return False

@@ -60,7 +60,7 @@ class FeedSession:
         spec: What the workers of this epoch are to have.
         local: Local workers, if any.
         failure: Ends every wait of this session.
-        abandoned_epoch_id: Id of an epoch whose iterator is gone.
+        cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
         is_waiting: Nobody makes batches for it, for longer than a lost host is waited for.
         is_due: The thread that iterates waits, and has something to do.
@@ -84,10 +84,10 @@ class FeedSession:
         self.spec: PackedSpec | None = None
         self.seeding: Seeding = "batch"
         self.local: LocalWorkers | None = None
-        self.retired_locals: list[LocalWorkers] = []
+        self.closing_locals: list[LocalWorkers] = []
         self.failure: BaseException | None = None
         self.has_news = False
-        self.abandoned_epoch_id = -1
+        self.cancelled_epoch_id = -1
         self.pins_on: int | None = None
         self.alone_since = time.monotonic()
         self.had_peers = False
@@ -105,7 +105,7 @@ class FeedSession:
 
     def is_idle(self) -> bool:
         """Returns whether another epoch may begin."""
-        return not self.is_busy or self.abandoned_epoch_id == self.epoch_id
+        return not self.is_busy or self.cancelled_epoch_id == self.epoch_id
 
     def reserve(self) -> None:
         """Reserves the session for an epoch that is about to begin; drops the one before."""
@@ -142,15 +142,15 @@ class FeedSession:
             if is_new_spec:
                 # Every agent has to open the session anew, and is a peer again once it is ready.
                 for peer in self.schedule.peers():
-                    self.schedule.lost(peer)
+                    self.schedule.mark_lost(peer)
             self.schedule.begin()
             self.spec, self.seeding, self.pins_on = spec, seeding, pins_on
             self.base_seed = base_seed
             if local is not self.local:
                 if self.local is not None:
                     # Closed by the I/O thread: it takes up to 5 s, and this is the script's thread.
-                    self.retired_locals.append(self.local)
-                self.schedule.lost(LOCAL)
+                    self.closing_locals.append(self.local)
+                self.schedule.mark_lost(LOCAL)
                 self.local = local
             if local is not None:
                 self.schedule.grant(LOCAL, local.credits)
@@ -202,7 +202,7 @@ class FeedSession:
             raise outcome.error
         return outcome.value
 
-    def stop(self, epoch_id: int) -> None:
+    def cancel(self, epoch_id: int) -> None:
         """Frees what an epoch holds that has ended or that nobody iterates over any more."""
         with self._lock:
             if self.epoch_id == epoch_id and self.is_busy:
@@ -243,12 +243,12 @@ class FeedSession:
         self.is_busy = False
         self.has_news = True
         if self.schedule.workers_live == "epoch" and self.local is not None:
-            self.retired_locals.append(self.local)
+            self.closing_locals.append(self.local)
             self.local = None
-            self.schedule.lost(LOCAL)
+            self.schedule.mark_lost(LOCAL)
         # An epoch without numbers: until the next one nothing is asked for.
         self.schedule.begin()
-        self.schedule.finish()
+        self.schedule.mark_complete()
         self._asked.clear()
         self.outcomes.clear()
         self._indices = iter(())
@@ -290,7 +290,7 @@ class FeedSession:
                 self._asked.update(fresh)
                 self.schedule.supply(len(fresh))
                 if is_last:
-                    self.schedule.finish()
+                    self.schedule.mark_complete()
             has_work = self.has_news or self.schedule.may_assign()
         if has_work:
             self._wake()
@@ -316,7 +316,7 @@ class FeedSession:
             is_final: After this error there are no more batches.
         """
         if is_final and outcome.error is not None:
-            self.fail(outcome.error)
+            self.mark_failed(outcome.error)
             return
         self.outcomes[number] = outcome
         self.stir(number == self.schedule.head)
@@ -331,7 +331,7 @@ class FeedSession:
         self.is_due = False
         self._arrival.notify_all()
 
-    def fail(self, error: BaseException) -> None:
+    def mark_failed(self, error: BaseException) -> None:
         """Notes the error for which nothing will come any more; the first one counts."""
         if self.failure is None:
             self.failure = error
@@ -361,15 +361,15 @@ class SharedState:
         self._is_asleep = self._is_called = False
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Appended to by finalizers and threads, emptied by the I/O thread: atomic operations only.
-        self._retired: deque[FeedSession] = deque()
+        self._closing: deque[FeedSession] = deque()
         self._posted: deque[Callable[[], None]] = deque()
 
-    def fail(self, error: BaseException) -> None:
+    def mark_failed(self, error: BaseException) -> None:
         """Ends every session, also those to come; the first error counts."""
         with self.lock:
             self.failure = self.failure or error
             for session in self.sessions.values():
-                session.fail(error)
+                session.mark_failed(error)
 
     def wake(self) -> None:
         """Ends the I/O thread's wait, or its next one; safe in a finalizer, and after the end."""
@@ -412,19 +412,19 @@ class SharedState:
         while self._posted:
             self._posted.popleft()()
 
-    def retire(self, session: FeedSession) -> None:
+    def close_session(self, session: FeedSession) -> None:
         """Ends the session of a loader that is gone, in the I/O thread; safe in a finalizer."""
-        self._retired.append(session)
+        self._closing.append(session)
         self.wake()
 
-    def take_retired(self) -> list[FeedSession]:
+    def take_closing(self) -> list[FeedSession]:
         """Returns the sessions to end, forgotten here; for the I/O thread, under the lock."""
-        retired = []
-        while self._retired:
-            session = self._retired.popleft()
+        closing = []
+        while self._closing:
+            session = self._closing.popleft()
             if self.sessions.pop(session.name, None) is not None:
-                retired.append(session)
-        return retired
+                closing.append(session)
+        return closing
 
     def close(self) -> None:
         """Frees the descriptor, after the I/O thread's end; may be called twice."""

@@ -101,7 +101,7 @@ class Shard:
         """Notes that there is no batch at `position`, and none after it."""
         self.end = position if self.end is None else min(position, self.end)
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Notes that its process is gone: what has not arrived is to be made by another one."""
         self.owner, self.generation = None, self.generation + 1
         # Also what had overtaken others: a stream goes on from one place.
@@ -230,27 +230,27 @@ class ShardScheduler(Scheduler):
         self._ready_at_takes += self._num_ready()
         self._skip()
 
-    def leave(self, peer: Peer) -> None:
+    def mark_draining(self, peer: Peer) -> None:
         """Moves the shards of a peer that drains to others."""
         # At once: with `BatchScheduler` the peer finishes what it was asked for, but the rest of a
         # shard has to move anyway.
-        super().leave(peer)
+        super().mark_draining(peer)
         if peer in self._peers:
-            self._take_away(peer, self._peers[peer])
+            self._reassign(peer, self._peers[peer])
 
-    def lost(self, peer: Peer) -> None:
+    def mark_lost(self, peer: Peer) -> None:
         """Forgets a peer that is gone: its shards are started again elsewhere."""
-        super().lost(peer)
+        super().mark_lost(peer)
         if not self._peers:
             # Settles anew, as at the start: else whoever is back first would get all shards.
             self.is_settled, self._settle_at = False, None
 
-    def _take_away(self, peer: Peer, state: PeerState) -> None:
+    def _reassign(self, peer: Peer, state: PeerState) -> None:
         state.asked.clear()
         for shard in self._shards:
             if shard.owner == peer:
                 self._moved[peer] += shard.asked - shard.arrived
-                shard.lose()
+                shard.mark_lost()
 
     def arrived(
         self,
@@ -285,7 +285,7 @@ class ShardScheduler(Scheduler):
             shard.state_at_end = random_state
             self._skip()
 
-    def dropped(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
+    def mark_failed(self, peer: Peer, number: int, *, generation: int = 0) -> bool:
         """Notes that the process of a shard died; True if it is not worth another try."""
         _, shard = self._answered(peer, number, generation)
         if shard is None:
@@ -294,7 +294,7 @@ class ShardScheduler(Scheduler):
         # Answers to these would be of the process that died: nothing is under way any more.
         for other in [n for n in self._peers[peer].asked if self._shard_of(n) is shard]:
             del self._peers[peer].asked[other]
-        shard.lose()
+        shard.mark_lost()
         shard.losses += 1
         return shard.losses >= MAX_LOSSES_IN_A_ROW
 
@@ -370,7 +370,7 @@ class ShardScheduler(Scheduler):
         Credits of a host are shared by the ranks, so these are this rank's share of its workers.
         """
         return sum(
-            self._workers_of(state) for state in self._peers.values() if not state.is_leaving
+            self._workers_of(state) for state in self._peers.values() if not state.is_draining
         )
 
     def _workers_of(self, state: PeerState) -> int:
@@ -383,7 +383,7 @@ class ShardScheduler(Scheduler):
         training.
         """
         homeless = [shard for shard in self._shards if shard.is_homeless()]
-        able = [peer for peer, state in self._peers.items() if not state.is_leaving]
+        able = [peer for peer, state in self._peers.items() if not state.is_draining]
         if not homeless or not able:
             return
         if not self.is_settled:
