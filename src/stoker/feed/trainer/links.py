@@ -35,10 +35,9 @@ Take = Callable[[Sequence[zmq.Frame]], None]
 
 
 class Link:
-    """Keeps a connection to a host: dials its name, and again whenever the connection is lost.
+    """Control connection to a host, dialled by name again whenever it is lost.
 
     Args:
-        name: Host name or address.
         post: Runs a function in the I/O thread.
     """
 
@@ -63,26 +62,20 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Returns whether the connection is up."""
         return self.connection.is_up
 
     @property
     def down_since(self) -> float:
-        """Returns when it was last lost, or made; monotonic seconds."""
+        """When it was last lost, or made; monotonic seconds."""
         return self.connection.down_since
 
     def has_input(self) -> bool:
-        """Returns whether there is input that no descriptor shows; to be called before a poll."""
+        """Returns whether there is input that no descriptor shows; call it before a poll."""
         # At every turn of the I/O thread.
         connection = self.connection
         return not (connection.is_drained and connection.is_quiet) and connection.has_input()
 
     def has_events(self, ready: Container[int]) -> bool:
-        """Returns whether `watch` has something to read.
-
-        Args:
-            ready: Descriptors that can be read from.
-        """
         return self.connection.has_events(ready)
 
     def wait_seconds(self, now: float) -> float | None:
@@ -115,15 +108,9 @@ class Link:
         self.connection.dial_at = max(self.connection.dial_at, now + pause_seconds)
 
     def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
-        """Queues a message."""
         self.connection.send(message, frame)
 
     def receive(self, take: Take, *, ready: Container[int]) -> None:
-        """Hands over the messages that have arrived.
-
-        Args:
-            ready: Descriptors that can be read from.
-        """
         self.connection.receive(take, at_most=_AT_MOST, ready=ready)
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
@@ -156,11 +143,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Says that a host failed: it could make nothing for a session; others perhaps can.
+    """A host's failure to serve one session.
 
     Attributes:
         epoch_id: Id of the epoch in which it failed.
-        times: How often it has failed by now, on this connection.
+        times: How often it has failed on this connection.
     """
 
     epoch_id: int
@@ -169,20 +156,20 @@ class Failure:
     error: BaseException
 
     def may_try_again(self, epoch_id: int) -> bool:
-        """Returns whether it is asked again, in that epoch: memory may be free by then."""
+        """Returns whether it is asked again in that epoch: memory may be free by then."""
         return epoch_id > self.epoch_id and self.times < _MAX_FAILURES
 
 
 class AgentLink(Link):
-    """Links this process to the agent of one data host: what is said, and, next to it, batches.
+    """Link to the agent of one data host: its control connection and its batches.
 
     Attributes:
         member: The host, as the roster has it.
         opened: Session to the digest of the spec that it was last opened with, on this connection.
         ready: Sessions that may ask.
         failed: Sessions for which it could make nothing, on this connection.
-        receiver: Receiver of its batches; None: there is none yet.
-        has_asked: Whether it has asked for a batch on this connection.
+        receiver: Receiver of its batches, if there is one.
+        has_asked: It was asked for a batch on this connection.
         is_draining: The agent drains.
         is_listed: The roster has it.
     """
@@ -210,27 +197,27 @@ class AgentLink(Link):
 
     @property
     def address(self) -> str:
-        """Returns the address that it was last dialled at, for the connection for batches."""
+        """Address that it was last dialled at, for the connection for batches."""
         return self._address.strip("[]")
 
     def attach(self) -> None:
-        """Asks for a ticket for the connection for batches, unless there is one, or one comes."""
+        """Asks for a ticket for the connection for batches, unless there is one or one comes."""
         if self.receiver is None and not self._is_attaching:
             self._is_attaching = True
             self.send(Attach(host=self.member.host))
 
     def receive_by(self, receiver: BatchReceiver) -> None:
-        """Takes the receiver that the ticket is for: batches come by it from now on."""
+        """Sets the receiver that the ticket is for."""
         if self.receiver is not None:
             self.receiver.close()
         self.receiver, self._is_attaching = receiver, False
 
     def mark_batches_lost(self, now: float) -> FeedLostError | None:
-        """Notes that the connection for batches was lost: both connections are dialled again.
+        """Records that the connection for batches was lost; both connections are dialled again.
 
         Returns:
-            The reason to give the host up instead, with the connection left as it is: no batch has
-            come over several such connections.
+            The error to exclude the host with instead, with the connection left open: no batch has
+                come over several such connections.
         """
         receiver = self.receiver
         assert receiver is not None
@@ -253,14 +240,12 @@ class AgentLink(Link):
         )
 
     def close_session(self, session: str) -> None:
-        """Notes that the session has to be opened again before batches are asked for."""
         self.opened.pop(session, None)
         self.ready.discard(session)
 
     def mark_failed(
         self, session: str, *, epoch_id: int, reason: str, error: BaseException
     ) -> None:
-        """Notes that the host can make nothing for it."""
         self.close_session(session)
         times = self.failed[session].times + 1 if session in self.failed else 1
         self.failed[session] = Failure(epoch_id, times, reason, error)
@@ -274,12 +259,12 @@ class AgentLink(Link):
         return not self.has_failed(session) or self.failed[session].may_try_again(epoch_id)
 
     def discard(self, session: str) -> None:
-        """Forgets a session that has ended."""
+        """Removes a session that has ended."""
         self.close_session(session)
         self.failed.pop(session, None)
 
     def discard_all(self) -> None:
-        """Forgets all that was said over the connection, which is lost."""
+        """Resets the state of the connection, which is lost."""
         self.opened.clear()
         self.ready.clear()
         self.failed.clear()
@@ -290,7 +275,6 @@ class AgentLink(Link):
         self.is_draining = False
 
     def close(self, *, linger_seconds: float = 0.0) -> None:
-        """Closes it for good; may be called twice."""
         if self.receiver is not None:
             self.receiver.close()
         super().close(linger_seconds=linger_seconds)
@@ -303,7 +287,7 @@ class AgentLink(Link):
             self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
-        """Returns whether `member` is the very agent that this link goes to."""
+        """Returns whether `member` is the very agent that this link connects to."""
         # A host that was started again has another incarnation, at the same address: it knows
         # nothing of what was said to the one before.
         mine = self.member

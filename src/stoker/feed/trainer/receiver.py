@@ -21,22 +21,21 @@ ANSWER_SECONDS = 10.0
 
 
 class BatchReceiver:
-    """Receives batches in a thread of its own, from `start` until the connection is lost or closed.
+    """Thread that receives batches, from `start` until the connection is lost or closed.
 
     Args:
         address: IP address of the data host.
-        ticket: Ticket for this connection; used up by it.
+        ticket: Used up by this connection.
         buffers: Buffers for this thread alone.
         pool: Pool for what is still sealed.
-        take: Called in the thread with the packed message of a batch and the bytes of its payload,
+        take: Called in the thread with the packed message of a batch and the size of its payload,
             which it receives by `reader.read`.
-        ended: Called in the thread, once, after all else.
+        ended: Called in the thread, once, at its end.
         max_head_bytes: A longer message costs the connection.
 
     Attributes:
         has_been_up: The data host has taken the ticket.
-        num_taken: Batches received.
-        is_closed: Nobody wants what it receives; set under the feed's lock.
+        is_closed: What it receives is no longer wanted; set under the feed's lock.
         failure: Why it ended; None: it was closed, or runs.
     """
 
@@ -74,11 +73,10 @@ class BatchReceiver:
         self._thread = threading.Thread(target=self._run, name="stoker-batches", daemon=True)
 
     def start(self) -> None:
-        """Dials; returns at once."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, which is not waited for; any thread may call it, also twice."""
+        """Ends the thread without waiting for it; safe in any thread, and twice."""
         self.is_closed = True
         connection = self._socket
         if connection is not None:
@@ -87,12 +85,11 @@ class BatchReceiver:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def join(self, seconds: float) -> None:
-        """Waits for the end of the thread."""
         if self._thread.is_alive():
             self._thread.join(seconds)
 
     def words(self) -> str:
-        """Says why it ended, for people."""
+        """Returns where it was connected, and why it ended."""
         host, port = self._peer
         where = f"{host} port {port}"
         match self.failure:

@@ -21,7 +21,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -280,14 +280,18 @@ class Scheduler(ABC):
     def committed_bytes(self) -> int:
         """Bytes of batches that wait to be taken, and of those under way if known."""
 
-    def observe(self, now: float, *, name: Callable[[Peer], str]) -> SessionState:
-        """Returns the session's state, and resets its counts; `name` returns the host of a peer."""
-        standing = SessionState(
+    def observe(self, now: float, *, own_host: str) -> SessionState:
+        """Returns the session's state, and resets its counts."""
+
+        def host_of(peer: Peer) -> str:
+            return peer if isinstance(peer, str) else own_host
+
+        state = SessionState(
             taken=self._taken,
             ready_at_takes=self._ready_at_takes,
-            moved={name(peer): count for peer, count in self._moved.items()},
-            in_flight={name(peer): len(state.asked) for peer, state in self._peers.items()},
-            credits={name(peer): state.credits for peer, state in self._peers.items()},
+            moved={host_of(peer): count for peer, count in self._moved.items()},
+            in_flight={host_of(peer): len(each.asked) for peer, each in self._peers.items()},
+            credits={host_of(peer): each.credits for peer, each in self._peers.items()},
             ready=self._num_ready(),
             window=0 if self.is_over() else self.window(now),
             shards=self.num_shards,
@@ -295,7 +299,7 @@ class Scheduler(ABC):
         )
         self._taken = self._ready_at_takes = 0
         self._moved.clear()
-        return standing
+        return state
 
     @abstractmethod
     def _num_ready(self) -> int: ...
