@@ -25,7 +25,7 @@ PATIENCE = 4.0 + LOST_GRACE_SECONDS
 
 
 class Alone:
-    """Holds a session whose data hosts have all been gone since second 0."""
+    """A session whose data hosts have all been gone since second 0."""
 
     def __init__(self, *, comes_back: bool, lease_seconds: float = 4.0) -> None:
         self.log = io.StringIO()
@@ -46,7 +46,7 @@ class Alone:
     def tell(self, roster: Roster) -> None:
         self._asking.take_roster(roster, 0.0)
 
-    def judge(self, now: float) -> BaseException | None:
+    def check_peers(self, now: float) -> BaseException | None:
         with self._lock:
             self._asking.check_peers(self.session, now)
         return self.session.failure

@@ -349,10 +349,9 @@ class IoThread:
         seconds = _TICK_SECONDS
         served: set[Link] = set()
         for link in links:
-            if not link.connection.is_open:
-                wait = link.wait_seconds(now)
-                if wait is not None and wait < seconds:
-                    seconds = wait
+            wait = link.wait_seconds(now)
+            if wait is not None and wait < seconds:
+                seconds = wait
             if link.has_input():
                 served.add(link)
         children: _Children = {}
@@ -385,14 +384,14 @@ class IoThread:
 
     def _watch(self, links: list[Link], children: _Children) -> None:
         """Registers the current descriptors with the poller."""
-        filenos = [link.connection.filenos for link in links]
+        filenos = [link.filenos for link in links]
         polled = (links, filenos, children)
         if polled == self._polled:
             # Nearly always: to register all descriptors again would cost more than the poll.
             return
         self._poll, self._polled = select.poll(), polled
         self._poll.register(self._shared.wake_fd, _IN)
-        self._link_of = {fileno: link for link in links for fileno in link.connection.filenos}
+        self._link_of = {fileno: link for link in links for fileno in link.filenos}
         for fileno in self._link_of:
             self._poll.register(fileno, _IN)
         for fileno, (_, flags) in children.items():
@@ -467,7 +466,7 @@ class IoThread:
 
     def _tick(self, now: float) -> None:
         for link in [self._coordinator, *self._links.values()]:
-            if not link.connection.is_open:
+            if not link.is_open:
                 if isinstance(link, AgentLink) and not link.is_listed:
                     self._remove(link)
                 else:
@@ -526,7 +525,7 @@ class IoThread:
         return session.schedule.observe(own_host=self._settings.host, now=time.monotonic())
 
     def _remove(self, link: AgentLink) -> None:
-        link.close()
+        link.close_for_good()
         if self._links.get(link.member.host) is link:
             del self._links[link.member.host]
 
@@ -545,7 +544,7 @@ class IoThread:
                     local.close()
         self._report()
         for link in [self._coordinator, *self._links.values()]:
-            link.close(linger_seconds=GOODBYE_SECONDS)
+            link.close_for_good(linger_seconds=GOODBYE_SECONDS)
         for receiver in list(self._shared.receivers):
             receiver.join(GOODBYE_SECONDS)
         # Waits until all sockets have sent their messages, or GOODBYE_SECONDS at most.

@@ -110,6 +110,9 @@ class Connection:
 
     def has_input(self) -> bool:
         """Returns whether there is input that no descriptor shows; call it before a poll."""
+        # At every turn of the I/O thread.
+        if self.is_drained and self.is_quiet:
+            return False
         return self._has_messages() or self.has_events(())
 
     def has_events(self, ready: Container[int]) -> bool:
@@ -160,12 +163,12 @@ class Connection:
                 self.mark_lost(now)
         return self.is_up != was_up
 
-    def mark_lost(self, now: float) -> None:
+    def mark_lost(self, now: float, *, pause_seconds: float = 0.0) -> None:
         """Closes the lost connection, to be dialled again after a back-off."""
         if self.is_up:
             self.down_since = now
         self.close()
-        self.dial_at = now + self._pause
+        self.dial_at = now + max(self._pause, pause_seconds)
         self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
@@ -198,10 +201,10 @@ class Connection:
         self,
         take: Callable[[Sequence[zmq.Frame]], None],
         *,
-        at_most: int,
+        at_most: int = 16,
         ready: Container[int] = (),
     ) -> None:
-        """Calls `take` with the frames of each message, of `at_most` messages.
+        """Calls `take` with the frames of each message; after `at_most` other sockets have a turn.
 
         Args:
             ready: Descriptors that can be read from.

@@ -1,10 +1,9 @@
 """Links from a trainer to the coordinator and to the agent of each data host."""
 
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import zmq
+from operator import attrgetter
 
 from stoker.errors import FeedLostError
 from stoker.feed.trainer.control_connection import (
@@ -18,23 +17,20 @@ from stoker.feed.trainer.control_connection import (
 from stoker.feed.trainer.receiver import BatchReceiver
 from stoker.feed.wire.crypto import Keys
 from stoker.feed.wire.dataset import PackedSpec
-from stoker.feed.wire.protocol import PIECE_BYTES, Attach, Member, Message, Ship
+from stoker.feed.wire.protocol import PIECE_BYTES, Attach, Member, Ship
 
-# Messages taken from one socket before the others have their turn.
-_AT_MOST = 16
 # A host that cannot make a session's batches is asked again with the next epoch, twice.
 _MAX_FAILURES = 3
-# Connections for batches of one host that are lost, one after the other, without a batch.
+# Connections for batches of one host that may be lost in a row without a batch.
 MAX_FRUITLESS = 5
-# A roster is small, and so is all that agents say but batches: errors are cut to 1 MiB.
+# Rosters are small, and so are all messages of agents: errors are cut to 1 MiB.
 MAX_MESSAGE_BYTES = 16 << 20
 
 
 Post = Callable[[Callable[[], None]], None]
-Take = Callable[[Sequence[zmq.Frame]], None]
 
 
-class Link:
+class Link(Connection):
     """Control connection to a host, dialled by name again whenever it is lost.
 
     Args:
@@ -51,72 +47,35 @@ class Link:
         now: float,
         post: Post,
     ) -> None:
+        super().__init__(context, keys, now=now, max_message_bytes=MAX_MESSAGE_BYTES)
         self.name = name
         self.port = port
-        self.connection = Connection(context, keys, now=now, max_message_bytes=MAX_MESSAGE_BYTES)
         self.is_closed = False
         self._address = ""
         self._is_resolving = False
         self._attempt = -1
         self._post = post
 
-    @property
-    def is_up(self) -> bool:
-        return self.connection.is_up
-
-    @property
-    def down_since(self) -> float:
-        """When it was last lost, or made; monotonic seconds."""
-        return self.connection.down_since
-
-    def has_input(self) -> bool:
-        """Returns whether there is input that no descriptor shows; call it before a poll."""
-        # At every turn of the I/O thread.
-        connection = self.connection
-        return not (connection.is_drained and connection.is_quiet) and connection.has_input()
-
-    def has_events(self, ready: Container[int]) -> bool:
-        return self.connection.has_events(ready)
-
     def wait_seconds(self, now: float) -> float | None:
         """Returns the seconds until `tick` has something to do; None: nothing before an event."""
-        connection = self.connection
-        if connection.is_open or self._is_resolving:
-            return None
-        return max(0.0, connection.dial_at - now)
+        return None if self.is_open or self._is_resolving else max(0.0, self.dial_at - now)
 
     def tick(self, now: float) -> None:
         """Dials, if it is time to."""
-        connection = self.connection
-        if self.is_closed or connection.is_open or self._is_resolving or now < connection.dial_at:
+        if self.is_closed or self.is_open or self._is_resolving or now < self.dial_at:
             return
         self._attempt += 1
         if is_address(self.name):
             self._dial(resolve(self.name))
             return
-        # In a thread: the resolver may take seconds, and all other hosts would wait.
+        # In a thread: the resolver may take seconds, and would delay all other hosts.
         self._is_resolving = True
         threading.Thread(target=self._resolve, args=(now,), name="resolve", daemon=True).start()
 
-    def watch(self, now: float) -> bool:
-        """Reads the monitor; True if `is_up` changed."""
-        return self.connection.watch(now)
-
-    def mark_lost(self, now: float, *, pause_seconds: float = 0.0) -> None:
-        """Closes the lost connection, to be dialled again after `pause_seconds` at least."""
-        self.connection.mark_lost(now)
-        self.connection.dial_at = max(self.connection.dial_at, now + pause_seconds)
-
-    def send(self, message: Message, frame: bytes | memoryview | None = None) -> None:
-        self.connection.send(message, frame)
-
-    def receive(self, take: Take, *, ready: Container[int]) -> None:
-        self.connection.receive(take, at_most=_AT_MOST, ready=ready)
-
-    def close(self, *, linger_seconds: float = 0.0) -> None:
-        """Closes it for good; may be called twice."""
+    def close_for_good(self, *, linger_seconds: float = 0.0) -> None:
+        """Closes it, not to be dialled again; may be called twice."""
         self.is_closed = True
-        self.connection.close(linger_seconds=linger_seconds)
+        self.close(linger_seconds=linger_seconds)
 
     def _resolve(self, now: float) -> None:
         address: str | None
@@ -130,7 +89,7 @@ class Link:
             if self.is_closed:
                 return
             if address is None:
-                self.connection.mark_lost(now)
+                self.mark_lost(now)
             else:
                 self._dial(address)
 
@@ -138,7 +97,7 @@ class Link:
 
     def _dial(self, address: str) -> None:
         self._address = address
-        self.connection.dial(f"tcp://{address}:{self.port}")
+        self.dial(f"tcp://{address}:{self.port}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +183,7 @@ class AgentLink(Link):
         self.receiver = None
         if receiver.num_taken:
             self._fruitless = 0
-        # One that was up and asked for nothing proves nothing: a long validation, say.
+        # One that was up without a request proves nothing: a long validation, say.
         elif self.has_asked or not receiver.has_been_up:
             self._fruitless += 1
         if self._fruitless < MAX_FRUITLESS:
@@ -235,8 +194,8 @@ class AgentLink(Link):
             f"data host {self.member.host} delivers no batches: its connection for them was lost "
             f"{self._fruitless} times in a row, at last {receiver.words()}",
             where=f"port {self.member.batch_port} of {self.name}",
-            fix="let trainers reach that port of the data hosts (feed.port + 1), too; "
-            "see the log of the host",
+            fix="open that port (feed.port + 1) of the data hosts to the trainers; see the log of "
+            "the host",
         )
 
     def close_session(self, session: str) -> None:
@@ -274,26 +233,20 @@ class AgentLink(Link):
         self.has_asked = self._is_attaching = False
         self.is_draining = False
 
-    def close(self, *, linger_seconds: float = 0.0) -> None:
+    def close_for_good(self, *, linger_seconds: float = 0.0) -> None:
         if self.receiver is not None:
             self.receiver.close()
-        super().close(linger_seconds=linger_seconds)
+        super().close_for_good(linger_seconds=linger_seconds)
 
     def ship(self, spec: PackedSpec) -> None:
         """Queues a spec, piece by piece, without a copy."""
-        # Queued all at once: zmq holds the memory, and sends a piece while the next is encrypted.
+        # All at once: zmq holds the memory, and sends a piece while the next is encrypted.
         whole = memoryview(spec.data)
         for offset in range(0, len(whole), PIECE_BYTES):
             self.send(Ship(spec=spec.digest, offset=offset), whole[offset : offset + PIECE_BYTES])
 
     def is_same(self, member: Member) -> bool:
         """Returns whether `member` is the very agent that this link connects to."""
-        # A host that was started again has another incarnation, at the same address: it knows
-        # nothing of what was said to the one before.
-        mine = self.member
-        return (mine.incarnation, mine.address, mine.port, mine.batch_port) == (
-            member.incarnation,
-            member.address,
-            member.port,
-            member.batch_port,
-        )
+        # A restarted host has another incarnation at the same address, and no state.
+        fields = attrgetter("incarnation", "address", "port", "batch_port")
+        return bool(fields(self.member) == fields(member))
