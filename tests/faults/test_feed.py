@@ -208,7 +208,7 @@ def test_host_killed_in_the_epoch_changes_nothing(bereaved):
 def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard(bereaved):
     _, trainer = bereaved
     assert trainer.end() == 5
-    assert "stoker.errors.FeedLostError: no data worker is left" in trainer.errors
+    assert "stoker.errors.FeedLostError: lost all data workers" in trainer.errors
     assert "3 data hosts expected" in trainer.errors
     for fate in (
         r"algo-0 \(left, last heard \d+\.\d s ago\)",

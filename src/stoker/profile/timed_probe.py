@@ -9,7 +9,7 @@ import sys
 import time
 from typing import NoReturn
 
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 from stoker.feed.timed import TimedEpoch
 from stoker.logs import EventName, Log
 from stoker.profile.agree import LEAD_STEPS_CUDA, Agreement, Board, FileBoard, end_process
