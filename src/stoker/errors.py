@@ -6,6 +6,7 @@
     │   └── MissingExtraError       a library of an extra is not installed (also an ImportError)
     ├── GateError                3  the model missed the workload's gate, or is not this run's
     ├── PlatformError            4  a platform refused or lost a request
+    │   ├── ServiceError            a cloud service or cluster refused a call, or did not answer
     │   └── NoCapacityError         it has no hosts for the job, now or by a quota
     ├── FeedError                5  the feed cannot go on
     │   ├── FeedLostError           no data worker is left, or none came in time (also a
@@ -23,10 +24,12 @@ script ends with 5 by the hook of `feed/trainer/client.py`, verbs that train or 
 import json
 import shlex
 from contextlib import suppress
+from typing import Literal
 from urllib.parse import unquote
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+ServiceErrorKind = Literal["missing", "denied", "taken", "stale", "away", "refused"]
 
 
 # Not an Exception: no `except Exception` on the way may take it for a failure of its own.
@@ -108,6 +111,38 @@ class PlatformError(StokerError):
     """A platform refused or lost a request."""
 
     exit_code = 4
+
+
+class ServiceError(PlatformError):
+    """A cloud service or a cluster refused a call, or did not answer it.
+
+    Attributes:
+        code: The service's own error code, or the HTTP status; empty without an answer.
+        action: The call as a policy names it: `sagemaker:CreateTrainingJob`, `create pods`.
+        kind: `missing`: no such object; `denied`: a permission is missing; `taken`: the name is in
+            use; `stale`: the login has expired; `away`: no answer, a retry may help; `refused`:
+            anything else.
+        user: Account that lacks the permission, where the service names it.
+        is_repeated: An earlier attempt of the same call was sent and not answered.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        fix: str = "",
+        code: str = "",
+        action: str = "",
+        kind: ServiceErrorKind = "refused",
+        user: str = "",
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.code = code
+        self.action = action
+        self.kind = kind
+        self.user = user
+        self.is_repeated = False
 
 
 class NoCapacityError(PlatformError):

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from stoker.catalog import load_catalog
-from stoker.errors import PlatformError, WorkloadError
+from stoker.errors import PlatformError, ServiceError, WorkloadError
 from stoker.logs import parse_line
-from stoker.platforms.aws import EVENTUAL_SECONDS, Aws, AwsError
+from stoker.platforms.aws import EVENTUAL_SECONDS, Aws
 from stoker.platforms.base import JobSpec, LogLine, leader_record
 from stoker.platforms.follow import UNREACHABLE_SECONDS
 from stoker.platforms.sagemaker import SageMakerPlatform, SageMakerRequest
@@ -373,14 +373,14 @@ def test_a_missing_permission_names_the_action_and_leaves_no_token(platform, aws
         f"User: arn:aws:iam::1:user/x is not authorized to perform: iam:PassRole on {ROLE}",
     )
     request = platform.plan(job)
-    with pytest.raises(AwsError, match="permission iam:PassRole is missing"):
+    with pytest.raises(ServiceError, match="permission iam:PassRole is missing"):
         platform.submit(request)
     assert not aws.has_object(request.token_uri)
 
 
 def test_no_job_is_created_where_its_token_cannot_be_written(platform, aws, answers, job):
     answers.refuse("s3", "PutObject", "AccessDenied", "Access Denied")
-    with pytest.raises(AwsError, match="permission s3:PutObject is missing"):
+    with pytest.raises(ServiceError, match="permission s3:PutObject is missing"):
         submit(platform, job)
     assert created(aws) == []
 
@@ -521,7 +521,7 @@ def test_a_log_that_may_not_be_read_does_not_end_the_training(platform, answers,
 def test_a_job_that_may_not_be_described_names_the_action(platform, answers, job):
     _, run = submit(platform, job)
     answers.always_refuse("sagemaker", "DescribeTrainingJob", "AccessDeniedException", "no")
-    with pytest.raises(AwsError, match="permission sagemaker:DescribeTrainingJob is missing"):
+    with pytest.raises(ServiceError, match="permission sagemaker:DescribeTrainingJob is missing"):
         list(run.lines())
 
 

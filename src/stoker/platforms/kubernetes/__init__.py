@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from stoker.errors import StokerError
+from stoker.errors import ServiceError, StokerError
 from stoker.logs import EventName, Log
 from stoker.platforms.base import JobSpec
 from stoker.platforms.kubernetes.api import (
     CONFIG_MAPS,
     JOBSETS,
     TRAINJOBS,
-    ApiError,
     ClusterApi,
     name_of,
     text,
@@ -96,7 +95,7 @@ class KubernetesPlatform:
             follower = follower_of(cluster, pod, log=log)
             begin = adopt if self._adopts_only else start
             started = begin(cluster, request, follower=follower, log=log)
-        except ApiError as err:
+        except ServiceError as err:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return KubernetesRun(
             cluster,
@@ -118,7 +117,7 @@ class KubernetesPlatform:
             for index, request in reversed([*enumerate(requests)][1:]):
                 if is_going_on(cluster, request, or_failed=self._adopts_only):
                     return index
-        except ApiError as err:
+        except ServiceError as err:
             raise explained_denial(err, settings, namespace=cluster.namespace) from err
         return 0
 
@@ -142,8 +141,8 @@ class KubernetesPlatform:
             return finished_record(
                 self._cluster_of(settings), workload, run, request_sha256=request.request_sha256
             )
-        except ApiError as err:
-            if not err.is_denied:
+        except ServiceError as err:
+            if err.kind != "denied":
                 raise
             Log(run=run, host=SERVICE).event(EventName.RECORD_READ_FAILED, why=err.what)
             return ""
@@ -174,7 +173,7 @@ class KubernetesPlatform:
         log = Log(run=name_of_workload(settings), host=SERVICE)
         try:
             found = follower_of(cluster, own_pod(), log=log).cancellation(cluster)
-        except ApiError as err:
+        except ServiceError as err:
             raise explained_denial(err, known, namespace=cluster.namespace) from err
         if found is None:
             log.event(
@@ -206,8 +205,8 @@ class KubernetesPlatform:
                 if not ((state := job_state(job)).is_deleted or state.uid in told)
                 if (each := name_of(job))
             ]
-        except ApiError as err:
-            if err.is_denied and err.action and err.action.resource == CONFIG_MAPS.plural:
+        except ServiceError as err:
+            if err.kind == "denied" and CONFIG_MAPS.plural in err.action:
                 log.event(EventName.RECORDS_READ_FAILED, why=err.what)
                 return ()
             raise explained_denial(err, known, namespace=cluster.namespace) from err
@@ -244,7 +243,7 @@ class KubernetesPlatform:
                 # Items of a list do not say it.
                 kind = "TrainJob" if resource == TRAINJOBS else "JobSet"
                 deleted.append(f"{kind} {job} in namespace {cluster.namespace} {how}: deleted")
-        except ApiError as err:
+        except ServiceError as err:
             raise explained_denial(err, known, namespace=cluster.namespace) from err
         return "; ".join(deleted)
 
