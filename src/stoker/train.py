@@ -17,12 +17,12 @@ from stoker.errors import NoCapacityError, StokerError, UsageError
 from stoker.logs import now_utc
 from stoker.platforms.base import (
     MLFLOW_RUN,
-    AdoptedRun,
     JobEnd,
     JobSpec,
     LogLine,
     ObservedRun,
     Platform,
+    ResumableRun,
     ResumingPlatform,
     Run,
     leader_record,
@@ -282,7 +282,7 @@ def _train_once(
     except BaseException as err:
         # Whoever interrupts must not leave hosts that are billed.
         leave_or_stop(run, err)
-        if isinstance(err, NoCapacityError) and isinstance(run, AdoptedRun):
+        if isinstance(err, NoCapacityError) and isinstance(run, ResumableRun):
             err.still_there = run.remaining()
         # Not for an error: what is a KeyboardInterrupt or a signal is no Exception.
         if on_stop and not isinstance(err, Exception):
@@ -310,7 +310,7 @@ def _train_once(
     except UsageError as err:
         what = f"the training {facts.status}, but its record is lost: {err.what}"
         raise UsageError(what, fix="free some space, or use another disk") from None
-    if isinstance(run, AdoptedRun):
+    if isinstance(run, ResumableRun):
         run.clean_up()
     return record
 

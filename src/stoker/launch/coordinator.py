@@ -63,7 +63,7 @@ _POLL_MS = 100
 # A turn of the loop takes a fraction of a second: in a longer one the process was paused.
 _STANDSTILL_SECONDS = 2.0
 # How often the connections of silent launchers are tried.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Number of peers whose invalid messages are logged, once each.
 _MAX_WARNED = 1000
 
@@ -388,7 +388,7 @@ class Coordinator:
         if turn_seconds > _STANDSTILL_SECONDS:
             self._log.event(EventName.CLOCK_JUMP, seconds=turn_seconds)
             self._members.stood_still(turn_seconds)
-        if now - self._looked_at >= _LOOK_SECONDS:
+        if now - self._looked_at >= _POLL_SECONDS:
             self._looked_at = now
             state = self._end.state if self._end else State(stage=self._told_stage)
             for host in self._members.late(now):

@@ -215,7 +215,7 @@ class ObservedRun(Protocol):
 
 
 @runtime_checkable
-class AdoptedRun(Protocol):
+class ResumableRun(Protocol):
     """A job that goes on without this process can be left, for a later attempt to adopt it."""
 
     def leave(self) -> str:
@@ -241,7 +241,7 @@ def leave_or_stop(run: Run, err: BaseException) -> None:
     Raises:
         TerminatedError: If the job was left, with words on what becomes of it.
     """
-    if isinstance(err, TerminatedError) and isinstance(run, AdoptedRun):
+    if isinstance(err, TerminatedError) and isinstance(run, ResumableRun):
         words = run.leave()
         if words:
             raise TerminatedError(words) from err

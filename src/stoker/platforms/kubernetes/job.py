@@ -31,6 +31,7 @@ from stoker.platforms.kubernetes.api import (
 )
 from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.objects import Layout
+from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     Happenings,
     PodEnd,
@@ -63,7 +64,6 @@ from stoker.platforms.kubernetes.submit import (
     explained_denial,
     job_state,
 )
-from stoker.platforms.pod_outputs import OutputParts
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import Document, mapping

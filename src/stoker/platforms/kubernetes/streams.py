@@ -44,13 +44,13 @@ _TIME = re.compile(
 )
 # After it the server ends a watch, and a dead connection is noticed.
 WATCH_SECONDS = 60
-SILENT_SECONDS = WATCH_SECONDS + 15.0
+WATCH_READ_SECONDS = WATCH_SECONDS + 15.0
 # Between attempts, doubling, back to the first with the first thing that comes.
 MIN_DELAY_SECONDS = 0.2
 MAX_DELAY_SECONDS = 15.0
 _TOO_OLD = "410"
 # A training may be silent for long; a dead connection is noticed after this.
-LOG_SILENT_SECONDS = 300.0
+LOG_READ_SECONDS = 300.0
 LOG_MAX_DELAY_SECONDS = 10.0
 # How long the log of a pod that has ended is asked for while the cluster does not answer.
 LAST_WORDS_SECONDS = 60.0
@@ -254,7 +254,7 @@ class ObjectWatch(threading.Thread):
             "resourceVersion": version,
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        stream = self._cluster.open(self._resource, query=query, read_seconds=SILENT_SECONDS)
+        stream = self._cluster.open(self._resource, query=query, read_seconds=WATCH_READ_SECONDS)
         try:
             with self._slot.reading(stream):
                 for line, is_whole in stream.lines():
@@ -397,7 +397,7 @@ class PodLog(threading.Thread):
         query = {"container": self._container, "timestamps": "true", **self._position.query()}
         query |= {"previous": "true"} if previous else {"follow": "true"}
         stream = self._cluster.open(
-            PODS, self._pod.name, part="log", query=query, read_seconds=LOG_SILENT_SECONDS
+            PODS, self._pod.name, part="log", query=query, read_seconds=LOG_READ_SECONDS
         )
         try:
             with self._slot.reading(stream):

@@ -72,7 +72,7 @@ _OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
 _SUCCEEDED = ("Completed", "Complete")
 # A runtime goes when the last TrainJob that uses it has gone.
 GONE_SECONDS = 120.0
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # As many as the feed needs; the Secret has them as hexadecimal digits.
 TOKEN_BYTES = 32
 # What an earlier job of the name owned may be deleted a little later than it.
@@ -238,7 +238,7 @@ def provide_runtime(
             cluster.delete(RUNTIMES, name)
         if cluster.clock() >= deadline:
             _refuse_runtime(name, cluster.namespace)
-        cluster.sleep(LOOK_SECONDS)
+        cluster.sleep(POLL_SECONDS)
 
 
 def keep_runtime(
@@ -424,7 +424,7 @@ def delete_and_wait(
             return True
         if cluster.clock() >= deadline:
             return False
-        cluster.sleep(LOOK_SECONDS)
+        cluster.sleep(POLL_SECONDS)
     return True
 
 
@@ -644,7 +644,7 @@ def _create_or_adopt(
             keep_runtime(cluster, name_of(request.runtime), owners, job_uid=state.uid)
             attempt.runtime_is_made = True
         if state.is_deleted:
-            cluster.sleep(LOOK_SECONDS)
+            cluster.sleep(POLL_SECONDS)
         else:
             log.event(EventName.FAILED_JOB_REPLACED, job=request.name, reason=state.message)
             delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
@@ -781,7 +781,7 @@ def _create_part(
                     fix=f"kubectl delete {resource.plural} {name_of(document)} -n "
                     f"{cluster.namespace}, or choose another --name",
                 ) from err
-        cluster.sleep(LOOK_SECONDS)
+        cluster.sleep(POLL_SECONDS)
 
 
 def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:

@@ -61,7 +61,7 @@ MAX_TRIES = 100
 MAX_NAME_LENGTH = 63
 MAX_TAGS = 50
 # Between looks for a job that was just created.
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 _GOES_ON = ("InProgress", "Completed")
 _IN_USE = ("ResourceInUse", "ResourceInUseException", "ConflictException")
 # Where tags cannot be read: parts that tell whether a job is the one that was asked for.
@@ -508,7 +508,7 @@ def await_found(aws: Aws, name: str) -> Mapping[str, Json]:
                 where=f"job {name}, sagemaker:DescribeTrainingJob",
                 fix="check region and account",
             )
-        aws.sleep(LOOK_SECONDS)
+        aws.sleep(POLL_SECONDS)
     return found
 
 
