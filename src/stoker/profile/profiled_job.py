@@ -20,11 +20,11 @@ from stoker.host.git import git_state
 from stoker.launch.passive_profile import FILE, MIN_STEPS
 from stoker.logs import EventName, now_utc, parse_line
 from stoker.platforms.base import (
-    AdoptedRun,
     JobEnd,
     JobSpec,
     LogLine,
     Platform,
+    ResumableRun,
     Run,
     leave_or_stop,
 )
@@ -492,7 +492,7 @@ def profile(
         raise
     finally:
         run.stop()
-    if isinstance(run, AdoptedRun):
+    if isinstance(run, ResumableRun):
         run.clean_up()
     output = end.output_dir / "stoker" if end.output_dir else None
     ranks = read_ranks(output) if output else []

@@ -56,7 +56,7 @@ TICK_SECONDS = 50e-6
 # Its number in Linux' <time.h>.
 _CLOCK_MONOTONIC = 1
 _NANOSECONDS = 1_000_000_000
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 # About 0.2 ms, outside of the interpreter lock: 0.2 % of a vCPU.
 _ROUNDS = 500
 # Looks are averaged over so many, which is a second: what differs within it averages out anyway.
@@ -445,7 +445,7 @@ def speed_spread(looks: Sequence[float]) -> float | None:
     an analysis of variance.
 
     Args:
-        looks: CPU-seconds each, one every LOOK_SECONDS, in order.
+        looks: CPU-seconds each, one every POLL_SECONDS, in order.
 
     Returns:
         None where there are too few looks to say.
@@ -640,7 +640,7 @@ class _Knocker:
                 self.held_knocks += late - max(machine_late, queued - before) >= HELD_SECONDS
                 self.collective_knocks += _is_collective(frame)
             del frame
-            if now - speed_looked >= LOOK_SECONDS:
+            if now - speed_looked >= POLL_SECONDS:
                 speed_looked = now
                 self.core_looks.append(look())
                 queued = schedule.queued_seconds()
