@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 from weakref import ref
 
 import msgspec
@@ -49,9 +49,6 @@ from stoker.profile.script_phases import (
 from stoker.profile.states import with_one_step
 from stoker.profile.step_watch import AS_IS_ENOUGH, USUAL_STEPS, AsIsSteps, missing_of
 from stoker.settings import ProcessSettings
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 _LOADING_SHARE = 0.30
 _RECEIVE_SHARE = 0.03
@@ -616,8 +613,3 @@ def place_of(settings: ProcessSettings) -> RankPlace:
 def has_group() -> bool:
     """Returns whether the script has made its process group."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def store() -> "Store | None":
-    """Returns the process group's store of notes, if there is one."""
-    return torch.distributed.distributed_c10d._get_default_store() if has_group() else None
