@@ -22,7 +22,8 @@ from stoker.profile.agree import LEAD_STEPS, LEAD_STEPS_CUDA, Board
 from stoker.profile.divided_streams import watch_streams
 from stoker.profile.file_guard import FileGuard
 from stoker.profile.grown_files import own_folders
-from stoker.profile.phases import Iterate, Loader, ProfileSession
+from stoker.profile.loader_phases import Iterate, Loader
+from stoker.profile.phases import ProfileSession
 from stoker.settings import from_environment
 
 _ENOUGH_STEPS = 20
