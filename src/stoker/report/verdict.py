@@ -18,7 +18,6 @@ from stoker.records import (
     Plan,
     Predicted,
     Profile,
-    Spread,
     StepCost,
     Training,
     TransformCost,
@@ -120,7 +119,6 @@ class Figures:
 
     baseline: float | None = None
     baseline_wait: float | None = None
-    baseline_spread: Spread | None = None
     predicted: float | None = None
     predicted_low: float | None = None
     predicted_high: float | None = None
@@ -129,7 +127,6 @@ class Figures:
     measured_wait: float | None = None
     measured_least_wait_share: float | None = None
     measured_rank: int = 0
-    measured_spread: Spread | None = None
     measured_steps: int | None = None
     prediction_error: float | None = None
     is_inside_band: bool | None = None
@@ -245,7 +242,6 @@ def collect(
     return Figures(
         baseline=baseline,
         baseline_wait=step.wait_seconds if step else None,
-        baseline_spread=(here.spread or {}).get("step_seconds") if here else None,
         predicted=predicted,
         predicted_low=low,
         predicted_high=high,
@@ -255,7 +251,6 @@ def collect(
         measured_wait=outcome.wait_seconds if outcome else None,
         measured_least_wait_share=outcome.least_wait_share if outcome else None,
         measured_rank=outcome.rank if outcome else 0,
-        measured_spread=outcome.spread.get("step_seconds") if outcome else None,
         measured_steps=outcome.steps if outcome else None,
         prediction_error=error,
         is_inside_band=is_inside,
