@@ -36,7 +36,6 @@ from stoker.decide.elsewhere import (
     profiled_type,
     taken_as,
 )
-from stoker.decide.fed import unfed_words
 from stoker.decide.model import ClusterShape, Hosts, Work, parts_on
 from stoker.decide.pricing import (
     ASKED_FOR,
@@ -72,6 +71,7 @@ from stoker.records.decision import NOMINAL
 from stoker.records.parts import bottleneck_of, too_busy
 from stoker.records.workload import own_keys
 from stoker.text import ms, percentage, usd
+from stoker.words import unfed_words
 
 _NOTHING = "no step was timed, so nothing can be predicted for another cluster"
 _CPU = "Is the CPU the limit?"
@@ -120,7 +120,7 @@ def decide_observed(
         processes_per_host=processes_per_host or max(1, now.accelerators),
     )
     keep = Plan(action="keep", groups=(dnn,), reason=_NOTHING)
-    unfed = unfed_words(profile, feed)
+    unfed = unfed_words(profile.loader, feed)
     is_cpu = observed.suspect == "cpu" and not unfed
     best = _best_data_type(catalog, constraints) if is_cpu else None
     prices = catalog.prices([now, *([best] if best else [])], today=today)
@@ -345,7 +345,7 @@ def decide(
         today=now,
         processes=processes,
         feed=feed,
-        unfed=unfed_words(profile, feed),
+        unfed=unfed_words(profile.loader, feed),
     )
     rules = Rules(
         constraints=constraints,

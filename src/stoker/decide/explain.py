@@ -16,6 +16,7 @@ from stoker.decide.pricing import ASKED_FOR
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
 from stoker.text import ms, percentage, wrapped
+from stoker.words import kept_words
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -45,10 +46,8 @@ def explain(decision: Decision) -> str:
 
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
-    if plan.action == "keep" and decision.bottleneck == "unexplained":
-        return f"Keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
-        return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
+        return kept_words(decision)
     words = plan_in_words(plan)
     text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
     if decision.is_noisy:

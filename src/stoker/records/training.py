@@ -103,6 +103,10 @@ class Job(Record, frozen=True, kw_only=True):
     url: str | None = None
 
 
+# How the event of a run begins whose times mean nothing for other runs.
+NOT_COMPARABLE = "not comparable"
+
+
 class Event(Record, frozen=True, kw_only=True):
     """An event says what happened in the run, and when.
 

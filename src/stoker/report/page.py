@@ -46,8 +46,6 @@ from stoker.report.verdict import (
     group_arguments,
     host_names,
     judge,
-    plan_name,
-    todays_group,
     transform_rows,
 )
 from stoker.text import (
@@ -56,6 +54,7 @@ from stoker.text import (
     TimeUnit,
     count,
     digits,
+    longer,
     metric,
     percent,
     signed_percent,
@@ -65,6 +64,7 @@ from stoker.text import (
     usd,
     whole,
 )
+from stoker.words import plan_name, todays_group
 
 _FLAT_STEPS = 200
 _PLANS_AT_ONCE = 10
@@ -310,6 +310,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         size=size,
         cpu_seconds=_cpu_seconds,
         limit=limit_name,
+        longer=lambda error: longer(error, "page"),
     )
     return filled
 
