@@ -444,7 +444,7 @@ def _remote_rates(work: Work, data: Sequence[Hosts], *, efficiency: float) -> tu
     for index, hosts in enumerate(data):
         instance = hosts.instance
         # The agent encrypts and sends: it takes one vCPU of a large host, else it shares.
-        agent = 1 if instance.vcpus >= 8 else 0
+        agent = 1 if instance.capacity >= 8 else 0
         rated.append(((instance.capacity - agent) * _speed(work, instance), index, hosts))
     left, cpu, steps_a_second = MANY_HOSTS, 0.0, 0.0
     # The strongest first, so that the weakest are those beyond the eighth, which count for less:
