@@ -105,7 +105,7 @@ VERBS = {
         "--json",
         "--debug",
     },
-    "report": {"--scaling", "--out", "--json", "--debug"},
+    "report": {"--scaling", "--json", "--debug"},
     "catalog": {
         "--platform",
         "--prices",

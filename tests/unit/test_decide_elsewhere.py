@@ -124,7 +124,7 @@ def test_accelerator_step_that_is_given_makes_it_a_decision():
     assert found.bottleneck == "workers"
     assert found.action == "tune"
     # What the training took of the workstation's CPU was the training itself.
-    assert any("next to an accelerator was not measured" in text for text in found.warnings)
+    assert any("with an accelerator was not measured" in text for text in found.warnings)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "decide": "Ranks clusters for the workload by predicted time and cost.",
             "train": "Trains on the cluster of a decision, or on groups that you name.",
             "evaluate": "Checks a training against its quality gates and its prediction.",
-            "report": "Writes the HTML report of a run again, or compares several runs.",
+            "report": "Write the HTML report of a run again, or compare several runs.",
         },
         "Pipelines (SageMaker, Kubeflow)": {
             "compile": "Compiles the pipeline of a workload to a file, without network.",

@@ -272,7 +272,6 @@ def _follow_training(
         deliver,
         kept_model,
         told_of_training,
-        training_words,
     )
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import named_run_dir
@@ -280,6 +279,7 @@ def _follow_training(
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import copied_to
     from stoker.train import prepare
+    from stoker.words import training_words
 
     # As Train had it, with the parameters of the run.
     asked = read_json(records["workload.json"], Workload)
