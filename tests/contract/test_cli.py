@@ -231,7 +231,7 @@ def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path):
 def test_help_names_every_verb_and_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from stoker.cli.edge import run\n"
+        "from stoker.cli.main import run\n"
         "code = run(['--help'])\n"
         f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules], code)\n"
     )

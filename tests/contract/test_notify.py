@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.cli.edge import run as command
+from stoker.cli.main import run as command
 from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post

@@ -189,10 +189,10 @@ def test_a_pipeline_that_is_not_uploaded_is_said_to_be_so(server, project):
 # The service's steps are what moto lacks: the wait itself is replaced by a long one.
 WAITING = """
 import time
-from stoker.cli import edge
+from stoker.cli import main
 from stoker.cli import pipelines
 pipelines.wait_for = lambda *asked, **more: time.sleep(60)
-edge.main()
+main()
 """
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.catalog import Catalog, load_catalog
-from stoker.cli.edge import run
+from stoker.cli.main import run
 from stoker.decide import TakeAs, decide, explain
 from stoker.decide.choose import error_band
 from stoker.decide.elsewhere import taken_as

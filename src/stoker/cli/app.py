@@ -117,7 +117,7 @@ def app_for(*words: str) -> typer.Typer:
         cls=PanelGroup,
         # With it, `stoker --help` would import rich, and brackets in a help text would be markup.
         rich_markup_mode=None,
-        # Errors are shown by `edge`, in three lines.
+        # Errors are shown by `main`, in three lines.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Each verb shows examples: stoker profile --help",

@@ -35,7 +35,7 @@ class Verb(Protocol):
 def with_options(verb: Verb) -> Verb:
     """Returns the verb in the form that typer reads: with one parameter for each option.
 
-    Adds --debug, which `stoker.cli.edge` reads from the command line.
+    Adds --debug, which `stoker.cli.main` reads from the command line.
 
     Args:
         verb: Some of its parameters may be dataclasses whose fields are options.
@@ -55,7 +55,7 @@ def with_options(verb: Verb) -> Verb:
     options.append(debug.replace(default=False))
 
     def called(**values: object) -> int | None:
-        # `edge` reads it from the command line, as errors may come before a verb is known.
+        # `main` reads it from the command line, as errors may come before a verb is known.
         del values["debug"]
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
