@@ -281,8 +281,6 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["train", "--", "no-such-program"], 2, ["command not found: no-such-program"]),
         (["train"], 2, ["no workload and no command"]),
         (["train", "--nonsense"], 2, ["no such option", "stoker train --help"]),
-        (["train", "--grup=dnn=1", "w.yaml"], 2, ["try:   stoker train --group=dnn=1 w.yaml"]),
-        (["trian", "w.yaml", "--yes"], 2, ["no such command", "try:   stoker train w.yaml --yes"]),
         (["train", "--group", "data=2", "--", "true"], 2, ["--group dnn=... is missing"]),
         (["train", "--group", "dnn=0", "--", "true"], 2, ["at least one host"]),
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),

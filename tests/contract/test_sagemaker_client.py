@@ -221,7 +221,7 @@ def test_a_signal_ends_the_waiting_and_not_the_run(server, project, number, code
     assert waiting.returncode == code, said
     assert "stopped waiting; the run goes on" in said
     assert "stop:    stoker stop sagemaker mnist/" in said
-    assert "told to stop" not in said
+    assert "stopping all processes" not in said
 
 
 def test_a_schedule_holds_its_time_zone_parameters_role_and_bounded_retries(server, project):
