@@ -111,7 +111,7 @@ def start_verb(
 
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value needs no credentials to be seen.
-    told = with_params(of, params or ())
+    told = with_params(of, params or (), target=target)
     client = client_of(target, of, reach)
     where = reach.words(workload if target == "kubeflow" else None)
     confirm_run(told, assume_yes=yes, quiet=as_json)
@@ -214,7 +214,7 @@ def schedule_verb(
 
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value needs no credentials to be seen.
-    with_params(of, params or ())
+    with_params(of, params or (), target=target)
     client = client_of(target, of, reach)
     with working(f"scheduling {of.name}", quiet=as_json):
         made = client.schedule(of, params or (), expression=cron, time_zone=time_zone, name=name)
