@@ -287,7 +287,7 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),
         (["profile", "--out", "/proc/p.json", "--", "true"], 2, ["cannot write", "--out FILE"]),
         (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
-        (["profile", "--copy", "cloud.yaml"], 2, ["--copy is of no use on sagemaker"]),
+        (["profile", "--copy", "cloud.yaml"], 2, ["--copy cannot be used on sagemaker"]),
         (["decide"], 2, ["no profile to decide on"]),
         (["decide", "good.yaml"], 2, ["a workload: a profile is needed", "--workload"]),
         (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),

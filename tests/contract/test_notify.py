@@ -177,7 +177,7 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
 
 def test_a_no_to_the_question_of_costs_is_not_told(receiver):
     with pytest.raises(DeclinedError), telling(of(on="always"), run="1", step="train", quiet=False):
-        raise DeclinedError("not started: you said no")
+        raise DeclinedError("cancelled")
     assert not receiver.bodies
 
 

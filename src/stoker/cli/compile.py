@@ -51,7 +51,7 @@ def compile_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compiles the pipeline of a workload to a file, without network.
+    """Compile the pipeline of a workload to a file, without network.
 
     Examples:
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml

@@ -80,8 +80,7 @@ def run(arguments: list[str]) -> int:
         words = err.message if begin else err.format_message()
         words = words[:1].lower() + words[1:].rstrip(".")
         return _say(
-            f"error: {words}\ntry:   {shlex.join([program(), *wanted])}",
-            code=UsageError.exit_code,
+            f"error: {words}\ntry:   {shlex.join([program(), *wanted])}", code=UsageError.exit_code
         )
     except KeyboardInterrupt:
         return _say("interrupted; stopping all processes", code=EXIT_INTERRUPTED)

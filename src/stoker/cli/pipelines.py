@@ -52,7 +52,7 @@ def upload_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Creates or updates the pipeline, after showing what changes.
+    """Create or update the pipeline, after showing what changes.
 
     Examples:
         stoker upload kubeflow configs/mnist-kubeflow.yaml
@@ -100,7 +100,7 @@ def start_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
-    """Starts a run of the uploaded pipeline.
+    """Start a run of the uploaded pipeline.
 
     Examples:
         stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
@@ -204,7 +204,7 @@ def schedule_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Starts runs of the uploaded pipeline at regular times.
+    """Start runs of the uploaded pipeline at regular times.
 
     Examples:
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
@@ -238,7 +238,7 @@ def status_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
-    """Shows the steps of a run; exits with 3 if its gate failed.
+    """Show the steps of a run; exit with 3 if its gate failed.
 
     Examples:
         stoker status sagemaker RUN
@@ -268,7 +268,7 @@ def status_verb(
 def stop_verb(
     target: TargetName, run: RunName, *, reach: RunReach, as_json: AsJson = False
 ) -> None:
-    """Stops a run and its jobs, and waits until they have ended.
+    """Stop a run and its jobs, and wait until they have ended.
 
     Examples:
         stoker stop sagemaker RUN

@@ -41,7 +41,7 @@ def report_verb(
     ] = Path("scaling.html"),
     as_json: AsJson = False,
 ) -> None:
-    """Writes the HTML report of a run again, or compares several runs.
+    """Write the HTML report of a run again, or compare several runs.
 
     `stoker report FOLDER` writes FOLDER/report.html. `stoker report scaling FOLDER FOLDER` writes
     one page on throughput and cost over cluster sizes.

@@ -74,11 +74,7 @@ def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Wo
 
 
 def resolve(
-    words: Sequence[str],
-    *,
-    overrides: Sequence[str],
-    params: Sequence[str] = (),
-    verb: str = "",
+    words: Sequence[str], *, overrides: Sequence[str], params: Sequence[str] = (), verb: str = ""
 ) -> Workload:
     """Returns the workload of a file, or one made of a bare command.
 
