@@ -507,14 +507,14 @@ def own(**container: Any) -> dict[str, Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"image": None}, "names no image"),
+    ({"image": None}, "no image"),
     ({"settings": {"dnn": {"image": "i"}}}, "uses the key image"),
     ({"settings": {"pools": {}}}, f"kubernetes.pools.{GPU}"),
     ({"settings": {"pools": {GPU: POOLS[GPU]}}}, "what a pod requests of its node"),
     ({"settings": {"pools": {**POOLS, GPU: POOLS[CPU]}}}, "how many GPUs a pod gets"),
     ({"settings": {"pools": {**POOLS, CPU: POOLS[GPU]}}}, "do not tolerate GPU nodes"),
     ({"settings": {"data": {"gpus": 1}}}, "the data group has no GPUs"),
-    ({"settings": {"entrypoint": ["stoker", "launch"]}}, "let its last word be --"),
+    ({"settings": {"entrypoint": ["stoker", "launch"]}}, "add -- as its last word"),
     ({"settings": {"runtime": "stoker-mnist"}}, "set kubernetes.api to trainer"),
     (
         {"settings": patched(dnn=own(resources={"limits": {"memory": "1Gi"}}))},
@@ -526,7 +526,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}},
         "mode Pipe exists on SageMaker only",
     ),
-    ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "no instance group gpu"),
+    ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "unknown instance group gpu"),
     (
         {"channels": {"train": {"uri": "pvc://x", "distribution": "ShardedByS3Key"}}},
         "sharding by key",

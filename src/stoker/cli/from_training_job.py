@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import yaml
 
-from stoker.errors import UsageError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import ServiceError, UsageError
+from stoker.platforms.aws import Aws
 from stoker.platforms.patch import mapping_of, unreserved
 from stoker.platforms.sagemaker.checks import text
 from stoker.platforms.sagemaker.request import RESERVED
@@ -51,10 +51,10 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     """
     try:
         job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-    except AwsError as err:
+    except ServiceError as err:
         # DescribeTrainingJob answers so for a job that does not exist.
-        if err.is_missing or err.code == "ValidationException":
-            raise AwsError(
+        if err.kind == "missing" or err.code == "ValidationException":
+            raise ServiceError(
                 f"there is no training job {name} in {aws.region}",
                 where="sagemaker:DescribeTrainingJob",
                 fix="correct its name, or its region: --region R",
@@ -263,7 +263,7 @@ def _tags(job: Mapping[str, Json], aws: Aws, notes: list[str]) -> list[Json]:
         )
         # Only AWS may set its own.
         return [dict(tag) for tag in listed if not text(tag, "Key").startswith("aws:")]
-    except AwsError as err:
+    except ServiceError as err:
         why = err.code or err.what
         notes.append(f"sagemaker.request.Tags: the job's tags could not be read ({why}).")
         return []
