@@ -11,7 +11,7 @@ import yaml
 from stoker.platforms.kubernetes import KubernetesPlatform
 from stoker.platforms.kubernetes.follower import FOLLOWER_LABELS
 from stoker.platforms.kubernetes.request import replicated_jobs
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.rights import rules
 from stoker.records import FeedSettings, KubernetesSettings
 from stoker.records.engine import PRESETS
 from support.cluster_files import FOLDER, objects, rbac

@@ -29,7 +29,8 @@ from stoker.platforms.kubernetes.pods import (
     IMAGE_SECONDS,
     QUOTA_SECONDS,
 )
-from stoker.platforms.kubernetes.submit import keep_runtime, rules
+from stoker.platforms.kubernetes.rights import rules
+from stoker.platforms.kubernetes.submit import keep_runtime
 from stoker.profile import profile
 from stoker.profile.rank_results import AcceleratorOnly, RankResult, quartiles
 from stoker.records import Cluster as TodaysCluster
@@ -1606,7 +1607,7 @@ def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_r
     api, platform, job, monkeypatch
 ):
     monkeypatch.setattr(
-        "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
+        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
     )
     for number in range(12):
         platform.keep(plan(platform, dataclasses.replace(job, name=f"mnist-{number}")), f"{number}")
@@ -1625,7 +1626,7 @@ def test_the_record_of_a_run_is_kept_for_the_same_request_and_for_the_last_ten_r
 
 def test_records_beyond_what_a_configmap_holds_push_the_oldest_out(api, platform, job, monkeypatch):
     monkeypatch.setattr(
-        "stoker.platforms.kubernetes.submit.now_utc", iter(map(str, range(100, 200))).__next__
+        "stoker.platforms.kubernetes.state.now_utc", iter(map(str, range(100, 200))).__next__
     )
     for number in range(4):
         request = plan(platform, dataclasses.replace(job, name=f"mnist-{number}"))

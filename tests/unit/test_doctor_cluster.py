@@ -8,7 +8,7 @@ import yaml
 
 from stoker.doctor import Finding
 from stoker.doctor.cluster import RETRY_LINES, examine_cluster
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.rights import rules
 from stoker.records import Json, KubernetesSettings
 from stoker.settings import workload_from
 from support.command import stoker

@@ -23,7 +23,7 @@ from stoker.platforms.kubernetes.pods import (
     short_of,
     troubles_of,
 )
-from stoker.platforms.kubernetes.submit import ObjectState, Phase
+from stoker.platforms.kubernetes.state import ObjectState, Phase
 from stoker.records import Event, Training, to_json
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training

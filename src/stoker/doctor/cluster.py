@@ -17,7 +17,7 @@ from stoker.orchestrators.kubeflow.client import KubeflowClient
 from stoker.platforms.kubernetes import KubernetesPlatform, api
 from stoker.platforms.kubernetes.api import ClusterApi, name_of, text, texts
 from stoker.platforms.kubernetes.objects import claim_of
-from stoker.platforms.kubernetes.submit import is_allowed, is_useful, needed_rights
+from stoker.platforms.kubernetes.rights import is_allowed, is_useful, needed_rights
 from stoker.records import Group, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.train import prepare

@@ -47,6 +47,8 @@ from stoker.platforms.kubernetes.pods import (
     troubles_of,
 )
 from stoker.platforms.kubernetes.request import KubernetesRequest
+from stoker.platforms.kubernetes.rights import explained_denial
+from stoker.platforms.kubernetes.state import ObjectState, delete_and_wait, job_state
 from stoker.platforms.kubernetes.streams import (
     Changed,
     Disturbed,
@@ -57,13 +59,7 @@ from stoker.platforms.kubernetes.streams import (
     LogText,
     Lost,
 )
-from stoker.platforms.kubernetes.submit import (
-    ObjectState,
-    StartedObjects,
-    delete_and_wait,
-    explained_denial,
-    job_state,
-)
+from stoker.platforms.kubernetes.submit import StartedObjects
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import Document, mapping
