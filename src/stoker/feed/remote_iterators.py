@@ -1,4 +1,4 @@
-"""These iterators serve a loader under a data group, for map-style and iterable datasets."""
+"""Iterators of a loader under a data group, for map-style and iterable datasets."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ from stoker.logs import EventName, Log
 
 
 class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
-    """Iterates over one epoch of the feed (with persistent workers: one after the other).
+    """Iterator over one epoch of the feed (with persistent workers: one after the other).
 
     What torch's iterators do in the trainer is done by their common base, so that samplers, base
     seed and warnings are the same.
@@ -114,7 +114,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         return feed.session_for(process.books(loader))
 
     def _local_workers(self, session: FeedSession) -> LocalWorkers | None:
-        """Returns the children of this loader; the ones it has, if they make the same batches."""
+        """Returns the children of this loader; the existing ones, if they make the same batches."""
         known = session.local
         if known is not None and known.digest == self._packed.digest and known.credits:
             known.share(self._spec)
@@ -138,7 +138,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
 
 def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> int:
-    """Returns how many children of this process join the pool, whoever decided it."""
+    """Returns how many children of this process join the pool."""
     if next(factories_in(loader.dataset), None) is not None:
         # Its data, and perhaps its code, are on the data hosts only.
         return 0
@@ -150,7 +150,6 @@ def num_local_workers(loader: "DataLoader[object]", process: TrainerProcess) -> 
 
 
 def log_death(log: Log, how: str) -> None:
-    """Logs how a local worker ended."""
     log.event(EventName.LOCAL_WORKER_DIED, how=how)
 
 
@@ -177,7 +176,7 @@ def _cancel(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
 
 
 class StreamIterator(FeedIterator):
-    """Iterates over the dataset's shards, an epoch (persistent workers: one after the other)."""
+    """Iterator over the dataset's shards, an epoch (persistent workers: one after the other)."""
 
     def __init__(self, loader: "DataLoader[object]", process: TrainerProcess, feed: Feed) -> None:
         super().__init__(loader, process, feed)
