@@ -92,35 +92,14 @@ class _SizedBatches(TimedBatches[_T]):
         return bool(self._batches)
 
 
-class TimedEpoch:
+class TimedEpoch(Steps):
     """Timeline of one epoch over batches that stoker does not make."""
 
     def __init__(self, process: TrainerProcess, *, loader: int, epoch: int) -> None:
-        self._usage = process.timeline.usage
-        self._steps: Steps = process.timeline.epoch(loader=loader, epoch=epoch)
-        if self._usage is not None:
-            self._usage.is_made_elsewhere(loader)
-
-    def ask(self) -> None:
-        """Records that a batch is asked for: the step before is complete."""
-        self._steps.ask()
-
-    def got(self, batch: object, *, samples: int) -> None:
-        """Records that the batch is there."""
-        self._steps.got(samples)
-        if self._usage is not None:
-            self._usage.saw(batch)
-
-    def took(self, *, seconds: float, wait: float, samples: int) -> None:
-        """Records a step that ends now, where the request for its batch was not seen."""
-        self._steps.took(seconds=seconds, wait=wait, samples=samples)
-
-    def end(self) -> None:
-        """Records that the epoch is over; may be called twice."""
-        self._steps.end()
-
-    def end_in_finalizer(self) -> None:
-        self._steps.end_in_finalizer()
+        super().__init__(process.timeline, loader=loader, epoch=epoch)
+        self.usage = process.timeline.usage
+        if self.usage is not None:
+            self.usage.is_made_elsewhere(loader)
 
 
 class _TimedIterator(Iterator[_T]):
@@ -141,7 +120,9 @@ class _TimedIterator(Iterator[_T]):
         except StopIteration:
             self._epoch.end()
             raise
-        self._epoch.got(batch, samples=self._count(batch))
+        self._epoch.got(self._count(batch))
+        if self._epoch.usage is not None:
+            self._epoch.usage.saw(batch)
         return batch
 
     def _count(self, batch: _T) -> int:

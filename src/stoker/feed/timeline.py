@@ -234,7 +234,7 @@ class Timeline:
         self.wait_seconds = 0.0
         self.compute_seconds = 0.0
         self._path = path
-        self._clock = clock
+        self.clock = clock
         self._rows: list[_Row] = []
         self._zero: float | None = None
         self._flushed = 0.0
@@ -261,10 +261,7 @@ class Timeline:
 
     def epoch(self, *, loader: int, epoch: int, batch: int = 0) -> "Steps":
         """Returns the recorder for one epoch over a loader, from `batch` on."""
-        self.begun += batch == 0
-        sums = self.sums(loader)
-        sums.epochs = max(sums.epochs, epoch + 1)
-        return Steps(self, loader=loader, epoch=epoch, batch=batch, clock=self._clock)
+        return Steps(self, loader=loader, epoch=epoch, batch=batch)
 
     def add(self, row: _Row, *, may_write: bool = True) -> None:
         """Adds one step; in a finalizer it must not write."""
@@ -285,7 +282,7 @@ class Timeline:
     def flush(self) -> None:
         """Writes what has been collected; a full disk ends the timeline, not the training."""
         with self._lock, contextlib.suppress(OSError):
-            self._flushed = self._clock()
+            self._flushed = self.clock()
             rows, self._rows = self._rows, []
             if not rows or self._path is None:
                 return
@@ -319,22 +316,16 @@ class Steps:
     there.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        *,
-        loader: int,
-        epoch: int,
-        clock: Callable[[], float],
-        batch: int = 0,
-    ) -> None:
+    def __init__(self, timeline: Timeline, *, loader: int, epoch: int, batch: int = 0) -> None:
+        timeline.begun += batch == 0
         self._timeline = timeline
         self._loader = loader
         self._epoch = epoch
         self._head = f"{loader},{epoch},"
-        self._clock = clock
+        self._clock = timeline.clock
         self._batch = batch
         self._sums = timeline.sums(loader)
+        self._sums.epochs = max(self._sums.epochs, epoch + 1)
         self._done = 0
         self._asked = 0.0
         self._open: tuple[float, float, int] | None = None

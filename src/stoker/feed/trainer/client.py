@@ -591,13 +591,12 @@ class Feed:
         self._thread.start()
 
     def session_for(
-        self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] | None = None
+        self, books: LoaderBooks, *, new_schedule: Callable[[int], Scheduler] = BatchScheduler
     ) -> FeedSession:
-        """Returns an unused session of that loader; a new one if there is none.
+        """Returns an unused session of that loader, or a new one.
 
         Args:
-            new_schedule: Makes the scheduler of a new session, given its `max_bytes`; absent: one
-                of a map-style dataset.
+            new_schedule: Makes the scheduler of a new session, given its `max_bytes`.
         """
         shared = self.shared
         with shared.lock:
@@ -614,12 +613,8 @@ class Feed:
             # Random: agents may still keep a session of this rank's earlier process.
             name = f"r{self._settings.rank}-l{books.number}-{secrets.token_hex(8)}"
             share = memory.max_bytes(self._settings.feed) // self._settings.local_world_size
-            session = FeedSession(
-                name,
-                lock=shared.lock,
-                wake=shared.wake,
-                schedule=new_schedule(share) if new_schedule else BatchScheduler(max_bytes=share),
-            )
+            schedule = new_schedule(share)
+            session = FeedSession(name, lock=shared.lock, wake=shared.wake, schedule=schedule)
             session.reserve()
             session.failure = shared.failure
             shared.sessions[name] = session

@@ -135,7 +135,7 @@ class Scheduler(ABC):
     is_settled = True
     num_shards = 0
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.head = 0
         self.supplied = 0
@@ -317,7 +317,7 @@ class BatchScheduler(Scheduler):
     counts.
     """
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)
