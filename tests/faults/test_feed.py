@@ -250,11 +250,11 @@ def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(h
 
 def test_two_ranks_share_the_agents(hosts):
     def held(number: int) -> set[psutil.Process]:
-        # A dataset host without workers is one that was forked ahead.
+        # A dataset process without workers is one that was forked ahead.
         return {
-            dataset_host
-            for dataset_host in hosts.dataset_hosts_of(number)
-            if dataset_host.children()
+            dataset_process
+            for dataset_process in hosts.dataset_processes_of(number)
+            if dataset_process.children()
         }
 
     def arrived(number: int) -> int:

@@ -2,7 +2,7 @@
 
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
 replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor
-stays, too; it only records the line that calls it. `stoker.site.sitecustomize` asks for it.
+stays, too; it only records the line that calls it. `stoker.startup.sitecustomize` asks for it.
 
 With `replace_dataloader: auto` a script that imports stoker's DataLoader keeps torch's iterators
 for all other loaders. Imports come in any order, so this is checked at each use.

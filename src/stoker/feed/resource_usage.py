@@ -213,7 +213,7 @@ class _Span:
         self.began = time.monotonic()
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
         if own.is_elsewhere:
-            pids = descendant_pids() or []
+            pids = descendant_pids()
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
         # With those that have ended: a worker's CPU time is not lost when it ends between two

@@ -176,7 +176,7 @@ class Answers:
                 self._take_raised(link, message, self._error_of(message, frame))
             case protocol.Ended():
                 self._take_ended(link, message)
-            case protocol.Dropped():
+            case protocol.Declined():
                 self._take_dropped(link, message)
             case protocol.Need():
                 self._ship(link, message.spec)
@@ -234,7 +234,7 @@ class Answers:
             self._shared.wake()
 
     def _asking(
-        self, message: protocol.Raised | protocol.Ended | protocol.Dropped
+        self, message: protocol.Raised | protocol.Ended | protocol.Declined
     ) -> FeedSession | None:
         """Returns the session that still waits for what the message answers; under the lock."""
         session = self._shared.sessions.get(message.session)
@@ -270,7 +270,7 @@ class Answers:
                 )
                 session.stir(is_head=True)
 
-    def _take_dropped(self, link: AgentLink, message: protocol.Dropped) -> None:
+    def _take_dropped(self, link: AgentLink, message: protocol.Declined) -> None:
         host = link.member.host
         with self._shared.lock:
             session = self._asking(message)

@@ -114,7 +114,7 @@ class Requester:
                     )
                 )
             # After the Open, which resets the agent's list of cancelled epochs.
-            link.send(protocol.Forget(session=session.name, before_epoch_id=before))
+            link.send(protocol.Cancel(session=session.name, before_epoch_id=before))
 
     def _first_worker(self, spec: PackedSpec) -> int:
         """Returns the lowest id that no local worker of any rank has."""

@@ -169,7 +169,7 @@ class LocalWorkers:
         """
         self._waiting = [item for item in self._waiting if item[0] >= before_epoch_id]
         heapq.heapify(self._waiting)
-        self._pool.forget(before_epoch_id=before_epoch_id)
+        self._pool.stop_shards(before_epoch_id=before_epoch_id)
 
     def handle(self, fileno: int) -> list[Result]:
         results = self._pool.handle(fileno)

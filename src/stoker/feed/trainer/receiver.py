@@ -14,7 +14,7 @@ from stoker.feed.trainer.buffers import BatchBuffers
 from stoker.feed.trainer.control_connection import CONNECT_SECONDS
 from stoker.feed.wire.protocol import Ticket
 from stoker.feed.wire.sealing import Unsealer
-from stoker.feed.wire.stream import SILENT_SECONDS, BatchReader, BufferPool, tune
+from stoker.feed.wire.stream import RECEIVE_TIMEOUT_SECONDS, BatchReader, BufferPool, tune
 
 # From the ticket to the data host's first record; its loop turns within milliseconds.
 ANSWER_SECONDS = 10.0
@@ -52,7 +52,7 @@ class BatchReceiver:
         max_head_bytes: int,
         connect_seconds: float = CONNECT_SECONDS,
         answer_seconds: float = ANSWER_SECONDS,
-        silent_seconds: float = SILENT_SECONDS,
+        receive_timeout_seconds: float = RECEIVE_TIMEOUT_SECONDS,
     ) -> None:
         self.buffers = buffers
         self.has_been_up = False
@@ -68,7 +68,7 @@ class BatchReceiver:
         self._max_head_bytes = max_head_bytes
         self._connect_seconds = connect_seconds
         self._answer_seconds = answer_seconds
-        self._silent_seconds = silent_seconds
+        self._receive_timeout_seconds = receive_timeout_seconds
         self._socket: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="stoker-batches", daemon=True)
 
@@ -121,7 +121,7 @@ class BatchReceiver:
                 unsealer,
                 self._pool,
                 max_head_bytes=0,
-                silent_seconds=self._answer_seconds,
+                receive_timeout_seconds=self._answer_seconds,
             )
             answer.head(is_awaited=True)
             self.has_been_up = True
@@ -130,7 +130,7 @@ class BatchReceiver:
                 unsealer,
                 self._pool,
                 max_head_bytes=self._max_head_bytes,
-                silent_seconds=self._silent_seconds,
+                receive_timeout_seconds=self._receive_timeout_seconds,
             )
             # `close` finds no socket to shut down while this thread dials: then it ends here.
             while not self.is_closed:
