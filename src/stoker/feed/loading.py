@@ -71,9 +71,7 @@ def discard_loadings(output: Path) -> None:
 
 
 def counted_steps(
-    output: Path,
-    timelines: Mapping[int, Sequence[MeasuredStep]],
-    progress: Mapping[int, Progress],
+    output: Path, timelines: Mapping[int, Sequence[MeasuredStep]], progress: Mapping[int, Progress]
 ) -> int | None:
     """Returns the steps of a run: batches of the main loader, else steps of an optimizer.
 

@@ -32,13 +32,7 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
 def reassign(
-    session: FeedSession,
-    peer: Peer,
-    number: int,
-    *,
-    generation: int,
-    reason: str,
-    host: str,
+    session: FeedSession, peer: Peer, number: int, *, generation: int, reason: str, host: str
 ) -> None:
     """Reassigns a batch whose workers are gone, or puts an error in its place after enough tries.
 

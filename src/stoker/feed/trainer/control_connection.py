@@ -89,12 +89,7 @@ class Connection:
     """
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        *,
-        now: float,
-        max_message_bytes: int,
+        self, context: ZmqContext, keys: Keys, *, now: float, max_message_bytes: int
     ) -> None:
         self._context = context
         self._keys = keys

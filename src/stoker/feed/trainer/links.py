@@ -38,14 +38,7 @@ class Link(Connection):
     """
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        *,
-        name: str,
-        port: int,
-        now: float,
-        post: Post,
+        self, context: ZmqContext, keys: Keys, *, name: str, port: int, now: float, post: Post
     ) -> None:
         super().__init__(context, keys, now=now, max_message_bytes=MAX_MESSAGE_BYTES)
         self.name = name
@@ -134,13 +127,7 @@ class AgentLink(Link):
     """
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        member: Member,
-        *,
-        now: float,
-        post: Post,
+        self, context: ZmqContext, keys: Keys, member: Member, *, now: float, post: Post
     ) -> None:
         super().__init__(context, keys, name=member.address, port=member.port, now=now, post=post)
         self.member = member

@@ -13,14 +13,7 @@ import torch.multiprocessing
 
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import (
-    ChildProcess,
-    Result,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-    job_of,
-)
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole, job_of
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 

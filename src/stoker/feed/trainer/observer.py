@@ -79,12 +79,7 @@ class Observer:
         self._shards = (0, 0)
 
     def came(
-        self,
-        host: str | None,
-        batch: Made | Result,
-        *,
-        frame_bytes: int,
-        is_wanted: bool,
+        self, host: str | None, batch: Made | Result, *, frame_bytes: int, is_wanted: bool
     ) -> None:
         """Counts a batch from a data host, or (None) from a local worker.
 

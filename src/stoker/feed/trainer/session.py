@@ -68,12 +68,7 @@ class FeedSession:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        lock: threading.Lock,
-        wake: Callable[[], None],
-        schedule: Scheduler,
+        self, name: str, *, lock: threading.Lock, wake: Callable[[], None], schedule: Scheduler
     ) -> None:
         self.name = name
         self.max_bytes = schedule.max_bytes
