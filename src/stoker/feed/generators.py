@@ -55,13 +55,7 @@ _MISSING = object()
 
 
 class Kind(NamedTuple):
-    """How a kind of generator is read, written and seeded.
-
-    Attributes:
-        read: Returns its state, of use in this process only.
-        write: Restores such a state.
-        seed: Sets its state from 32 bytes.
-    """
+    """How a kind of generator is read, written, and seeded from 32 bytes."""
 
     read: Callable[[object], object]
     write: Callable[[object, object], object]
@@ -170,12 +164,7 @@ Dictionary = Mapping[object, object]
 
 
 class FoundGenerator(NamedTuple):
-    """A random generator found inside an object.
-
-    Attributes:
-        path: Where it was found first.
-        name: Digest of the path, to be updated with that of the batch.
-    """
+    """A random generator found inside an object; `name` is a digest of its path."""
 
     path: str
     value: object
@@ -271,11 +260,7 @@ def put_back(states: Iterable[tuple[FoundGenerator, object]]) -> None:
 
 
 class _Walk:
-    """Search for generators in objects; visits each once, and runs none of their code.
-
-    Args:
-        caches: Addresses of dictionaries that are no longer watched.
-    """
+    """Search for generators in objects; visits each once, and runs none of their code."""
 
     def __init__(self, caches: set[int]) -> None:
         self._caches = caches

@@ -70,7 +70,6 @@ class SamplerParts:
 
 
 def parts_of(loader: "DataLoader[object]") -> SamplerParts:
-    """Returns the generators and samplers of `loader` whose states are to be kept."""
     samplers: dict[str, object] = {}
     name, inner = ("batch_sampler" if loader._auto_collation else "sampler"), loader._index_sampler
     # By identity, because samplers may define equality; wrappers may hold each other in a circle.
@@ -119,20 +118,17 @@ def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
 
 
 def set_globals(snapshot: SamplerSnapshot) -> None:
-    """Sets the three global random states."""
     torch.set_rng_state(snapshot["torch"])
     random.setstate(_python_tuple(snapshot["python"]))
     np.random.set_state(cast("dict[str, object]", _numpy(snapshot["numpy"])))
 
 
 def set_generators(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
-    """Sets the generators that the loader and its samplers hold."""
     for name, state in snapshot["generators"].items():
         _set_state(parts.generators[name], state)
 
 
 def set_epochs(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
-    """Sets the epochs that samplers count."""
     for name, epoch in snapshot["epochs"].items():
         set_epoch = getattr(parts.samplers[name], "set_epoch", None)
         if set_epoch is not None:
@@ -140,7 +136,6 @@ def set_epochs(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
 
 
 def set_own(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
-    """Calls the samplers' `load_state_dict`."""
     for name, state in snapshot["own"].items():
         sampler = parts.samplers[name]
         if isinstance(sampler, Stateful):
@@ -408,7 +403,6 @@ def replay_sampler(
     Args:
         now: When the state was taken.
         occurrences: Counts what was yielded, for `sample` seeding.
-        epoch: Its number, for errors.
 
     Returns:
         The rest of the sampler, and what was drawn and not yielded.

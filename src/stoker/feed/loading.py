@@ -25,7 +25,6 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         optimizer_steps: Steps of torch's optimizers; None: compiled ones were not counted.
-        has_optimizer: An optimizer was made.
         is_fed: A loader of stoker's was made or read under the data group.
         epochs: Epochs over loaders of stoker's that were begun, and not in their middle.
         seen: Class of a loader of torch's that was read without stoker; empty: none was.
@@ -76,8 +75,7 @@ def counted_steps(
     """Returns the steps of a run: batches of the main loader, else steps of an optimizer.
 
     Args:
-        output: Folder of the leader's ranks.
-        timelines: The main loader's steps of these ranks.
+        timelines: The main loader's steps of the leader's ranks.
         progress: Last report of each rank that took batches from the feed.
 
     Returns:

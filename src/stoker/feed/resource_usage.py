@@ -34,22 +34,17 @@ class LoaderUsage(msgspec.Struct, kw_only=True):
     """Sums over the steps of one loader; the first step of each epoch is left out.
 
     Attributes:
-        steps: Number of steps, from one request for a batch to the next.
-        trainer_cpu_seconds: CPU time of this process.
-        next_cpu_seconds: CPU-seconds of its iterating thread while it asks for a batch; of steps
+        next_cpu_seconds: CPU-seconds of the iterating thread while it asks for a batch; of steps
             that are read together the first one stands for all.
-        wall_seconds: Wall-clock time of the steps.
         span_steps: Steps that the following figures cover.
         children_cpu_seconds: CPU time of all processes below this one.
         feed_cpu_seconds: CPU time of this process's threads that receive batches.
         read_bytes: From storage, by this process and its children; None: unknown.
-        sized_batches: Batches whose tensors were counted.
-        batch_bytes: Bytes of these batches together.
+        sized_batches, batch_bytes: Batches whose tensors were counted, and their size.
         num_workers: Children that made batches, the most seen.
         is_elsewhere: Something else than a DataLoader made them: threads, other processes or hosts.
             Then all processes below this one count as children.
         class_name: Full name of the loader's class; empty: it is no DataLoader.
-        reach: How far data hosts can make its batches, see `reach_of`.
         shards: Shards of its iterable dataset; 0: it has none.
         spans: Step of single spans: the trainer's CPU-seconds, the children's, the feed's.
     """

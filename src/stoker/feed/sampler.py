@@ -25,7 +25,6 @@ class SamplerOrder:
     """A loader's index sampler as its iterators see it, with everything it gives counted.
 
     Args:
-        is_inline: Batches are made in this process.
         is_fed: The feed asks the sampler, as far ahead as it needs.
     """
 
@@ -53,8 +52,7 @@ class SamplerOrder:
     def begin(self, *, again: bool) -> None:
         """Begins a new epoch, or resumes the one of a loaded state.
 
-        Args:
-            again: For an iterator that had epochs before, whose base seed torch keeps.
+        An iterator that had epochs before (`again`) keeps its base seed, as torch's.
         """
         books = self._books
         last = books.position
@@ -268,10 +266,8 @@ class _Draws:
 
 
 def yielded(position: Position, num_here: int | None) -> None:
-    """Records that the script got batches.
-
-    Args:
-        num_here: Number of batches since this process resumed the epoch; None: it is unknown.
+    """Records how many batches (None: unknown) the script got since this process resumed the
+    epoch.
     """
     position.num_yielded = None if num_here is None else position.first + num_here
     ahead = position.ahead

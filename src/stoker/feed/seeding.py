@@ -69,7 +69,6 @@ def seed_sample(words: Sequence[int], index: object, occurrence: int) -> bytes:
 
     Args:
         words: Base seed, epoch.
-        index: What the sampler gave.
         occurrence: How often the epoch had this index before.
     """
     digest = hashlib.blake2b(_digest(words), digest_size=64, person=b"stoker sample")
@@ -111,11 +110,7 @@ class OneByOne:
 
 
 class Occurrences:
-    """Counts, for each index handed out, how often the epoch had it before; 100 bytes an index.
-
-    Args:
-        is_batched: What is handed out are batches of indices.
-    """
+    """Counts, for each index handed out, how often the epoch had it before; 100 bytes an index."""
 
     def __init__(self, *, is_batched: bool) -> None:
         self._is_batched = is_batched
@@ -310,11 +305,7 @@ class Seeder:
 
 
 def states_here(roots: Mapping[str, object]) -> bytes:
-    """Returns the random states of this process, for `set_states`; empty: they cannot be packed.
-
-    Args:
-        roots: What makes batches, by the names that paths of generators begin with.
-    """
+    """Returns the random states of this process, for `set_states`; empty: they cannot be packed."""
     states = {path: kind.read(value) for path, value, kind in _all(roots)}
     try:
         return pack_value(states, allow_pickle=False)

@@ -35,11 +35,7 @@ BLOCK_STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """A step, one row of a timeline: it waits for its batch, then computes.
-
-    Attributes:
-        start_seconds: Since the first batch of the process.
-    """
+    """A step, one row of a timeline: it waits for its batch, then computes."""
 
     loader: int
     epoch: int
@@ -180,11 +176,7 @@ def has_no_step(output: Path) -> bool:
 
 @dataclass(slots=True)
 class LoaderSums:
-    """Sums over the steps of one loader; `steady` excludes the first ones of each epoch.
-
-    Attributes:
-        epochs: The number of the next epoch.
-    """
+    """Sums over the steps of one loader; `steady` excludes the first ones of each epoch."""
 
     epochs: int = 0
     steps: int = 0
@@ -212,13 +204,10 @@ _Row = tuple[str, int, float, float, float, int]
 
 
 class Timeline:
-    """Steps of all loaders of a process.
-
-    Used by the thread that iterates; any thread may read the totals.
+    """Steps of all loaders of a process; any thread may read the totals.
 
     Args:
         path: The CSV file; None: only the totals are kept.
-        usage: Resource usage over these steps, if wanted.
     """
 
     def __init__(

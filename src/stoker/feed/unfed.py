@@ -35,12 +35,10 @@ AnyLoader = torch.utils.data.DataLoader[object]
 class OptimizerWatch:
     """Counter of a process's optimizer steps; warns at the first ones that it is not fed.
 
-    Args:
+    Attributes:
         process: Called once it is known to train: other processes (a spawned worker, a script that
             runs during the training) must not take its place.
         is_planned: There is a data group that should feed it.
-
-    Attributes:
         seen: The class of a loader of torch that was read, without stoker's iterators.
         is_compiled: A compiled program did steps, which cannot be counted.
     """

@@ -61,10 +61,8 @@ def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
 
 
 class Answers:
-    """Answers of the agents; the lock is held for bookkeeping only, never while memory is written.
-
-    Args:
-        on_lost: Called with an agent whose connections were lost.
+    """Answers of the agents; the lock is held for bookkeeping only, never while memory is
+    written.
     """
 
     def __init__(
