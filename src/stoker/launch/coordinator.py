@@ -1,11 +1,8 @@
-"""The coordinator is a thread of the leader's launcher: it knows who is there, and how a run ends.
+"""The coordinator, a thread of the leader's launcher in runs with more than one host.
 
-It is there only where a run has more than one host. Launchers join and send heartbeats, ranks
-attend and get the roster, and at the end every launcher is told the outcome, so that no host waits
-for a lease.
-
-A rank may be more than one process: a forked child of the trainer, or a script that it starts, has
-the same RANK and may have a loader of its own. Each of them needs the roster.
+Launchers join and send heartbeats, ranks attend and get the roster. At the end every launcher gets
+the outcome, so that no host waits for a lease. A rank may be several processes: a child process of
+the trainer has the same RANK, may have its own loader, and needs the roster, too.
 """
 
 import queue
@@ -69,7 +66,7 @@ _MAX_WARNED = 1000
 
 
 class Attendance:
-    """Keeps the connections of each rank, and the rank's last report."""
+    """Connections of each rank, and its last report."""
 
     def __init__(self) -> None:
         # Rank to its connections; the one heard last comes last.
@@ -78,16 +75,14 @@ class Attendance:
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """Returns the last report of each rank."""
+        """Last report of each rank."""
         # Copied in one step: other threads read this while the coordinator's thread adds ranks.
         return {rank: message for rank, (_, _, message) in self._reports.copy().items()}
 
     def senders(self) -> tuple[bytes, ...]:
-        """Returns all connections that attend."""
         return tuple(sender for senders in self._senders.values() for sender in senders)
 
     def attend(self, rank: int, sender: bytes) -> None:
-        """Adds a connection of `rank`."""
         senders = self._senders.setdefault(rank, {})
         # Moved to the end, so that the first one is the one that was silent for longest.
         senders.pop(sender, None)
@@ -96,7 +91,6 @@ class Attendance:
             del senders[next(iter(senders))]
 
     def forget(self, sender: bytes) -> None:
-        """Removes a connection that has ended."""
         for senders in self._senders.values():
             senders.pop(sender, None)
 
@@ -126,21 +120,16 @@ class _End:
 
 
 class Coordinator:
-    """Serves launchers and ranks of one run.
+    """Server for launchers and ranks of one run.
 
     Args:
-        keys: Keys of the run.
-        run_id: Names the run.
+        run_id: Id of the run.
         agents: Data hosts.
         followers: dnn hosts besides the leader.
-        feed: Lease and start deadline.
-        log: Log of the leader.
         address: Interface to listen on: `*`, or an address.
-        port: Port to listen on.
-        on_failure: Called in the coordinator's thread when a follower left with a failure, was lost
-            or did not come.
-        straggler_seconds: How long, after the end, hosts that never came are waited for.
-        clock: Monotonic seconds.
+        on_failure: Called in the coordinator's thread if a follower failed, was lost or did not
+            come.
+        straggler_seconds: How long after the end absent hosts are waited for.
     """
 
     def __init__(
@@ -201,52 +190,49 @@ class Coordinator:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """Returns joins, losses and departures so far."""
+        """Joins, losses and departures so far."""
         return tuple(self._events)
 
     @property
     def progress(self) -> dict[int, Progress]:
-        """Returns the last report of each rank."""
+        """Last report of each rank."""
         return self._ranks.progress
 
     @property
     def live_agents(self) -> frozenset[str]:
-        """Returns data hosts whose lease runs."""
+        """Data hosts whose lease is valid."""
         return self._agents & set(self._members.live)
 
     @property
     def expected_agents(self) -> frozenset[str]:
-        """Returns all data hosts of the run."""
+        """All data hosts of the run."""
         return self._agents
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Returns hosts that have not said that the engine's commands take work there."""
+        """Hosts whose engine commands are not ready."""
         return self._members.unready
 
     @property
     def gone_agents(self) -> dict[str, str]:
-        """Returns data hosts that have left or were lost, and why."""
+        """Data hosts that have left or were lost, and why."""
         return dict(self._gone_agents)
 
     @property
     def unfed_ranks(self) -> int:
-        """Counts ranks of the other dnn hosts that never ask for a batch of the feed."""
+        """Number of ranks on other dnn hosts that never ask for a batch of the feed."""
         return self._members.unfed_ranks
 
     @property
     def release_seconds(self) -> float | None:
-        """Returns seconds from the outcome to the last data host's goodbye.
-
-        None unless all that came said it.
-        """
+        """Seconds from the outcome to the last data host's goodbye; None until all have said it."""
         if self._end is None or self._agents & set(self._members.live):
             return None
         last = max(self._ended_agents.values(), default=None)
         return max(0.0, last - self._end.at) if last is not None else None
 
     def start(self) -> None:
-        """Listens, and serves in a thread of its own.
+        """Listens, and serves in a thread.
 
         Raises:
             PlatformError: If the port is not free within BIND_SECONDS.
@@ -278,31 +264,28 @@ class Coordinator:
         self._thread.start()
 
     def end(self, outcome: Outcome, *, exit_code: int | None, reason: str) -> None:
-        """Tells every launcher how the run ended; returns at once, only the first call counts."""
+        """Announces the outcome to every launcher; returns at once, only the first call counts."""
         # 16 kB at most in UTF-8: a message above MAX_MESSAGE_BYTES would cut the connection.
         self._ending.put(State(outcome=outcome, exit_code=exit_code, reason=reason[:4000]))
 
     def release_agents(self, reason: str) -> None:
-        """Ends the data hosts, including those still to come, while the training goes on.
-
-        Returns at once.
-
-        Args:
-            reason: Why, for the record and their logs.
+        """Ends the data hosts, also those still to come, while the training continues; returns at
+        once.
         """
         self._to_release.put(State(outcome="released", reason=reason[:4000]))
 
     def announce(self, stage: RunStage) -> None:
-        """Tells every launcher how far the engine's commands are; returns at once."""
+        """Announces the state of the engine's commands to every launcher; returns at once."""
         self._stage = stage
 
     def start_daemon(self, host: str, arguments: Sequence[str]) -> str:
-        """Orders a follower to start the daemon of the leader's mpirun, now or when it has come.
+        """Makes a follower start the daemon of the leader's mpirun, once it has joined.
 
-        Returns at once; from any thread. Once a host and run: a daemon that ends ends the run.
+        Returns at once; callable from any thread. Once per host and run: a daemon's end ends the
+        run.
 
         Returns:
-            Why it cannot, in words; empty: it will.
+            Why it cannot; empty if it will.
         """
         if host not in self._followers:
             return f"{host} is not a dnn host of this run, or it is the leader"
@@ -315,15 +298,14 @@ class Coordinator:
         return ""
 
     def followers(self, *, live_only: bool) -> tuple[str, ...]:
-        """Returns dnn hosts neither done nor lost; without `live_only` also those to come."""
+        """Returns dnn hosts neither done nor lost; without `live_only` also those still to come."""
         members = self._members
         return members.live_followers() if live_only else members.awaited_followers()
 
     def close(self) -> None:
         """Ends the thread: after `end`, when all have said goodbye or their time is over.
 
-        Blocks after `end` for GOODBYE_SECONDS or straggler_seconds at most, the longer of the two;
-        without `end`, for a moment only.
+        Blocks after `end` for at most GOODBYE_SECONDS or straggler_seconds, the longer of both.
         """
         if self._thread is None:
             return
@@ -382,7 +364,7 @@ class Coordinator:
             self._context.term()
 
     def _judge(self, socket: "zmq.Socket[bytes]") -> None:
-        """Notes who is lost, and looks whether the connections of silent launchers have ended."""
+        """Expires leases, and checks the connections of silent launchers."""
         now = self._clock()
         turn_seconds, self._turned_at = now - self._turned_at, now
         if turn_seconds > _STANDSTILL_SECONDS:
@@ -476,7 +458,7 @@ class Coordinator:
                 self._warn(sender, type(message).__name__)
 
     def _warn(self, sender: bytes, reason: str) -> None:
-        """Logs what is wrong with a peer, once; not with every message."""
+        """Logs a peer's first invalid message."""
         if sender not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(sender)
             self._log.event(EventName.MESSAGE_REFUSED, peer=sender.hex(), reason=reason)
@@ -528,7 +510,7 @@ class Coordinator:
             self._send(socket, self._launchers[host], self._released)
 
     def _decided_for(self, host: str) -> State | None:
-        """Returns the state that ends a launcher; None while it may go on."""
+        """Returns the state that ends a launcher; None while it may run."""
         if self._end is not None:
             return self._end.state
         return self._released if host in self._agents else None

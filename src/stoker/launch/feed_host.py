@@ -1,4 +1,4 @@
-"""A data host makes batches, or runs an engine's command, until the run ends."""
+"""A data host of the feed makes batches until the run ends."""
 
 import os
 import queue
@@ -21,7 +21,7 @@ DRAIN_SECONDS = 10.0
 
 
 def serve(run: HostRun) -> int:
-    """Runs the agent of this host; 0 whenever the dnn group decided, or was there and fell silent.
+    """Runs the agent of this host; returns the exit code (see `exit_code_of`).
 
     Raises:
         StokerError: If the agent cannot listen.
@@ -93,7 +93,7 @@ def serve(run: HostRun) -> int:
 
 
 def _goodbye(agent: Agent, failure: StokerError | None, verdicts: list[MembershipVerdict]) -> str:
-    """Says what the training record tells of this host's end."""
+    """Returns what the training record says about this host's end."""
     if failure:
         return f"failed: {failure}"
     return f"{agent.num_sent} batches sent" + ("" if verdicts else ", asked to stop")

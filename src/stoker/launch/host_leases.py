@@ -1,12 +1,12 @@
-"""A host that is silent for longer than its lease is lost: the leader keeps the run's hosts here.
+"""The leader's record of the run's hosts: a host that is silent for longer than its lease is lost.
 
-The lease is `FeedSettings.lease_seconds`, 60 s by default. Pure: the clock is handed in, nothing is
-sent. `coordinator.py` calls `expire` and tells the ranks; where the run cannot go on, its
-`on_failure` ends it (`trainer_host.py`).
+The lease is `FeedSettings.lease_seconds`, 60 s by default. Pure: the clock is a parameter, nothing
+is sent. `coordinator.py` calls `expire` and informs the ranks; its `on_failure` ends a run that
+cannot continue (`trainer_host.py`).
 
-A host is named by the topology, a launcher on it by its incarnation. A launcher that comes back has
-another incarnation; the older one is superseded and refused from then on. A data host may come
-late, leave, and come back. A dnn follower may not: with it the training is lost.
+The topology names hosts, an incarnation a launcher's process on one. A restarted launcher has a new
+incarnation; the old one is superseded and refused. A data host may come late, leave, and return. A
+dnn follower may not: with it the training is lost.
 """
 
 from collections.abc import Sequence
@@ -41,12 +41,12 @@ HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Says what happened to a host.
+    """A change of a host's state.
 
     Attributes:
         kind: `agent` of a data host, `follower` of a dnn host.
-        reason: Reason for people; empty where `what` says it all.
-        exit_code: Exit code of the follower's training command, where it left.
+        reason: Empty if `what` is enough.
+        exit_code: Exit code of a follower's training command, if it left.
     """
 
     what: HostChange
@@ -57,7 +57,6 @@ class Change:
 
     @property
     def fails_the_run(self) -> bool:
-        """Returns whether the training cannot go on."""
         if self.kind == "agent":
             return False
         is_gone = self.what in ("lost", "absent", "rejoined")
@@ -66,7 +65,7 @@ class Change:
 
 @dataclass(slots=True)
 class _HostState:
-    """Holds what the leader knows of a host of the run: not yet there, there, lost or left."""
+    """A host of the run: absent, live, lost or left."""
 
     kind: Literal["agent", "follower"]
     join: Join | None = None
@@ -80,10 +79,10 @@ class _HostState:
 
 
 class HostLeases:
-    """Keeps the hosts of a run, but for the leader, and declares those lost that fall silent.
+    """Leases of the run's hosts, except the leader.
 
     Args:
-        run_id: Names the run; launchers of another run are refused.
+        run_id: Id of the run; launchers of other runs are refused.
         agents: Data hosts.
         followers: dnn hosts besides the leader.
         lease_seconds: A launcher that is silent for longer is lost.
@@ -112,17 +111,17 @@ class HostLeases:
 
     @property
     def live(self) -> tuple[str, ...]:
-        """Returns hosts whose lease runs."""
+        """Hosts whose lease is valid."""
         return tuple(host for host, state in self._hosts.items() if state.is_live)
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """Returns hosts that have never come."""
+        """Hosts that have never come."""
         return tuple(host for host, state in self._hosts.items() if state.join is None)
 
     @property
     def unready(self) -> tuple[str, ...]:
-        """Returns hosts whose commands of the engine do not take work, or that are not there."""
+        """Hosts whose engine commands are not ready, or that are not live."""
         return tuple(
             host
             for host, state in self._hosts.items()
@@ -130,7 +129,7 @@ class HostLeases:
         )
 
     def awaited_followers(self) -> tuple[str, ...]:
-        """Returns dnn hosts that are there or may still come: neither done nor lost."""
+        """Returns dnn hosts that are live or may still come: neither done nor lost."""
         return tuple(
             host
             for host, state in self._hosts.items()
@@ -138,11 +137,11 @@ class HostLeases:
         )
 
     def live_followers(self) -> tuple[str, ...]:
-        """Returns dnn hosts whose lease runs."""
+        """Returns dnn hosts whose lease is valid."""
         return tuple(h for h, state in self._hosts.items() if state.is_live and _trains(state))
 
     def join(self, message: Join, now: float) -> tuple[Welcome | Refused, Change | None]:
-        """Lets a launcher in, or refuses it; joining again renews the lease."""
+        """Accepts or refuses a launcher; joining again renews the lease."""
         reason = self._refusal(message)
         if reason:
             return Refused(reason=reason), None
@@ -159,7 +158,7 @@ class HostLeases:
         return welcome, change
 
     def beat(self, message: Heartbeat, now: float) -> bool:
-        """Renews a lease on a heartbeat; False if the sender is not a member and must join."""
+        """Renews a lease; False if the sender is not a member and must join."""
         state = self._hosts.get(message.host)
         # One that was given up has to join again, so that its return is told to the ranks.
         if state is None or not _speaks_for(state, message.incarnation) or not state.is_live:
@@ -170,24 +169,21 @@ class HostLeases:
 
     @property
     def unfed_ranks(self) -> int:
-        """Counts ranks of hosts that are here, where none asks for a batch of the feed."""
+        """Number of ranks of live hosts that never ask for a batch of the feed."""
         return sum(state.unfed_ranks for state in self._hosts.values() if state.is_live)
 
     def late(self, now: float) -> tuple[str, ...]:
-        """Returns hosts whose heartbeat is late: perhaps their connection has ended."""
+        """Returns hosts whose heartbeat is late; their connections may have ended."""
         longest = LATE_BEATS * self._beat_seconds
         return tuple(h for h, s in self._hosts.items() if s.is_live and now - s.heard_at > longest)
 
     def cut_off(self, host: str, now: float) -> None:
-        """Notes that the connection of a launcher has ended; unless it comes back it is lost."""
+        """Records that a launcher's connection ended; unless it reconnects it is lost."""
         state = self._hosts[host]
         state.cut_off_at = now if state.cut_off_at is None else state.cut_off_at
 
     def stood_still(self, seconds: float) -> None:
-        """Moves all deadlines: for so long nobody could be heard, for the coordinator hung.
-
-        Its process was stopped, or its machine was: what hosts sent meanwhile is still to be read.
-        """
+        """Extends all deadlines by the time for which the coordinator was suspended."""
         self._start_by += seconds
         for state in self._hosts.values():
             state.heard_at += seconds
@@ -195,7 +191,7 @@ class HostLeases:
                 state.cut_off_at += seconds
 
     def leave(self, message: Leave) -> Change | None:
-        """Takes a launcher's goodbye; None if it was no member."""
+        """Records a launcher's goodbye; None if it was not a member."""
         state = self._hosts.get(message.host)
         if state is None or not _speaks_for(state, message.incarnation) or state.has_left:
             return None
@@ -223,7 +219,7 @@ class HostLeases:
         return changes
 
     def _loss(self, state: _HostState, now: float) -> str:
-        """Says why a live host is lost; empty: it is not."""
+        """Returns why a live host is lost; empty: it is not."""
         if not state.is_live:
             return ""
         silent = now - state.heard_at
@@ -234,7 +230,8 @@ class HostLeases:
         return ""
 
     def roster(self, now: float) -> Roster:
-        """Returns the agents that trainers may dial, those lost, and those that never came."""
+        """Returns the agents that trainers may connect to, those lost, and those that never came.
+        """
         states = [state for state in self._hosts.values() if state.kind == "agent"]
         agents = [(place, s, s.join) for place, s in enumerate(states) if s.join]
         return Roster(
@@ -284,7 +281,7 @@ class HostLeases:
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
-    """Returns the seconds between two heartbeats of a launcher."""
+    """Returns the interval of a launcher's heartbeats."""
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 
@@ -293,7 +290,7 @@ def _follows(state: _HostState) -> bool:
 
 
 def _trains(state: _HostState) -> bool:
-    """Returns whether it is a dnn host whose training has not come to its end."""
+    """Returns whether it is a dnn host whose training has not ended."""
     return _follows(state) and state.stage != "done"
 
 

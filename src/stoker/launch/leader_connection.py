@@ -1,9 +1,9 @@
-"""A launcher is a member of a run: it joins, sends heartbeats, and learns how the run ended.
+"""A launcher's membership in its run: joining, heartbeats, and the outcome.
 
-Three things can be behind a leader's silence. Its host is gone, or the network: the lease tells,
-which is long. Its launcher has ended: nobody listens at its port, which tells within seconds, for
-no launcher starts again in the same run. Or it hangs (a live migration, SIGSTOP): then the
-trainers of the run go on, and a data host that serves one has a sign of life.
+A leader may be silent for three reasons. Its host or the network is gone: only the lease shows it,
+which is long. Its launcher has ended: its port refuses connections, which shows within seconds, as
+no launcher restarts in the same run. Or it hangs (a live migration, SIGSTOP): then the run's
+trainers continue, and a data host that serves one knows that the run is alive.
 """
 
 import queue
@@ -67,7 +67,7 @@ _POLL_MS = 50
 
 
 class Silence:
-    """Tells how long a leader has been silent, and what that means.
+    """A leader's silence, and what it means.
 
     Args:
         lease_seconds: A leader that is silent for longer is lost.
@@ -82,15 +82,14 @@ class Silence:
         self.heard_at: float | None = None
 
     def hear(self, now: float) -> None:
-        """Notes a message of the leader."""
+        """Records a message of the leader."""
         self.heard_at, self._refused_since, self._ended_at = now, None, None
 
     def dial(self, now: float, *, is_refused: bool | None) -> None:
-        """Notes how the leader's port answers.
+        """Records how the leader's port answers.
 
         Args:
-            now: Monotonic seconds.
-            is_refused: Whether connections are refused; None: nobody answers, which tells nothing.
+            is_refused: Whether connections are refused; None: no answer, which means nothing.
         """
         if is_refused is None:
             return
@@ -98,15 +97,15 @@ class Silence:
         self._refused_since = since if is_refused else None
 
     def end(self, now: float) -> None:
-        """Notes that the connection ended; in the middle of silence that tells nothing."""
+        """Records that the connection ended; in the middle of silence that means nothing."""
         if self.heard_at is not None and now - self.heard_at < _ALIVE_SECONDS:
             self._ended_at = now
 
     def turn(self, now: float) -> float:
-        """Notes a turn of the loop; it must be called at each.
+        """Records a loop iteration; call it in every one.
 
         Returns:
-            For how many seconds this process hung, which counts for nothing; else 0.
+            Seconds for which this process hung, which do not count as silence; else 0.
         """
         seconds, self._turned_at = now - self._turned_at, now
         if seconds <= STANDSTILL_SECONDS or self.heard_at is None:
@@ -119,10 +118,9 @@ class Silence:
         return seconds
 
     def reason(self, now: float, *, trainers_heard_at: float) -> str:
-        """Says why the leader is lost, as the end of a sentence about it; empty: it is not.
+        """Returns why the leader is lost, as the end of a sentence about it; empty: it is not.
 
         Args:
-            now: Monotonic seconds.
             trainers_heard_at: Last sign of life of a trainer that this host serves.
         """
         if self.heard_at is None:
@@ -142,13 +140,13 @@ class Silence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipVerdict:
-    """The verdict says why this launcher has to end.
+    """Why this launcher must end.
 
     Attributes:
-        kind: decided: the leader said how the run ended; lost: it was silent for longer than the
-            lease, or its launcher has ended; never: it did not answer before the start deadline;
-            refused: it does not want this host.
-        state: What the leader said, where it decided.
+        kind: decided: by the leader; lost: the leader was silent for its lease, or its launcher
+            ended; never: it did not answer before the start deadline; refused: it does not accept
+            this host.
+        state: The leader's message, if it decided.
     """
 
     kind: Literal["decided", "lost", "never", "refused"]
@@ -157,19 +155,15 @@ class MembershipVerdict:
 
 
 class Membership:
-    """Keeps a launcher's lease at the coordinator, in a thread of its own.
+    """A launcher's lease at the coordinator, kept in a thread.
 
     Args:
-        join: What this host says of itself; see `new_incarnation`.
-        keys: Keys of the run.
-        address: Name or address of the leader; a name is resolved anew at each reconnect.
+        join: This host's first message; see `HostRun.join`.
+        address: Name or address of the leader; a name is resolved at each reconnect.
         port: Port of its coordinator.
-        feed: Lease and start deadline.
-        log: Log of this host.
-        on_verdict: Called once, in the thread, when this launcher has to end.
-        trainers_heard_at: Returns when this host last had a sign of life of a trainer, monotonic
-            seconds: while it serves one, a silent leader hangs and is not lost.
-        clock: Monotonic seconds.
+        on_verdict: Called once, in the thread, when this launcher must end.
+        trainers_heard_at: Returns the last sign of life of a trainer, in monotonic seconds: while
+            this host serves one, a silent leader hangs and is not lost.
     """
 
     def __init__(
@@ -215,37 +209,37 @@ class Membership:
 
     @property
     def leader_ip(self) -> str | None:
-        """Returns the leader's address as last resolved."""
+        """The leader's address as last resolved."""
         return self._leader_ip
 
     @property
     def run_stage(self) -> RunStage:
-        """Returns how far the engine's commands are, as the leader last said."""
+        """State of the engine's commands, as last announced by the leader."""
         return self._run_stage
 
     def tell(self, stage: HostStage) -> None:
-        """Tells the leader how far this host is with the engine's commands; returns at once."""
+        """Reports the state of this host's engine commands to the leader; returns at once."""
         self._stage = stage
 
     def tell_unfed(self, ranks: int) -> None:
-        """Tells the leader that none of so many ranks here asks for batches; returns at once."""
+        """Reports to the leader that `ranks` of this host never ask for batches; returns at once.
+        """
         self._unfed_ranks = ranks
 
     @property
     def start_order(self) -> Start | None:
-        """Returns what the leader told this follower to start; None until it has said so."""
+        """The leader's order for this follower; None until it has come."""
         return self._start
 
     def start(self) -> None:
-        """Begins to join."""
         self._thread.start()
 
     def wait_until_welcome(self, timeout_seconds: float) -> bool:
-        """Waits until the coordinator lets this launcher in; False after `timeout_seconds`."""
+        """Waits until the coordinator has accepted this launcher; False after the timeout."""
         return self._is_welcome.wait(timeout_seconds)
 
     def leave(self, *, exit_code: int | None = None, reason: str = "") -> None:
-        """Says goodbye; `close` sees to it that it gets out."""
+        """Says goodbye; `close` waits until it is sent."""
         goodbye = Leave(
             host=self._join.host,
             incarnation=self._join.incarnation,
@@ -294,7 +288,7 @@ class Membership:
         return connection
 
     def _resolve(self) -> Sequence[str]:
-        """Returns the leader's addresses; none while its name is not known."""
+        """Returns the leader's addresses; none while its name cannot be resolved."""
         answers: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
 
         def look_up() -> None:
@@ -315,7 +309,7 @@ class Membership:
         return ()
 
     def _speak(self, connection: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
-        """Speaks over one connection until it falls silent, the run ends, or `close`."""
+        """Uses one connection until it falls silent, the run ends, or `close`."""
         connected_at = self._clock()
         is_member = False
         next_at = connected_at
@@ -447,10 +441,7 @@ class Membership:
 
 
 def _refuses(address: str, port: int) -> bool | None:
-    """Returns whether connections are refused there; None if nobody answers.
-
-    Blocks for _DIAL_SECONDS at most.
-    """
+    """Returns whether connections are refused; None if there is no answer within _DIAL_SECONDS."""
     try:
         socket.create_connection((address, port), timeout=_DIAL_SECONDS).close()
     except ConnectionRefusedError:
@@ -461,19 +452,19 @@ def _refuses(address: str, port: int) -> bool | None:
 
 
 def new_incarnation() -> str:
-    """Returns a name for this life of a launcher."""
+    """Returns a new name for a launcher's process."""
     return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostRun:
-    """Describes this host's part of a run.
+    """This host's part of a run.
 
     Attributes:
         output: Folder for timelines, failures and the record; only dnn hosts have it.
-        folder: Where the command runs, with modules that data hosts may need, too; None: here.
-        inbox: Where signals and decisions come in.
-        keys: Keys of the run; None where it has one host, or no token.
+        folder: Where the command runs, with modules that data hosts may need; None: here.
+        inbox: Source of signals and decisions.
+        keys: Keys of the run; None with one host, or without a token.
     """
 
     settings: ProcessSettings
@@ -487,7 +478,7 @@ class HostRun:
 
     @property
     def coordinator_address(self) -> tuple[str, int]:
-        """Returns where the coordinator listens: name and port."""
+        """Name and port of the coordinator."""
         named = self.settings.coordinator
         if not named:
             return self.topology.leader, self.settings.feed.port
@@ -500,12 +491,12 @@ class HostRun:
 
     @property
     def listen_address(self) -> str:
-        """Returns the interface to listen on: all, or loopback where others are told that."""
+        """Interface to listen on: all, or loopback if that is what others connect to."""
         advertised = self.settings.advertise or ""
         return advertised if advertised.startswith("127.") else "*"
 
     def join(self, *, port: int = 0, batch_port: int = 0, workers: int = 0) -> Join:
-        """Returns the message with which this host joins the coordinator."""
+        """Returns the message with which this host joins the run."""
         return Join(
             protocol=PROTOCOL_VERSION,
             run_id=self.settings.run_id,
@@ -521,7 +512,7 @@ class HostRun:
 
 
 def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | None:
-    """Returns the run's keys, where more than one host takes part.
+    """Returns the run's keys if it has more than one host.
 
     Raises:
         UsageError: If there is a data group and no token.

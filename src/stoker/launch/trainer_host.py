@@ -1,6 +1,6 @@
-"""A dnn host leads the run or follows the leader; it trains in either role.
+"""A dnn host trains, and leads the run or follows its leader.
 
-The training command itself, and what SIGTERM means for its checkpoint, is in `supervise`.
+Supervision of the training command, and SIGTERM for its checkpoint, are in `supervise`.
 """
 
 import contextlib
@@ -61,17 +61,16 @@ OWN_CAUSE_SECONDS = 3.0
 
 
 class Release:
-    """Looks at what the ranks of this host say: do they train without asking for a batch?
+    """Whether this host's ranks train without asking for a batch.
 
-    Where all of them do, they make their batches themselves from then on, whatever they read. A
-    follower tells its leader so, which gives the data hosts back once all ranks of the run do.
+    If all do, they will make their own batches until the end. A follower reports it to the leader,
+    which releases the data hosts once all ranks of the run do.
 
     Args:
         output: STOKER_OUTPUT of the ranks.
         run: The coordinator on the leader, the membership on another dnn host.
         ranks: Ranks of this host.
-        all_ranks: Ranks of all dnn hosts, as they were started: each counts, also where commands
-            on several hosts know nothing of each other.
+        all_ranks: Ranks of all dnn hosts, also if their commands are independent.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Release:
             file.unlink(missing_ok=True)
 
     def tick(self) -> None:
-        """Looks, once a second."""
+        """Checks once a second."""
         now = time.monotonic()
         if self._is_done or now < self._look_at:
             return
@@ -105,7 +104,7 @@ class Release:
             self._is_done = True
 
     def _agreed(self) -> Unfed | None:
-        """Returns what a rank said, once all have said it and none can take its word back."""
+        """Returns a rank's message, once all ranks have sent one and none can withdraw it."""
         if len(self._said()) < self._ranks:
             return None
         # First the file, then a second look: a rank that asks after all takes its word back and
@@ -128,7 +127,7 @@ class Release:
 
 
 def lead(run: HostRun, command: Sequence[str]) -> int:
-    """Trains on the first dnn host, coordinates the others, and leaves the record."""
+    """Trains on the first dnn host, coordinates the others, and writes the record."""
     causes: list[Change] = []
 
     def fail(change: Change) -> None:
@@ -258,10 +257,10 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
 
 
 def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
-    """Returns the end with a code that Kubernetes does not take for that of a finished training.
+    """Returns the end with a nonzero code if a pod was told to end.
 
-    A command that is told to end may save its state and end well; the pod's job would be done, and
-    its other pods deleted, where its node was only drained.
+    A command that saves its state on SIGTERM exits with 0; Kubernetes would take the job for
+    finished and delete its other pods, although only a node was drained.
     """
     if ending.signals and not ending.exit_code and is_job_pod(run.environ):
         return dataclasses.replace(ending, exit_code=128 + ending.signals[0])
@@ -301,7 +300,7 @@ def _await_followers(
 ) -> Ending:
     """Waits for the other dnn hosts, which may have more to do, or be the cause of a failure.
 
-    After a good end each of them has until its lease ends, or the start deadline if it has not come
+    After success, each of them has until its lease ends, or the start deadline if it has not come
     yet; after a failure FOLLOWERS_CAUSE_SECONDS. A signal ends the wait.
     """
     has_failed = ending.exit_code != 0
@@ -424,10 +423,10 @@ def _train(
 
 
 def with_reachable_mlflow(environ: Mapping[str, str], log: Log) -> dict[str, str]:
-    """Returns the command's environment; without stoker's run of MLflow if its server is away.
+    """Returns the command's environment, without MLflow's variables if its server is unreachable.
 
-    Whoever submitted the job reached the server, but this host may not: the script's first
-    `mlflow.log_metric` would wait for minutes and then end the training. Blocks for 10 s at most.
+    The submitter reached the server, but this host may not: the script's first `mlflow.log_metric`
+    would wait for minutes and then end the training. Blocks for at most 10 s.
     """
     address = environ.get(MLFLOW_URI, "")
     # Without a run, the script's author has named the server.
@@ -458,7 +457,7 @@ def _feed_log(run: HostRun, coordinator: Coordinator) -> FeedLog:
 
 
 def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunOutcome, int]:
-    """Returns the run's outcome and the leader's exit code, from its own end and the followers'."""
+    """Returns the run's outcome and the leader's exit code."""
     # First: what ranks wrote while they were asked to end is no failure.
     if ending.signals:
         return RunOutcome(status="stopped", exit_code=ending.exit_code), ending.exit_code
@@ -479,7 +478,7 @@ def _judge(run: HostRun, ending: Ending, causes: Sequence[Change]) -> tuple[RunO
 
 
 def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcome:
-    """Returns how a run ended whose command ended well: it failed if its data hosts fed nobody."""
+    """Turns success into failure if the run's data hosts were not used."""
     is_planned = run.topology.data_hosts and run.settings.engine.name == "feed"
     if not is_planned or run.settings.profile is not None:
         return ended
@@ -488,7 +487,7 @@ def _fed(run: HostRun, coordinator: Coordinator, ended: RunOutcome) -> RunOutcom
 
 
 def _failure_of(run: HostRun, ending: Ending) -> str:
-    """Says how this host's command failed: a rank's traceback, else its last words."""
+    """Returns how this host's command failed: a rank's traceback, else its last output."""
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
     cause = finish.read_cause(run.output)
     written = finish.read_failures(run.output)
@@ -511,7 +510,7 @@ def _write_failure(run: HostRun, failure: str) -> None:
 
 
 def _engine_failure(run: HostRun, words: str) -> Change:
-    """Returns a failing engine as a follower's end, which is what it is to the leader."""
+    """Returns an engine's failure as a follower's, which it is to the leader."""
     return Change(what="left", host=run.topology.host, kind="follower", reason=words)
 
 

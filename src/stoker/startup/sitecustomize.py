@@ -1,8 +1,8 @@
-"""This file runs at the start of each Python process of a training: the launcher puts it in front.
+"""Startup of each Python process of a training; the launcher puts this folder on PYTHONPATH.
 
-It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ends ranks with
-their torchrun, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
-here is one line on stderr: it must never break a process that is not ours.
+It runs the next sitecustomize, keeps the traceback of a failing rank, ends ranks with their
+torchrun, and replaces torch's loader where requested. A failure here is one line on stderr: it must
+never break the user's process.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def _chain_on() -> None:
 
 
 def _is_rank() -> bool:
-    """Returns whether this process is the command itself, or one below it: a rank of torchrun."""
+    """Returns whether this process is the command itself, or a child of it: a rank of torchrun."""
     launcher = os.environ.get("STOKER_LAUNCHER_PID")
     return bool(launcher) and launcher in (str(os.getppid()), _grandparent())
 
@@ -102,7 +102,7 @@ def _end_with_torchrun() -> None:
 
 
 class _Finder:
-    """Calls back once some modules are all wholly imported; imports none."""
+    """Calls back once some modules are completely imported; imports none."""
 
     def __init__(self, names: "set[str]", callback: "Callable[[], None]") -> None:
         self._callback = callback
@@ -196,7 +196,7 @@ def _install_stateful_probe() -> None:
 
 
 def _leave_word_of_modules() -> None:
-    """Makes each process of a profile say at its end what it worked with: it may use no torch."""
+    """Makes each process of a profile record its modules at exit, as it may not use torch."""
     import atexit
 
     # Processes of multiprocessing are a part of the one that started them.
@@ -206,12 +206,12 @@ def _leave_word_of_modules() -> None:
 
 
 def _parts() -> set[str]:
-    """Returns packages inside a namespace that others share."""
+    """Returns packages inside of shared namespaces."""
     return {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
 
 
 def _own_loaders() -> list[str]:
-    """Returns classes of other libraries' loaders that this process has."""
+    """Returns classes of other libraries' loaders in this process."""
     try:
         from stoker.feed.own_loaders import own_loaders
     except ImportError:
@@ -250,10 +250,10 @@ def _is_auto() -> bool:
 
 
 def _abort_with_mpi() -> None:
-    """Starts a rank of mpirun again as `python -m mpi4py ...`, which aborts all ranks if it fails.
+    """Restarts a rank of mpirun as `python -m mpi4py ...`, which aborts all ranks if it fails.
 
-    Else mpi4py calls MPI_Finalize when Python ends, whatever the reason, and waits for the others;
-    mpirun then never hears of the failure.
+    Otherwise mpi4py calls MPI_Finalize at exit and waits for the others, so mpirun never learns of
+    the failure.
     """
     from importlib.util import find_spec
 
@@ -266,7 +266,7 @@ def _abort_with_mpi() -> None:
 
 
 def _choose_backend() -> None:
-    """Chooses torch's process group backend for the strategy smddp."""
+    """Sets torch's process group backend for the strategy smddp."""
     backend = os.environ.get("STOKER_BACKEND")
     if backend:
         sys.meta_path.insert(0, _TorchFinder(lambda _: _install_backend(backend)))

@@ -1,4 +1,4 @@
-"""Commands of an engine that run on dnn hosts beside the training."""
+"""Commands of an engine on dnn hosts, beside the training."""
 
 import queue
 import threading
@@ -22,27 +22,27 @@ _STOPPED = 128
 
 
 class EngineCommands(Protocol):
-    """Holds the commands that run next to the training on a dnn host."""
+    """Engine commands beside the training on a dnn host."""
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Returns more variables for the training command."""
+        """More variables for the training command."""
         ...
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Returns children of this process that are none of the training's."""
+        """Pids of the commands, children of this process."""
         ...
 
     @property
     def failure(self) -> str:
-        """Says why the training cannot go on; empty if it can."""
+        """Why the training cannot continue; empty if it can."""
         ...
 
     def lead(self, coordinator: Coordinator | None) -> Ending | None:
         """Starts the leader's commands, and waits for those of all hosts.
 
-        Blocks until the training may start, for the start deadline at most; returns its end if it
+        Blocks until the training may start, at most for the start deadline; returns its end if it
         may not.
         """
         ...
@@ -56,17 +56,16 @@ class EngineCommands(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ends the commands and all that they started; may be called twice."""
+        """Ends the commands with all their processes; may be called twice."""
         ...
 
 
 def engine_commands(run: HostRun, on_failure: Callable[[str], None]) -> EngineCommands:
-    """Returns the commands next to the training; none with the feed, or without a data group.
+    """Returns the commands beside the training; none with the feed, or without a data group.
 
     Args:
-        run: This host's part of the run.
-        on_failure: Called, perhaps in another thread, with why the training cannot go on; it must
-            make this host end.
+        on_failure: Called, perhaps in another thread, with why the training cannot continue; it
+            must end this host.
     """
     order = order_of(run)
     return _Commands(run, order, on_failure) if order else _Nothing()
@@ -219,7 +218,7 @@ class _Commands:
             time.sleep(_POLL_SECONDS)
 
     def _watch(self, coordinator: Coordinator) -> None:
-        """Fails the run when a data host is lost, for which the training might wait for ever."""
+        """Fails the run when a data host is lost, for which the training might wait forever."""
         asked_at: dict[str, float] = {}
         while not self._is_stopped.wait(_WATCH_SECONDS):
             now = time.monotonic()

@@ -23,12 +23,10 @@ ENGINE_ASKED_TO_STOP = "asked to stop"
 
 
 def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_asked: bool) -> int:
-    """Returns a data host's code: 0 whenever the dnn group decided, or was there and fell silent.
+    """Returns a data host's exit code: 0 if the dnn group decided, or was there and fell silent.
 
     Args:
-        run: This host's part of the run.
-        verdicts: Why it ends; none: it was asked to.
-        is_asked: Whether it was asked to.
+        verdicts: Why it ends; empty: it was asked to.
     """
     comes_back = run.settings.comes_back
     # A pod that is evicted as the run ends, or is moved with all others, must not count as done.
@@ -59,10 +57,10 @@ def exit_code_of(run: HostRun, verdicts: Sequence[MembershipVerdict], *, is_aske
 
 
 def serve_command(run: HostRun) -> int:
-    """Runs the engine's command of this host; the code is as with the feed.
+    """Runs the engine's commands of this host; returns the exit code.
 
     Raises:
-        StokerError: If it failed before the leader knew of this host.
+        StokerError: If it failed before the leader knew this host.
     """
     order = order_of(run)
     assert order is not None

@@ -1,10 +1,9 @@
-"""Strategy mpi runs mpirun on the leader; its daemons are started by the other hosts' launchers.
+"""Strategy mpi: mpirun on the leader, with its daemons started by the other hosts' launchers.
 
-mpirun would log in to each host with ssh. In its place it gets a small program of ours
-(mpi_programs), which asks the leader's launcher through a socket; the launcher tells the follower's
-launcher over the coordinator, where every connection is authenticated, and that one starts the
-daemon (orted) of its own Open MPI. So there is no sshd, no key and no root, and only mpirun of this
-run can ask.
+mpirun would log in to each host by ssh. Instead it gets a small program (mpi_programs), which asks
+the leader's launcher through a socket. That asks the follower's launcher over the coordinator,
+where every connection is authenticated, to start the daemon (orted) of its own Open MPI. So there
+is no sshd, key or root, and only mpirun of this run can ask.
 """
 
 import dataclasses
@@ -50,13 +49,13 @@ def command_of(
     """Returns mpirun over the hosts of the dnn group, as the leader starts it.
 
     Args:
-        command: Command of a rank, with its program found.
+        command: Command of a rank, with its program's path.
         hosts: The leader first.
-        processes_per_host: Ranks of a host; they are numbered host by host.
-        agent_socket: Socket that its agent asks through, see MpiSession.
-        more: Arguments of the user's, after ours.
+        processes_per_host: Ranks per host, numbered host by host.
+        agent_socket: Socket of MpiSession.
+        more: The user's arguments, after ours.
         environ: Environment of the command.
-        start_deadline_seconds: After which mpirun gives up on a host's daemon.
+        start_deadline_seconds: Timeout of mpirun for a host's daemon.
 
     Raises:
         UsageError: If there is no Open MPI with an orted.
@@ -96,7 +95,7 @@ def command_of(
 
 
 def variables(interface: str | None) -> dict[str, str]:
-    """Returns what Open MPI has to know on every host; what the user has set is kept."""
+    """Returns variables for Open MPI on every host; the user's own take precedence."""
     found = {
         # Containers run as root, and isolated.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -116,7 +115,7 @@ def variables(interface: str | None) -> dict[str, str]:
 
 
 def daemon_command(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the daemon as a follower starts it.
+    """Returns the daemon's command on a follower.
 
     Raises:
         UsageError: If there is no orted.
@@ -125,7 +124,7 @@ def daemon_command(arguments: Sequence[str], environ: Mapping[str, str]) -> tupl
 
 
 def daemon_arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """Returns the daemon's arguments in the command line that mpirun has for a host.
+    """Returns the daemon's arguments from mpirun's command line for a host.
 
     Raises:
         ValueError: If it is anything but orted with settings.
@@ -144,7 +143,7 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
     """Returns the path of one of Open MPI's programs.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If it does not exist.
     """
     path = environ.get("PATH")
     found = shutil.which(name, path=path)
@@ -159,13 +158,11 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
 
 
 class MpiSession:
-    """Holds the folder that Open MPI has on this host while it runs; `close` deletes it.
-
-    On the leader also the socket that mpirun's starts come through.
+    """Open MPI's folder on this host, and on the leader the socket of mpi_programs; `close` deletes
+    it.
 
     Args:
         start: Makes a host's launcher start its daemon; returns why not. None: not the leader.
-        log: Log of this host.
     """
 
     def __init__(self, start: StartDaemon | None, log: Log) -> None:
@@ -180,7 +177,6 @@ class MpiSession:
 
     @property
     def socket(self) -> Path:
-        """Returns the path of the socket that the agent of mpi_programs asks through."""
         return self.folder / "starts"
 
     def variables(
@@ -190,12 +186,12 @@ class MpiSession:
         folder: Path | None,
         environ: Mapping[str, str],
     ) -> dict[str, str]:
-        """Returns what a rank of mpi_programs needs, and where Open MPI keeps its files.
+        """Returns what a rank of mpi_programs needs, and the place of Open MPI's files.
 
         Args:
             master: Address and port of rank 0's store.
             folder: Where the command runs; None: where the launcher was started.
-            environ: Environment of the command, with the TMPDIR that ranks are to have.
+            environ: Environment of the command, with the TMPDIR for ranks.
         """
         told = {
             "master_addr": master[0],
@@ -206,7 +202,7 @@ class MpiSession:
         return {"STOKER_MPI": json.dumps(told), "TMPDIR": str(self.folder)}
 
     def close(self) -> None:
-        """Ends the socket and deletes the folder; may be called twice."""
+        """Closes the socket and deletes the folder; may be called twice."""
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -215,7 +211,7 @@ class MpiSession:
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):
-    """Answers the agent of mpi_programs: one line of JSON, one line of text."""
+    """Server for mpi_programs' agent: one line of JSON, one line of text."""
 
     daemon_threads = True
     # At the end of the run nobody waits for an agent that hangs.
@@ -230,7 +226,6 @@ class _Handler(socketserver.StreamRequestHandler):
     timeout = mpi_programs.ANSWER_SECONDS
 
     def handle(self) -> None:
-        """Answers one request."""
         assert isinstance(self.server, _Server)
         try:
             request: object = json.loads(self.rfile.readline(MAX_REQUEST_BYTES))
@@ -251,13 +246,12 @@ def _request(document: object) -> tuple[str, list[str]]:
 
 
 class MpiHost:
-    """Prepares a dnn host for mpirun, and cleans up when it has ended.
+    """A dnn host's part in mpirun.
 
     Args:
-        run: Run of this host.
         environ: Environment of the training command.
-        coordinator: Set on the leader, where there are other hosts.
-        membership: Set on a follower.
+        coordinator: On the leader, if there are other hosts.
+        membership: On a follower.
         master: Address and port of rank 0's store.
 
     Raises:
@@ -290,12 +284,11 @@ class MpiHost:
     def line(
         self, command: Sequence[str], *, processes_per_host: int, more: Sequence[str]
     ) -> tuple[str, ...] | Ending:
-        """Returns the command that this host starts; a follower waits for it, or ends before.
+        """Returns the command of this host; a follower waits for it, and may end before.
 
         Args:
-            command: Command of the training, with its program found.
-            processes_per_host: Ranks of a host.
-            more: Arguments of the user's for mpirun.
+            command: Command of the training, with its program's path.
+            more: The user's arguments for mpirun.
 
         Raises:
             UsageError: If there is no Open MPI.
@@ -316,9 +309,9 @@ class MpiHost:
         return self._awaited(self._membership, feed.start_deadline_seconds)
 
     def judged(self, ending: Ending) -> Ending:
-        """Returns how this host ended: its ranks say more than the end of a daemon.
+        """Returns how this host ended: its ranks know more than a daemon's end.
 
-        A follower whose ranks wrote no failure leaves the verdict to mpirun, which knows of all.
+        If a follower's ranks wrote no failure, the verdict is mpirun's, which knows all ranks.
         """
         if self._membership is None or ending.decided or ending.signals:
             return ending
@@ -327,7 +320,7 @@ class MpiHost:
         return ending
 
     def close(self) -> None:
-        """Deletes what Open MPI kept on this host; may be called twice."""
+        """Deletes Open MPI's files on this host; may be called twice."""
         self._session.close()
 
     def _awaited(self, membership: Membership, seconds: float) -> tuple[str, ...] | Ending:

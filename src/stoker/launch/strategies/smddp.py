@@ -1,7 +1,7 @@
-"""SageMaker's data-parallel library is used where this host has it; else there is a fallback.
+"""SageMaker's data-parallel library, if this host has it, else its fallback.
 
 The library is legacy: its last release (2.5.0, October 2024) is for PyTorch 2.4.1 and no type newer
-than p4de. The launcher chooses the process group backend; a rank, which has torch, uses it.
+than p4de. The launcher chooses the process group backend; ranks, which have torch, use it.
 """
 
 import functools
@@ -25,11 +25,11 @@ _LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """`Backend` names the process group backend of a run, and why it is that one.
+    """Process group backend of a run.
 
     Attributes:
         name: smddp, nccl or gloo.
-        reason: Why it is not smddp; empty where it is.
+        reason: Why it is not smddp.
     """
 
     name: str
@@ -42,13 +42,12 @@ def backend_of(
     """Returns the process group backend to use; blocks while the library is tried.
 
     Args:
-        strategy: smddp.
-        instance_type: Instance type of the dnn group; empty where it is not known.
-        host: This one's name, for errors.
+        instance_type: Instance type of the dnn group; empty if not known.
+        host: This host's name, for errors.
         environ: Environment of the training command.
 
     Raises:
-        UsageError: Where the library is absent, or not for this type, and there is no fallback.
+        UsageError: If the library cannot be used, and there is no fallback.
     """
     refusal = strategy.refusal(instance_type=instance_type, processes_per_host=1)
     if refusal is None and strategy.fallback and instance_type:
@@ -69,7 +68,7 @@ def backend_of(
 
 
 def _lack(environ: Mapping[str, str]) -> str:
-    """Says why the library cannot be used here; empty if it can."""
+    """Returns why the library cannot be used here; empty if it can."""
     # Torch is imported only where there is something to try it with.
     package = MODULE.partition(".")[0]
     found = f"importlib.util.find_spec({package!r})"
@@ -100,10 +99,9 @@ class _InitProcessGroup(Protocol):
 
 
 def install(backend: str) -> None:
-    """Makes `backend` (smddp, nccl or gloo) the one of torch.distributed in this process, a rank.
+    """Makes `backend` (smddp, nccl or gloo) torch.distributed's default in this process, a rank.
 
-    `init_process_group` without a backend takes it. A backend that the script names is the script's
-    decision; it is told on stderr.
+    A backend that the script names wins, with a warning on stderr.
     """
     # Launchers import this module, too, and have no torch.
     from torch import distributed

@@ -1,4 +1,4 @@
-"""The training command is started on a dnn host: on its own, under torchrun, or by mpirun."""
+"""How the training command starts on a dnn host: directly, under torchrun, or by mpirun."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,15 @@ _TOLD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """Says how each dnn host starts its training: with which command, and by which strategy.
+    """How each dnn host starts its training.
 
     Attributes:
-        strategy: none: the command itself; torchrun: one process a rank; smddp: the same with
+        strategy: none: the command itself; torchrun: one process per rank; smddp: the same with
             SageMaker's library; mpi: mpirun on the leader.
         settings: Settings of the strategy.
-        processes_per_host: Ranks of one host.
-        arguments: After the command: the job's hyperparameters.
-        variables: What SageMaker's toolkit would export, and the network interface for NCCL and
-            gloo.
+        processes_per_host: Ranks per host.
+        arguments: Appended to the command: the job's hyperparameters.
+        variables: Those of SageMaker's toolkit, and the network interface for NCCL and gloo.
     """
 
     strategy: Strategy
@@ -54,13 +53,10 @@ class Trainer:
     ) -> "Trainer":
         """Returns the trainer of this host.
 
-        Blocks for as long as torch's import takes where SageMaker's library is tried.
+        Blocks while torch is imported to try SageMaker's library.
 
         Args:
-            settings: Settings of this launcher.
-            topology: Topology of the run.
-            environ: Environment of this launcher.
-            log: Log of this host; gets a line if another backend is used.
+            log: Gets a line if another backend is used.
 
         Raises:
             UsageError: If the strategy cannot use this host, or a file of the job folder is
@@ -125,13 +121,11 @@ class Trainer:
         """Returns the command's whole environment.
 
         Args:
-            settings: Settings of this launcher.
-            topology: Topology of the run.
             environ: Environment of this launcher.
             output: STOKER_OUTPUT.
-            coordinator: Its name and port, where there is one.
+            coordinator: Its name and port, if there is one.
             launcher_pid: This process.
-            folder: Folder with the training's code, whose modules all its processes may import.
+            folder: Folder with the training's code, from which all its processes can import.
         """
         told = replace(
             settings,
@@ -162,13 +156,12 @@ class Trainer:
         master: tuple[str, int],
         feed: FeedSettings,
     ) -> tuple[str, ...]:
-        """Returns the command as it is started on this host; see MpiHost for mpi.
+        """Returns the command as started on this host; see MpiHost for mpi.
 
         Args:
-            command: Command with its program found, and all arguments.
-            topology: Topology of the run.
+            command: Program, with its path, and arguments.
             master: Address and port of torchrun's store on the leader.
-            feed: Its start deadline is that of torchrun's rendezvous, too.
+            feed: Its start deadline also limits torchrun's rendezvous.
         """
         if self.strategy == "none":
             return tuple(command)
@@ -186,7 +179,7 @@ class Trainer:
     def _rendezvous(
         self, topology: Topology, master: tuple[str, int], seconds: int
     ) -> tuple[str, ...]:
-        """Returns torchrun's options by which the hosts find each other."""
+        """Returns torchrun's options for how hosts find each other."""
         nodes, rank = len(topology.dnn_hosts), topology.dnn_hosts.index(topology.host)
         if nodes == 1:
             return "--standalone", "--local-addr=127.0.0.1"

@@ -1,8 +1,7 @@
-"""torchrun runs in this process, so that the first failing rank and its exit code are not lost.
+"""torchrun in this process, so that the first failing rank and its exit code are known.
 
-torchrun itself exits 1 whatever its ranks did. The launcher starts this module as
-`python -m stoker.launch.strategies.torchrun OPTIONS -- CMD`; OPTIONS are torchrun's own, which
-`start` puts together.
+torchrun itself always exits with 1. The launcher starts this module as `python -m
+stoker.launch.strategies.torchrun OPTIONS -- CMD`, with torchrun's options.
 """
 
 import atexit
@@ -64,10 +63,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(options: Namespace, output: Path | None) -> None:
-    """Runs the ranks; torchrun's files about them are gone when they end.
+    """Runs the ranks, and deletes torchrun's log files after them.
 
-    torchrun would leave a folder in the temporary one. If this process is killed, the run's folder
-    is removed with the run.
+    If this process is killed, they are deleted with the run's folder.
     """
     if options.log_dir:
         # PET_LOG_DIR: the user wants to keep them.
@@ -85,7 +83,7 @@ def _shell_code(code: int) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends this process as Python does, but for the teardown of torch (0.5 CPU-seconds).
+    """Ends this process as Python does, but without the teardown of torch (0.5 CPU-seconds).
 
     The job waits for this process; its memory and sockets end with it anyway.
     """
