@@ -197,7 +197,7 @@ def test_an_engine_that_needs_all_its_hosts_fails_without_one(tmp_path):
         job.wait_for_file("training")
         job.kill(int(job.wait_for_file("server-data-algo-1")))
         failure = job.end().failure or ""
-        assert "the engine cannot go on without data host algo-1: failed" in failure
+        assert "the engine cannot continue without data host algo-1: failed" in failure
         assert "ended with signal 9" in failure
         wait_for_servers(job, ["data-algo-1"])
 

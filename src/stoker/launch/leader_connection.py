@@ -39,7 +39,7 @@ from stoker.feed.wire.protocol import (
 )
 from stoker.launch.coordinator import MAX_MESSAGE_BYTES
 from stoker.launch.host_leases import LATE_BEATS, heartbeat_seconds
-from stoker.launch.supervise import Inbox
+from stoker.launch.supervise import Decided, Inbox
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
@@ -222,9 +222,13 @@ class Membership:
         self._stage = stage
 
     def tell_unfed(self, ranks: int) -> None:
-        """Reports to the leader that `ranks` of this host never ask for batches; returns at once.
-        """
+        """Reports to the leader that `ranks` of this host never ask for batches; returns at once."""
         self._unfed_ranks = ranks
+
+    @property
+    def verdict(self) -> MembershipVerdict | None:
+        """Why this launcher must end; None while it may run."""
+        return self._verdict
 
     @property
     def start_order(self) -> Start | None:
@@ -508,6 +512,23 @@ class HostRun:
             batch_port=batch_port,
             workers=workers,
             incarnation=new_incarnation(),
+        )
+
+    def membership(
+        self, join: Join, *, trainers_heard_at: Callable[[], float] = lambda: float("-inf")
+    ) -> Membership:
+        """Returns this host's membership, whose verdict arrives as `Decided` in the inbox."""
+        assert self.keys is not None
+        address, port = self.coordinator_address
+        return Membership(
+            join=join,
+            keys=self.keys,
+            address=address,
+            port=port,
+            feed=self.settings.feed,
+            log=self.log,
+            on_verdict=lambda verdict: self.inbox.put(Decided(verdict.reason)),
+            trainers_heard_at=trainers_heard_at,
         )
 
 

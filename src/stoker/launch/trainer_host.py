@@ -27,7 +27,7 @@ from stoker.feed.process import Unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.commands import EngineCommands, engine_commands
+from stoker.launch.engines.commands import EngineCommands
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.host_leases import Change
@@ -143,7 +143,13 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 
     coordinator = _coordinator(run, fail)
     lease = FollowerLease(run.settings.follower_lease)
-    engine = engine_commands(run, lambda words: fail(_engine_failure(run, words)))
+    engine = EngineCommands(
+        run,
+        # To the leader, an engine's failure is a follower's.
+        lambda words: fail(
+            Change(what="left", host=run.topology.host, kind="follower", reason=words)
+        ),
+    )
     events = [Event(when=now_utc(), what=STARTED, host=run.topology.host)]
     if coordinator:
         coordinator.start()
@@ -191,41 +197,25 @@ def lead(run: HostRun, command: Sequence[str]) -> int:
 def follow(run: HostRun, command: Sequence[str]) -> int:
     """Trains on another dnn host, and ends when the leader says so or is lost."""
     if run.keys is None:
-        # There is no coordinator without a token: only torchrun connects the hosts.
+        # No token, no coordinator: only torchrun connects the hosts.
         trainer = Trainer.of(run.settings, run.topology, run.environ)
-        alone = engine_commands(run, lambda _: None)
+        alone = EngineCommands(run, lambda _: None)
         ending = _train(run, command, trainer, alone, leader_ip=None)
         if ending.exit_code:
             _write_failure(run, _failure_of(run, ending))
         return ending.exit_code
-    verdicts: list[MembershipVerdict] = []
-
-    def decide(verdict: MembershipVerdict) -> None:
-        verdicts.append(verdict)
-        run.inbox.put(Decided(verdict.reason))
-
-    address, port = run.coordinator_address
-    membership = Membership(
-        join=run.join(),
-        keys=run.keys,
-        address=address,
-        port=port,
-        feed=run.settings.feed,
-        log=run.log,
-        on_verdict=decide,
-    )
-    engine = engine_commands(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
+    membership = run.membership(run.join())
+    engine = EngineCommands(run, lambda words: run.inbox.put(Decided(words.partition("\n")[0])))
     membership.start()
     try:
         # The leader's name may resolve late; torchrun is started once it does.
         while not membership.wait_until_welcome(0.2) and run.inbox.empty():
             pass
         if not membership.wait_until_welcome(0):
-            run.log.event(
-                EventName.TRAINING_NOT_STARTED, reason=verdicts[0].reason if verdicts else ""
-            )
+            verdict = membership.verdict
+            run.log.event(EventName.TRAINING_NOT_STARTED, reason=verdict.reason if verdict else "")
             # 143: a signal asked this host to stop (128 + SIGTERM).
-            return HOST_LOST if verdicts else 143
+            return HOST_LOST if verdict else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         ending = engine.follow(membership) or _train(
             run,
@@ -236,21 +226,21 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             membership=membership,
         )
         if not ending.exit_code:
-            # Other hosts may still use the engine's commands of this one.
+            # Other hosts may still use this host's engine commands.
             engine.outlast(membership)
         engine.stop()
         ending = _as_a_pod_ends(run, ending)
         failure = _failure_of(run, ending) if ending.exit_code else ""
         # After a verdict an engine's failure is a consequence: its other end is gone.
-        has_failed = bool(engine.failure) and not verdicts
+        has_failed = bool(engine.failure) and membership.verdict is None
         if has_failed:
             ending = dataclasses.replace(ending, exit_code=HOST_LOST, decided="")
             failure = engine.failure
-        # The training itself has no code of its own then.
+        # Then the training has no exit code.
         membership.leave(exit_code=None if has_failed else ending.exit_code, reason=failure)
         if failure and not ending.decided:
             _write_failure(run, failure)
-        return _follower_code(ending, verdicts)
+        return _follower_code(ending, membership.verdict)
     finally:
         engine.stop()
         membership.close()
@@ -267,11 +257,10 @@ def _as_a_pod_ends(run: HostRun, ending: Ending) -> Ending:
     return ending
 
 
-def _follower_code(ending: Ending, verdicts: Sequence[MembershipVerdict]) -> int:
-    verdict = verdicts[0] if verdicts else None
+def _follower_code(ending: Ending, verdict: MembershipVerdict | None) -> int:
     if verdict is None or not ending.decided:
         return ending.exit_code
-    # The leader was lost, or refused this host: nobody says how the run ended.
+    # The leader was lost, or refused this host: the run's outcome is not known.
     if verdict.state is None:
         return HOST_LOST
     if verdict.state.outcome == "succeeded":
@@ -507,11 +496,6 @@ def _write_failure(run: HostRun, failure: str) -> None:
     except UsageError as err:
         # The end must be told to the other hosts, on a full disk, too.
         run.log.event(EventName.FAILURE_WRITE_FAILED, reason=err.what)
-
-
-def _engine_failure(run: HostRun, words: str) -> Change:
-    """Returns an engine's failure as a follower's, which it is to the leader."""
-    return Change(what="left", host=run.topology.host, kind="follower", reason=words)
 
 
 def _words_of(change: Change) -> str:

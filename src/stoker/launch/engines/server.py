@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -23,7 +24,13 @@ from stoker.errors import UsageError
 from stoker.host import machine, spawn
 from stoker.launch import sagemaker_variables
 from stoker.launch.leader_connection import HostRun
-from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
+from stoker.launch.supervise import (
+    Inbox,
+    SignalReceived,
+    end_descendants,
+    reap_orphans,
+    resolve_program,
+)
 from stoker.logs import EventName, Log
 from stoker.reasons import said_in
 from stoker.records import EngineCommand, EngineSettings
@@ -316,6 +323,7 @@ class Server:
         log: Log,
         on_failure: Callable[[str], None],
     ) -> None:
+        self.part = order.part
         self._order = order
         self._folder = folder
         self._log = log
@@ -327,8 +335,8 @@ class Server:
         self._is_ready = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
+        # Children of this process at its start.
         self.earlier_children: frozenset[int] | None = None
-        """Children of this process as it was started; None before."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -470,26 +478,24 @@ class Server:
                     is_open = False
 
 
-def stop_servers(
-    servers: Sequence[Server], *, seconds: float, is_urgent: Callable[[], bool]
-) -> None:
+def stop_servers(servers: Sequence[Server], *, seconds: float, inbox: Inbox) -> None:
     """Ends servers with all their processes: SIGTERM, then SIGKILL.
 
     Args:
         seconds: Time until SIGKILL.
-        is_urgent: Returns whether to kill at once.
+        inbox: A signal in it means SIGKILL at once.
     """
-    begun = time.monotonic()
+    began = time.monotonic()
     others = [process for server in servers for process in server.ask()]
     is_asked = False
     while True:
-        elapsed = time.monotonic() - begun
+        elapsed = time.monotonic() - began
         reap_orphans(spared=[pid for server in servers for pid in server.pids])
         alive = [process for process in others if _is_running(process)]
         have_ended = all(server.has_ended or not server.pids for server in servers)
         if have_ended and not alive:
             break
-        if elapsed > seconds or is_urgent():
+        if elapsed > seconds or _next_is_signal(inbox):
             for server in servers:
                 server.kill()
             _signal(alive, signal.SIGKILL)
@@ -498,13 +504,19 @@ def stop_servers(
             is_asked = True
             _signal(alive, signal.SIGTERM)
         time.sleep(_POLL_SECONDS)
-    # Orphans that the servers left are descendants of this process only. Children that were there
-    # before the servers are not theirs: they end when whoever started them says so.
+    # The servers' orphans are descendants of this process only. Earlier children are not theirs.
     earlier = [s.earlier_children for s in servers if s.earlier_children is not None]
     if earlier:
         end_descendants(spared=frozenset.intersection(*earlier))
     for server in servers:
         server.close()
+
+
+def _next_is_signal(inbox: Inbox) -> bool:
+    try:
+        return isinstance(inbox.get_nowait(), SignalReceived)
+    except queue.Empty:
+        return False
 
 
 def _is_running(process: psutil.Process) -> bool:
@@ -516,10 +528,8 @@ def _is_running(process: psutil.Process) -> bool:
 
 def _signal(processes: Sequence[psutil.Process], number: int) -> None:
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue
 
 
 def _probe_once(probe: Probe) -> str:
