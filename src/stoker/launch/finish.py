@@ -50,9 +50,8 @@ _PEER_IS_GONE = re.compile(
 # SIGTERM to the ranks that are left, and SIGABRT of NCCL's watchdog.
 _ENDED_BY_OTHERS = (143, 134)
 _FILE = "failure-rank{rank}.json"
-# Written by strategies.torchrun: which rank failed first. With its number in the name, for the
-# files of several hosts may come to lie in one folder.
-_CAUSE = "failure-cause-rank{rank}.json"
+# Written by strategies.torchrun: which rank failed first. Several hosts may share a folder.
+_CAUSE = "failure-cause-rank{rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,38 +298,25 @@ def read_failure(output: Path, rank: int) -> RankFailure | None:
 
 def read_failures(output: Path) -> list[RankFailure]:
     """Reads the failures of this host's ranks, by rank."""
-    ranks = sorted(
-        int(found.group(1))
-        for path in output.glob(_FILE.format(rank="*"))
-        if (found := re.fullmatch(r"failure-rank(\d+)\.json", path.name))
-    )
+    found = (re.fullmatch(r"failure-rank(\d+)\.json", path.name) for path in output.glob("failure-rank*"))
+    ranks = sorted(int(each.group(1)) for each in found if each)
     return [failure for rank in ranks if (failure := read_failure(output, rank))]
 
 
 def forget_failures(output: Path) -> None:
     """Deletes the failures of an earlier attempt."""
-    for path in output.glob(_FILE.format(rank="*")):
-        path.unlink(missing_ok=True)
-    for path in output.glob(_CAUSE.format(rank="*")):
-        path.unlink(missing_ok=True)
+    for name in (_FILE, _CAUSE):
+        for path in output.glob(name.format(rank="*")):
+            path.unlink(missing_ok=True)
 
 
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """Names the first failing rank of this host, with its exit code."""
-
-    rank: int
-    exit_code: int
-
-
-def read_cause(output: Path) -> Cause | None:
+def read_cause(output: Path) -> int | None:
     """Returns the rank of this host that failed first, if torchrun told it."""
-    for path in sorted(output.glob(_CAUSE.format(rank="*"))):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(path.read_bytes(), type=Cause)
-    return None
+    found = sorted(output.glob(_CAUSE.format(rank="*")))
+    return int(found[0].name.removeprefix(_CAUSE.format(rank=""))) if found else None
 
 
-def write_cause(output: Path, cause: Cause) -> None:
+def write_cause(output: Path, rank: int) -> None:
     """Records which rank failed first, for the launcher."""
     output.mkdir(parents=True, exist_ok=True)
-    (output / _CAUSE.format(rank=cause.rank)).write_bytes(msgspec.json.encode(cause))
+    (output / _CAUSE.format(rank=rank)).touch()

@@ -480,11 +480,11 @@ def _failure_of(run: HostRun, ending: Ending) -> str:
     head = f"{ending.killed_for_memory}\n" if ending.killed_for_memory else ""
     cause = finish.read_cause(run.output)
     written = finish.read_failures(run.output)
-    if cause:
-        written = [failure for failure in written if failure.rank == cause.rank]
+    if cause is not None:
+        written = [failure for failure in written if failure.rank == cause]
     if written:
         return head + written[0].text()
-    who = f"rank {cause.rank}" if cause else "the training command"
+    who = "the training command" if cause is None else f"rank {cause}"
     return head + finish.words_of_end(
         f"{who} on {run.topology.host}", exit_code=ending.exit_code, stderr=ending.stderr
     )

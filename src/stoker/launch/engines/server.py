@@ -433,7 +433,7 @@ class Server:
         )
         if not self._is_stopping.is_set():
             how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-            self._fail(f"ended with {how} though the run goes on")
+            self._fail(f"ended with {how} before the run did")
 
     def _probe(self, probe: Probe) -> None:
         deadline = time.monotonic() + probe.seconds

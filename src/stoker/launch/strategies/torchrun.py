@@ -26,13 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import get_args_parser, run
 
 from stoker import settings
-from stoker.launch.finish import (
-    Cause,
-    RankEnd,
-    first_cause,
-    read_failure,
-    write_cause,
-)
+from stoker.launch.finish import RankEnd, first_cause, read_failure, write_cause
 
 
 def main(arguments: list[str]) -> int:
@@ -54,7 +48,7 @@ def main(arguments: list[str]) -> int:
         ]
         cause = first_cause(ends)
         if output:
-            write_cause(output, Cause(rank=cause.rank, exit_code=cause.exit_code))
+            write_cause(output, cause.rank)
         return cause.exit_code
     except SignalException as err:
         # torchrun's own handler of SIGTERM raises it; its agent has ended the ranks by now.
