@@ -230,7 +230,7 @@ class HostLeases:
         return ""
 
     def roster(self, now: float) -> Roster:
-        """Returns the agents that trainers may connect to, those lost, and those that never came."""
+        """Returns live, lost and absent agents, for trainers."""
         states = [state for state in self._hosts.values() if state.kind == "agent"]
         agents = [(place, s, s.join) for place, s in enumerate(states) if s.join]
         return Roster(

@@ -222,7 +222,7 @@ class Membership:
         self._stage = stage
 
     def tell_unfed(self, ranks: int) -> None:
-        """Reports to the leader that `ranks` of this host never ask for batches; returns at once."""
+        """Reports how many ranks of this host never ask for batches; returns at once."""
         self._unfed_ranks = ranks
 
     @property

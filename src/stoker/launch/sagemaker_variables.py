@@ -48,7 +48,7 @@ def program(base_dir: Path, environ: Mapping[str, str]) -> str:
 
 
 def module_dir(base_dir: Path) -> str:
-    """Returns folder or address of that program; the toolkit's default is `code` in the job folder."""
+    """Returns folder or address of that program; by default `code` in the job folder."""
     named = _text(_parameters(base_dir), "sagemaker_submit_directory")
     return named or str(base_dir / "code")
 

@@ -384,7 +384,7 @@ def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> N
 
 
 def reap_orphans(*, spared: Collection[int]) -> None:
-    """Reads the exit status of adopted orphans, which else stay zombies; never those of `spared`."""
+    """Reads the exit status of adopted orphans, which else stay zombies; never that of `spared`."""
     while True:
         try:
             # WNOWAIT: it is looked at, not taken. The status of a child in `spared` is taken by its

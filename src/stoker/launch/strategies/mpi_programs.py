@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 
-# The launcher answers at once; the daemon is started when its host has come.
+# The launcher answers at once; the daemon starts when its host has come.
 ANSWER_SECONDS = 30.0
 
 _PR_SET_PDEATHSIG = 1
@@ -30,12 +30,11 @@ VARIABLES = {
 
 def ask_for_daemon(path: str, host: str, *line: str) -> int:
     """Asks the leader's launcher for a daemon on `host`; returns 0 if it will start."""
-    # A rank needs neither.
     import shlex
     import socket
 
-    # One line for a shell, as ssh would take it: quoted, in any number of pieces.
-    request = {"host": host, "words": shlex.split(" ".join(line))}
+    # A line for a shell, as for ssh: quoted, in any number of pieces.
+    request = [host, shlex.split(" ".join(line))]
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_SECONDS)
@@ -43,10 +42,10 @@ def ask_for_daemon(path: str, host: str, *line: str) -> int:
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = connection.makefile("rb").readline().decode(errors="replace").strip()
     except OSError as err:
-        sys.stderr.write(f"stoker: the launcher cannot be reached: {err}\n")
+        sys.stderr.write(f"stoker: cannot reach the launcher: {err}\n")
         return 1
     if answer != "ok":
-        sys.stderr.write(f"stoker: the daemon of mpirun is not started on {host}: {answer}\n")
+        sys.stderr.write(f"stoker: mpirun's daemon was not started on {host}: {answer}\n")
     return answer != "ok"
 
 

@@ -16,7 +16,7 @@ from stoker.records.engine import Strategy
 from stoker.settings import ProcessSettings
 
 STARTUP_DIR = Path(stoker.__file__).parent / "startup"
-# Fields that a launcher sets for the processes that it starts, whatever it was told itself.
+# Fields that a launcher sets for its child processes, whatever its own values are.
 _TOLD = (
     *("run_id", "base_dir", "host", "group"),
     *("launcher_pid", "has_data_group", "output", "metrics"),
@@ -74,31 +74,33 @@ class Trainer:
             environ=environ,
         )
         if machine.requested_vcpus(environ) and "OMP_NUM_THREADS" not in environ:
-            # Else torch begins a thread for each core of the node, and they wait for each other.
+            # Otherwise torch starts a thread per core of the node, which then compete.
             variables["OMP_NUM_THREADS"] = str(max(1, machine.usable_vcpus() // processes))
         interface = topology.network_interface
         if interface and not machine.has_interface(interface):
             interface = None
         if interface:
             variables |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-        strategy = _strategy(settings.strategy, processes * len(topology.dnn_hosts))
+        wanted = settings.strategy.name
+        several = processes * len(topology.dnn_hosts) > 1
+        strategy: Strategy = wanted if wanted != "auto" else "torchrun" if several else "none"
         if settings.strategy.max_restarts:
-            # Else ranks of all attempts share a store, and find the addresses of the dead.
+            # Otherwise all attempts share a store, with the addresses of dead ranks.
             variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         if strategy == "mpi":
             variables |= mpi.variables(interface)
         if strategy == "smddp":
-            backend = smddp.backend_of(
+            backend, reason = smddp.backend_of(
                 settings.strategy,
                 instance_type=topology.dnn.instance_type,
                 host=topology.host,
                 environ=environ,
             )
-            variables |= replace(settings, backend=backend.name).to_environ("backend")
-            if backend.reason:
+            variables |= replace(settings, backend=backend).to_environ("backend")
+            if reason:
                 strategy = "torchrun"
                 if log:
-                    log.event(EventName.BACKEND_FALLBACK, to=backend.name, reason=backend.reason)
+                    log.event(EventName.BACKEND_FALLBACK, to=backend, reason=reason)
         return cls(
             strategy=strategy,
             settings=settings.strategy,
@@ -139,13 +141,13 @@ class Trainer:
         )
         places = [str(STARTUP_DIR), str(folder or ""), environ.get("PYTHONPATH", "")]
         ours = {
-            # In front, so that it is found; it chains on to the next sitecustomize.
+            # stoker's first; it runs the next sitecustomize.
             "PYTHONPATH": ":".join(filter(None, places)),
-            # Output of the command comes through a pipe: lines must not wait in its buffer.
+            # Output goes through a pipe: lines must not wait in a buffer.
             "PYTHONUNBUFFERED": "1",
             **told.to_environ(*_TOLD, *(("coordinator",) if coordinator else ())),
         }
-        # What is set already stays: by the toolkit, which has looked at this host, or by the user.
+        # Variables of the toolkit or the user take precedence over ours for SageMaker.
         return {**self.variables, **environ, **ours}
 
     def command(
@@ -167,7 +169,7 @@ class Trainer:
             return tuple(command)
         where = self._rendezvous(topology, master, round(feed.start_deadline_seconds))
         return (
-            # -P: a module in the working directory must not stand in for one of ours.
+            # -P: a module in the working directory must not replace one of ours.
             *(sys.executable, "-P", "-m", "stoker.launch.strategies.torchrun"),
             *where,
             f"--nproc-per-node={self.processes_per_host}",
@@ -191,15 +193,15 @@ class Trainer:
                 f"--master-port={master[1]}",
                 f"--rdzv-conf=timeout={seconds}",
             )
-        # With the rendezvous above, each host would begin the next attempt alone. With this one
-        # they agree when, even where ranks do not notice a death elsewhere.
+        # With the rendezvous above each host would restart alone. With this one they restart
+        # together, even if ranks do not notice a death elsewhere.
         conf = {
             "is_host": int(topology.is_leader),
             "join_timeout": seconds,
             "last_call_timeout": 1,
             "timeout": seconds,
         }
-        # Hosts are numbered in the order of these names; only the leader's is connected to.
+        # Hosts are numbered in the order of these names; only the leader's is an address.
         name = master[0] if topology.is_leader else f"~{rank:05d}"
         return (
             f"--nnodes={nodes}",
@@ -209,9 +211,3 @@ class Trainer:
             "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
             f"--local-addr={name}",
         )
-
-
-def _strategy(wanted: StrategySettings, num_processes: int) -> Strategy:
-    if wanted.name == "auto":
-        return "torchrun" if num_processes > 1 else "none"
-    return wanted.name

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NoReturn
 
 if __name__ == "__main__":
-    # How operators work on tensors without data (torch.compile) takes 45 % of torch's import: 3.2
-    # CPU-seconds -> 1.8 on an AMD EPYC, 2026-11-22. This process, which a training waits for, has
-    # no tensors; its ranks are processes of their own, with all of torch.
+    # Operators on tensors without data (torch.compile) take 45 % of torch's import: 3.2 -> 1.8
+    # CPU-seconds on an AMD EPYC, 2026-11-22. This process has no tensors; its ranks, other
+    # processes, import all of torch.
     sys.modules["torch._meta_registrations"] = types.ModuleType("torch._meta_registrations")
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -36,7 +36,6 @@ def main(arguments: list[str]) -> int:
     try:
         _run(options, output)
     except ChildFailedError as err:
-        # By time: the first one that is no consequence of another is the cause.
         failures = sorted(err.failures.items(), key=lambda item: item[1].timestamp)
         ends = [
             RankEnd(
@@ -51,7 +50,7 @@ def main(arguments: list[str]) -> int:
             write_cause(output, cause.rank)
         return cause.exit_code
     except SignalException as err:
-        # torchrun's own handler of SIGTERM raises it; its agent has ended the ranks by now.
+        # From torchrun's handler of SIGTERM; the ranks have ended.
         return 128 + int(err.sigval)
     return 0
 
@@ -62,7 +61,7 @@ def _run(options: Namespace, output: Path | None) -> None:
     If this process is killed, they are deleted with the run's folder.
     """
     if options.log_dir:
-        # PET_LOG_DIR: the user wants to keep them.
+        # PET_LOG_DIR: the user keeps them.
         run(options)  # type: ignore[no-untyped-call]
         return
     with tempfile.TemporaryDirectory(
