@@ -291,7 +291,7 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
         (["profile", "--copy", "cloud.yaml"], 2, ["--copy is of no use on sagemaker"]),
         (["decide"], 2, ["no profile to decide on"]),
-        (["decide", "good.yaml"], 2, ["expected a profile in JSON, found a workload", "--workload"]),
+        (["decide", "good.yaml"], 2, ["in JSON, found a workload", "--workload"]),
         (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
         (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
         (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),

@@ -69,7 +69,7 @@ def test_a_leader_that_ended_its_connection_and_is_not_there_is_lost_before_the_
     silence = heard()
     silence.end(1.0)
     assert silence.reason(1.0 + ENDED_SECONDS, trainers_heard_at=-inf) == ""
-    assert "ended its connection" in silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=-inf)
+    assert "closed its connection" in silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=-inf)
     assert silence.reason(1.1 + ENDED_SECONDS, trainers_heard_at=10.0) == ""
 
 

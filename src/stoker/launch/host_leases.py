@@ -27,13 +27,12 @@ from stoker.feed.wire.protocol import (
 
 # Three heartbeats fit into a lease, so that a lost one and a busy machine do not end it.
 BEATS_PER_LEASE = 4
-# A long lease is for hosts that hang, not for heartbeats: a hole in the network may then
-# last nearly as long as the lease, and a process that died is noticed soon.
+# Also with long leases: a network failure may then last nearly as long as the lease, and a process
+# that died is noticed soon.
 MAX_BEAT_SECONDS = 3.0
-# A heartbeat that is late by half an interval: the coordinator looks whether the connection is
-# there.
+# If a heartbeat is half an interval late, the coordinator checks the connection.
 LATE_BEATS = 1.5
-# A launcher whose connection has ended dials again within a second: one that does not is dead.
+# A launcher whose connection ended reconnects within a second: one that does not is dead.
 CUT_OFF_SECONDS = 5.0
 
 HostChange = Literal["joined", "rejoined", "left", "lost", "absent"]
@@ -148,9 +147,9 @@ class HostLeases:
         state = self._hosts[message.host]
         change = self._change_of(state, message)
         if state.join and state.join.incarnation != message.incarnation:
-            # The older launcher may hang and wake up: it must not take the place back.
+            # The old launcher may hang and wake up: it must not take the place back.
             self._superseded.add((message.host, state.join.incarnation))
-            # The new launcher has started none of the engine's commands yet.
+            # The new launcher has not started the engine's commands.
             state.stage = "begun"
         state.join, state.heard_at, state.is_live, state.has_left = message, now, True, False
         state.cut_off_at = None
@@ -160,7 +159,7 @@ class HostLeases:
     def beat(self, message: Heartbeat, now: float) -> bool:
         """Renews a lease; False if the sender is not a member and must join."""
         state = self._hosts.get(message.host)
-        # One that was given up has to join again, so that its return is told to the ranks.
+        # A lost one must join again, so that ranks learn of its return.
         if state is None or not _speaks_for(state, message.incarnation) or not state.is_live:
             return False
         state.heard_at, state.stage, state.cut_off_at = now, message.stage, None
@@ -226,7 +225,7 @@ class HostLeases:
         if silent > self._lease_seconds:
             return f"silent for {silent:.0f} s (lease {self._lease_seconds:g} s)"
         if state.cut_off_at is not None and now - state.cut_off_at > CUT_OFF_SECONDS:
-            return f"its launcher's connection ended, nothing was heard for {silent:.0f} s"
+            return f"its launcher's connection ended, silent for {silent:.0f} s"
         return ""
 
     def roster(self, now: float) -> Roster:
@@ -240,7 +239,7 @@ class HostLeases:
             lost=tuple(
                 _member(join, now - s.heard_at, place)
                 for place, s, join in agents
-                # One that said goodbye is in neither list: ranks wait for those that are lost.
+                # Hosts that said goodbye are in neither list: ranks wait for lost ones.
                 if not s.is_live and not s.has_left
             ),
             expected=len(states),
@@ -263,19 +262,19 @@ class HostLeases:
         if state is None or state.kind != message.kind:
             return f"{message.host} is not a host ({message.kind}) of this run"
         if (message.host, message.incarnation) in self._superseded:
-            return f"{message.host} has come back as another process"
+            return f"{message.host} has restarted as another process"
         return ""
 
     def _change_of(self, state: _HostState, message: Join) -> Change | None:
         if state.join is None:
             return Change(what="joined", host=message.host, kind=state.kind)
-        # A join is repeated until its answer comes: this is no news.
+        # A join is repeated until its answer comes.
         if state.is_live and state.join == message:
             return None
-        is_same_follower = _follows(state) and state.join.incarnation == message.incarnation
-        if is_same_follower and state.is_live:
+        follows = state.kind == "follower"
+        if state.is_live and follows and state.join.incarnation == message.incarnation:
             return None
-        reason = "its launcher started again" if _follows(state) else ""
+        reason = "its launcher restarted" if follows else ""
         return Change(what="rejoined", host=message.host, kind=state.kind, reason=reason)
 
 
@@ -284,13 +283,9 @@ def heartbeat_seconds(lease_seconds: float) -> float:
     return min(MAX_BEAT_SECONDS, lease_seconds / BEATS_PER_LEASE)
 
 
-def _follows(state: _HostState) -> bool:
-    return state.kind == "follower"
-
-
 def _trains(state: _HostState) -> bool:
     """Returns whether it is a dnn host whose training has not ended."""
-    return _follows(state) and state.stage != "done"
+    return state.kind == "follower" and state.stage != "done"
 
 
 def _speaks_for(state: _HostState, incarnation: str) -> bool:

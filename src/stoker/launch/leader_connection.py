@@ -45,23 +45,22 @@ from stoker.logs import EventName, Log
 from stoker.records import FeedSettings
 from stoker.settings import ProcessSettings
 
-# Where connections to a silent leader are refused for so long, its launcher has ended.
+# If a silent leader's port refuses connections for this long, its launcher has ended.
 REFUSED_SECONDS = 5.0
-# Where a connection was ended by the leader's side (its container is gone, and said so on the
-# way), and nobody answers for so long.
+# The same if the leader's side closed the connection (its container ended) and nothing answers.
 ENDED_SECONDS = 12.0
-# A connection that ends so soon after a message was ended by the other side: libzmq itself gives up
-# a silent one after 15 s.
+# A connection that ends this soon after a message was closed by the other side: libzmq closes a
+# silent one after 15 s.
 _ALIVE_SECONDS = 9.0
-# A turn of the loop takes a fraction of a second: after a longer one this process had hung,
-# and what the leader sent meanwhile is still to be read.
+# A loop iteration takes a fraction of a second; in a longer one this process hung, and the leader's
+# messages are still to be read.
 STANDSTILL_SECONDS = 2.0
-# A join is repeated, and a silent connection made anew, after this long.
+# Interval of repeated joins, and timeout of a silent connection.
 JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
-# How often the port of a silent leader is tried.
+# Interval for trying the port of a silent leader.
 _POLL_SECONDS = 1.0
-# The thread that sends the heartbeats waits for the attempt, so that it is short.
+# Short, as it blocks the thread that sends heartbeats.
 _DIAL_SECONDS = 0.3
 _POLL_MS = 50
 
@@ -129,12 +128,12 @@ class Silence:
         if silent > self._lease_seconds:
             return f"was silent for more than {self._lease_seconds:g} s"
         refused = 0.0 if self._refused_since is None else now - self._refused_since
-        # Silence, too, and not only refusals: it also counts from the trainers' last sign of life.
+        # Not refusals alone: trainers may have shown signs of life since.
         if min(silent, refused) > REFUSED_SECONDS:
-            return "has no launcher any more: it ended without a word"
+            return "ended without a goodbye: its port refuses connections"
         ended = 0.0 if self._ended_at is None else now - self._ended_at
         if min(silent, ended) > ENDED_SECONDS:
-            return "has ended its connection, and nobody answers there any more"
+            return "closed its connection and does not answer any more"
         return ""
 
 
@@ -274,7 +273,7 @@ class Membership:
                 else:
                     self._is_closing.wait(JOIN_SECONDS)
                     self._judge_silence()
-        except Exception as err:  # the edge of a thread: the launcher must not wait for it
+        except Exception as err:  # at the edge of a thread, for which the launcher must not wait
             self._decide(MembershipVerdict(kind="lost", reason=f"membership failed: {err!r}"))
         finally:
             self._context.term()
@@ -283,7 +282,7 @@ class Membership:
         found = self._resolve()
         if not found:
             return None
-        # Any of them may be the one that works, so that the next attempt takes another.
+        # At random, so that the next attempt may try another address.
         self._leader_ip = random.choice(found)
         host = f"[{self._leader_ip}]" if ":" in self._leader_ip else self._leader_ip
         connection = self._context.socket(zmq.DEALER)
@@ -302,8 +301,8 @@ class Membership:
                 found = []
             answers.put([str(address[0]) for *_, address in found])
 
-        # In a thread: without a network a resolver blocks for 20 s and more, and neither a verdict
-        # nor the end may wait for that.
+        # In a thread: without a network a resolver blocks for 20 s and more, which neither a
+        # verdict nor the end may wait for.
         threading.Thread(target=look_up, name="resolve", daemon=True).start()
         while not self._is_closing.is_set():
             try:
@@ -318,16 +317,16 @@ class Membership:
         is_member = False
         next_at = connected_at
         while True:
-            # Before the look at `_is_closing`: `leave` and `close` follow each other, and the
-            # goodbye has to get out.
+            # Before `_is_closing` is checked: `close` follows `leave`, whose goodbye must be sent.
             if not self._leaving.empty():
                 self._has_left = True
                 self._send(connection, self._leaving.get())
             if self._is_closing.is_set():
                 return
             now = self._clock()
-            # The whole run waits for the last host to say it: not at the next heartbeat.
-            if is_member and self._has_news:
+            # Not at the next heartbeat: the whole run may wait for this news.
+            said = (self._said_stage, self._said_unfed_ranks)
+            if is_member and said != (self._stage, self._unfed_ranks):
                 next_at = now
             if now >= next_at and not self._has_left and not self._is_refused():
                 self._send(connection, self._beat() if is_member else self._join)
@@ -341,18 +340,13 @@ class Membership:
                         next_at = min(next_at, heard_at + self._beat_seconds)
             if monitor.poll(0):
                 read_event(monitor)
-                # By the leader's side, or given up by libzmq: `end` tells them apart by the time.
+                # Closed by the leader's side or by libzmq: `end` decides by the time.
                 self._silence.end(self._clock())
             self._judge_silence()
-            # libzmq would dial the same address for ever; a new connection resolves the name again.
+            # libzmq retries the same address forever; a new connection resolves the name again.
             patience = max(RECONNECT_SECONDS, 2 * self._beat_seconds)
             if self._clock() - max(connected_at, self._silence.heard_at or 0.0) > patience:
                 return
-
-    @property
-    def _has_news(self) -> bool:
-        said = (self._said_stage, self._said_unfed_ranks)
-        return said != (self._stage, self._unfed_ranks)
 
     def _beat(self) -> Heartbeat:
         self._said_stage, self._said_unfed_ranks = self._stage, self._unfed_ranks
@@ -393,16 +387,16 @@ class Membership:
                 why = message.reason.partition("\n")[0]
                 what = f"training {message.outcome}"
                 if message.outcome == "released":
-                    what = "training goes on without data hosts"
+                    what = "training continues without data hosts"
                 reason = f"the {what}" + (f": {why}" if why else "")
                 self._decide(MembershipVerdict(kind="decided", reason=reason, state=message))
             case State() if message.unknown:
-                # The leader has given this host up, or is a new one: the next message is a Join.
+                # The leader lost this host, or is a new process: the next message is a Join.
                 return False
             case State():
                 self._run_stage = message.stage
             case Start():
-                # The first one counts; the next heartbeat says that it is here.
+                # The first one counts; the next heartbeat confirms it.
                 self._start = self._start or message
             case _:
                 pass
@@ -453,11 +447,6 @@ def _refuses(address: str, port: int) -> bool | None:
     except OSError:
         return None
     return False
-
-
-def new_incarnation() -> str:
-    """Returns a new name for a launcher's process."""
-    return secrets.token_hex(8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -511,7 +500,8 @@ class HostRun:
             port=port,
             batch_port=batch_port,
             workers=workers,
-            incarnation=new_incarnation(),
+            # Names this process, in place of a restarted one.
+            incarnation=secrets.token_hex(8),
         )
 
     def membership(
@@ -544,11 +534,11 @@ def keys_of(settings: ProcessSettings, topology: Topology, log: Log) -> Keys | N
         return Keys.from_token(read_token(settings.token_file))
     if topology.data_hosts:
         raise UsageError(
-            "a run with a data group needs a token, so that nobody else is let in",
+            "a run with a data group needs a token, which authenticates its hosts",
             where="variable STOKER_TOKEN_FILE",
             fix="give all hosts the same file of 64 hexadecimal digits",
         )
     log.event(
-        EventName.TOKEN_MISSING, note="a lost host is only noticed by the collective's time-out"
+        EventName.TOKEN_MISSING, note="a lost host is noticed only by the collective's timeout"
     )
     return None
