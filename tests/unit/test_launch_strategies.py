@@ -28,7 +28,10 @@ def group(name: str = "dnn", **changes: object) -> Group:
     [
         ({"name": "mpi", "max_restarts": 2}, "strategy mpi does not use max_restarts"),
         ({"name": "torchrun", "fallback": "nccl"}, "strategy torchrun does not use fallback"),
-        ({"name": "torchrun", "mpi_arguments": ["-v"]}, "strategy torchrun does not use mpi_arguments"),
+        (
+            {"name": "torchrun", "mpi_arguments": ["-v"]},
+            "strategy torchrun does not use mpi_arguments",
+        ),
         ("horovod", "horovod"),
     ],
 )

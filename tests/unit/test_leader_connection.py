@@ -37,7 +37,9 @@ def test_a_leader_whose_port_refuses_connections_is_lost_within_seconds():
     for second in range(3, 11):
         silence.dial(float(second), is_refused=True)
     assert silence.reason(3.0 + REFUSED_SECONDS, trainers_heard_at=-inf) == ""
-    assert "no launcher" in silence.reason(3.1 + REFUSED_SECONDS, trainers_heard_at=-inf)
+    assert "ended without a goodbye" in silence.reason(
+        3.1 + REFUSED_SECONDS, trainers_heard_at=-inf
+    )
 
 
 def test_a_port_that_answers_again_or_not_at_all_is_no_sign_of_death():
