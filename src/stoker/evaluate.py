@@ -32,12 +32,10 @@ from stoker.records.base import sha256_of
 from stoker.records.outcome import outcome_of, outcome_of_gates
 from stoker.records.training import TrainingFacts, training_record
 from stoker.records.workload import RecordKind, own_keys, refuse_foreign
-from stoker.text import aws_value, cost_change_words, ms, than_predicted
+from stoker.text import aws_value
 
 # Names by which SageMaker Studio knows metrics of a regression; all others are a classification's.
 _REGRESSION = frozenset({"mae", "mse", "rmse", "r2"})
-# Two runs of a minute on the same quiet hosts differ by less.
-_SAME_HOSTS = 0.1
 
 
 def evaluate(
@@ -247,75 +245,3 @@ def _bare(group: Group) -> str:
 
 def _agree(one: int | None, other: int | None) -> bool:
     return one is None or other is None or one == other
-
-
-def summary(evaluation: Evaluation) -> str:
-    """Returns the verdict first, then gates and performance."""
-    lines = [evaluation.reason or outcome_of_gates(evaluation.gates).words]
-    lines += [line for gate in evaluation.gates for line in _gate(gate)]
-    if evaluation.performance is not None:
-        lines += _performance_words(evaluation.performance)
-    return "\n".join(lines)
-
-
-def _gate(gate: GateResult) -> list[str]:
-    value = "not reported" if gate.value is None else f"{gate.value:.6g}"
-    bounds = [f"at least {gate.min:g}"] if gate.min is not None else []
-    bounds += [f"at most {gate.max:g}"] if gate.max is not None else []
-    mark = "ok  " if gate.passed else "FAIL"
-    lines = [f"  {mark} {gate.metric[:36]:<36} {value:>12}  {', '.join(bounds)}".rstrip()]
-    if gate.champion is not None:
-        lines.append(f"       {'of the model in use':<36} {gate.champion:>12.6g}")
-    elif gate.needs_champion and gate.passed:
-        lines.append("       no model is in use yet that it could be held against")
-    elif gate.needs_champion and gate.is_inside:
-        lines.append("       the model in use has not reported it")
-    return lines
-
-
-def _performance_words(performance: Performance) -> list[str]:
-    rows: list[tuple[str, StepCost]] = [("baseline", performance.baseline)]
-    if performance.predicted is not None:
-        rows.append(("predicted", performance.predicted))
-    rows.append(("measured", performance.measured))
-    is_billed = any(row.usd_per_1000_steps is not None for _, row in rows)
-    head = "$ per 1000 steps" if is_billed else "CPU-s per step"
-    has_accelerators = not is_billed and any(row.accelerator_seconds for _, row in rows)
-    more = f" {'accelerator-s':>14}" if has_accelerators else ""
-    lines = [f"  {'':<10} {'step':>11} {head:>16}{more}"]
-    for name, row in rows:
-        cost = row.usd_per_1000_steps if is_billed else row.cpu_seconds
-        more = f" {_figure(row.accelerator_seconds):>14}" if has_accelerators else ""
-        lines.append(f"  {name:<10} {ms(row.step_seconds):>11} {_figure(cost):>16}{more}")
-    text = f"  {speedup_words(performance)}"
-    if performance.cost_change is not None and performance.action != "keep":
-        text += f", {cost_change_words(performance.cost_change, is_billed=is_billed)}"
-    promise = prediction_words(performance)
-    return [*lines, text, *([f"  {promise}"] if promise else [])]
-
-
-def speedup_words(performance: Performance) -> str:
-    """Says how fast the run was; where it had the profiled hosts, that is nobody's gain."""
-    words = f"{performance.speedup:.2f} times as fast"
-    if performance.action == "keep":
-        is_same = abs(performance.speedup - 1) <= _SAME_HOSTS
-        why = "no gain by stoker" if is_same else "the machine's load or speed changed in between"
-        words += f" as in the profile on the same hosts: {why}"
-    return words
-
-
-def prediction_words(performance: Performance) -> str:
-    """Says how the measured step compares with the predicted one, and whether it is in its band."""
-    error, band = performance.prediction_error, performance.band
-    if error is None:
-        return ""
-    if band is None:
-        # As in evaluations that were written before there were bands.
-        return f"the step is {than_predicted(error)}; the band of that is not known"
-    where = "inside" if performance.is_inside_band else "OUTSIDE"
-    low, high = ms(band.low_seconds), ms(band.high_seconds)
-    return f"the step is {than_predicted(error)}, {where} the band of {low} to {high}"
-
-
-def _figure(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.4g}"

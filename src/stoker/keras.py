@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
-from stoker.feed.process import LoaderBooks, TrainerProcess, this_process
+from stoker.feed.bookkeeping import LoaderBooks, TrainerProcess, this_process
 from stoker.feed.timed import TimedEpoch, line_of_caller
 
 

@@ -9,7 +9,10 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+# A page has spaces that do not break.
+Style = Literal["terminal", "page"]
 NBSP = "\N{NO-BREAK SPACE}"
 _THIN = "\N{NARROW NO-BREAK SPACE}"
 _MINUS = "\N{MINUS SIGN}"
@@ -18,6 +21,8 @@ NOT_KNOWN = "not known"
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 # Ranks whose waits differ by less wait alike.
 _RANKS_DIFFER = 0.05
+# A smaller error would be written as 0.0 %.
+_SAME_TIME = 0.0005
 # A change of a step's cost below it is written as 0%.
 SAME_COST = 0.005
 # Of a value of a tag, and of the metadata of a model package.
@@ -182,7 +187,7 @@ def wait_words(
     least: float | None,
     rank: int,
     of: str = "of it waiting for data",
-    is_page: bool = False,
+    style: Style = "terminal",
 ) -> str:
     """Writes a share of waiting: `64% of it waiting for data`, with the ranks where they differ.
 
@@ -192,7 +197,7 @@ def wait_words(
         rank: The one that waits longest.
         of: What the share is of.
     """
-    write = percent if is_page else percentage
+    write = percent if style == "page" else percentage
     if least is None or share - least < _RANKS_DIFFER:
         return f"{write(share)} {of}".rstrip()
     return f"{write(least)} to {write(share)} {of}".rstrip() + f" (rank {rank} waits longest)"
@@ -210,14 +215,18 @@ def step_words(
     return f"{ms(step_seconds)}, {wait_words(share, least=least_wait_share, rank=rank)}"
 
 
-def than_predicted(error: float, *, is_page: bool = False) -> str:
+def than_predicted(error: float, style: Style = "terminal") -> str:
     """Writes measured / predicted - 1: `2.2% longer than predicted`, or as on a page."""
-    # Less would be written as 0.0 %, with a direction after it.
-    if abs(error) < 0.0005:
-        return "as long as predicted"
-    side = "longer" if error > 0 else "shorter"
-    by = percent(error) if is_page else percentage(abs(error), places=1)
-    return f"{by} {side} than predicted"
+    is_same = abs(error) < _SAME_TIME
+    return longer(error, style) + (" as predicted" if is_same else " than predicted")
+
+
+def longer(error: float, style: Style = "terminal") -> str:
+    """Writes by how much a time differs: `2.2% longer`, `as long`."""
+    if abs(error) < _SAME_TIME:
+        return "as long"
+    by = percent(error) if style == "page" else percentage(abs(error), places=1)
+    return f"{by} {'longer' if error > 0 else 'shorter'}"
 
 
 def vcpus_words(number: float) -> str:

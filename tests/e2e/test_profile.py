@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stoker.errors import UsageError, WorkloadError
 from stoker.platforms.local import LocalPlatform
 from stoker.profile import explain, profile
-from stoker.profile.loader_phases import drain, measure_receive
+from stoker.profile.loader_phases import read_round, summarize, try_receive
 from stoker.profile.rank_results import Drain, RankResult, read_ranks
 from stoker.records import Cluster, Profile, ProfileSettings, TodaysGroup, Workload
 from support.cpu_quota import measures, quiet_cpus
@@ -365,9 +365,10 @@ def pairs(samples: list[torch.Tensor]) -> tuple[torch.Tensor, int]:
 
 
 def drained(loader: DataLoader[torch.Tensor], *, workers: int = 2) -> Drain | None:
-    return drain(
+    read = read_round(
         loader, workers=workers, seconds=0.3, is_stopped=lambda: False, iterate=DataLoader.__iter__
     )
+    return summarize([read], workers=workers)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,9 @@ def test_loaders_of_all_kinds_are_drained(loader, monkeypatch):
 def test_receiving_is_tried_within_its_time_and_leaves_no_thread(num_numbers):
     # Of small batches, hundreds are on their way when it ends.
     before = set(threading.enumerate())
-    assert measure_receive(torch.zeros(num_numbers), seconds=0.1) is not None
+    receive, notes = try_receive(torch.zeros(num_numbers), seconds=0.1)
+    assert receive is not None
+    assert notes == []
     assert set(threading.enumerate()) <= before
 
 

@@ -851,6 +851,17 @@ def test_chosen_plan_breaks_no_constraint(profile, constraints):
         assert {group.instance_type for group in plan.groups} <= allowed
 
 
+@pytest.mark.parametrize("quota", [0.5, 1.0])
+def test_a_data_host_with_a_small_cpu_quota_shares_its_cpu_with_the_agent(quota):
+    found = Profile(
+        host=ProfiledHost(instance_type="ml.c5.24xlarge", quota_vcpus=quota),
+        step=StepTerms(step_seconds=1.0),
+    )
+    shares = [plan.remote_share for plan in _plans(_decide(found), "heterogeneous")]
+    assert all(0 <= share <= 1 for share in shares)
+    assert shares
+
+
 @_property
 @given(profile=profiles(), data_type=st.sampled_from(["ml.c5.9xlarge", "ml.c7i.large"]))
 def test_more_data_hosts_are_never_predicted_slower(profile, data_type):

@@ -11,8 +11,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.feed import unfed
+from stoker.feed.bookkeeping import TrainerProcess, Unfed
 from stoker.feed.loading import read_loadings
-from stoker.feed.process import TrainerProcess, Unfed
 from stoker.feed.timeline import Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
 from stoker.launch.trainer_host import Release

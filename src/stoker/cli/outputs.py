@@ -21,7 +21,6 @@ import msgspec
 
 from stoker.cli.options import OutputFiles
 from stoker.errors import UsageError
-from stoker.evaluate import prediction_words, speedup_words
 from stoker.parameters import HYPERPARAMETER_INPUT
 from stoker.reasons import shortened
 from stoker.records import (
@@ -30,15 +29,12 @@ from stoker.records import (
     Json,
     Profile,
     Training,
-    plan_in_words,
     to_document,
     to_json,
     write_json,
     write_text,
 )
 from stoker.records.base import RecordT, mapping
-from stoker.records.outcome import outcome_of
-from stoker.text import ms, step_words, usd
 
 # The size that Kubeflow and its database accept.
 MAX_PARAMETER_BYTES = 32 << 10
@@ -458,68 +454,8 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def profile_words(record: Profile) -> str:
-    """Returns the verdict of a profile in one line."""
-    step = record.timed_step
-    if step.wait_seconds is None:
-        return f"a step takes {ms(step.step_seconds)}"
-    check = record.check
-    unexplained = ""
-    if check is not None and not check.explained:
-        unexplained = f", in the state {check.state}" if check.state else ", unexplained"
-    took = step_words(step_seconds=step.step_seconds, wait_seconds=step.wait_seconds)
-    return f"a step takes {took}{unexplained}"
-
-
-def decision_words(record: Decision) -> str:
-    """Returns the verdict of a decision in one line."""
-    predicted = record.plan.predicted
-    promise = f", {predicted.speedup:.2f} times as fast" if predicted else ""
-    if record.action == "keep" or record.is_noisy:
-        return f"{plan_in_words(record.plan)}: {record.plan.reason or 'no other cluster pays'}"
-    return f"{plan_in_words(record.plan)}{promise}"
-
-
 def free_advice(profiled: Profile, decision: Decision) -> list[str]:
     """Returns the advice that costs nothing and is worth doing, whichever plan is run."""
     # `num-workers` is decide's own, of the plan to tune; the others are fixes of the profile.
     free = {fix.id for fix in profiled.fixes if fix.cost == "none"} | {"num-workers"}
     return [advice.text for advice in decision.advice if advice.id in free]
-
-
-def training_words(training: Training) -> str:
-    """Returns what a run did, and whether its times can be compared with those of other runs."""
-    outcome = outcome_of(training)
-    measured = training.measured
-    if not outcome.is_good:
-        return outcome.words.removeprefix("the ")
-    metrics = "".join(f", {name} {value:.4g}" for name, value in training.metrics.items())
-    # The platform says why: hosts share cores, or cores count as hosts of a cloud.
-    caution = next((e.what for e in training.events if e.what.startswith("not comparable: ")), "")
-    caution = f"; {caution}" if caution else ""
-    if training.usd_total is not None:
-        metrics += f", {usd(training.usd_total)} for the run"
-    if measured is None:
-        done = f", {training.steps} steps" if training.steps else ""
-        return f"training succeeded{done}; no step was timed{metrics}{caution}"
-    took = step_words(
-        step_seconds=measured.step_seconds,
-        wait_seconds=measured.wait_seconds,
-        least_wait_share=measured.least_wait_share,
-        rank=measured.rank,
-    )
-    return f"{measured.steps} steps of {took}{metrics}{caution}"
-
-
-def evaluation_words(record: Evaluation) -> str:
-    """Returns the verdict of an evaluation in one line."""
-    gates = ", ".join(
-        f"{gate.metric} {'not reported' if gate.value is None else f'{gate.value:.4g}'} passed"
-        for gate in record.gates
-    )
-    verdict = record.reason or gates or "no gate"
-    performance = record.performance
-    if performance is None:
-        return verdict
-    promise = prediction_words(performance)
-    return f"{verdict}; {speedup_words(performance)}{promise and f'; {promise}'}"

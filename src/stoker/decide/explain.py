@@ -1,4 +1,4 @@
-"""The decision is explained to a person: the verdict first, then why, then the plans."""
+"""The text of a decision: the verdict first, then why, then the plans."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from stoker.decide.pricing import ASKED_FOR
 from stoker.records import Decision, Group, Plan, Predicted, Prices, TakenElsewhere, plan_in_words
 from stoker.records.parts import limit_words
 from stoker.text import ms, percentage, wrapped
+from stoker.words import kept_words
 
 _MOST_ROWS = 12
 _MOST_OF_FRONT = 6
@@ -25,7 +26,7 @@ _Columns = Callable[[Predicted | None], tuple[str, str]]
 
 
 def explain(decision: Decision) -> str:
-    """Returns the decision as text of at most 80 columns, but for long names of clusters."""
+    """Returns the decision as text of at most 80 columns, except for long names of clusters."""
     lines = wrapped(_verdict(decision))
     if decision.taken_elsewhere is not None:
         lines += ["", *wrapped(_taken(decision.taken_elsewhere))]
@@ -33,7 +34,7 @@ def explain(decision: Decision) -> str:
     for answer in decision.path:
         lines += wrapped(f"{answer.question} {answer.answer}: {answer.because}", indent="  ")
     for title, texts in (
-        ("Worth doing", [_advised(a.text, a.when) for a in decision.advice]),
+        ("Worth doing", [f"{a.text} ({a.when})" if a.when else a.text for a in decision.advice]),
         ("Warnings", list(decision.warnings)),
     ):
         if texts:
@@ -45,10 +46,8 @@ def explain(decision: Decision) -> str:
 
 def _verdict(decision: Decision) -> str:
     plan, outcome = decision.plan, decision.plan.predicted
-    if plan.action == "keep" and decision.bottleneck == "unexplained":
-        return f"Keep today's cluster for now. {_sentence(plan.reason)}"
     if plan.action == "keep":
-        return f"stoker does not help here: keep today's cluster. {_sentence(plan.reason)}"
+        return kept_words(decision)
     words = plan_in_words(plan)
     text = f"{words[0].upper()}{words[1:]}. {_sentence(plan.reason)}"
     if decision.is_noisy:
@@ -61,19 +60,19 @@ def _verdict(decision: Decision) -> str:
 
 
 def _taken(taken: TakenElsewhere) -> str:
-    """Says that nothing was measured on today's hosts, and what was scaled how."""
+    """Says that nothing was measured on today's hosts, and how figures were scaled."""
     here, there = taken.profiled_on, taken.taken_as
     speed = {
         "catalog": "by the catalog",
         "cpu_model": "by its CPU model",
         "given": "as given",
-        "assumed": "which is assumed: --cpu-speed says it",
+        "assumed": "which is assumed: set it with --cpu-speed",
     }[taken.cpu_speed_source]
     step = {
         "profile": "the accelerator's step is the profile's",
         "cpu": "the training computes on CPUs, and is scaled with them",
         "given": "the accelerator's step is as given",
-        "unknown": "the accelerator's step is not known: --accelerator-step-seconds says it",
+        "unknown": "the accelerator's step is not known: set it with --accelerator-step-seconds",
     }[taken.accelerator_step_source]
     return (
         f"Profile taken elsewhere: on {here}. What is called today is {there}, where nothing was "
@@ -124,8 +123,7 @@ def _table(decision: Decision) -> list[str]:
     shown = [p for p in decision.plans if p.feasible and p.predicted]
     front = pareto_front(shown)
     if not shown:
-        # Without a table there is no mark to explain.
-        return wrapped(_prices(decision.prices).removeprefix("* chosen. "))
+        return wrapped(_prices(decision.prices))
     rows = _few(shown, decision.plan, front)
     today = next((p.groups for p in decision.plans if p.action == "keep"), ())
     names = [_named(plan, today)[:_CLUSTER_WIDTH] for plan in rows]
@@ -152,7 +150,6 @@ def _table(decision: Decision) -> list[str]:
     forbidden = sum(not p.feasible for p in decision.plans)
     more = [f"{count} more" for count in [hidden] if count]
     if forbidden:
-        # By the workload's constraints, or by what the machine or the platform has.
         more.append(f"{forbidden} ruled out")
     if more:
         lines.append(f"(plans not shown: {', '.join(more)}; see decision.json)")
@@ -170,19 +167,19 @@ def _table(decision: Decision) -> list[str]:
         lines.append(f"{what} of all hosts, times the step.")
     asked = " ? asked for." if any(plan.reason == ASKED_FOR for plan in shown) else ""
     lines.append(f". no other plan is both faster and cheaper (the Pareto front).{asked}")
-    return [*lines, *wrapped(_prices(decision.prices))]
+    return [*lines, *wrapped(f"* chosen. {_prices(decision.prices)}")]
 
 
 def _few(plans: Sequence[Plan], chosen: Plan, front: Sequence[Plan]) -> list[Plan]:
-    """Returns the first rows, each action's best plan and the front among them, today's always."""
-    # A decision that was read from a file holds the chosen plan twice, as two equal objects.
+    """Returns the first rows, including today's, each action's best plan and the front."""
+    # In a decision from a file the chosen plan is two equal objects.
     first: list[Plan] = [p for p in plans if p is chosen or p == chosen][:1]
     seen: set[str] = set()
     for plan in plans:
         if (plan.action not in seen or plan.reason == ASKED_FOR) and plan not in first:
             first.append(plan)
         seen.add(plan.action)
-    # A few plans of a long front, from end to end.
+    # A long front is sampled from end to end.
     every = max(1, math.ceil(len(front) / _MOST_OF_FRONT))
     first += [plan for plan in (*front[:-1:every], *front[-1:]) if plan not in first]
     for plan in plans:
@@ -199,7 +196,7 @@ def _mark(plan: Plan, front: Sequence[Plan]) -> str:
 
 
 def _is_more_of_it(plan: Plan, shown: Sequence[Plan]) -> bool:
-    """Returns whether a plan of the same types that is shown is as fast and costs no more."""
+    """Whether a shown plan of the same types is as fast and costs no more."""
     outcome, types = plan.predicted, [group.instance_type for group in plan.groups]
     return outcome is not None and any(
         other.predicted is not None
@@ -223,7 +220,7 @@ def _row(plan: Plan, name: str, *, mark: str, columns: _Columns) -> str:
 
 
 def _named(plan: Plan, today: Sequence[Group]) -> str:
-    """Names the cluster in short: what it adds to today's hosts, where it has all of them."""
+    """Returns the cluster in short: what it adds to today's hosts, if it has all of them."""
     words = cluster(plan)
     if plan.action == "keep":
         words = f"today: {words}"
@@ -237,7 +234,7 @@ def _named(plan: Plan, today: Sequence[Group]) -> str:
     ):
         more = [f"{group.count} {group.instance_type}" for group in plan.groups[len(today) :]]
         words = " + ".join(["today", *more])
-    # SageMaker writes `ml.` before each type: 80 columns have no room for it.
+    # 80 columns have no room for SageMaker's `ml.`.
     return words.replace(" ml.", " ")
 
 
@@ -248,14 +245,10 @@ def _hosts(groups: Sequence[Group]) -> list[tuple[str, int]]:
 def _prices(prices: Prices) -> str:
     when = f"of {prices.date}" if prices.date else "of unknown date"
     if prices.is_nominal:
-        return "* chosen. Local cores are free, so plans are compared by the cores they use."
+        return "Local cores are free, so plans are compared by the cores they use."
     where = prices.region or "unknown region"
     stale = ", STALE" if prices.stale else ""
-    return f"* chosen. Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
-
-
-def _advised(text: str, when: str | None) -> str:
-    return f"{text} ({when})" if when else text
+    return f"Prices {when}{stale}, {where}, {prices.purchase}: {prices.source}."
 
 
 def _sentence(text: str) -> str:
@@ -263,7 +256,7 @@ def _sentence(text: str) -> str:
 
 
 def _short(seconds: float) -> str:
-    # Figures that would not fit their column of seven become a power of ten.
+    # Figures that do not fit into seven columns become a power of ten.
     return ms(seconds).replace(" ", "") if 1e-4 <= seconds < 1e4 else f"{seconds:.0e}s"
 
 

@@ -1,6 +1,6 @@
 """`python -m stoker.launch -- CMD` is `stoker launch`, for hosts on this machine.
 
-Containers start with `stoker launch`, in `cli/edge.py`.
+Containers start with `stoker launch`, in `cli/main.py`.
 """
 
 import os

@@ -19,7 +19,7 @@ from stoker.feed.wire.crypto import (
     AllowList,
     HandshakeGuard,
     Keys,
-    StrangerLog,
+    RejectionLog,
     secure_server,
 )
 from stoker.feed.wire.protocol import (
@@ -249,8 +249,8 @@ class Coordinator:
             self._context.term()
             raise
         self._log.event(EventName.COORDINATOR_LISTENING, endpoint=self._endpoint)
-        strangers = StrangerLog(self._log, port=self._port)
-        guard = HandshakeGuard(socket, strangers, port=self._port, allow_list=allow_list)
+        rejections = RejectionLog(self._log, port=self._port)
+        guard = HandshakeGuard(socket, rejections, port=self._port, allow_list=allow_list)
         self._thread = threading.Thread(
             target=self._serve, args=(socket, allow_list, guard), name="coordinator", daemon=True
         )

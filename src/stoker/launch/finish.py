@@ -31,7 +31,6 @@ from stoker.launch.passive_profile import (
 )
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
-from stoker.platforms.pod_outputs import log_files
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
 from stoker.records.training import TrainingFacts, write_training
@@ -86,6 +85,9 @@ def leave_in_pod(
         output: This host's folder with its records.
         exit_code: Exit code of the launcher.
     """
+    # Here: only hosts in a pod load the platform.
+    from stoker.platforms.kubernetes.pod_outputs import log_files
+
     log_files(output, under="stoker" if topology.is_leader else f"stoker/{topology.host}", log=log)
     # The kubelet mounts it; elsewhere no such file is to be made.
     if exit_code and TERMINATION_LOG.exists():

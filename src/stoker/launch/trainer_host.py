@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.feed.loading import forget_loadings, why_unfed
-from stoker.feed.process import Unfed
+from stoker.feed.bookkeeping import Unfed
+from stoker.feed.loading import discard_loadings, why_unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
@@ -318,7 +318,7 @@ def _train(
     lease: FollowerLease | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
-    forget_loadings(run.output)
+    discard_loadings(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
     profile_ended.unlink(missing_ok=True)
     environ = trainer.environ(

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from stoker.profile.observed_job import explain_observed, observed_words
-from stoker.records import Profile, ProfiledLoader, StepTerms, TransformCost, parts_of
+from stoker.records import Profile, StepTerms, TransformCost, parts_of
 from stoker.records.parts import AGAIN, limit_words, speed_words, too_busy
 from stoker.text import ms, percentage, size, vcpus_words, wrapped
+from stoker.words import loader_words
 
 _ROWS = 8
 _NAME = 44
@@ -105,35 +106,6 @@ def explain(profile: Profile) -> str:
             )
             lines += wrapped(f"- {fix.text}{gain}")
     return "\n".join(lines)
-
-
-def loader_words(loader: ProfiledLoader) -> str:
-    """Says in one sentence which loader was read, and how far data hosts can make its batches."""
-    name = loader.class_name
-    if loader.reach == "own":
-        return f"loader: {name} makes batches in its own way, so that data hosts cannot help it"
-    if loader.reach == "left":
-        return (
-            f"loader: {name}, in a script that imports stoker's DataLoader: only that one is fed; "
-            "read stoker's class, or use --replace-dataloader true"
-        )
-    how = "" if loader.reach == "stoker" else ", without a change of the script"
-    if not loader.iterable:
-        return f"loader: {name}; data hosts can make its batches{how}"
-    shards = loader.shards or 1
-    if shards == 1:
-        found = "one shard, which one worker makes, wherever it runs"
-    else:
-        found = f"{shards} shards, which {shards} workers make at most, wherever they run"
-    text = f"loader: {name} over a stream of {found}"
-    if loader.divides:
-        return f"{text}; num_workers is the number of shards of a rank"
-    if loader.divides is False:
-        return (
-            f"{text}; the stream does not ask get_worker_info(), so that more workers would only "
-            "repeat its samples"
-        )
-    return text
 
 
 def _verdict(profile: Profile) -> str:

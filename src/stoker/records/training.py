@@ -101,6 +101,10 @@ class Job(Record, frozen=True, kw_only=True):
     url: str | None = None
 
 
+# How the event of a run begins whose times mean nothing for other runs.
+NOT_COMPARABLE = "not comparable"
+
+
 class Event(Record, frozen=True, kw_only=True):
     """Something that happened in the run.
 

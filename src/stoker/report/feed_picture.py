@@ -7,8 +7,6 @@ from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 
-from markupsafe import Markup
-
 from stoker.launch.telemetry import (
     Bottleneck,
     FeedInterval,
@@ -129,13 +127,8 @@ class _Track:
     marks: tuple[tuple[float, str], ...] = ()
 
 
-def draw_feed(story: FeedStory, *, width: float, name: str) -> Markup:
+def draw_feed(story: FeedStory, *, width: float, name: str) -> Drawing:
     """Draws rows on one axis of time; the hosts' rows have one scale."""
-    return feed_drawing(story, width=width, name=name).markup()
-
-
-def feed_drawing(story: FeedStory, *, width: float, name: str) -> Drawing:
-    """Draws as `draw_feed` does, and returns the drawing with the boxes of its labels."""
     size = math.ceil(len(story.intervals) / _MAX_POINTS)
     bins = range(0, len(story.intervals), size)
     # Joined, not thinned out: no wait falls between two points.

@@ -1,7 +1,4 @@
-"""The report is one HTML file that opens offline, without a script, in light and dark.
-
-One more chart is a module with its drawing, a `picture_of_...` here, and its place in the template.
-"""
+"""The report of a run: one HTML file that opens offline, without a script, in light and dark."""
 
 import contextlib
 import functools
@@ -9,7 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import quote
 
 import jinja2
@@ -31,27 +30,22 @@ from stoker.records import (
 )
 from stoker.records.outcome import outcome_of
 from stoker.records.parts import WAITS, limit_words
-from stoker.report.feed_picture import FeedStory, draw_feed, read_feed
-from stoker.report.plans import draw_plans, has_front, spots_of
+from stoker.report.feed_picture import draw_feed, read_feed
+from stoker.report.plans import draw_plans
 from stoker.report.step_times import (
-    Interval,
     Strip,
     describe_windows,
     draw_bar,
-    draw_intervals,
-    draw_series,
     draw_strips,
     flat_steps,
     read_steps,
 )
+from stoker.report.svg import Drawing
 from stoker.report.verdict import (
-    Figures,
     collect,
     group_arguments,
     host_names,
     judge,
-    plan_name,
-    todays_group,
     transform_rows,
 )
 from stoker.text import (
@@ -60,6 +54,7 @@ from stoker.text import (
     TimeUnit,
     count,
     digits,
+    longer,
     metric,
     percent,
     signed_percent,
@@ -69,29 +64,18 @@ from stoker.text import (
     usd,
     whole,
 )
+from stoker.words import plan_name, todays_group
 
-# Two drawings of each picture: text in a picture shrinks with it, so one size cannot serve a
-# desk and a telephone. The style sheet shows one of them.
-WIDE, NARROW = 960.0, 360.0
 _FLAT_STEPS = 200
 _PLANS_AT_ONCE = 10
 
 
-def templates() -> jinja2.Environment:
-    """Returns the templates of the report; a page adds its own filters."""
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("stoker.report"),
-        autoescape=True,
-        # A wrong name in a template is an error in a test, not a blank in a user's report.
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ReportPicture:
-    """Holds the same drawing for wide and for narrow pages."""
+    """The same drawing in two widths, of which the style sheet shows one.
+
+    Text in a picture shrinks with it, so one size cannot serve a desk and a telephone.
+    """
 
     wide: Markup
     narrow: Markup
@@ -143,77 +127,14 @@ def collect_strips(
     return strips
 
 
-def picture_of_strips(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
-    """Draws some consecutive steps of each run; None where none is known."""
-    if not strips:
-        return None
-    return ReportPicture(
-        draw_strips(strips, unit=unit, width=WIDE, name="strips-wide"),
-        draw_strips(strips, unit=unit, width=NARROW, name="strips-narrow"),
-    )
+class _Draw(Protocol):
+    def __call__(self, *, width: float, name: str) -> Drawing | None: ...
 
 
-def picture_of_series(strips: Sequence[Strip], unit: TimeUnit) -> ReportPicture | None:
-    """Draws all steps of each run that kept a timeline; None where none did."""
-    # Steps made of medians are all alike: over the run they would say nothing.
-    kept = [strip for strip in strips if strip.timeline.measured]
-    if not kept:
-        return None
-    return ReportPicture(
-        draw_series(kept, unit=unit, width=WIDE, name="series-wide"),
-        draw_series(kept, unit=unit, width=NARROW, name="series-narrow"),
-    )
-
-
-def picture_of_plans(decision: Decision | None, unit: TimeUnit) -> ReportPicture | None:
-    """Draws plans by time and money, and by data hosts; None where there is one plan only."""
-    if decision is None:
-        return None
-    wide = draw_plans(decision, unit=unit, width=WIDE, name="plans-wide")
-    narrow = draw_plans(decision, unit=unit, width=NARROW, name="plans-narrow")
-    return ReportPicture(wide, narrow) if wide and narrow else None
-
-
-def picture_of_intervals(figures: Figures, unit: TimeUnit) -> ReportPicture | None:
-    """Draws baseline, prediction and measurement; None where there is nothing to compare."""
-    rows = _intervals(figures)
-    # A single bar is compared with nothing.
-    if len(rows) < 2:
-        return None
-    return ReportPicture(
-        draw_intervals(rows, unit=unit, width=WIDE, name="intervals-wide"),
-        draw_intervals(rows, unit=unit, width=NARROW, name="intervals-narrow"),
-    )
-
-
-def picture_of_feed(story: FeedStory | None) -> ReportPicture | None:
-    """Draws wait, batches ready and each host's work over the run; None without a feed."""
-    if story is None:
-        return None
-    return ReportPicture(
-        draw_feed(story, width=WIDE, name="feed-wide"),
-        draw_feed(story, width=NARROW, name="feed-narrow"),
-    )
-
-
-def _intervals(figures: Figures) -> list[Interval]:
-    rows = []
-    if figures.baseline is not None:
-        spread = figures.baseline_spread
-        low, high = (spread.low, spread.high) if spread else (figures.baseline,) * 2
-        if figures.is_baseline_scaled:
-            rows.append(Interval("Baseline, scaled", "predicted", figures.baseline, low, high))
-        else:
-            rows.append(Interval("Baseline, measured", "measured", figures.baseline, low, high))
-    if figures.predicted is not None:
-        low = figures.predicted if figures.predicted_low is None else figures.predicted_low
-        high = figures.predicted if figures.predicted_high is None else figures.predicted_high
-        rows.append(Interval("Plan, predicted", "predicted", figures.predicted, low, high))
-    if figures.measured is not None:
-        spread = figures.measured_spread
-        low, high = (spread.low, spread.high) if spread else (figures.measured,) * 2
-        rows.append(Interval("Plan, measured", "measured", figures.measured, low, high))
-    return rows
+def _picture(name: str, draw: _Draw) -> ReportPicture | None:
+    wide = draw(width=960.0, name=f"{name}-wide")
+    narrow = draw(width=360.0, name=f"{name}-narrow")
+    return ReportPicture(wide.markup(), narrow.markup()) if wide and narrow else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,14 +264,15 @@ def write_report(
         "rows": [row for row in rows if row.index < _PLANS_AT_ONCE or row.is_needed],
         "more_rows": [row for row in rows if row.index >= _PLANS_AT_ONCE and not row.is_needed],
         "strips": strips,
-        "strip_picture": picture_of_strips(strips, unit),
+        "strip_picture": _picture("strips", partial(draw_strips, strips, unit=unit))
+        if strips
+        else None,
         "strip_caption": describe_windows(strips) if strips else "",
-        "series_picture": picture_of_series(strips, unit),
-        "plans_picture": picture_of_plans(decision, unit),
-        "plans_front": decision is not None and has_front(decision, spots_of(decision)),
+        "plans_picture": _picture("plans", partial(draw_plans, decision, unit=unit))
+        if decision
+        else None,
         "feed": feed,
-        "feed_picture": picture_of_feed(feed),
-        "interval_picture": picture_of_intervals(figures, unit),
+        "feed_picture": _picture("feed", partial(draw_feed, feed)) if feed else None,
         "environment": {key: text for key, text in environment.items() if key != "command"},
         "command": environment.get("command", ""),
         "train_command": _train_command(workload, decision) if decision else "",
@@ -367,7 +289,14 @@ def write_report(
 # Jinja translates a template into Python when it is first asked for: that takes longer than a page.
 @functools.cache
 def _filled(unit: TimeUnit) -> jinja2.Environment:
-    filled = templates()
+    filled = jinja2.Environment(
+        loader=jinja2.PackageLoader("stoker.report"),
+        autoescape=True,
+        # A wrong name in a template is an error in a test, not a blank in a user's report.
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     filled.filters.update(
         time=unit.show,
         bare=unit.bare,
@@ -381,6 +310,7 @@ def _filled(unit: TimeUnit) -> jinja2.Environment:
         size=size,
         cpu_seconds=_cpu_seconds,
         limit=limit_name,
+        longer=lambda error: longer(error, "page"),
     )
     return filled
 
@@ -421,11 +351,6 @@ def _cpu_seconds(value: float | None) -> str:
     return NOT_KNOWN if value is None else digits(value, 3, max_places=4) + NBSP + "s"
 
 
-def _is_measured(plan: Plan, decision: Decision) -> bool:
-    """Returns whether the plan's step was measured: today's, unless the profile is another's."""
-    return plan.action == "keep" and decision.taken_elsewhere is None
-
-
 def _plan_rows(decision: Decision) -> list[PlanRow]:
     predicted = [plan.predicted for plan in decision.plans if plan.predicted]
     largest = max((each.step_seconds_high for each in predicted), default=0.0)
@@ -436,19 +361,13 @@ def _plan_rows(decision: Decision) -> list[PlanRow]:
     today = todays_group(decision)
     rows = []
     for index, plan in enumerate(decision.plans):
+        # The step of today's cluster, unless the profile was taken elsewhere.
+        is_measured = plan.action == "keep" and decision.taken_elsewhere is None
         bar = None
         if plan.predicted:
-            interval = Interval(
-                "",
-                "measured" if _is_measured(plan, decision) else "predicted",
-                plan.predicted.step_seconds,
-                plan.predicted.step_seconds_low,
-                plan.predicted.step_seconds_high,
-            )
-            bar = draw_bar(interval, largest=largest)
+            bar = draw_bar(plan.predicted, is_measured=is_measured, largest=largest)
         name = plan_name(plan, today=today)
-        is_chosen = index == chosen
-        rows.append(PlanRow(index, plan, name, is_chosen, bar, _is_measured(plan, decision)))
+        rows.append(PlanRow(index, plan, name, index == chosen, bar, is_measured))
     return rows
 
 
