@@ -10,8 +10,8 @@ import yaml
 from botocore.stub import Stubber
 
 from stoker.cli.from_training_job import from_training_job
-from stoker.errors import UsageError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import ServiceError, UsageError
+from stoker.platforms.aws import Aws
 from stoker.platforms.base import JobSpec
 from stoker.platforms.sagemaker import SageMakerPlatform
 from stoker.records import Group, Workload
@@ -306,7 +306,7 @@ def test_a_missing_permission_is_named(tmp_path):
         "AccessDeniedException",
         "User: x is not authorized to perform: sagemaker:DescribeTrainingJob on resource: y",
     )
-    with stubber, pytest.raises(AwsError, match="sagemaker:DescribeTrainingJob is missing"):
+    with stubber, pytest.raises(ServiceError, match="sagemaker:DescribeTrainingJob is missing"):
         from_training_job("photos", aws=aws)
 
 

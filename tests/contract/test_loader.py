@@ -16,8 +16,8 @@ import torch
 import torch.utils.data as data
 
 import stoker
+from stoker.feed.bookkeeping import this_process
 from stoker.feed.iterators import LoaderView, with_workers
-from stoker.feed.process import this_process
 from support.loader_draws import DRAWN, Drawing, Plain, drawn, hashes
 from support.warm_python import run_code
 

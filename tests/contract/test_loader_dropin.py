@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.launch.strategies.start import SITE_DIR
+from stoker.launch.strategies.start import STARTUP_DIR
 from support.cluster import run_script
 from support.dropin_claims import CLAIMS, VALUED, VALUES
 from support.warm_python import WarmProcess, run_warm
@@ -270,7 +270,7 @@ if __name__ == "__main__":
 VARIABLES = {
     "PATH": os.environ["PATH"],
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(SITE_DIR),
+    "PYTHONPATH": str(STARTUP_DIR),
     "STOKER_LAUNCHER_PID": str(os.getpid()),
 }
 

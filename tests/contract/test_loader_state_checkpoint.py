@@ -16,7 +16,7 @@ import torch.utils.data as data
 
 import stoker
 from stoker.errors import UsageError
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 
 LENGTH = 24
 EPOCHS = 3

@@ -14,8 +14,8 @@ from stoker.cli.app import app_for
 from stoker.cli.options import OutputFiles
 from stoker.cli.outputs import Outputs
 from stoker.cli.profile import observe, profile_verb
-from stoker.errors import PlatformError, UsageError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import PlatformError, ServiceError, UsageError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.cloudwatch import ObservedJob, describe_job, observe_job
 from stoker.profile.observed_job import observed_profile
 from stoker.records import Profile, read_json
@@ -261,7 +261,7 @@ def test_a_missing_permission_is_named(aws, answers, begin):
     make_job(aws)
     trained(answers, begin, end=begin + timedelta(minutes=MINUTES))
     answers.always_refuse("cloudwatch", "GetMetricData", "AccessDenied")
-    with pytest.raises(AwsError, match="cloudwatch:GetMetricData"):
+    with pytest.raises(ServiceError, match="cloudwatch:GetMetricData"):
         observed(aws)
 
 

@@ -240,7 +240,7 @@ def test_a_training_that_has_lost_its_step_is_told_by_the_last_one(kubelet, tmp_
     assert run.record("finish", "evaluation", Evaluation).passed
     assert "<svg" in run.step("finish").output("report").read_text()
     log = kubelet.log(run.step("finish").pod["metadata"]["name"])
-    assert "though the run has FAILED: Retry takes it up" in log.splitlines()[-1]
+    assert "though the run has FAILED: Retry uses it" in log.splitlines()[-1]
 
 
 @dsl.container_component

@@ -208,7 +208,7 @@ def test_host_killed_in_the_epoch_changes_nothing(bereaved):
 def test_all_hosts_gone_ends_with_code_5_and_names_each_and_when_it_was_heard(bereaved):
     _, trainer = bereaved
     assert trainer.end() == 5
-    assert "stoker.errors.FeedLostError: no data worker is left" in trainer.errors
+    assert "stoker.errors.FeedLostError: lost all data workers" in trainer.errors
     assert "3 data hosts expected" in trainer.errors
     for fate in (
         r"algo-0 \(left, last heard \d+\.\d s ago\)",
@@ -250,11 +250,11 @@ def test_a_loader_connects_as_it_is_made_and_says_nothing_until_it_is_iterated(h
 
 def test_two_ranks_share_the_agents(hosts):
     def held(number: int) -> set[psutil.Process]:
-        # A dataset host without workers is one that was forked ahead.
+        # A dataset process without workers is one that was forked ahead.
         return {
-            dataset_host
-            for dataset_host in hosts.dataset_hosts_of(number)
-            if dataset_host.children()
+            dataset_process
+            for dataset_process in hosts.dataset_processes_of(number)
+            if dataset_process.children()
         }
 
     def arrived(number: int) -> int:

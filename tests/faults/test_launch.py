@@ -541,4 +541,4 @@ def test_a_full_disk_of_logs_is_a_warning_and_the_training_goes_on(tmp_path):
             assert job.training().status == "succeeded"
     finally:
         subprocess.run(["umount", logs], check=True)
-    assert said == [f"no space is left for {logs}: its logs lack lines; the job goes on"]
+    assert said == [f"no space is left for {logs}: its logs lack lines; the job continues"]

@@ -64,7 +64,7 @@ def definition(of: Workload, *, added: Sequence[Json] = ()) -> dict[str, Json]:
             for p in parameters_of(of)
         ]
         + [
-            {"Name": "DataInstanceCount", "Type": "Integer", "DefaultValue": 2},
+            {"Name": "OwnSetting", "Type": "Integer", "DefaultValue": 2},
             # Of a pipeline's own.
             {"Name": "Least", "Type": "Float", "DefaultValue": 0.5},
             {"Name": "DryRun", "Type": "Boolean", "DefaultValue": False},

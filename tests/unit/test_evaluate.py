@@ -50,6 +50,7 @@ def _predicted(step: float, usd_per_hour: float) -> Predicted:
         step_seconds_high=step * 1.1,
         limit="cpu",
         second_limit="accelerator",
+        second_limit_seconds=0.0,
         accelerator_utilization=0.5,
         usd_per_hour=usd_per_hour,
         usd_per_1000_steps=step * usd_per_hour * 1000 / 3600,

@@ -10,6 +10,7 @@ from stoker.logs import Log
 from stoker.platforms.base import JobEnd, leader_record
 from stoker.platforms.kubernetes.job import conclude
 from stoker.platforms.kubernetes.objects import Layout, lay_out
+from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     CAPACITY_SECONDS,
     CHANGE_SECONDS,
@@ -23,7 +24,6 @@ from stoker.platforms.kubernetes.pods import (
     troubles_of,
 )
 from stoker.platforms.kubernetes.submit import ObjectState, Phase
-from stoker.platforms.pod_outputs import OutputParts
 from stoker.records import Event, Training, to_json
 from support.kubernetes_jobs import CPU, GPU, job
 from support.sample_records import training

@@ -482,20 +482,20 @@ def test_data_pods_may_have_an_image_of_their_own():
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"image": None}, "names no image"),
+    ({"image": None}, "no image"),
     ({"settings": {"dnn": {"image": "i"}}}, "the workload's own image"),
     ({"settings": {"pools": {}}}, f"kubernetes.pools.{GPU}"),
     ({"settings": {"pools": {GPU: POOLS[GPU]}}}, "what a pod requests of its node"),
     ({"settings": {"pools": {**POOLS, GPU: POOLS[CPU]}}}, "how many GPUs a pod gets"),
     ({"settings": {"pools": {**POOLS, CPU: POOLS[GPU]}}}, "tolerate no GPU nodes"),
     ({"settings": {"data": {"gpus": 1}}}, "the data group has no GPUs"),
-    ({"settings": {"entrypoint": ["stoker", "launch"]}}, "let its last word be --"),
+    ({"settings": {"entrypoint": ["stoker", "launch"]}}, "add -- as its last word"),
     ({"settings": {"runtime": "stoker-mnist"}}, "set kubernetes.api to trainer"),
     ({"settings": {"dnn": {"memory_limit": "1Gi"}}}, "the limit of memory is below"),
     ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
     ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
     ({"channels": {"train": {"uri": "pvc://x/y", "mode": "Pipe"}}}, "no pipes on Kubernetes"),
-    ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "no instance group gpu"),
+    ({"channels": {"train": {"uri": "pvc://x", "groups": ["gpu"]}}}, "unknown instance group gpu"),
     (
         {"channels": {"train": {"uri": "pvc://x", "distribution": "ShardedByS3Key"}}},
         "sharding by key",

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import stoker
-from stoker.feed import process as feed_process
-from stoker.feed.process import TrainerProcess
+from stoker.feed import bookkeeping
+from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.timeline import (
     Timeline,
     main_loader,
@@ -28,7 +28,7 @@ def timeline(tmp_path, monkeypatch):
     path = tmp_path / "timeline-rank0.csv"
     settings = replace(from_environment(), output=tmp_path)
     process = TrainerProcess(settings, Timeline(path))
-    monkeypatch.setattr(feed_process, "_process", lambda pid: process)
+    monkeypatch.setattr(bookkeeping, "_process", lambda pid: process)
     return path
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.utils.data as data
 
 import stoker
-from stoker.feed.process import LoaderBooks, Position, Rewind
+from stoker.feed.bookkeeping import LoaderBooks, Position, Rewind
 from stoker.feed.sampler import SamplerOrder, yielded
 
 Draw = Callable[[torch.Generator], data.Sampler[int]]
@@ -89,7 +89,7 @@ def test_an_early_stop_leaves_the_generator_as_torch_does(name, taken, workers, 
     loader, generator = made(SAMPLERS[name], workers, factor)
     one = EpochRead(loader, LoaderBooks(0), ahead)
     one.take(taken)
-    one.position.drop()
+    one.position.cancel_in_finalizer()
     expected = drawn_by_torch(SAMPLERS[name], taken + workers * factor)
     assert torch.equal(generator.get_state(), expected)
 
@@ -103,7 +103,7 @@ def test_what_others_drew_is_not_undone(when):
     if when == "between draws":
         one.take(1)
     present = generator.get_state()
-    one.position.leave()
+    one.position.cancel()
     if when == "after the last draw":
         assert torch.equal(generator.get_state(), present)
     again = torch.Generator()
@@ -117,7 +117,7 @@ def test_a_finished_epoch_changes_nothing():
     one.take(18)
     one.position.is_over = True
     present = generator.get_state()
-    one.position.leave()
+    one.position.cancel()
     assert torch.equal(generator.get_state(), present)
 
 
@@ -129,7 +129,7 @@ def test_another_epoch_of_the_loader_stops_the_one_before_early():
     assert not torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
     SamplerOrder(loader, books, is_inline=False, is_fed=True)
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
-    one.position.drop()
+    one.position.cancel_in_finalizer()
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS["random"], 2))
 
 
@@ -139,7 +139,7 @@ def test_dropped_in_another_thread_it_waits_for_the_next_epoch():
     one = EpochRead(loader, books, 30)
     one.take(2)
     present = generator.get_state()
-    thread = threading.Thread(target=one.position.drop)
+    thread = threading.Thread(target=one.position.cancel_in_finalizer)
     thread.start()
     thread.join()
     assert torch.equal(generator.get_state(), present)
@@ -189,7 +189,7 @@ def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
     one = EpochRead(loader, process.books(loader), 6)
     one.take(5)
     if is_left_first:
-        one.position.drop()
+        one.position.cancel_in_finalizer()
     state = loader.state_dict()
 
     again, generator = made(SAMPLERS[name])
@@ -200,7 +200,7 @@ def test_a_resumed_epoch_goes_on_and_is_left_as_torchs(name, is_left_first):
     found = two.take(3)[5:]
     expected = list(itertools.islice(made(SAMPLERS[name])[0]._index_sampler, 8))[5:]
     assert found == expected
-    two.position.drop()
+    two.position.cancel_in_finalizer()
     assert torch.equal(generator.get_state(), drawn_by_torch(SAMPLERS[name], 8))
 
 
@@ -211,7 +211,7 @@ def test_stopping_early_twice_is_stopping_once():
         rewind.before(number)
         torch.rand(1, generator=generator)
         rewind.after(number + 1, num_taken=1)
-    rewind.leave(1)
+    rewind.restore(1)
     left = generator.get_state()
-    rewind.leave(2)
+    rewind.restore(2)
     assert torch.equal(generator.get_state(), left)

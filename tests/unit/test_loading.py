@@ -7,7 +7,7 @@ import pytest
 from stoker.feed.loading import (
     Loading,
     counted_steps,
-    forget_loadings,
+    discard_loadings,
     read_loadings,
     why_unfed,
 )
@@ -100,5 +100,5 @@ def test_what_an_earlier_attempt_said_is_forgotten(tmp_path):
     say(tmp_path, Loading(optimizer_steps=9))
     (tmp_path / "loading-7.json").write_text("cut off")
     assert len(read_loadings(tmp_path)) == 1
-    forget_loadings(tmp_path)
+    discard_loadings(tmp_path)
     assert list(tmp_path.iterdir()) == []

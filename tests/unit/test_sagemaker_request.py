@@ -150,7 +150,7 @@ def test_without_a_data_group_the_dnn_group_gets_its_channels():
 
 def test_a_channel_of_an_unknown_group_is_refused_with_the_nearest_name():
     spec = job(channels={"train": Channel(uri="s3://bucket/a", groups=("dta",))})
-    with pytest.raises(UsageError, match=r"there is no instance group dta") as caught:
+    with pytest.raises(UsageError, match=r"unknown instance group dta") as caught:
         body(spec)
     assert caught.value.where == "key channels.train.groups"
     assert "data" in caught.value.fix

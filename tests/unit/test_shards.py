@@ -169,7 +169,7 @@ def test_a_retry_of_a_lost_shard_tells_what_had_arrived():
     books.assign(0.0)
     answer(books, "a", 0, digest=77)
     books.grant("b", 2)
-    books.lost("a")
+    books.mark_lost("a")
     assert books.assign(0.0) == [("b", 1)]
     start = books.stream_of(1, shared_seed=None)
     assert (start.made, start.digest, start.generation) == (1, 77, 2)
@@ -180,7 +180,7 @@ def test_what_overtook_others_is_made_again_after_a_loss():
     books.assign(0.0)
     answer(books, "a", 1)
     books.grant("b", 2)
-    books.lost("a")
+    books.mark_lost("a")
     assert books.assign(0.0) == [("b", 0), ("b", 1)]
 
 
@@ -188,12 +188,12 @@ def test_late_answers_of_an_earlier_start_are_refused():
     books = settled(1)
     books.assign(0.0)
     old = books.stream_of(0, shared_seed=None).generation
-    assert not books.dropped("a", 0, generation=old)
+    assert not books.mark_failed("a", 0, generation=old)
     assert books.assign(0.0) == [("a", 0), ("a", 1)]
     assert not books.arrived("a", 0, generation=old, digest=1, frame_bytes=1, now=0.0)
     books.ended("a", 0, generation=old)
     assert not books.is_over()
-    assert not books.dropped("a", 0, generation=old)
+    assert not books.mark_failed("a", 0, generation=old)
     assert answer(books, "a", 0)
     assert not answer(books, "a", 0)
 
@@ -208,7 +208,7 @@ def test_a_shard_that_dies_at_one_place_again_and_again_is_given_up():
     books = settled(1)
     for number in range(MAX_LOSSES_IN_A_ROW):
         books.assign(0.0)
-        is_hopeless = books.dropped(
+        is_hopeless = books.mark_failed(
             "a", 0, generation=books.stream_of(0, shared_seed=None).generation
         )
         assert is_hopeless == (number == MAX_LOSSES_IN_A_ROW - 1)
@@ -220,7 +220,7 @@ def test_progress_forgives_losses():
         books.assign(0.0)
         answer(books, "a", number)
         generation = books.stream_of(number, shared_seed=None).generation
-        assert not books.dropped("a", number + 1, generation=generation)
+        assert not books.mark_failed("a", number + 1, generation=generation)
         books.take(0.0)
 
 
@@ -228,7 +228,7 @@ def test_a_peer_that_drains_loses_its_shards_at_once():
     books = settled(1)
     books.assign(0.0)
     books.grant("b", 2)
-    books.leave("a")
+    books.mark_draining("a")
     assert [peer for peer, _ in books.assign(0.0)] == ["b", "b"]
 
 
@@ -248,7 +248,7 @@ def test_memory_is_bounded_but_the_head_is_always_asked_for():
         books.take(0.0)
     assert books.assign(0.0) == [("a", 32)]
     books.take(0.0)
-    books.lost("a")
+    books.mark_lost("a")
     books.grant("b", 2)
     books.settle()
     assert books.assign(0.0) == [("b", 32), ("b", 33)]
@@ -286,7 +286,7 @@ def test_a_new_process_is_given_the_random_states_that_were_told_last():
         now=0.0,
         random_state=b"of the second epoch",
     )
-    books.lost("a")
+    books.mark_lost("a")
     start = books.stream_of(0, shared_seed=None)
     assert (start.state, start.earlier, start.made) == (b"of the second epoch", (), 1)
 
@@ -300,7 +300,7 @@ def test_a_new_process_is_told_what_was_made_of_epochs_that_were_stopped_early()
         books.begin()
         books.assign(0.0)
     books.begin()
-    books.lost("a")
+    books.mark_lost("a")
     start = books.stream_of(0, shared_seed=None)
     assert (start.state, start.earlier) == (b"", (2, 2, 2))
 
@@ -316,7 +316,7 @@ def test_other_streams_begin_anew_with_each_epoch():
 
 def test_nothing_is_asked_for_once_nobody_wants_it():
     books = settled()
-    books.finish()
+    books.mark_complete()
     assert books.is_over()
     assert books.look(0.0) == (0, False)
     assert books.assign(0.0) == []
@@ -360,12 +360,12 @@ def test_every_batch_once_and_in_torchs_order_whatever_is_lost(lengths, prefetch
         peer, number, generation = flying.pop(data.draw(st.integers(0, len(flying) - 1)))
         position, shard = divmod(number, len(lengths))
         if act == "die":
-            books.dropped(peer, number, generation=generation)
+            books.mark_failed(peer, number, generation=generation)
         elif act == "host":
-            books.lost(peer)
+            books.mark_lost(peer)
             books.grant(peer, 2)
         elif act == "leave":
-            books.leave(peer)
+            books.mark_draining(peer)
             books.grant(peer, 2)
         elif position >= lengths[shard]:
             books.ended(peer, number, generation=generation)

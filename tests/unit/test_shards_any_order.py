@@ -118,7 +118,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
             for ask in self.flying
             if ask[1] % len(self.lengths) == shard and ask[2] == generation
         }
-        hopeless = [self.schedule.dropped(*ask[:2], generation=ask[2]) for ask in sorted(lost)]
+        hopeless = [self.schedule.mark_failed(*ask[:2], generation=ask[2]) for ask in sorted(lost)]
         self.flying -= lost
         self.forget_what_overtook(lost)
         self.deaths[shard] += 1
@@ -134,8 +134,8 @@ class AnyOrderOfShards(RuleBasedStateMachine):
         self.flying -= lost
         self.late |= lost
         if drains:
-            self.schedule.leave(peer)
-        self.schedule.lost(peer)
+            self.schedule.mark_draining(peer)
+        self.schedule.mark_lost(peer)
         self.forget_what_overtook(lost)
         self.step()
 
@@ -165,7 +165,7 @@ class AnyOrderOfShards(RuleBasedStateMachine):
     @rule()
     def leave_the_epoch(self) -> None:
         self.schedule.begin()
-        self.schedule.finish()
+        self.schedule.mark_complete()
         assert self.schedule.is_over()
         assert self.schedule.assign(self.now) == []
         self.begin()

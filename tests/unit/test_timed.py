@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import stoker
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 from stoker.feed.resource_usage import LoaderUsage, read_usage
 from stoker.feed.timed import num_samples
 from stoker.feed.timeline import MeasuredStep, read_timeline
@@ -27,7 +27,7 @@ def run(tmp_path, monkeypatch):
 
 
 def _new_process() -> None:
-    from stoker.feed.process import _process
+    from stoker.feed.bookkeeping import _process
 
     _process.cache_clear()
 

@@ -11,8 +11,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stoker.feed import unfed
+from stoker.feed.bookkeeping import TrainerProcess, Unfed
 from stoker.feed.loading import read_loadings
-from stoker.feed.process import TrainerProcess, Unfed
 from stoker.feed.timeline import Timeline
 from stoker.feed.unfed import ENOUGH_STEPS, OptimizerWatch, is_released
 from stoker.launch.trainer_host import Release
@@ -146,7 +146,7 @@ class Released:
 
 
 def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
     (tmp_path / unfed_file(1)).write_bytes(msgspec.json.encode(Unfed(1, "of an attempt before")))
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def test_data_hosts_are_given_back_when_all_ranks_say_the_same(tmp_path, monkeyp
 
 
 def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=2, all_ranks=2)  # type: ignore[arg-type]
     ranks = [watch_of(tmp_path, rank=rank, world=2)[0] for rank in (0, 1)]
@@ -185,7 +185,7 @@ def test_a_rank_that_asks_after_all_takes_its_word_back(tmp_path, monkeypatch):
 def test_the_data_hosts_of_a_run_on_several_hosts_wait_for_the_word_of_all(
     tmp_path, monkeypatch, world
 ):
-    monkeypatch.setattr("stoker.launch.trainer_host._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.launch.trainer_host._POLL_SECONDS", 0.0)
     coordinator = Released()
     release = Release(tmp_path, coordinator, ranks=1, all_ranks=2)  # type: ignore[arg-type]
     rank = watch_of(tmp_path, rank=0, world=world)[0]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from stoker.errors import UsageError
-from stoker.platforms.aws import Aws, AwsError
+from stoker.errors import ServiceError, UsageError
+from stoker.platforms.aws import Aws
 from stoker.platforms.sagemaker.checks import text
 from stoker.records import Json
 from stoker.records.base import mapping, mappings
@@ -63,10 +63,10 @@ def from_training_job(name: str, *, aws: Aws) -> tuple[str, str]:
     """
     try:
         job = aws.call("sagemaker", "DescribeTrainingJob", TrainingJobName=name)
-    except AwsError as err:
+    except ServiceError as err:
         # DescribeTrainingJob answers so for a job that does not exist.
-        if err.is_missing or err.code == "ValidationException":
-            raise AwsError(
+        if err.kind == "missing" or err.code == "ValidationException":
+            raise ServiceError(
                 f"there is no training job {name} in {aws.region}",
                 where="sagemaker:DescribeTrainingJob",
                 fix="correct its name, or its region: --region R",
@@ -266,7 +266,7 @@ def _tags(job: Mapping[str, Json], aws: Aws, notes: list[str]) -> dict[str, Json
         )
         # Nobody else may set AWS's own tags.
         return {k: tag.get("Value") for tag in listed if (k := text(tag, "Key"))[:4] != "aws:"}
-    except AwsError as err:
+    except ServiceError as err:
         notes.append(f"sagemaker.tags: the job's tags could not be read ({err.code or err.what}).")
         return {}
 

@@ -289,8 +289,6 @@ def cluster(plan: Plan) -> str:
 def limits(outcome: Predicted) -> str:
     """Returns the bottleneck and the next one: `CPU; next: accelerator (64 ms)`."""
     next_seconds = outcome.second_limit_seconds
-    if next_seconds is None:
-        return f"{_LIMITS[outcome.limit]}; next: {_LIMITS[outcome.second_limit]}"
     # A second limit of microseconds is not worth a word.
     if next_seconds < 1e-3 * outcome.step_seconds:
         return f"{_LIMITS[outcome.limit]}, and no other is near"

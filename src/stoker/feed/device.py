@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import UsageError
 from stoker.feed import loader_state
-from stoker.feed.process import this_process
+from stoker.feed.bookkeeping import this_process
 
 _T = TypeVar("_T")
 

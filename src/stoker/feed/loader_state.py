@@ -1,18 +1,18 @@
-"""The state of a loader, and of what its order depends on, is taken, put back and replayed here.
+"""The state of a loader, and of what its order depends on: taken, restored and replayed.
 
-A state says how the epoch under way began (random states, samplers' states, base seed) and how far
-it came. No word of it is about workers or hosts: any number and placement of them may take it.
+A state holds how the current epoch began (random states, samplers' states, base seed) and how far
+it is. It does not depend on workers or hosts: any number and placement of them may take it.
 
-Two snapshots are taken at the start of every epoch (80 us each), so that a state asked for in the
-middle of it can say how it began. A snapshot is made of plain types and tensors: `torch.load` reads
-it with `weights_only=True`.
+Two snapshots are taken at the start of every epoch (80 us each), for states that are asked for in
+mid-epoch. A snapshot is made of plain types and tensors: `torch.load` reads it with
+`weights_only=True`.
 
-A sampler that goes on from a state is run again from where the epoch began, and what was yielded is
-skipped; a digest of all that it gave proves that it gives the same again.
+To resume, a sampler is run again from where the epoch began, and what was yielded is skipped; a
+digest proves that it gives the same again.
 
-The feed asks a sampler further ahead than torch's loader does. A generator that the script made
-would be left elsewhere than with torch, and the next epoch would have another order. So it is put
-back when an epoch ends early (`Rewind`).
+The feed draws from a sampler further ahead than torch's loader does. A generator that the script
+made would be left elsewhere than with torch, and the next epoch would have another order. So it is
+restored when an epoch ends early (`Rewind`).
 """
 
 import copy
@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.errors import UsageError
-from stoker.feed.process import (
+from stoker.feed.bookkeeping import (
     EpochBeginning,
     LoaderBooks,
     LoaderState,
@@ -49,26 +49,21 @@ VERSION = 1
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A sampler or an iterable dataset may have a state of its own, by torchdata's convention."""
+    """A sampler or an iterable dataset with a state, by torchdata's convention."""
 
-    def state_dict(self) -> object:
-        """Returns its state."""
-        ...
+    def state_dict(self) -> object: ...
 
-    def load_state_dict(self, state: object, /) -> object:
-        """Takes a state."""
-        ...
+    def load_state_dict(self, state: object, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerParts:
-    """Names the generators and samplers of a loader by where they are: `sampler.generator`."""
+    """Generators and samplers of a loader, by where they are: `sampler.generator`."""
 
     generators: dict[str, object]
     samplers: dict[str, object]
 
     def stateful(self) -> dict[str, Stateful]:
-        """Returns those samplers that keep a state of their own."""
         return {name: s for name, s in self.samplers.items() if isinstance(s, Stateful)}
 
 
@@ -98,7 +93,7 @@ def take(parts: SamplerParts, *, with_own: bool = True) -> SamplerSnapshot:
     """Takes a snapshot of now.
 
     Args:
-        with_own: Asks the samplers for their own states too. One that fails to tell it has none.
+        with_own: Ask samplers for their `state_dict`, too; one that raises has none.
     """
     own: dict[str, object] = {}
     for name, sampler in parts.stateful().items() if with_own else ():
@@ -144,7 +139,7 @@ def set_epochs(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
 
 
 def set_own(parts: SamplerParts, snapshot: SamplerSnapshot) -> None:
-    """Hands the samplers their own states."""
+    """Calls the samplers' `load_state_dict`."""
     for name, state in snapshot["own"].items():
         sampler = parts.samplers[name]
         if isinstance(sampler, Stateful):
@@ -235,7 +230,7 @@ _KINDS: dict[type, _Kept] = {
 
 
 def generators_of(parts: SamplerParts) -> list[torch.Generator]:
-    """Returns the script's generators that a loader's samplers may draw from; empty: none."""
+    """Returns the script's generators that a loader's samplers may draw from."""
     found = {
         name: value
         for name, value in parts.generators.items()
@@ -290,14 +285,14 @@ def load(
     *,
     sets_globals: bool = True,
 ) -> None:
-    """Restores a state: the next epoch over `loader` goes on from it.
+    """Restores a state: the next epoch over `loader` resumes from it.
 
     Args:
-        sets_globals: Sets the three global random states, too: what the script draws next is then
-            what it drew next before.
+        sets_globals: Set the three global random states, too, which the script's next draws depend
+            on.
 
     Raises:
-        UsageError: If it is the state of something else: all that differs is named.
+        UsageError: If it is the state of another loader; names all differences.
     """
     if not isinstance(state, dict) or state.get("version") != VERSION or "loader" not in state:
         raise UsageError(
@@ -391,7 +386,7 @@ def _begun(loader: "DataLoader[object]", position: Position, num_held: int) -> E
 
 
 def stream_error(dataset: object) -> UsageError:
-    """Returns the error for the state of an iterable dataset that keeps none."""
+    """Returns the error for the state of an iterable dataset without a `state_dict`."""
     return UsageError(
         f"how far an iterable dataset ({type(dataset).__name__}) is cannot be kept in the "
         "middle of an epoch: it is known to its workers only",
@@ -437,11 +432,9 @@ def replay_sampler(
     """Draws from `sampler` what `begun` says was drawn of it; sets random states to do so.
 
     Args:
-        parts: The generators and samplers of the loader.
         now: When the state was taken.
         occurrences: Counts what was yielded, for `sample` seeding.
-        epoch: Its number, in errors.
-        rewind: Notes every draw.
+        epoch: Its number, for errors.
 
     Returns:
         The rest of the sampler, and what was drawn and not yielded.
@@ -464,7 +457,7 @@ def replay_sampler(
             _set_random(parts, begun["at_draw"])
         digest, ahead = "", deque[object]()
         if rewind is not None:
-            rewind.forget()
+            rewind.discard()
             rewind.before(0)
         if occurrences is not None:
             occurrences.clear()
@@ -489,7 +482,7 @@ def replay_sampler(
     if now["own"] and not _equal(now["own"], at_iter["own"]):
         # torchdata's convention: the state holds how far the sampler is.
         if rewind is not None:
-            rewind.forget()
+            rewind.discard()
         set_own(parts, now)
         _set_random(parts, now)
         iterator = iter(()) if begun["is_drawn_out"] else iter(sampler)
@@ -506,7 +499,7 @@ def replay_sampler(
 
 
 def digest_with(index: object, *, before: str) -> str:
-    """Returns the digest of all that a sampler gave, `index` being the last; 2 us for 32 ints."""
+    """Returns the digest of everything that a sampler gave, `index` last; 2 us for 32 ints."""
     try:
         given = array("q", index if isinstance(index, list | tuple) else [index]).tobytes()
     except (TypeError, ValueError, OverflowError):

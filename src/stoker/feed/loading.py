@@ -65,7 +65,7 @@ def read_loadings(output: Path) -> list[Loading]:
     return found
 
 
-def forget_loadings(output: Path) -> None:
+def discard_loadings(output: Path) -> None:
     """Deletes what processes of an earlier attempt said."""
     for path in output.glob(_FILE.format(pid="*")):
         path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from stoker.errors import ProtocolError, UsageError
-from stoker.feed.process import LoaderBooks, this_process
+from stoker.feed.bookkeeping import LoaderBooks, this_process
 from stoker.feed.wire.pickling import DatasetFactory
 
 
@@ -167,7 +167,7 @@ def _ask_facts(remote: Remote) -> Facts:
         )
         found = session.next(epoch_id, timeout_seconds=0)
     finally:
-        session.stop(session.epoch_id)
+        session.cancel(session.epoch_id)
     match found:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)

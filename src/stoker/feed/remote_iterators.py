@@ -16,8 +16,8 @@ from torch.utils.data.dataloader import (
     _share_dist_seed,
 )
 
+from stoker.feed.bookkeeping import TrainerProcess
 from stoker.feed.iterators import CountedIterator, Epoch
-from stoker.feed.process import TrainerProcess
 from stoker.feed.seeding import Numbered, Seeding
 from stoker.feed.trainer.buffers import current_device
 from stoker.feed.trainer.client import Feed
@@ -49,7 +49,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         self._session = self._own_session(feed, process, loader)
         self._feed = feed
         self._epoch.id = self._session.epoch_id
-        weakref.finalize(self, _dropped, feed, self._session, self._epoch)
+        weakref.finalize(self, _cancel, feed, self._session, self._epoch)
         self._begin()
 
     def _begin(self) -> None:
@@ -67,7 +67,7 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
         )
 
     def _reset(self, loader: "DataLoader[object]", first_iter: bool = False) -> None:
-        self._session.stop(self._epoch.id)
+        self._session.cancel(self._epoch.id)
         self._epoch.steps.end()
         self._epoch.begin()
         super()._reset(loader, first_iter)
@@ -80,8 +80,8 @@ class FeedIterator(CountedIterator, _BaseDataLoaderIter):  # type: ignore[misc]
 
     def _shutdown_workers(self) -> None:
         """Ends the epoch, for scripts that do so as with torch's: nothing more is made ahead."""
-        self._session.stop(self._epoch.id)
-        self._epoch.order.position.leave()
+        self._session.cancel(self._epoch.id)
+        self._epoch.order.position.cancel()
 
     def _num_taken(self) -> int:
         return self._session.schedule.num_taken
@@ -168,12 +168,12 @@ def _packed(spec: DatasetSpec, process: TrainerProcess) -> PackedSpec:
     return packed
 
 
-def _dropped(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
+def _cancel(feed: Feed, session: FeedSession, epoch: Epoch) -> None:
     """Ends the epoch of an iterator that is gone; a finalizer, so in any thread: takes no lock."""
-    epoch.drop()
-    session.abandoned_epoch_id = epoch.id
-    feed.shared.post(partial(session.stop, epoch.id))
-    epoch.order.position.drop()
+    epoch.end_in_finalizer()
+    session.cancelled_epoch_id = epoch.id
+    feed.shared.post(partial(session.cancel, epoch.id))
+    epoch.order.position.cancel_in_finalizer()
 
 
 class StreamIterator(FeedIterator):

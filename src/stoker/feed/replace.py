@@ -3,7 +3,7 @@
 Replacing the class `torch.utils.data.DataLoader` would miss `from ... import` and subclasses;
 replacing its method catches them all, and keeps errors, `isinstance` and `len`. The constructor
 stays, too; it only notes the line that calls it.
-`stoker.site.sitecustomize` asks for it.
+`stoker.startup.sitecustomize` asks for it.
 
 With `replace_dataloader: auto` a script that imports stoker's DataLoader keeps torch's iterators
 for all other loaders. Imports come in any order, so that is asked at each use.
@@ -50,7 +50,7 @@ def note_makings(cls: type["AnyLoader"]) -> None:
 
     @functools.wraps(made)
     def noted(self: "AnyLoader", *args: object, **kwargs: object) -> None:
-        from stoker.feed.process import note_making
+        from stoker.feed.bookkeeping import note_making
 
         made(self, *args, **kwargs)  # type: ignore[arg-type]
         note_making(self)
@@ -70,13 +70,13 @@ def install_stateful(cls: type["AnyLoader"], *, is_auto: bool = False) -> None:
 
     def state_dict(self: "AnyLoader") -> dict[str, object]:
         from stoker.feed import loader_state
-        from stoker.feed.process import this_process
+        from stoker.feed.bookkeeping import this_process
 
         return dict(loader_state.state_of(self, this_process()))
 
     def load_state_dict(self: "AnyLoader", state_dict: Mapping[str, object]) -> None:
         from stoker.feed import loader_state
-        from stoker.feed.process import this_process
+        from stoker.feed.bookkeeping import this_process
 
         if state_dict:
             # torchdata's leaves the global random states as they are.

@@ -153,7 +153,7 @@ class Usage:
             self._close_span(self._books.loaders[self._key[0]])
         self._key, self._span = None, None
 
-    def dropped(self, loader: int, epoch: int) -> None:
+    def ended_in_finalizer(self, loader: int, epoch: int) -> None:
         """Notes that an epoch was dropped by its last reference; safe in a finalizer."""
         if self._key == (loader, epoch):
             self._add_last_steps(loader)
@@ -218,7 +218,7 @@ class _Span:
         self.began = time.monotonic()
         pids = [child.pid for child in multiprocessing.active_children() if child.pid]
         if own.is_elsewhere:
-            pids = descendant_pids() or []
+            pids = descendant_pids()
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.num_children = len(pids)
         # With those that have ended: a worker's CPU time is not lost when it ends between two

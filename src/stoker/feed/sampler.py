@@ -1,4 +1,4 @@
-"""The index sampler of a loader is counted: how far an epoch is, its own or another process's."""
+"""A loader's index sampler, counted: how far an epoch is, of this process or a resumed one."""
 
 import copy
 import weakref
@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, _DatasetKind
 
 from stoker.feed import loader_state as snapshots
+from stoker.feed.bookkeeping import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.loader_state import (
     Stateful,
     digest_with,
@@ -17,18 +18,15 @@ from stoker.feed.loader_state import (
     replay_sampler,
     stream_error,
 )
-from stoker.feed.process import LoaderBooks, LoaderState, Position, Rewind
 from stoker.feed.seeding import Occurrences
 
 
 class SamplerOrder:
-    """Shows a loader's index sampler to its iterators, and counts what it gives.
+    """A loader's index sampler as its iterators see it, with everything it gives counted.
 
     Args:
-        loader: The one whose sampler it is.
-        books: The books of the loader.
         is_inline: Batches are made in this process.
-        is_fed: Who asks the sampler is the feed, as far ahead as it sees fit.
+        is_fed: The feed asks the sampler, as far ahead as it needs.
     """
 
     def __init__(
@@ -53,16 +51,16 @@ class SamplerOrder:
         self.begin(again=False)
 
     def begin(self, *, again: bool) -> None:
-        """Begins a new epoch, or goes on with the one of a state that was loaded.
+        """Begins a new epoch, or resumes the one of a loaded state.
 
         Args:
-            again: Whether by an iterator that had epochs before, whose base seed torch keeps.
+            again: For an iterator that had epochs before, whose base seed torch keeps.
         """
         books = self._books
         last = books.position
         state = books.loaded
         if last is not None and state is None:
-            last.leave()
+            last.cancel()
         if state is None and last is not None:
             state = last.resumed  # Its iterator was dropped before it drew anything.
         can_resume = self._is_map_style or (self._is_inline and isinstance(self._dataset, Stateful))
@@ -94,11 +92,10 @@ class SamplerOrder:
 
     @property
     def base_seed(self) -> int:
-        """Returns the base seed of the epoch."""
         return self.position.base_seed or 0
 
     def drew_base_seed(self, seed: int) -> None:
-        """Takes the base seed that torch drew, unless a state says another."""
+        """Takes the base seed that torch drew, unless a state has another."""
         books, position = self._books, self.position
         is_kept = bool(books.keeps_seed) and books.base_seed is not None
         if position.resumed is not None or is_kept:
@@ -114,14 +111,14 @@ class SamplerOrder:
 
     @property
     def is_asked_again(self) -> bool:
-        """Returns whether torch, with the script's `num_workers`, would make one more iterator."""
+        """Whether torch, with the script's `num_workers`, would make one more iterator."""
         return self._iters_left > 0
 
     def __iter__(self) -> Iterator[object]:
         """Returns an iterator for the epoch: the last one counts.
 
-        As many are made of the sampler as torch makes with the script's `num_workers`, whoever
-        asks: a sampler may draw whenever it is asked.
+        As many are made of the sampler as torch makes with the script's `num_workers`, because a
+        sampler may draw whenever it is asked.
         """
         last = None if self._last is None else self._last()
         if last is None or self._iters_left > 0:
@@ -155,7 +152,7 @@ class SamplerOrder:
         return _Draws(self, position, iterator)
 
     def before_first(self, position: Position) -> None:
-        """Notes the states when the sampler is about to be asked for the first time."""
+        """Takes a snapshot before the sampler is asked for the first time."""
         if self._is_map_style:
             position.at_draw = snapshots.take(self._parts, with_own=False)
 
@@ -179,7 +176,6 @@ class SamplerOrder:
         return index
 
     def count(self, position: Position, index: object) -> None:
-        """Counts that the sampler gave `index`."""
         position.num_drawn += 1
         if self._is_map_style:
             position.digest = digest_with(index, before=position.digest)
@@ -187,7 +183,7 @@ class SamplerOrder:
                 position.ahead.append(index)
 
     def replay(self, position: Position) -> tuple[Iterator[object], deque[object]]:
-        """Brings the sampler to where it was; the rest of it, and what was drawn and not yielded.
+        """Returns the resumed rest of the sampler, and what was drawn and not yielded.
 
         The global random states are as before: `load_state_dict` has set them.
 
@@ -241,7 +237,7 @@ class SamplerOrder:
 
 
 class _Draws:
-    """Iterates over a `SamplerOrder`; like the sampler's own it may go on after an error."""
+    """Iterator over a `SamplerOrder`; like the sampler's own it may continue after an error."""
 
     def __init__(self, order: SamplerOrder, position: Position, iterator: Iterator[object]) -> None:
         self._order = order
@@ -283,10 +279,10 @@ class _Draws:
 
 
 def yielded(position: Position, num_here: int | None) -> None:
-    """Notes that the script got batches.
+    """Records that the script got batches.
 
     Args:
-        num_here: Since this process took the epoch up; None: it is not known which.
+        num_here: Number of batches since this process resumed the epoch; None: it is unknown.
     """
     position.num_yielded = None if num_here is None else position.first + num_here
     ahead = position.ahead

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Generic, TypeVar, cast
 
+from stoker.feed.bookkeeping import TrainerProcess, this_process
 from stoker.feed.own_loaders import imports_stokers
-from stoker.feed.process import TrainerProcess, this_process
 from stoker.feed.timeline import Steps
 
 _T = TypeVar("_T")
@@ -119,9 +119,9 @@ class TimedEpoch:
         """Notes that the epoch is over; may be called twice."""
         self._steps.end()
 
-    def drop(self) -> None:
+    def end_in_finalizer(self) -> None:
         """Notes that nothing refers to the epoch any more; safe in a finalizer."""
-        self._steps.drop()
+        self._steps.end_in_finalizer()
 
 
 class _TimedIterator(Iterator[_T]):
@@ -133,7 +133,7 @@ class _TimedIterator(Iterator[_T]):
         self._source = source
         self._epoch = epoch
         self._samples = samples
-        weakref.finalize(self, epoch.drop)
+        weakref.finalize(self, epoch.end_in_finalizer)
 
     def __next__(self) -> _T:
         self._epoch.ask()

@@ -376,11 +376,11 @@ class Steps:
         if self._timeline.usage is not None:
             self._timeline.usage.ended()
 
-    def drop(self) -> None:
+    def end_in_finalizer(self) -> None:
         """Notes that the epoch was dropped by its last reference; safe in a finalizer."""
         self._complete(self._clock(), may_write=False)
         if self._timeline.usage is not None:
-            self._timeline.usage.dropped(self._loader, self._epoch)
+            self._timeline.usage.ended_in_finalizer(self._loader, self._epoch)
 
     def _complete(self, now: float, *, may_write: bool = True) -> None:
         if self._open is not None:

@@ -17,9 +17,9 @@ import torch.utils.data
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from stoker.feed.bookkeeping import TrainerProcess, Unfed, known_process, this_process
 from stoker.feed.loading import Loading
 from stoker.feed.own_loaders import own_loaders
-from stoker.feed.process import TrainerProcess, Unfed, known_process, this_process
 from stoker.logs import EventName, Log
 from stoker.settings import RELEASED_FILE, ProcessSettings, from_environment, unfed_file
 
@@ -106,9 +106,9 @@ class OptimizerWatch:
             if self.settings.rank == 0:
                 self.log.event(EventName.FEED_UNUSED, text=text)
         if self._is_done:
-            self._leave_word(text)
+            self._tell_launcher(text)
 
-    def _leave_word(self, text: str) -> None:
+    def _tell_launcher(self, text: str) -> None:
         settings = self.settings
         if settings.output is None:
             return

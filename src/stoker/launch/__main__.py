@@ -1,6 +1,6 @@
 """`python -m stoker.launch -- CMD` does what `stoker launch` does, for hosts on this machine.
 
-A container starts with `stoker launch`, in `cli/edge.py`.
+A container starts with `stoker launch`, in `cli/main.py`.
 """
 
 import os

@@ -23,7 +23,7 @@ from stoker.feed.wire.crypto import (
     AllowList,
     HandshakeGuard,
     Keys,
-    StrangerLog,
+    RejectionLog,
     secure_server,
 )
 from stoker.feed.wire.protocol import (
@@ -50,7 +50,7 @@ from stoker.records import Event, FeedSettings
 # More processes of one rank than any training has; beyond it the longest silent one is dropped.
 MAX_PROCESSES = 64
 # Ranks report once a second: a process that is silent for longer has ended, or was started again.
-SILENT_SECONDS = 5.0
+RANK_TIMEOUT_SECONDS = 5.0
 # Messages to the coordinator are small; a larger one cuts the connection before it is stored.
 MAX_MESSAGE_BYTES = 64 << 10
 # How long a port that is still held (by a run that just ended) is tried again.
@@ -63,7 +63,7 @@ _POLL_MS = 100
 # A turn of the loop takes a fraction of a second: in a longer one the process was paused.
 _STANDSTILL_SECONDS = 2.0
 # How often the connections of silent launchers are tried.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Number of peers whose invalid messages are logged, once each.
 _MAX_WARNED = 1000
 
@@ -111,7 +111,7 @@ class Attendance:
             teller, told_at, last = kept
             # A forked child reports under the same rank: the one with more steps is the trainer.
             is_ahead = teller != sender and last.steps > message.steps
-            if is_ahead and now - told_at <= SILENT_SECONDS:
+            if is_ahead and now - told_at <= RANK_TIMEOUT_SECONDS:
                 return
         self._reports[message.rank] = (sender, now, message)
 
@@ -270,8 +270,8 @@ class Coordinator:
             self._context.term()
             raise
         self._log.event(EventName.COORDINATOR_LISTENING, endpoint=self._endpoint)
-        strangers = StrangerLog(self._log, port=self._port)
-        guard = HandshakeGuard(socket, strangers, port=self._port, allow_list=allow_list)
+        rejections = RejectionLog(self._log, port=self._port)
+        guard = HandshakeGuard(socket, rejections, port=self._port, allow_list=allow_list)
         self._thread = threading.Thread(
             target=self._serve, args=(socket, allow_list, guard), name="coordinator", daemon=True
         )
@@ -388,7 +388,7 @@ class Coordinator:
         if turn_seconds > _STANDSTILL_SECONDS:
             self._log.event(EventName.CLOCK_JUMP, seconds=turn_seconds)
             self._members.stood_still(turn_seconds)
-        if now - self._looked_at >= _LOOK_SECONDS:
+        if now - self._looked_at >= _POLL_SECONDS:
             self._looked_at = now
             state = self._end.state if self._end else State(stage=self._told_stage)
             for host in self._members.late(now):

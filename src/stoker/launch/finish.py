@@ -25,7 +25,7 @@ from stoker.feed.resource_usage import read_usage
 from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
-from stoker.launch import exports
+from stoker.launch import sagemaker_variables
 from stoker.launch.passive_profile import (
     FILE,
     is_elsewhere,
@@ -34,7 +34,6 @@ from stoker.launch.passive_profile import (
 )
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
-from stoker.platforms.pod_outputs import log_files
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events
 from stoker.records import Event, Group, Host, Job, Scalar, write_json, write_text
 from stoker.records.training import TrainingFacts, write_training
@@ -92,6 +91,9 @@ def leave_in_pod(
         exit_code: Exit code of the launcher.
         log: Log of this host.
     """
+    # Here: only hosts in a pod load the platform.
+    from stoker.platforms.kubernetes.pod_outputs import log_files
+
     log_files(output, under="stoker" if topology.is_leader else f"stoker/{topology.host}", log=log)
     # The kubelet mounts it; elsewhere no such file is to be made.
     if exit_code and TERMINATION_LOG.exists():
@@ -204,7 +206,7 @@ def _hosts(topology: Topology, processes_per_host: int) -> tuple[Host, ...]:
 
 def _hyperparameters(settings: ProcessSettings, log: Log) -> dict[str, Scalar]:
     try:
-        found = exports.hyperparameters(settings.base_dir)
+        found = sagemaker_variables.hyperparameters(settings.base_dir)
     except UsageError as err:
         log.event(EventName.HYPERPARAMETERS_READ_FAILED, reason=err.what)
         return {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from stoker.settings import LEASE_MINUTES_FILE, LEASE_RENEWED_FILE
 
 # It changes once a minute at most, and ends a run after minutes.
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 
 
 class FollowerLease:
@@ -35,11 +35,11 @@ class FollowerLease:
         self.failure = ""
 
     def tick(self) -> bool:
-        """Looks, every LOOK_SECONDS; returns True once, when the run turns out to be abandoned."""
+        """Looks, every POLL_SECONDS; returns True once, when the run turns out to be abandoned."""
         now = self._clock()
         if self._folder is None or self.failure or now < self._look_at:
             return False
-        self._look_at = now + LOOK_SECONDS
+        self._look_at = now + POLL_SECONDS
         try:
             renewed = (self._folder / LEASE_RENEWED_FILE).read_text(encoding="utf-8")
             minutes = float((self._folder / LEASE_MINUTES_FILE).read_text(encoding="utf-8"))

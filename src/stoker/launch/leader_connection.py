@@ -60,7 +60,7 @@ STANDSTILL_SECONDS = 2.0
 JOIN_SECONDS = 0.5
 RECONNECT_SECONDS = 3.0
 # How often the port of a silent leader is tried.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # The thread that sends the heartbeats waits for the attempt, so that it is short.
 _DIAL_SECONDS = 0.3
 _POLL_MS = 50
@@ -423,7 +423,7 @@ class Membership:
                 self._decide(MembershipVerdict(kind="never", reason=reason))
             return
         is_late = now - heard_at > LATE_BEATS * self._beat_seconds
-        if is_late and now - self._looked_at >= _LOOK_SECONDS and self._leader_ip is not None:
+        if is_late and now - self._looked_at >= _POLL_SECONDS and self._leader_ip is not None:
             self._looked_at = now
             self._silence.dial(now, is_refused=_refuses(self._leader_ip, self._port))
         reason = self._silence.reason(now, trainers_heard_at=self._trainers_heard_at())

@@ -25,6 +25,7 @@ import psutil
 
 from stoker.host import machine, spawn
 from stoker.host.machine import vcpu_capacity
+from stoker.host.processes import descendants
 from stoker.logs import EventName, Log
 
 STDERR_TAIL_BYTES = 64 << 10
@@ -287,7 +288,7 @@ def end_descendants(*, spared: Collection[int] = ()) -> None:
         spared: Children that stay, with all of theirs.
     """
     for attempt in (signal.SIGTERM, signal.SIGKILL):
-        children = _descendants(spared)
+        children = descendants(spared=spared)
         if not children:
             return
         for child in children:
@@ -295,19 +296,9 @@ def end_descendants(*, spared: Collection[int] = ()) -> None:
                 child.send_signal(attempt)
         psutil.wait_procs(children, timeout=LEFTOVER_SECONDS)
     # Killed processes may have left orphans that were not seen before.
-    for child in _descendants(spared):
+    for child in descendants(spared=spared):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-
-
-def _descendants(spared: Collection[int]) -> list[psutil.Process]:
-    """Returns all descendants of this process but the children `spared` and theirs."""
-    found = []
-    for child in psutil.Process().children():
-        if child.pid not in spared:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [child, *child.children(recursive=True)]
-    return found
 
 
 def _follow(
@@ -378,7 +369,7 @@ def _send_to_children(process: "subprocess.Popen[bytes]", number: int) -> bool:
 
 
 def _kill_tree(process: "subprocess.Popen[bytes]", spared: Collection[int]) -> None:
-    for child in _descendants(spared):
+    for child in descendants(spared=spared):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     with contextlib.suppress(ProcessLookupError):

@@ -22,12 +22,12 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import PlatformError, UsageError
-from stoker.feed.loading import forget_loadings, why_unfed
-from stoker.feed.process import Unfed
+from stoker.feed.bookkeeping import Unfed
+from stoker.feed.loading import discard_loadings, why_unfed
 from stoker.host.processes import why_not_found
 from stoker.launch import finish
 from stoker.launch.coordinator import Coordinator
-from stoker.launch.engines.hosts import EngineCommands, engine_commands
+from stoker.launch.engines.commands import EngineCommands, engine_commands
 from stoker.launch.finish import RunOutcome, record_end, write_failure
 from stoker.launch.follower_lease import FollowerLease
 from stoker.launch.host_leases import Change
@@ -51,7 +51,7 @@ from stoker.records import Event
 from stoker.records.training import STARTED
 from stoker.settings import PROFILE_ENDED_FILE, RELEASED_FILE, unfed_file
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # A host is lost, or nobody follows the run: the platform's code, for the training has none.
 HOST_LOST = ABANDONED = PlatformError.exit_code
 # When the leader's ranks fail, the cause may be a follower's, which says so within a moment.
@@ -93,7 +93,7 @@ class Release:
         now = time.monotonic()
         if self._is_done or now < self._look_at:
             return
-        self._look_at = now + _LOOK_SECONDS
+        self._look_at = now + _POLL_SECONDS
         self._word = self._word or self._agreed()
         if self._word is None:
             return
@@ -330,7 +330,7 @@ def _train(
     lease: FollowerLease | None = None,
 ) -> Ending:
     finish.forget_failures(run.output)
-    forget_loadings(run.output)
+    discard_loadings(run.output)
     profile_ended = run.output / PROFILE_ENDED_FILE
     profile_ended.unlink(missing_ok=True)
     environ = trainer.environ(

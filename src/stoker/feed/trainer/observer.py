@@ -1,8 +1,8 @@
-"""The observer counts what the feed of one process does: who made which batches, their cost, moves.
+"""Feed statistics of one process: who made which batches, their cost, and reassignments.
 
-The I/O thread counts where answers come in anyway (a few additions a batch), and the counts are
-sent to the leader with the rank's progress about once a second. All counts only grow; whoever reads
-them takes differences, so that a report that is lost loses nothing.
+The I/O thread counts where answers arrive (a few additions a batch), and the counts go to the
+leader with the rank's progress about once a second. All counts only grow and are read as
+differences, so a lost report loses nothing.
 """
 
 from collections import Counter
@@ -20,17 +20,15 @@ MAX_HOSTS_TOLD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """Tells the state of one session: what changed after the last look, and what is now.
+    """State of one session: changes since the last look, and current figures.
 
     Attributes:
         taken: Batches that the trainer took since the last look.
         ready_at_takes: Batches that were ready after the one taken, summed over these.
         moved: Batches that were taken away from a peer since the last look: it was lost, dropped
             them, or is late.
-        in_flight: Batches that each peer was asked for and has not answered, now.
-        credits: How many each may be asked for, now.
-        ready: Batches that are ready now.
-        window: How far ahead of the trainer batches are made, now.
+        in_flight: Batches that each peer was asked for and has not answered.
+        window: How far ahead of the trainer batches are made.
         shards: Shards of an iterable dataset; 0: it is none.
         shard_workers: Workers that could make a shard each.
     """
@@ -64,11 +62,10 @@ class _HostBooks:
 
 
 class Observer:
-    """Counts for one process; used under the feed's lock.
+    """Feed statistics of this process; callers hold the feed's lock.
 
     Args:
         own_host: The host of the local workers.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, *, own_host: str, clock: Callable[[], float]) -> None:
@@ -89,7 +86,7 @@ class Observer:
         frame_bytes: int,
         is_wanted: bool,
     ) -> None:
-        """Counts a batch that came from a data host, or (None) from a local worker.
+        """Counts a batch from a data host, or (None) from a local worker.
 
         Args:
             is_wanted: False for a batch that another host had delivered before.
@@ -109,33 +106,33 @@ class Observer:
         mine.batches += 1
         mine.busy_seconds += batch.wall_seconds
 
-    def tell(self, standings: Iterable[SessionState]) -> FeedWork:
-        """Returns all that was counted so far.
+    def tell(self, states: Iterable[SessionState]) -> FeedWork:
+        """Returns all counts so far.
 
         Args:
-            standings: Standings of the sessions; each is added to the books, so give each only
-                once. None between two epochs: the hosts are still there, then.
+            states: States of the sessions, each of which is added and must be passed only once.
+                Without any, between two epochs, the hosts stay listed.
         """
         in_flight: Counter[str] = Counter()
-        standings = tuple(standings)
-        credits: dict[str, int] = {} if standings else self._credits
+        states = tuple(states)
+        credits: dict[str, int] = {} if states else self._credits
         ready = window = 0
-        for standing in standings:
-            self._taken += standing.taken
-            self._ready_at_takes += standing.ready_at_takes
-            ready += standing.ready
-            window += standing.window
-            in_flight.update(standing.in_flight)
-            for host, moved in standing.moved.items():
+        for state in states:
+            self._taken += state.taken
+            self._ready_at_takes += state.ready_at_takes
+            ready += state.ready
+            window += state.window
+            in_flight.update(state.in_flight)
+            for host, moved in state.moved.items():
                 self._books(host).moved += moved
-            for host, each in standing.credits.items():
+            for host, each in state.credits.items():
                 # The sessions share the workers, and each may ask for all of them.
                 credits[host] = max(credits.get(host, 0), each)
         self._credits = credits
-        if standings:
+        if states:
             self._shards = (
-                sum(standing.shards for standing in standings),
-                max(standing.shard_workers for standing in standings),
+                sum(state.shards for state in states),
+                max(state.shard_workers for state in states),
             )
         for host in credits:
             self._books(host)

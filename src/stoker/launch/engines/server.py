@@ -21,7 +21,7 @@ import psutil
 
 from stoker.errors import UsageError
 from stoker.host import machine, spawn
-from stoker.launch import exports
+from stoker.launch import sagemaker_variables
 from stoker.launch.leader_connection import HostRun
 from stoker.launch.supervise import end_descendants, reap_orphans, resolve_program
 from stoker.logs import EventName, Log
@@ -275,10 +275,10 @@ def _environ(run: HostRun) -> dict[str, str]:
         UsageError: If a file of the job folder is malformed.
     """
     settings, topology = run.settings, run.topology
-    variables = exports.sagemaker_variables(
+    variables = sagemaker_variables.environment(
         topology,
         settings.base_dir,
-        values=exports.hyperparameters(settings.base_dir),
+        values=sagemaker_variables.hyperparameters(settings.base_dir),
         num_cpus=machine.usable_vcpus(),
         num_accelerators=machine.num_accelerators(run.environ),
         environ=run.environ,

@@ -14,11 +14,11 @@ import json
 import os
 import signal
 import sys
+from runpy import run_path
 
 # The launcher answers at once; the daemon is started when its host has come.
 ANSWER_SECONDS = 30.0
 
-_PR_SET_PDEATHSIG = 1
 _CANNOT_START = 127
 # Open MPI's variable for torchrun's.
 VARIABLES = {
@@ -66,7 +66,9 @@ def rank_variables(environ: dict[str, str]) -> dict[str, str]:
 def become_rank(*command: str) -> int:
     """Becomes the command; returns only if it cannot."""
     folder = json.loads(os.environ["STOKER_MPI"])["folder"]
-    _end_with_parent()
+    # By its path: this script runs without stoker's modules.
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    run_path(os.path.join(package, "host", "spawn.py"))["end_with_parent"](signal.SIGKILL)
     try:
         if folder:
             os.chdir(folder)
@@ -74,17 +76,6 @@ def become_rank(*command: str) -> int:
     except OSError as err:
         sys.stderr.write(f"error: cannot start {command[0]}: {err.strerror}\n")
     return _CANNOT_START
-
-
-def _end_with_parent() -> None:
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
 
 
 def main(program: str, *arguments: str) -> int:

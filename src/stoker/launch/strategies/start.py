@@ -7,7 +7,7 @@ from pathlib import Path
 
 import stoker
 from stoker.host import machine
-from stoker.launch import exports
+from stoker.launch import sagemaker_variables
 from stoker.launch.strategies import mpi, smddp
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
@@ -15,7 +15,7 @@ from stoker.records import FeedSettings, StrategySettings
 from stoker.records.engine import Strategy
 from stoker.settings import ProcessSettings
 
-SITE_DIR = Path(stoker.__file__).parent / "site"
+STARTUP_DIR = Path(stoker.__file__).parent / "startup"
 # Fields that a launcher sets for the processes that it starts, whatever it was told itself.
 _TOLD = (
     *("run_id", "base_dir", "host", "group"),
@@ -68,8 +68,8 @@ class Trainer:
         """
         num_accelerators = machine.num_accelerators(environ)
         processes = settings.processes_per_host or max(1, num_accelerators)
-        values = exports.hyperparameters(settings.base_dir)
-        variables = exports.sagemaker_variables(
+        values = sagemaker_variables.hyperparameters(settings.base_dir)
+        variables = sagemaker_variables.environment(
             topology,
             settings.base_dir,
             values=values,
@@ -107,7 +107,7 @@ class Trainer:
             strategy=strategy,
             settings=settings.strategy,
             processes_per_host=processes,
-            arguments=tuple(exports.arguments(values)),
+            arguments=tuple(sagemaker_variables.arguments(values)),
             variables=variables,
         )
 
@@ -143,7 +143,7 @@ class Trainer:
             metrics=output / "metrics.json",
             coordinator=f"{coordinator[0]}:{coordinator[1]}" if coordinator else None,
         )
-        places = [str(SITE_DIR), str(folder or ""), environ.get("PYTHONPATH", "")]
+        places = [str(STARTUP_DIR), str(folder or ""), environ.get("PYTHONPATH", "")]
         ours = {
             # In front, so that it is found; it chains on to the next sitecustomize.
             "PYTHONPATH": ":".join(filter(None, places)),

@@ -13,6 +13,7 @@ from stoker.errors import (
     FeedLostError,
     NoCapacityError,
     PlatformError,
+    ServiceError,
     StokerError,
     TerminatedError,
 )
@@ -24,13 +25,13 @@ from stoker.platforms.kubernetes.api import (
     OF_KIND,
     PODS,
     TRAINJOBS,
-    ApiError,
     ClusterApi,
     Resource,
     text,
 )
 from stoker.platforms.kubernetes.follower import Follower
 from stoker.platforms.kubernetes.objects import Layout
+from stoker.platforms.kubernetes.pod_outputs import OutputParts
 from stoker.platforms.kubernetes.pods import (
     Happenings,
     PodEnd,
@@ -63,7 +64,6 @@ from stoker.platforms.kubernetes.submit import (
     explained_denial,
     job_state,
 )
-from stoker.platforms.pod_outputs import OutputParts
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Training
 from stoker.records.base import Document, mapping
@@ -727,10 +727,10 @@ class KubernetesRun(FollowedRun):
                 if resource != EVENTS:
                     # Of a cluster that is away nothing can be deleted either. A step is tried
                     # again, and adopts the job when the cluster is back.
-                    if error.may_return or self._follower.pod:
+                    if error.kind in ("away", "stale") or self._follower.pod:
                         self._is_left = True
                         self._log.event(EventName.JOB_DETACHED, job=self.name)
-                    if error.may_return:
+                    if error.kind in ("away", "stale"):
                         raise job_left(error, run=self._layout.job.run_name)
                     raise explained_denial(
                         error, self._layout.settings, namespace=self._cluster.namespace
@@ -812,7 +812,7 @@ class KubernetesRun(FollowedRun):
 
     def _look_at_pods(self) -> None:
         """Lists the pods again: a job's end may be told before its pods, or before their ends."""
-        with contextlib.suppress(ApiError):
+        with contextlib.suppress(ServiceError):
             for words in self._picture.take(self._following.pods_now()):
                 self._say(words)
         for pod in self._picture.changed_pods():

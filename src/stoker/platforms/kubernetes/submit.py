@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.errors import PlatformError, StokerError, TerminatedError
+from stoker.errors import PlatformError, ServiceError, StokerError, TerminatedError
 from stoker.logs import EventName, Log, now_utc
 from stoker.platforms.kubernetes.api import (
     ACCESS_REVIEWS,
@@ -35,7 +35,6 @@ from stoker.platforms.kubernetes.api import (
     TRAINJOBS,
     WORKFLOWS,
     Action,
-    ApiError,
     ClusterApi,
     Resource,
     name_of,
@@ -73,7 +72,7 @@ _OURS = {"labelSelector": f"{MANAGED_BY_LABEL}=stoker"}
 _SUCCEEDED = ("Completed", "Complete")
 # A runtime goes when the last TrainJob that uses it has gone.
 GONE_SECONDS = 120.0
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 # As many as the feed needs; the Secret has them as hexadecimal digits.
 TOKEN_BYTES = 32
 # What an earlier job of the name owned may be deleted a little later than it.
@@ -223,8 +222,8 @@ def provide_runtime(
         try:
             cluster.create(RUNTIMES, owned(wanted, owners))
             return True
-        except ApiError as err:
-            if not err.is_taken:
+        except ServiceError as err:
+            if err.kind != "taken":
                 raise
         found = cluster.find(RUNTIMES, name)
         if found is None:
@@ -239,7 +238,7 @@ def provide_runtime(
             cluster.delete(RUNTIMES, name)
         if cluster.clock() >= deadline:
             _refuse_runtime(name, cluster.namespace)
-        cluster.sleep(LOOK_SECONDS)
+        cluster.sleep(POLL_SECONDS)
 
 
 def keep_runtime(
@@ -269,9 +268,9 @@ def keep_runtime(
         try:
             cluster.patch(RUNTIMES, name, {"metadata": described})
             return
-        except ApiError as err:
+        except ServiceError as err:
             # Changed or gone since it was read: looked at again.
-            if err.code not in (404, 409):
+            if err.code not in ("404", "409"):
                 raise
 
 
@@ -408,7 +407,7 @@ def _lease(
     }
     try:
         _create_part(cluster, CONFIG_MAPS, document, job, is_adopted=True)
-    except ApiError as err:
+    except ServiceError as err:
         log.event(EventName.LEASE_CREATE_FAILED, job=request.name, why=err.what)
         return None
     return keeper if keeper.renew() else None
@@ -425,7 +424,7 @@ def delete_and_wait(
             return True
         if cluster.clock() >= deadline:
             return False
-        cluster.sleep(LOOK_SECONDS)
+        cluster.sleep(POLL_SECONDS)
     return True
 
 
@@ -487,7 +486,7 @@ def keep_finished(
         record: The record, as JSON; empty: it left none.
 
     Raises:
-        ApiError: If the cluster refuses, or does not answer.
+        ServiceError: If the cluster refuses, or does not answer.
     """
     entry: Document = {
         "request_sha256": request_sha256,
@@ -519,9 +518,9 @@ def keep_finished(
         try:
             cluster.create(CONFIG_MAPS, document)
             return
-        except ApiError as err:
+        except ServiceError as err:
             # Made by another run meanwhile.
-            if not err.is_taken:
+            if err.kind != "taken":
                 raise
     cluster.patch(CONFIG_MAPS, name, {"data": data})
 
@@ -553,9 +552,9 @@ def jobs_of_run(
     """
     try:
         found, _ = cluster.list(resource, query=_OURS)
-    except ApiError as err:
+    except ServiceError as err:
         # A cluster that does not know the kind has no job of it.
-        if not err.is_missing:
+        if err.kind != "missing":
             raise
         return
     for job in found:
@@ -586,15 +585,15 @@ def delete_jobs_of(cluster: ClusterApi, run_id: str) -> list[str]:
         run_id: The pipeline's own: the names of its trainings end with its first characters.
 
     Raises:
-        ApiError: If the cluster refuses, or does not answer.
+        ServiceError: If the cluster refuses, or does not answer.
     """
     deleted, refusals = [], []
     for resource in (JOBSETS, TRAINJOBS):
         try:
             found, _ = cluster.list(resource, query=_OURS)
-        except ApiError as err:
+        except ServiceError as err:
             # A cluster need not have both, nor a Role rights on both.
-            if not (err.is_missing or err.is_denied):
+            if err.kind not in ("missing", "denied"):
                 raise
             refusals.append(err)
             continue
@@ -627,8 +626,8 @@ def _create_or_adopt(
             job = cluster.create(resource, owned(_of_pipeline(request, run_id), owners))
             log.event(EventName.JOB_CREATED, job=request.name, namespace=cluster.namespace)
             return job
-        except ApiError as err:
-            if not err.is_taken:
+        except ServiceError as err:
+            if err.kind != "taken":
                 raise
         # Its state decides: it may have failed, be about to go, or be an earlier attempt's.
         found = cluster.find(resource, request.name)
@@ -645,7 +644,7 @@ def _create_or_adopt(
             keep_runtime(cluster, name_of(request.runtime), owners, job_uid=state.uid)
             attempt.runtime_is_made = True
         if state.is_deleted:
-            cluster.sleep(LOOK_SECONDS)
+            cluster.sleep(POLL_SECONDS)
         else:
             log.event(EventName.FAILED_JOB_REPLACED, job=request.name, reason=state.message)
             delete_and_wait(cluster, resource, request.name, uid=state.uid, seconds=seconds)
@@ -696,7 +695,7 @@ def _adopt(
     references: Document = {"metadata": {"ownerReferences": [*known, *new]}}
     try:
         cluster.patch(_resource(found), name, references)
-    except ApiError as err:
+    except ServiceError as err:
         log.event(EventName.JOB_OWNER_FAILED, job=name, why=err.what)
 
 
@@ -733,8 +732,8 @@ def _unless_denied(job: str, log: Log) -> Iterator[None]:
     """Lets a job be without a disruption budget: then no drain waits for it."""
     try:
         yield
-    except ApiError as err:
-        if not err.is_denied:
+    except ServiceError as err:
+        if err.kind != "denied":
             raise
         log.event(EventName.DISRUPTION_BUDGET_CREATE_FAILED, job=job, why=err.what)
 
@@ -749,9 +748,9 @@ def _guard_follower(
     with _unless_denied(request.name, log):
         try:
             cluster.create(BUDGETS, budget)
-        except ApiError as err:
+        except ServiceError as err:
             # Of an earlier attempt.
-            if not err.is_taken:
+            if err.kind != "taken":
                 raise
 
 
@@ -765,12 +764,12 @@ def _create_part(
         try:
             cluster.create(resource, owned(document, [reference]))
             return
-        except ApiError as err:
+        except ServiceError as err:
             if is_waited_for and "blockOwnerDeletion" in err.what:
                 # Some clusters let only those wait who may change the owner's finalizers.
                 is_waited_for = False
                 continue
-            if not err.is_taken:
+            if err.kind != "taken":
                 raise
             # If the first attempt was sent and not answered, the object is this run's.
             if is_adopted or err.is_repeated:
@@ -782,7 +781,7 @@ def _create_part(
                     fix=f"kubectl delete {resource.plural} {name_of(document)} -n "
                     f"{cluster.namespace}, or choose another --name",
                 ) from err
-        cluster.sleep(LOOK_SECONDS)
+        cluster.sleep(POLL_SECONDS)
 
 
 def _abandon(cluster: ClusterApi, request: KubernetesRequest, attempt: _Attempt, log: Log) -> None:
@@ -871,32 +870,32 @@ def check_rights(
             for action in needed_rights(settings, cluster.namespace)
             if (is_pod or action.resource != WORKFLOWS.plural) and not is_allowed(cluster, action)
         ]
-    except ApiError as err:
+    except ServiceError as err:
         # Not reached, or not known: the calls themselves would fare the same.
-        if err.code in (0, 401):
+        if err.code in ("", "401"):
             raise
         return
     vital = [action for action in missing if not is_useful(action)]
     if vital:
-        raise denied(vital, settings, namespace=cluster.namespace)
+        raise denied([action.right for action in vital], settings, namespace=cluster.namespace)
     for action in missing:
         log.event(EventName.PERMISSION_MISSING, right=action.right, namespace=action.namespace)
 
 
 def explained_denial(
-    err: ApiError, settings: KubernetesSettings, *, namespace: str
+    err: ServiceError, settings: KubernetesSettings, *, namespace: str
 ) -> PlatformError:
     """Returns the error itself, or, where a right was missing, with the Role that has it."""
-    if not err.is_denied or err.action is None:
+    if err.kind != "denied":
         return err
     return denied([err.action], settings, namespace=namespace, user=err.user)
 
 
 def denied(
-    actions: Sequence[Action], settings: KubernetesSettings, *, namespace: str, user: str = ""
+    rights: Sequence[str], settings: KubernetesSettings, *, namespace: str, user: str = ""
 ) -> PlatformError:
     """Returns the error for missing rights: all of them by name, and what to apply."""
-    named = ", ".join(action.right for action in actions)
+    named = ", ".join(rights)
     role: dict[str, Json] = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType, TracebackType
 
-_PR_SET_PDEATHSIG = 1
 _SIGKILL = 9
 # Where torchdata keeps its subclass of torch's loader, which iterates in its own way.
 _STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
@@ -90,15 +89,12 @@ def _write_failure(
 
 
 def _end_with_torchrun() -> None:
-    if "RANK" not in os.environ or sys.platform != "linux":
-        return
-    import ctypes
+    if "RANK" in os.environ:
+        from runpy import run_path
 
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    # It died before the request, and no signal comes any more.
-    if os.getppid() != parent:
-        os._exit(128 + _SIGKILL)
+        # By its path: this Python may not have stoker.
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        run_path(os.path.join(package, "host", "spawn.py"))["end_with_parent"](_SIGKILL)
 
 
 class _Finder:

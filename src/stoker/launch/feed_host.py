@@ -11,7 +11,7 @@ import psutil
 from stoker.errors import StokerError
 from stoker.feed.agent.agent import Agent
 from stoker.host import machine, spawn
-from stoker.launch.engines.hosts import exit_code_of
+from stoker.launch.engines.data_host import exit_code_of
 from stoker.launch.leader_connection import HostRun, Membership, MembershipVerdict
 from stoker.launch.supervise import Decided, SignalReceived, end_descendants, reap_orphans
 from stoker.logs import EventName

@@ -71,7 +71,7 @@ def arguments(values: Mapping[str, Json]) -> list[str]:
     return words
 
 
-def sagemaker_variables(
+def environment(
     topology: Topology,
     base_dir: Path,
     *,
