@@ -206,7 +206,7 @@ def test_what_is_no_loader_of_stoker_has_no_state():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"dtype": torch.int64}, "no floating type"), ({"std": [1.0, 0.0]}, "a deviation is 0")],
+    [({"dtype": torch.int64}, "not a floating type"), ({"std": [1.0, 0.0]}, "a standard deviation is 0")],
 )
 def test_senseless_options_are_refused(options, words):
     with pytest.raises(ValueError, match=words):

@@ -61,9 +61,7 @@ def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
 
 
 class Answers:
-    """Answers of the agents; the lock is held for bookkeeping only, never while memory is
-    written.
-    """
+    """Answers of the agents; the lock is never held while memory is written."""
 
     def __init__(
         self,
