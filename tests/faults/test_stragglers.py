@@ -141,7 +141,7 @@ def test_batches_that_are_changed_on_their_way_are_refused_and_come_again(behind
     refused = re.findall(r"message_refused agent=algo-0 reason=(.*)", trainer.errors)
     # A byte of padding is no part of a batch.
     assert 1 <= len(refused) <= 3
-    assert all("not what was sealed" in reason for reason in refused)
+    assert all("failed authentication" in reason for reason in refused)
 
 
 def test_connection_that_is_lost_again_and_again_in_its_first_batch_is_an_error(behind):
