@@ -283,10 +283,7 @@ def unaware(tmp_path: Path, text: str, **env: str) -> tuple[int, str]:
 
 def test_a_script_that_never_heard_of_stoker_gets_its_loader_in_spawned_processes_too(tmp_path):
     code, said = unaware(
-        tmp_path,
-        LAUNCHED + UNAWARE,
-        STOKER_REPLACE_DATALOADER="1",
-        TEST_IS_PARENT="1",
+        tmp_path, LAUNCHED + UNAWARE, STOKER_REPLACE_DATALOADER="1", TEST_IS_PARENT="1"
     )
     script = [line for line in said.splitlines() if " batches_seeded " not in line]
     assert (code, script) == (0, ["['stoker.feed.iterators'] True"])

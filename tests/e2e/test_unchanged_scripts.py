@@ -15,14 +15,7 @@ import pytest
 from stoker.records import Decision, Evaluation, Profile, Training, read_json
 from support.command import Done, process
 from support.local_job import assert_nothing_left
-from support.unchanged import (
-    BATCH_SIZE,
-    PLAIN,
-    STREAM,
-    Script,
-    batches_of_data_hosts,
-    losses,
-)
+from support.unchanged import BATCH_SIZE, PLAIN, STREAM, Script, batches_of_data_hosts, losses
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -36,9 +29,7 @@ SCRIPTS_OF_USERS = [
     Script(name="lightning_fit", needs="lightning", epochs=16),
     Script(name="torchrun_ddp", launcher=("torchrun", "--nproc-per-node", "2"), ranks=2),
     pytest.param(
-        Script(name="hf_trainer", needs="transformers"),
-        marks=pytest.mark.library,
-        id="hf_trainer",
+        Script(name="hf_trainer", needs="transformers"), marks=pytest.mark.library, id="hf_trainer"
     ),
     pytest.param(
         Script(name="webdataset_stream", needs="webdataset", shards=1),

@@ -102,7 +102,7 @@ REPLACED = (
     "from torch.utils.data import DataLoader\n"
     "import sys\n"
     "print('replaced', 'stoker.feed.replace' in sys.modules)\n"
-    "print('finder left', any(type(f).__name__ == '_TorchFinder' for f in sys.meta_path))\n"
+    "print('finder left', any('torch' in getattr(f, '_missing', ()) for f in sys.meta_path))\n"
 )
 
 

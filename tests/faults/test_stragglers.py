@@ -89,11 +89,7 @@ def test_stopped_local_worker_is_not_waited_for():
 def test_a_hole_of_40_s_before_the_only_data_host_changes_nothing():
     given = {**SLOW, "samples": 64}
     feed = {"lease_seconds": 60.0}
-    with (
-        Proxy() as proxy,
-        Proxy() as batches,
-        Cluster(agents=1, late=True, feed=feed) as cluster,
-    ):
+    with Proxy() as proxy, Proxy() as batches, Cluster(agents=1, late=True, feed=feed) as cluster:
         cluster.start_agent(0, advertised_port=proxy.port, advertised_batch_port=batches.port)
         proxy.target, batches.target = cluster.agent_port(0), cluster.agent_port(0) + 1
         trainer = cluster.train(pause_at=3, **given)

@@ -22,7 +22,6 @@ from stoker.host import machine
 from stoker.launch import sagemaker_variables
 from stoker.launch.finish import (
     FAILURE_CHARACTERS,
-    Cause,
     RankEnd,
     RankFailure,
     first_cause,
@@ -410,9 +409,9 @@ def test_failures_are_read_by_rank_and_forgotten(tmp_path):
         text = json.dumps({"rank": rank, "type": "ValueError", "message": "m", "more": 1})
         (tmp_path / f"failure-rank{rank}.json").write_text(text)
     (tmp_path / "failure-rank3.json").write_text("{")
-    write_cause(tmp_path, Cause(rank=10, exit_code=7))
+    write_cause(tmp_path, 10)
     assert [failure.rank for failure in read_failures(tmp_path)] == [2, 10]
-    assert read_cause(tmp_path) == Cause(rank=10, exit_code=7)
+    assert read_cause(tmp_path) == 10
     forget_failures(tmp_path)
     assert read_failures(tmp_path) == []
     assert read_cause(tmp_path) is None

@@ -11,13 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import stoker
 from stoker.feed import bookkeeping
 from stoker.feed.bookkeeping import TrainerProcess
-from stoker.feed.timeline import (
-    Timeline,
-    main_loader,
-    read_timeline,
-    read_timelines,
-    steady,
-)
+from stoker.feed.timeline import Timeline, main_loader, read_timeline, read_timelines, steady
 from stoker.launch.passive_profile import measure
 from stoker.settings import from_environment
 

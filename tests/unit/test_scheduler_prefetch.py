@@ -185,10 +185,7 @@ def test_what_was_lost_is_retried_at_once_however_short_the_steps():
     assert ("a", number) in schedule.assign(now)
 
 
-@given(
-    st.lists(st.floats(0.001, 20.0), min_size=1, max_size=40),
-    st.floats(0.0, 200.0),
-)
+@given(st.lists(st.floats(0.001, 20.0), min_size=1, max_size=40), st.floats(0.0, 200.0))
 def test_head_of_the_line_is_asked_for_elsewhere_after_2_s_or_4_times_p95_and_not_before(
     latencies, waited
 ):

@@ -1,7 +1,7 @@
-"""The training's command and its code, which may be a .tar.gz package that comes as a channel.
+"""The training's command and its code, which may be a .tar.gz package in a channel.
 
-SageMaker starts an image that brings its own entry point with the one word `train`. The command is
-then STOKER_COMMAND, or the program that the estimators of SageMaker's SDK name.
+SageMaker starts images with an own entry point with the one word `train`. The command is then
+STOKER_COMMAND, or the program of an estimator of SageMaker's SDK.
 """
 
 import contextlib
@@ -23,18 +23,14 @@ _EXAMPLE = 'STOKER_COMMAND=["python", "train.py"]'
 
 
 def unpack(package: Path, folder: Path) -> Path:
-    """Unpacks a package into `folder`, over what is there, and returns `folder`.
+    """Unpacks a package over `folder`, and returns `folder`.
 
-    What is there stays as it is if the package is refused. Python's data filter (3.11.4) refuses
-    members that lead out of the folder.
-
-    Args:
-        package: A tar file with gzip.
-        folder: Need not exist.
+    If the package is refused, `folder` does not change. Python's data filter (3.11.4) refuses
+    members outside of the folder.
 
     Raises:
-        UsageError: If there is no package, it is broken or empty, or holds anything but files,
-            folders and links that stay inside.
+        UsageError: If there is no package, it is broken or empty, or contains anything but files,
+            folders and links inside of it.
     """
     # Inside it: this user may be able to write nowhere else, and it may be a disk of its own.
     fresh = folder / f".unpacked.{os.getpid()}"
@@ -76,12 +72,11 @@ def _replace(entry: Path, target: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedCommand:
-    """The launcher starts the training command in its folder.
+    """The training command and its folder.
 
     Attributes:
-        command: Program and arguments of the training.
-        folder: Where it runs, and whose modules it and the data hosts import; None: where the
-            launcher was started.
+        folder: Where it runs, with modules for it and the data hosts; None: where the launcher was
+            started.
     """
 
     command: tuple[str, ...]
@@ -110,7 +105,7 @@ def order_of(
     """Returns the command that `words` mean, with its code unpacked.
 
     Raises:
-        UsageError: If the code cannot be unpacked, or `train` means no command.
+        UsageError: If the code cannot be unpacked, or `train` has no command.
     """
     folder = None
     if settings.code_file:
@@ -139,7 +134,6 @@ def order_of(
 
 
 def _submitted(base_dir: Path) -> Path:
-    """Returns the folder that the hyperparameter sagemaker_submit_directory names."""
     named = sagemaker_variables.module_dir(base_dir)
     if "://" in named:
         raise UsageError(

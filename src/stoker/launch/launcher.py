@@ -25,13 +25,10 @@ _KEPT = ("model", "checkpoints", "output")
 
 
 def check_kept_folders(base_dir: Path) -> None:
-    """Writes a file into each folder that outlives the pod, and deletes it again.
+    """Checks that each folder that outlives the pod is writable.
 
-    The kubelet makes a claim's folders as root, and volumes like NFS ignore the pod's fsGroup: that
-    is to be known in the first second, not when the model is saved.
-
-    Args:
-        base_dir: The job folder; of its folders only those are checked that are there.
+    The kubelet creates a claim's folders as root, and volumes like NFS ignore the pod's fsGroup:
+    better to fail in the first second than when the model is saved.
 
     Raises:
         UsageError: If one cannot be written.
@@ -55,12 +52,10 @@ def check_kept_folders(base_dir: Path) -> None:
 
 
 def check_fresh_starts(settings: ProcessSettings) -> None:
-    """Refuses a run that would begin anew once more, as its hosts are taken away again and again.
-
-    Its next start would lose as much; and nobody counts such starts as failures.
+    """Refuses another restart of all hosts without a checkpoint, which would lose as much again.
 
     Raises:
-        PlatformError: If nothing was saved in as many starts as the platform allows.
+        PlatformError: If nothing was saved in as many restarts as the platform allows.
     """
     most = settings.max_fresh_starts
     folders = [settings.base_dir / name for name in ("checkpoints", "model", "output/data")]
@@ -85,16 +80,14 @@ def check_fresh_starts(settings: ProcessSettings) -> None:
 
 
 def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Plays this host's part to its end; returns the exit code of the process.
+    """Does this host's part to its end; returns the exit code of the process.
 
-    On a dnn host that is the training command's own code, or 4 where another host was lost; on a
-    data host 0 whenever the dnn group decided, 5 if it never came. It is also 0 where data hosts
-    fed nobody: only the record says that the run failed. Blocks for the whole run.
+    On a dnn host that is the training command's, or 4 if another host was lost; on a data host 0 if
+    the dnn group decided, 5 if it never came. Also 0 if the data hosts were not used: only the
+    record says that the run failed. Blocks for the whole run.
 
     Args:
-        command: Program and arguments of the training; `train` alone means the command that
-            the job names (see `stoker.launch.code`).
-        environ: Environment of this process.
+        command: Program and arguments; `train` alone: see `stoker.launch.code`.
 
     Raises:
         UsageError: If the environment, the job folder or the code is malformed.

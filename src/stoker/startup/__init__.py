@@ -1,1 +1,1 @@
-"""Python imports `sitecustomize` from this folder in each process of a training."""
+"""Folder from which Python imports `sitecustomize` in each process of a training."""

@@ -1,8 +1,8 @@
-"""This file runs at the start of each Python process of a training: the launcher puts it in front.
+"""Startup of each Python process of a training; the launcher puts this folder on PYTHONPATH.
 
-It hands on to the next sitecustomize, keeps the traceback of a rank that fails, ends ranks with
-their torchrun, and puts stoker's loader into torch's where that is asked for. Whatever goes wrong
-here is one line on stderr: it must never break a process that is not ours.
+It runs the next sitecustomize, keeps the traceback of a failing rank, ends ranks with their
+torchrun, and replaces torch's loader where requested. A failure here is one line on stderr: it must
+never break the user's process. Modules are imported inside of functions: most processes need none.
 """
 
 import contextlib
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from types import ModuleType, TracebackType
 
 _SIGKILL = 9
-# Where torchdata keeps its subclass of torch's loader, which iterates in its own way.
-_STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
+_TORCH = ("torch", "torch.utils.data")
+# torchdata's subclass of torch's loader, which iterates in its own way.
+_STATEFUL = ("torchdata.stateful_dataloader.stateful_dataloader",)
+_PROBE = "profile.probe.install"
 
 
 def _chain_on() -> None:
@@ -33,7 +35,7 @@ def _chain_on() -> None:
 
 
 def _is_rank() -> bool:
-    """Returns whether this process is the command itself, or one below it: a rank of torchrun."""
+    """Returns whether this process is the command itself, or a child of it: a rank of torchrun."""
     launcher = os.environ.get("STOKER_LAUNCHER_PID")
     return bool(launcher) and launcher in (str(os.getppid()), _grandparent())
 
@@ -41,7 +43,7 @@ def _is_rank() -> bool:
 def _grandparent() -> str:
     try:
         with open(f"/proc/{os.getppid()}/stat", encoding="utf-8", errors="replace") as file:
-            # The name, in parentheses, may hold anything: count from its end.
+            # The name, in parentheses, may contain anything: count from its end.
             return file.read().rpartition(")")[2].split()[1]
     except OSError:
         return ""
@@ -52,40 +54,39 @@ def _keep_failures() -> None:
     if not output:
         return
     if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        # What an earlier attempt of this rank wrote is not the cause of this one's end.
+        # A failure of an earlier attempt is not the cause of this one's end.
         with contextlib.suppress(OSError):
             os.remove(os.path.join(output, f"failure-rank{int(os.environ.get('RANK') or 0)}.json"))
     previous = sys.excepthook
+
+    def write(
+        kind: type[BaseException], error: BaseException, trace: "TracebackType | None"
+    ) -> None:
+        import json
+        import traceback
+
+        rank = int(os.environ.get("RANK") or 0)
+        failure = {
+            "rank": rank,
+            "host": os.environ.get("STOKER_HOST", ""),
+            "type": kind.__name__,
+            "message": str(error),
+            "traceback": "".join(traceback.format_exception(kind, error, trace)),
+        }
+        path = os.path.join(output, f"failure-rank{rank}.json")
+        # Renamed when complete: the launcher may read it at any time.
+        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8", errors="replace") as file:
+            json.dump(failure, file)
+        os.replace(f"{path}.{os.getpid()}", path)
 
     def keep(
         kind: type[BaseException], error: BaseException, trace: "TracebackType | None"
     ) -> None:
         if not issubclass(kind, KeyboardInterrupt):
-            _guarded(lambda: _write_failure(output, kind, error, trace))
+            _guarded(lambda: write(kind, error, trace))
         previous(kind, error, trace)
 
     sys.excepthook = keep
-
-
-def _write_failure(
-    output: str, kind: type[BaseException], error: BaseException, trace: "TracebackType | None"
-) -> None:
-    import json
-    import traceback
-
-    rank = int(os.environ.get("RANK") or 0)
-    failure = {
-        "rank": rank,
-        "host": os.environ.get("STOKER_HOST", ""),
-        "type": kind.__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(kind, error, trace)),
-    }
-    path = os.path.join(output, f"failure-rank{rank}.json")
-    # Renamed when it is whole: the launcher may read it at any time.
-    with open(f"{path}.{os.getpid()}", "w", encoding="utf-8", errors="replace") as file:
-        json.dump(failure, file)
-    os.replace(f"{path}.{os.getpid()}", path)
 
 
 def _end_with_torchrun() -> None:
@@ -98,11 +99,11 @@ def _end_with_torchrun() -> None:
 
 
 class _Finder:
-    """Calls back once some modules are all wholly imported; imports none."""
+    """Calls back once some modules are completely imported; imports none."""
 
-    def __init__(self, names: "set[str]", callback: "Callable[[], None]") -> None:
+    def __init__(self, names: "Sequence[str]", callback: "Callable[[], None]") -> None:
         self._callback = callback
-        self._missing = names
+        self._missing = {*names}
         self._is_looking = False
 
     def find_spec(
@@ -115,7 +116,7 @@ class _Finder:
             return None
         from importlib.util import find_spec
 
-        # `find_spec` asks all finders, this one among them: it must not answer now.
+        # `find_spec` asks all finders, also this one, which must not answer now.
         self._is_looking = True
         try:
             spec = find_spec(name)
@@ -132,124 +133,84 @@ class _Finder:
                 sys.meta_path.remove(self)
                 _guarded(self._callback)
 
-        # Set on this loader object: others look at its type, which stays what it was.
+        # On this loader object, so that its type, which others check, stays the same.
         setattr(spec.loader, "exec_module", execute_and_tell)  # noqa: B010
         return spec
 
 
-class _TorchFinder(_Finder):
-    """Calls back with torch's DataLoader."""
+def _when_imported(modules: "Sequence[str]", kind: str, install: str, **options: object) -> None:
+    """Calls stoker's function `install` with the class `kind` of the last of `modules`."""
 
-    def __init__(self, callback: "Callable[[type], None]") -> None:
-        super().__init__(
-            {"torch", "torch.utils.data"},
-            lambda: callback(sys.modules["torch.utils.data"].DataLoader),
-        )
+    def call() -> None:
+        from importlib import import_module
+
+        module, _, function = install.rpartition(".")
+        try:
+            found = getattr(import_module(f"stoker.{module}"), function)
+            found(getattr(sys.modules[modules[-1]], kind), **options)
+        except Exception as err:
+            if install == _PROBE:
+                _record_modules(problem=f"{type(err).__name__}: {err}")
+            raise
+
+    sys.meta_path.insert(0, _Finder(modules, call))
 
 
 def _replace_loader() -> None:
+    replaced = os.environ.get("STOKER_REPLACE_DATALOADER")
     if os.environ.get("STOKER_PROFILE"):
-        sys.meta_path.insert(0, _TorchFinder(_install_probe))
-        sys.meta_path.insert(0, _Finder({"stoker.feed.timed"}, _install_timed_probe))
-        sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_probe))
-        _leave_word_of_modules()
-    elif os.environ.get("STOKER_REPLACE_DATALOADER") in ("1", "true", "auto"):
-        sys.meta_path.insert(0, _TorchFinder(_install_loader))
-        sys.meta_path.insert(0, _Finder({_STATEFUL_LOADER}, _install_stateful_loader))
+        _when_imported(_TORCH, "DataLoader", _PROBE)
+        _when_imported(("stoker.feed.timed",), "TimedEpoch", "profile.timed_probe.install")
+        _when_imported(_STATEFUL, "StatefulDataLoader", "profile.probe.install_subclass")
+        _record_modules_at_exit()
+    elif replaced in ("1", "true", "auto"):
+        is_auto = replaced == "auto"
+        _when_imported(_TORCH, "DataLoader", "feed.replace.install", is_auto=is_auto)
+        _when_imported(
+            _STATEFUL, "StatefulDataLoader", "feed.replace.install_stateful", is_auto=is_auto
+        )
 
 
 def _watch_steps() -> None:
     if os.environ.get("STOKER_OUTPUT") and not os.environ.get("STOKER_PROFILE"):
-        sys.meta_path.insert(0, _TorchFinder(_install_watch))
+        _when_imported(_TORCH, "DataLoader", "feed.unfed.install")
 
 
-def _install_watch(loader: type) -> None:
-    from stoker.feed.unfed import install
-
-    install(loader)
-
-
-def _install_probe(loader: type) -> None:
-    try:
-        from stoker.profile.probe import install
-
-        install(loader)
-    except Exception as err:
-        _leave_word(problem=f"{type(err).__name__}: {err}")
-        raise
-
-
-def _install_timed_probe() -> None:
-    from stoker.profile.timed_probe import install
-
-    install(sys.modules["stoker.feed.timed"].TimedEpoch)
-
-
-def _install_stateful_probe() -> None:
-    from stoker.profile.probe import install_subclass
-
-    install_subclass(sys.modules[_STATEFUL_LOADER].StatefulDataLoader)
-
-
-def _leave_word_of_modules() -> None:
-    """Makes each process of a profile say at its end what it worked with: it may use no torch."""
+def _record_modules_at_exit() -> None:
+    """Makes each process of a profile record its modules at exit, as it may not use torch."""
     import atexit
 
-    # Processes of multiprocessing are a part of the one that started them.
+    # Child processes of multiprocessing belong to the process that started them.
     if "--multiprocessing-fork" not in sys.orig_argv:
         pid = os.getpid()
-        atexit.register(lambda: _guarded(_leave_word) if os.getpid() == pid else None)
+        atexit.register(lambda: _guarded(_record_modules) if os.getpid() == pid else None)
 
 
-def _parts() -> set[str]:
-    """Returns packages inside a namespace that others share."""
-    return {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
-
-
-def _own_loaders() -> list[str]:
-    """Returns classes of other libraries' loaders that this process has."""
-    try:
-        from stoker.feed.own_loaders import own_loaders
-    except ImportError:
-        # A Python without stoker.
-        return []
-    return own_loaders()
-
-
-def _leave_word(problem: str = "") -> None:
+def _record_modules(problem: str = "") -> None:
     import json
 
     folder = os.environ.get("STOKER_OUTPUT", "")
-    if os.path.isdir(folder):
-        path = os.path.join(folder, f"seen-{os.getpid()}.json")
-        if problem or not os.path.exists(path):
-            packages = sorted({name.partition(".")[0] for name in sys.modules} | _parts())
-            with open(path, "w", encoding="utf-8", errors="replace") as file:
-                found = {"packages": packages, "problem": problem, "loaders": _own_loaders()}
-                json.dump(found, file)
+    path = os.path.join(folder, f"seen-{os.getpid()}.json")
+    if not os.path.isdir(folder) or (os.path.exists(path) and not problem):
+        return
+    loaders: list[str] = []
+    # A Python without stoker has none.
+    with contextlib.suppress(ImportError):
+        from stoker.feed.own_loaders import own_loaders
 
-
-def _install_loader(loader: type) -> None:
-    from stoker.feed.replace import install
-
-    install(loader, is_auto=_is_auto())
-
-
-def _install_stateful_loader() -> None:
-    from stoker.feed.replace import install_stateful
-
-    install_stateful(sys.modules[_STATEFUL_LOADER].StatefulDataLoader, is_auto=_is_auto())
-
-
-def _is_auto() -> bool:
-    return os.environ.get("STOKER_REPLACE_DATALOADER") == "auto"
+        loaders = own_loaders()
+    # Whole packages, and parts of namespaces that packages share.
+    packages = {name.partition(".")[0] for name in sys.modules}
+    packages |= {"nvidia.dali", "torchdata.nodes"} & sys.modules.keys()
+    with open(path, "w", encoding="utf-8", errors="replace") as file:
+        json.dump({"packages": sorted(packages), "problem": problem, "loaders": loaders}, file)
 
 
 def _abort_with_mpi() -> None:
-    """Starts a rank of mpirun again as `python -m mpi4py ...`, which aborts all ranks if it fails.
+    """Restarts a rank of mpirun as `python -m mpi4py ...`, which aborts all ranks if it fails.
 
-    Else mpi4py calls MPI_Finalize when Python ends, whatever the reason, and waits for the others;
-    mpirun then never hears of the failure.
+    Otherwise mpi4py calls MPI_Finalize at exit and waits for the others, so mpirun never learns of
+    the failure.
     """
     from importlib.util import find_spec
 
@@ -262,16 +223,16 @@ def _abort_with_mpi() -> None:
 
 
 def _choose_backend() -> None:
-    """Chooses torch's process group backend for the strategy smddp."""
-    backend = os.environ.get("STOKER_BACKEND")
+    """Sets torch's process group backend for the strategy smddp."""
+    backend = os.environ.get("STOKER_BACKEND", "")
+
+    def choose() -> None:
+        from stoker.launch.strategies.smddp import install
+
+        install(backend)
+
     if backend:
-        sys.meta_path.insert(0, _TorchFinder(lambda _: _install_backend(backend)))
-
-
-def _install_backend(backend: str) -> None:
-    from stoker.launch.strategies.smddp import install
-
-    install(backend)
+        sys.meta_path.insert(0, _Finder(_TORCH, choose))
 
 
 def _guarded(function: "Callable[[], None]") -> None:
@@ -288,7 +249,7 @@ if _is_rank():
     _guarded(_keep_failures)
     _guarded(_end_with_torchrun)
 if os.environ.get("STOKER_LAUNCHER_PID"):
-    # At any depth: who trains may be started by a script that is started by a script.
+    # At any depth: the trainer may be started by a script's script.
     _guarded(_watch_steps)
     _guarded(_replace_loader)
     _guarded(_choose_backend)

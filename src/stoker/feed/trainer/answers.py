@@ -32,13 +32,7 @@ _NOTHING: Bytes = np.empty(0, dtype=np.uint8)
 
 
 def reassign(
-    session: FeedSession,
-    peer: Peer,
-    number: int,
-    *,
-    generation: int,
-    reason: str,
-    host: str,
+    session: FeedSession, peer: Peer, number: int, *, generation: int, reason: str, host: str
 ) -> None:
     """Reassigns a batch whose workers are gone, or puts an error in its place after enough tries.
 
@@ -67,10 +61,8 @@ def reassign_local(session: FeedSession, result: Result, *, host: str) -> None:
 
 
 class Answers:
-    """Answers of the agents; the lock is held for bookkeeping only, never while memory is written.
-
-    Args:
-        on_lost: Called with an agent whose connections were lost.
+    """Answers of the agents; the lock is held for bookkeeping only, never while memory is
+    written.
     """
 
     def __init__(

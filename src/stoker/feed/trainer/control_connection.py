@@ -42,9 +42,7 @@ _DOWN = (
 def resolve(name: str, *, attempt: int = 0) -> str:
     """Returns the address of a host as zmq wants it, looked up now; blocks while the resolver does.
 
-    Args:
-        attempt: Number of the try. Several addresses take turns: one may be that of a pod that is
-            gone.
+    With each `attempt` the next of several addresses has its turn: one may be that of a lost pod.
 
     Raises:
         OSError: If the name is not known.
@@ -84,17 +82,11 @@ class Connection:
         is_drained, is_quiet: Socket, and monitor, were found empty and not touched since: then
             their descriptors signal what comes.
         is_up: The handshake is done, and the connection was not lost since.
-        down_since: When it was last lost, or made; monotonic seconds.
-        dial_at: When to dial, while there is no socket.
+        down_since: When it was last lost, or made; monotonic seconds, as `dial_at`.
     """
 
     def __init__(
-        self,
-        context: ZmqContext,
-        keys: Keys,
-        *,
-        now: float,
-        max_message_bytes: int,
+        self, context: ZmqContext, keys: Keys, *, now: float, max_message_bytes: int
     ) -> None:
         self._context = context
         self._keys = keys
@@ -204,10 +196,8 @@ class Connection:
         at_most: int = 16,
         ready: Container[int] = (),
     ) -> None:
-        """Calls `take` with the frames of each message; after `at_most` other sockets have a turn.
-
-        Args:
-            ready: Descriptors that can be read from.
+        """Calls `take` with the frames of each message; after `at_most` other sockets have a
+        turn.
         """
         if self.filenos and self.filenos[0] not in ready and not self._has_messages():
             return

@@ -13,14 +13,7 @@ import torch.multiprocessing
 
 from stoker.feed.wire.dataset import DatasetSpec, PackedSpec, unpack_spec
 from stoker.feed.wire.protocol import Make
-from stoker.feed.workers.pool import (
-    ChildProcess,
-    Result,
-    WorkerJob,
-    WorkerPool,
-    WorkerRole,
-    job_of,
-)
+from stoker.feed.workers.pool import ChildProcess, Result, WorkerJob, WorkerPool, WorkerRole, job_of
 from stoker.feed.workers.worker import worker_main
 from stoker.host.processes import start_to_last
 
@@ -64,7 +57,6 @@ class LocalWorkers:
         credits_each: Batches in flight for each child.
         context: How children are started; None: torch's default.
         wake: Called, from any thread, when the I/O thread should call `flush`.
-        on_death: Called by the I/O thread with how a worker ended.
     """
 
     def __init__(
@@ -122,7 +114,7 @@ class LocalWorkers:
         )
 
     def share(self, spec: DatasetSpec) -> None:
-        """Shares the dataset with forked children for as long as the epoch's iterator lives.
+        """Shares the dataset with forked children while the epoch's iterator lives.
 
         A loader that is made again is recognised by its former dataset being gone.
         """
@@ -150,10 +142,8 @@ class LocalWorkers:
         return self._pool.sockets()
 
     def ask(self, order: Make) -> list[Result]:
-        """Asks for a batch: of those for any worker the oldest is begun first.
-
-        Returns:
-            What is lost at once, see `WorkerPool.assign`.
+        """Asks for a batch, the oldest first where any worker will do; returns what is lost at
+        once.
         """
         generation = order.stream.generation if order.stream else 0
         job = job_of(order, (order.epoch_id, order.number, generation))
@@ -185,12 +175,10 @@ class LocalWorkers:
         return self._pool.give_late_jobs_again()
 
     def flush(self) -> None:
-        """Returns memory to the workers."""
         self._pool.flush()
         self._feed()
 
     def close(self) -> None:
-        """Stops the children; may be called twice."""
         self._waiting.clear()
         self._pool.close()
 

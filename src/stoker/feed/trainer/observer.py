@@ -20,16 +20,14 @@ MAX_HOSTS_TOLD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
-    """State of one session: changes since the last look, and current figures.
+    """State of one session: current figures, and changes since the last look.
 
     Attributes:
         taken: Batches that the trainer took since the last look.
         ready_at_takes: Batches that were ready after the one taken, summed over these.
-        moved: Batches that were taken away from a peer since the last look: it was lost, dropped
-            them, or is late.
-        in_flight: Batches that each peer was asked for and has not answered.
+        moved: Batches taken away from a peer since the last look: it was lost, dropped them, or is
+            late.
         window: How far ahead of the trainer batches are made.
-        shards: Shards of an iterable dataset; 0: it is none.
         shard_workers: Workers that could make a shard each.
     """
 
@@ -62,11 +60,7 @@ class _HostBooks:
 
 
 class Observer:
-    """Feed statistics of this process; callers hold the feed's lock.
-
-    Args:
-        own_host: The host of the local workers.
-    """
+    """Feed statistics of this process; callers hold the feed's lock."""
 
     def __init__(self, *, own_host: str, clock: Callable[[], float]) -> None:
         self._own_host = own_host
@@ -79,17 +73,10 @@ class Observer:
         self._shards = (0, 0)
 
     def came(
-        self,
-        host: str | None,
-        batch: Made | Result,
-        *,
-        frame_bytes: int,
-        is_wanted: bool,
+        self, host: str | None, batch: Made | Result, *, frame_bytes: int, is_wanted: bool
     ) -> None:
-        """Counts a batch from a data host, or (None) from a local worker.
-
-        Args:
-            is_wanted: False for a batch that another host had delivered before.
+        """Counts a batch from a data host, or (None) from a local worker; unwanted ones are
+        duplicates.
         """
         name = self._own_host if host is None else host
         books = self._hosts.get(name) or self._books(name)
@@ -109,9 +96,8 @@ class Observer:
     def tell(self, states: Iterable[SessionState]) -> FeedWork:
         """Returns all counts so far.
 
-        Args:
-            states: States of the sessions, each of which is added and must be passed only once.
-                Without any, between two epochs, the hosts stay listed.
+        The states of the sessions are added, so each must be passed only once. Without any, between
+        two epochs, the hosts stay listed.
         """
         in_flight: Counter[str] = Counter()
         states = tuple(states)

@@ -54,7 +54,7 @@ class PeerState:
     Attributes:
         is_remote: Each request costs a message over the network.
         asked: Number to when it was asked for, and to how many the peer then had.
-        p95_seconds: From request to arrival, of the last batches; None: there was none.
+        p95_seconds: From request to arrival, of the last batches.
         reach_seconds: How long before its turn a batch is asked for.
         service_seconds: Seconds from one batch to the next, smoothed; 0: not known.
     """
@@ -112,19 +112,16 @@ Peer = Hashable
 
 
 class Scheduler(ABC):
-    """Scheduler of one session: its peers, and the numbers of the epoch under way.
+    """Scheduler of one session: its peers, and the numbers of the current epoch.
 
-    The two policies are two classes: a window that follows pace, and retries of late batches
-    elsewhere, have no meaning where a process makes a shard from its first batch to its last; nor
-    have restarts where any peer can make any batch.
+    Two classes, because a window that follows pace, and retries of late batches elsewhere, have no
+    meaning where one process makes a whole shard; nor have restarts where any peer makes any batch.
 
     Args:
-        max_bytes: Bytes of batches that may wait, made or under way; one batch always may. May be
-            changed at any time.
+        max_bytes: Bytes of batches that may wait, made or under way; one batch always may.
 
     Attributes:
-        workers_live: How long processes that make batches are kept: for the session, for one
-            iterator of the script, or for one epoch.
+        workers_live: How long processes that make batches are kept.
         is_settled: No other peer is waited for before numbers are handed out.
         num_shards: Shards of an iterable dataset; 0: any peer makes any batch.
         head: The number that is delivered next.
@@ -135,7 +132,7 @@ class Scheduler(ABC):
     is_settled = True
     num_shards = 0
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.head = 0
         self.supplied = 0
@@ -147,14 +144,13 @@ class Scheduler(ABC):
         self._moved: Counter[Peer] = Counter()
 
     def begin(self) -> None:
-        """Starts a new epoch: nothing is in flight; peers stay known."""
         for state in self._peers.values():
             state.asked.clear()
         self.head = self.supplied = 0
         self._is_complete = False
 
     def supply(self, count: int) -> None:
-        """Records that indices for `count` more numbers are there, which may be handed out."""
+        """Records that indices for `count` more numbers are there."""
         self.supplied += count
 
     def mark_complete(self) -> None:
@@ -171,19 +167,16 @@ class Scheduler(ABC):
 
     @property
     @abstractmethod
-    def num_taken(self) -> int:
-        """Number of batches of this epoch that were delivered."""
+    def num_taken(self) -> int: ...
 
     @abstractmethod
     def is_over(self) -> bool: ...
 
     @abstractmethod
-    def is_there(self, number: int) -> bool:
-        """Returns whether that batch may be taken when its turn comes."""
+    def is_there(self, number: int) -> bool: ...
 
     @abstractmethod
-    def take(self, now: float) -> None:
-        """Records that the trainer has taken the head-of-line batch."""
+    def take(self, now: float) -> None: ...
 
     def grant(self, peer: Peer, credits: int) -> None:
         """Lets the peer have `credits` batches in flight; an unknown one joins."""
@@ -222,7 +215,7 @@ class Scheduler(ABC):
         """Records a batch (or its exception); False if it is to be dropped: it came before, say.
 
         Args:
-            generation: Generation of its shard's process, as all that follows.
+            generation: Generation of its shard's process.
             digest: Checksum of everything that the process made in this epoch.
             random_state: Random states at the beginning of the epoch, if it sent them.
 
@@ -231,11 +224,7 @@ class Scheduler(ABC):
         """
 
     def ended(self, peer: Peer, number: int, *, generation: int, random_state: bytes = b"") -> None:
-        """Records that a shard has no batch of that number, and none after it.
-
-        Raises:
-            ProtocolError: If there are no shards.
-        """
+        """Records that a shard has no batch of that number, and none after it."""
         raise ProtocolError("the end of a shard, where there is none")
 
     @abstractmethod
@@ -272,8 +261,7 @@ class Scheduler(ABC):
         """Returns the seconds until there may be news without an event, if ever."""
 
     @abstractmethod
-    def window(self, now: float) -> int:
-        """Returns how many batches may be made or under way."""
+    def window(self, now: float) -> int: ...
 
     @property
     @abstractmethod
@@ -305,7 +293,6 @@ class Scheduler(ABC):
     def _num_ready(self) -> int: ...
 
     def peers(self) -> list[Peer]:
-        """Returns the known peers, draining ones among them."""
         return list(self._peers)
 
     def in_flight(self, peer: Peer) -> int:
@@ -317,7 +304,7 @@ class BatchScheduler(Scheduler):
     counts.
     """
 
-    def __init__(self, *, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes=max_bytes)
         self._takes: deque[float] = deque(maxlen=_MEMORY + 1)
         self._gaps: deque[float] = deque(maxlen=_MEMORY)

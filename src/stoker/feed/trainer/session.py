@@ -31,11 +31,7 @@ LOCAL: Peer = ("local",)
 
 
 class AskedBatch(msgspec.Struct):
-    """What is sent to have one batch made: its packed index, and its seed words.
-
-    Attributes:
-        shared_seed: Torch's, for data pipes.
-    """
+    """What is sent to have one batch made; `shared_seed` is torch's, for data pipes."""
 
     index: bytes
     seed: tuple[int, ...]
@@ -43,22 +39,16 @@ class AskedBatch(msgspec.Struct):
 
 
 class FeedSession:
-    """The feed's state of one loader.
+    """The feed's state of one loader; its attributes are under the feed's lock.
 
     Args:
         name: Unique in the run.
-        lock: The feed's.
-        wake: Wakes the I/O thread.
         schedule: Its `max_bytes` are for all loaders of this process.
 
     Attributes:
-        schedule: Under the lock, as all that follow.
-        epoch: Number of the current or last epoch.
         epoch_id: Only grows, so that late answers of an earlier epoch are refused.
         base_seed: The agents' workers start with it at once; None: when there is a batch.
         is_busy: An epoch is in progress.
-        spec: What the workers of this epoch make batches with.
-        local: Local workers, if any.
         failure: Ends every wait of this session.
         cancelled_epoch_id: Id of an epoch whose iterator is gone.
         pins_on: Index of the accelerator for which batches live in pinned memory.
@@ -68,12 +58,7 @@ class FeedSession:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        lock: threading.Lock,
-        wake: Callable[[], None],
-        schedule: Scheduler,
+        self, name: str, *, lock: threading.Lock, wake: Callable[[], None], schedule: Scheduler
     ) -> None:
         self.name = name
         self.max_bytes = schedule.max_bytes
@@ -104,7 +89,6 @@ class FeedSession:
         self._sampler_error: BaseException | None = None
 
     def is_idle(self) -> bool:
-        """Returns whether another epoch may begin."""
         return not self.is_busy or self.cancelled_epoch_id == self.epoch_id
 
     def reserve(self) -> None:
@@ -179,8 +163,7 @@ class FeedSession:
         Raises:
             StopIteration: At the end of the epoch.
             RuntimeError: After `timeout_seconds`, in torch's words.
-            FeedError: If the feed is lost.
-            Exception: What the dataset, the collate function or the sampler raised.
+            Exception: FeedError, or what the dataset, the collate function or the sampler raised.
         """
         deadline = time.monotonic() + timeout_seconds if timeout_seconds > 0 else None
         while True:
@@ -297,7 +280,6 @@ class FeedSession:
     # The I/O thread, under the lock.
 
     def order_of(self, number: int) -> Make:
-        """Returns the order to make that batch."""
         asked = self._asked_each or self._asked[number]
         return Make(
             session=self.name,
@@ -342,7 +324,6 @@ class SharedState:
         lock: Over the sessions and their contents; held for microseconds.
         failure: Ends every session, later ones too.
         wake_fd: An eventfd for the I/O thread's poll; see `sleeps`.
-        receivers: Receivers of batches; kept as long as one of their batches is used.
     """
 
     def __init__(self, *, timeline: Timeline, log: Log) -> None:
@@ -390,11 +371,7 @@ class SharedState:
         return not self._is_called
 
     def is_up(self, *, is_rung: bool) -> None:
-        """Records that the I/O thread has polled, before it looks at anything.
-
-        Args:
-            is_rung: `wake_fd` was readable.
-        """
+        """Records that the I/O thread has polled, before it looks at anything."""
         self._is_asleep = False
         self._is_called = False
         if is_rung:

@@ -39,17 +39,14 @@ class Shard:
     """Progress of one shard.
 
     Attributes:
-        owner: Peer whose process makes it.
         generation: Counts its starts; an answer of another one is refused.
-        asked: Positions below were asked for.
-        arrived: Positions below have come.
+        asked, arrived, taken: Positions below were asked for, have come, were delivered.
         digest: Checksum of everything that has arrived.
         early: Checksums of positions that overtook others (there may be two connections).
-        taken: Positions below were delivered.
         end: How many batches it has, once that is known.
         losses: Deaths in a row without one more batch.
-        state: Random states at the beginning of this epoch or an earlier one, as its process sent
-            them; empty: as it is seeded.
+        state: Random states at the beginning of this epoch or an earlier one; empty: as it is
+            seeded.
         earlier: Batches that were asked of each epoch since then.
         state_at_end: The next epoch begins with it.
     """
@@ -76,7 +73,6 @@ class Shard:
         self.state_at_end = b""
 
     def begin(self, *, is_kept: bool) -> None:
-        """Begins a new epoch, with the process that it has or with a new one."""
         if not is_kept:
             self.owner, self.generation = None, self.generation + 1
         self.asked = self.arrived = self.digest = self.taken = self.losses = 0
@@ -95,7 +91,6 @@ class Shard:
         return True
 
     def ends(self, position: int) -> None:
-        """Records that there is no batch at `position`, and none after it."""
         self.end = position if self.end is None else min(position, self.end)
 
     def mark_lost(self) -> None:
@@ -109,11 +104,9 @@ class Shard:
             self.end = None
 
     def is_exhausted(self) -> bool:
-        """Returns whether all of it was delivered."""
         return self.end is not None and self.taken >= self.end
 
     def is_whole(self) -> bool:
-        """Returns whether all of it has arrived."""
         return self.end is not None and self.arrived >= self.end
 
     def is_homeless(self) -> bool:
@@ -121,7 +114,6 @@ class Shard:
         return self.owner is None and not self.is_whole()
 
     def is_awaited(self, position: int, *, peer: Peer, generation: int) -> bool:
-        """Returns whether `peer` was asked for that batch, of that start."""
         return self.owner == peer and self.generation == generation and position < self.asked
 
 
