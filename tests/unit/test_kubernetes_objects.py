@@ -520,6 +520,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"settings": patched(dnn=own(resources={"limits": {"memory": "1Gi"}}))},
         "the memory limit is below",
     ),
+    ({"settings": patched(dnn=own(resources={"limits": {"memory": "many"}}))}, "or no quantity"),
     ({"settings": {"output": "pvc://outputs/../other"}}, "pods mount claims"),
     ({"channels": {"train": {"uri": "s3://bucket/mnist"}}}, "hyperparameter"),
     (
@@ -572,6 +573,10 @@ RESERVED: list[tuple[dict[str, Any], str]] = [
     ({"securityContext": {"runAsUser": 0}}, "spec.securityContext.runAsUser"),
     ({"securityContext": None}, "spec.securityContext"),
     ({"containers": None}, "spec.containers"),
+    (
+        own(securityContext={"runAsNonRoot": False}),
+        "spec.containers[dnn].securityContext.runAsNonRoot",
+    ),
 ]
 
 

@@ -323,7 +323,9 @@ def _pod_group(group: Group, *, name: str, settings: KubernetesSettings) -> PodG
         )
     pods = settings.dnn if is_dnn else settings.data
     pool_name, pool = settings.pool_of(group.instance_type)
-    gpus = _gpus(group, pool, pods) if is_dnn else 0
+    gpus = (pool.gpus if pods.gpus is None else pods.gpus) if is_dnn else 0
+    if gpus is None:
+        raise _unknown(group, "how many GPUs a pod gets (0: it trains on CPUs)")
     if not is_dnn and pool.gpus:
         raise UsageError(
             f"{group.instance_type} has GPUs, which pods of the data group do not use: they do not "
@@ -420,6 +422,7 @@ def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
         **{f"spec {key}": "" for key in ("restartPolicy", "subdomain", "hostname")},
         "spec activeDeadlineSeconds": "use kubernetes.max_run_seconds",
         "spec securityContext runAs*": _BY_RUN_AS,
+        f"{own} securityContext runAs*": _BY_RUN_AS,
         "spec securityContext fsGroup": _BY_RUN_AS,
         **{f"spec volumes {name}": "choose another name" for name in _VOLUMES},
         f"{own} image": "use the workload's key image, or kubernetes.data.image",
@@ -433,13 +436,6 @@ def _reserved(job: str, *, role: str, gpu: str) -> dict[str, str]:
         f"{own} resources * {gpu}": gpus,
         **{f"{own} volumeMounts {path}": "choose another mountPath" for path in mounts},
     }
-
-
-def _gpus(group: Group, pool: NodePool, pods: PodSettings) -> int:
-    gpus = pool.gpus if pods.gpus is None else pods.gpus
-    if gpus is None:
-        raise _unknown(group, "how many GPUs a pod gets (0: it trains on CPUs)")
-    return gpus
 
 
 def _resources(
@@ -459,9 +455,13 @@ def _resources(
 
 def _check_memory(group: Group, resources: Document) -> None:
     limit, request = (mapping(resources, kind).get("memory") for kind in ("limits", "requests"))
-    if limit is not None and amount(str(limit)) < amount(str(request)):
+    try:
+        is_enough = limit is None or amount(str(limit)) >= amount(str(request))
+    except ArithmeticError:
+        is_enough = False
+    if not is_enough:
         raise UsageError(
-            f"the memory limit is below the request: {limit} < {request}",
+            f"the memory limit is below the request, or no quantity: {limit} < {request}",
             where=f"key kubernetes.{group.role}.pod.spec.containers",
             fix="raise resources.limits.memory, or leave it out",
         )
@@ -756,11 +756,10 @@ def verbatim(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, Json]:
+def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
     """Returns the template of a group's pods.
 
-    Args:
-        of_run: Whether to include what only this run has: token, configuration, variables, zone.
+    With Trainer it is the same for all runs: without token, configuration, variables and zone.
 
     Raises:
         UsageError: If pods cannot have a volume.
@@ -811,8 +810,8 @@ def pod_template(layout: Layout, group: PodGroup, *, of_run: bool) -> dict[str, 
         template = mapping_of(template, patch)
     own: Document = {"nodeSelector": group.node_selector, "tolerations": [*group.tolerations]}
     spec = {**mapping(template, "spec"), **own}
-    if of_run:
-        # After the patches, which a TrainingRuntime has, too.
+    if layout.settings.api == "jobset":
+        # After the patches, as a TrainJob does it.
         of_this = volumes_of_run(layout, group)
         added: dict[str, Json] = {
             "containers": [

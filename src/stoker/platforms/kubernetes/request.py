@@ -26,7 +26,6 @@ from stoker.platforms.kubernetes.objects import (
     RUN_ANNOTATION,
     STEP_LABEL,
     TOKEN_KEY,
-    TRAINER_JOB,
     WORKFLOW_LABEL,
     WORKLOAD_ANNOTATION,
     Layout,
@@ -74,27 +73,20 @@ _RESERVED = {
 
 
 def jobset(layout: Layout) -> dict[str, Json]:
-    """Returns the JobSet that runs `layout`.
-
-    Raises:
-        UsageError: If Kubernetes cannot run the groups' pods.
-    """
+    """Returns the JobSet that runs `layout`."""
     return {
         "apiVersion": JOBSET_API,
         "kind": "JobSet",
         "metadata": _metadata_of_job(layout),
-        "spec": jobset_spec(layout, of_run=True),
+        "spec": jobset_spec(layout),
     }
 
 
-def jobset_spec(
-    layout: Layout, *, of_run: bool, job_labels: Mapping[str, Mapping[str, str]] | None = None
-) -> dict[str, Json]:
-    """Returns the spec that a JobSet and the template of a TrainingRuntime have in common.
+def jobset_spec(layout: Layout) -> dict[str, Json]:
+    """Returns the spec of a JobSet, or of a TrainingRuntime's, which is the same for all runs.
 
-    Args:
-        of_run: Whether to include what only this run has.
-        job_labels: Labels of jobs, by the replicated job's name.
+    Raises:
+        UsageError: If Kubernetes cannot run the groups' pods, or the patch is not allowed.
     """
     settings = layout.settings
     spec: dict[str, Json] = {
@@ -104,15 +96,12 @@ def jobset_spec(
         "network": {
             "enableDNSHostnames": True,
             # JobSet's default; written, as `host_pattern` relies on it.
-            **({"subdomain": layout.name} if of_run else {}),
+            **({"subdomain": layout.name} if settings.api == "jobset" else {}),
             # The feed waits for no host: pods find each other before they are ready.
             "publishNotReadyAddresses": True,
         },
         "ttlSecondsAfterFinished": KEEP_SECONDS,
-        "replicatedJobs": [
-            _replicated_job(layout, group, of_run=of_run, labels=(job_labels or {}).get(group.job))
-            for group in layout.groups
-        ],
+        "replicatedJobs": [_replicated_job(layout, group) for group in layout.groups],
     }
     reserved = _RESERVED
     if settings.api == "trainer":
@@ -177,9 +166,7 @@ def _deadline_of_job(layout: Layout) -> int | None:
     return layout.settings.max_run_seconds if layout.settings.api == "jobset" else None
 
 
-def _replicated_job(
-    layout: Layout, group: PodGroup, *, of_run: bool, labels: Mapping[str, str] | None
-) -> dict[str, Json]:
+def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
     count = group.group.count
     job: dict[str, Json] = {
         "parallelism": count,
@@ -201,9 +188,12 @@ def _replicated_job(
         job["podFailurePolicy"] = {
             "rules": [{"action": "FailJob", "onPodConditions": [disrupted]}],
         }
-    job["template"] = pod_template(layout, group, of_run=of_run)
-    template: dict[str, Json] = {"metadata": {"labels": dict(labels)}} if labels else {}
-    return {"name": group.job, "replicas": 1, "template": {**template, "spec": job}}
+    job["template"] = pod_template(layout, group)
+    template: dict[str, Json] = {"spec": job}
+    if layout.settings.api == "trainer" and group.is_dnn:
+        # The label by which Trainer finds the job that a TrainJob's settings go to.
+        template = {"metadata": {"labels": {ANCESTOR_LABEL: "trainer"}}, **template}
+    return {"name": group.job, "replicas": 1, "template": template}
 
 
 def disruption_budget(layout: Layout) -> Document:
@@ -247,18 +237,12 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
 
 
 def training_runtime(layout: Layout, *, name: str) -> dict[str, Json]:
-    """Returns the TrainingRuntime of `layout`, without what only a run has.
-
-    Raises:
-        UsageError: If Kubernetes cannot run the groups' pods.
-    """
-    # The label by which Trainer finds the job that a TrainJob's settings go to.
-    ancestors = {TRAINER_JOB: {ANCESTOR_LABEL: "trainer"}}
+    """Returns the TrainingRuntime of `layout`, without what only a run has."""
     spec: dict[str, Json] = {
         # Without torch's policy: stoker's launcher starts torchrun itself.
         "mlPolicy": {"numNodes": layout.dnn.group.count},
         # Both groups whole: a TrainJob sets count, image and resources of the trainer's job only.
-        "template": {"spec": jobset_spec(layout, of_run=False, job_labels=ancestors)},
+        "template": {"spec": jobset_spec(layout)},
     }
     described = metadata(layout, name=name)
     described["labels"] = {**layout.labels, FRAMEWORK_LABEL: "torch"}
