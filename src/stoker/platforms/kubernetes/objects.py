@@ -812,22 +812,25 @@ def pod_template(layout: Layout, group: PodGroup) -> dict[str, Json]:
     spec = {**mapping(template, "spec"), **own}
     if layout.settings.api == "jobset":
         # After the patches, as a TrainJob does it.
-        of_this = volumes_of_run(layout, group)
-        added: dict[str, Json] = {
-            "containers": [
-                {
-                    "name": group.job,
-                    "env": environment_of_run(layout, group),
-                    "volumeMounts": mounts_of(of_this),
-                }
-            ],
-            "volumes": [one.volume for one in of_this],
-        }
-        if affinity := zone_affinity(layout):
-            added["affinity"] = affinity
-        spec = mapping_of(spec, added)
+        spec = mapping_of(spec, spec_of_run(layout, group))
     _share_claims(spec)
     return {**template, "spec": spec}
+
+
+def spec_of_run(layout: Layout, group: PodGroup) -> dict[str, Json]:
+    """Returns the part of a pod's spec that only this run has."""
+    mounted = volumes_of_run(layout, group)
+    container: dict[str, Json] = {
+        "name": group.job,
+        "volumeMounts": mounts_of(mounted),
+        "env": environment_of_run(layout, group),
+    }
+    affinity = zone_affinity(layout)
+    return {
+        "containers": [container],
+        "volumes": [one.volume for one in mounted],
+        **({"affinity": affinity} if affinity else {}),
+    }
 
 
 def mounts_of(mounted: Sequence[Mounted]) -> list[Json]:

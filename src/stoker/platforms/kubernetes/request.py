@@ -36,13 +36,11 @@ from stoker.platforms.kubernetes.objects import (
     inputs_key,
     is_dns_label,
     lay_out,
-    mounts_of,
     pod_template,
     records_map,
+    spec_of_run,
     token_secret,
     verbatim,
-    volumes_of_run,
-    zone_affinity,
 )
 from stoker.platforms.patch import check_patch, mapping_of
 from stoker.records import Json
@@ -196,21 +194,6 @@ def _replicated_job(layout: Layout, group: PodGroup) -> dict[str, Json]:
     return {"name": group.job, "replicas": 1, "template": template}
 
 
-def disruption_budget(layout: Layout) -> Document:
-    """Returns the budget by which a drain waits for the dnn group to end."""
-    described = metadata(layout)
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": described,
-        "spec": {
-            # Not maxUnavailable: budgets do not know how many pods a Job should have.
-            "minAvailable": layout.dnn.group.count,
-            "selector": {"matchLabels": {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"}},
-        },
-    }
-
-
 def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Document:
     """Returns the budget by which a drain waits for the pod that follows a Workflow's job.
 
@@ -224,15 +207,18 @@ def follower_budget(layout: Layout, workflow: Document, labels: Document) -> Doc
     name = text(workflow, "name")
     described = metadata(layout, name=f"{name}-{text(labels, STEP_LABEL) or 'followers'}")
     del described["annotations"]
+    described["ownerReferences"] = [dict(workflow)]
+    return _budget(described, 1, {WORKFLOW_LABEL: name, **labels})
+
+
+def _budget(described: dict[str, Json], count: int, labels: Document) -> Document:
+    # Not maxUnavailable: a Workflow has no scale, and of a Job a budget does not know its pods.
+    spec: Document = {"minAvailable": count, "selector": {"matchLabels": labels}}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {**described, "ownerReferences": [dict(workflow)]},
-        "spec": {
-            # Not maxUnavailable: a Workflow has no scale.
-            "minAvailable": 1,
-            "selector": {"matchLabels": {WORKFLOW_LABEL: name, **labels}},
-        },
+        "metadata": described,
+        "spec": spec,
     }
 
 
@@ -310,18 +296,12 @@ def _is_of_mlflow(item: Json) -> bool:
 
 
 def _patch(layout: Layout, group: PodGroup) -> dict[str, Json]:
-    mounted = volumes_of_run(layout, group)
-    container: dict[str, Json] = {"name": group.job, "volumeMounts": mounts_of(mounted)}
-    if not group.is_dnn:
-        # Trainer takes the variables of its own container from the TrainJob's trainer only.
-        container["env"] = environment_of_run(layout, group)
-    spec: dict[str, Json] = {
-        "containers": [container],
-        "volumes": [one.volume for one in mounted],
-    }
-    affinity = zone_affinity(layout)
-    if affinity:
-        spec["affinity"] = affinity
+    spec = spec_of_run(layout, group)
+    if group.is_dnn:
+        # Trainer takes the variables of its container from the TrainJob's trainer only.
+        (container,) = mappings(spec, "containers")
+        rest: Json = {key: value for key, value in container.items() if key != "env"}
+        spec["containers"] = [rest]
     return {"name": group.job, "template": {"spec": {"template": {"spec": spec}}}}
 
 
@@ -511,8 +491,13 @@ def plan_request(job: JobSpec) -> KubernetesRequest:
         runtime_is_ours=runtime is not None and layout.settings.runtime is None,
         config=config,
         secret=_secret(layout),
-        budget=disruption_budget(layout),
-        records=_records(layout) if job.records else None,
+        # A drain waits for the dnn group to end.
+        budget=_budget(
+            metadata(layout),
+            layout.dnn.group.count,
+            {JOBSET_LABEL: layout.name, ROLE_LABEL: "dnn"},
+        ),
+        records=_config_map(layout, records_map(layout.name), job.records) if job.records else None,
     )
     is_there = runtime is not None and not request.runtime_is_ours
     check_objects([*([runtime] if runtime and is_there else []), *request.objects])
@@ -545,23 +530,17 @@ def _config(layout: Layout) -> Document:
                 for name in channels
             }
         )
+    return _config_map(layout, config_map(layout.name), data)
+
+
+def _config_map(layout: Layout, name: str, data: Document) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(layout, name=config_map(layout.name)),
+        "metadata": metadata(layout, name=name),
         # A run's settings do not change, and kubelets need not watch the object.
         "immutable": True,
-        "data": data,
-    }
-
-
-def _records(layout: Layout) -> Document:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(layout, name=records_map(layout.name)),
-        "immutable": True,
-        "data": dict(layout.job.records),
+        "data": dict(data),
     }
 
 
