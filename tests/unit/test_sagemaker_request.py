@@ -304,7 +304,7 @@ def test_what_stoker_sets_in_the_request_cannot_be_patched(patch, path):
         ({"RetryStrategy": {"MaximumRetryAttempts": "two"}}, "MaximumRetryAttempts"),
         ({"ResourceConfig": 3}, "ResourceConfig must be a mapping, found one value"),
         ({"Tags": [{"Value": "y"}]}, "an item has no Key"),
-        ({"InputDataConfig": [{"ChannelName": "trian"}]}, "there is no channel trian"),
+        ({"InputDataConfig": [{"ChannelName": "trian"}]}, "unknown channel trian"),
     ],
 )
 def test_a_patch_of_the_wrong_shape_is_refused(patch, words):

@@ -383,7 +383,7 @@ class ControlPodSettings(Record, frozen=True, kw_only=True):
         cpu_limit: Upper limit on a pod's CPUs, as `cpu`, where kubernetes.cpu_limit is true.
         memory_limit: Upper limit on a pod's memory, as `memory`. Raise it where steps end by
             OOMKilled.
-        max_run_seconds: Upper limit on such a step, in seconds; 0: none. An hour ends what hangs.
+        max_run_seconds: Upper limit on one step, in seconds; 0: none. An hour ends what hangs.
             The step that follows a job has no limit.
     """
 
@@ -511,7 +511,7 @@ class KubernetesSettings(Record, frozen=True, kw_only=True):
 
 
 def lacks_arm_image(settings: KubernetesSettings, name: str) -> bool:
-    """Returns whether data pods of a pool would run the dnn hosts' image on arm64 nodes.
+    """Whether data pods of a pool would run the dnn hosts' image on arm64 nodes.
 
     What is known of the nodes is in labels: their architecture, or a type of AWS's.
     """

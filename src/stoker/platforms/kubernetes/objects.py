@@ -485,23 +485,25 @@ class Mounted:
     mounts: tuple[dict[str, Json], ...]
 
 
+def _mounted(name: str, source: Document, *mounts: Document) -> Mounted:
+    return Mounted(
+        volume={"name": name, **source}, mounts=tuple({"name": name, **mount} for mount in mounts)
+    )
+
+
 def volumes_of_group(layout: Layout, group: PodGroup) -> list[Mounted]:
     """Returns volumes that are the same for every run of the workload.
 
     Raises:
         UsageError: If pods cannot mount a channel.
     """
-    settings = layout.settings
     # Containers have 64 MB of it by default, too little for batches in shared memory.
     shm: dict[str, Json] = {"medium": "Memory"}
-    if settings.shm is not None:
-        shm["sizeLimit"] = written(settings.shm)
+    if layout.settings.shm is not None:
+        shm["sizeLimit"] = written(layout.settings.shm)
     return [
         _job_folder(layout, group),
-        Mounted(
-            volume={"name": "shm", "emptyDir": shm},
-            mounts=({"name": "shm", "mountPath": "/dev/shm"},),
-        ),
+        _mounted("shm", {"emptyDir": shm}, {"mountPath": "/dev/shm"}),
         *_channels(layout, group),
     ]
 
@@ -517,36 +519,23 @@ def volumes_of_run(layout: Layout, group: PodGroup) -> list[Mounted]:
         {"key": HYPERPARAMETERS_KEY, "path": "hyperparameters.json"},
         {"key": inputs_key(group), "path": "inputdataconfig.json"},
     ]
-    lease = Mounted(
-        volume={
-            "name": "follower",
-            # Made after the pods, or never. Mounted whole: a kubelet updates no subPath.
-            "configMap": {"name": lease_map(layout.name), "optional": True},
-        },
-        mounts=({"name": "follower", "mountPath": LEASE_FOLDER, "readOnly": True},),
-    )
+    # Made after the pods, or never. Mounted whole: a kubelet updates no subPath.
+    lease: Document = {"configMap": {"name": lease_map(layout.name), "optional": True}}
+    token: Document = {
+        "secretName": token_secret(layout.name),
+        "defaultMode": _TOKEN_MODE,
+        "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+    }
+    config: Document = {"name": config_map(layout.name), "items": items}
+    found = [
+        ("follower", lease, LEASE_FOLDER),
+        ("token", {"secret": token}, TOKEN_FOLDER),
+        ("config", {"configMap": config}, f"{JOB_FOLDER}/input/config"),
+    ]
     return [
-        *([lease] if has_lease(layout, group) else []),
-        Mounted(
-            volume={
-                "name": "token",
-                "secret": {
-                    "secretName": token_secret(layout.name),
-                    "defaultMode": _TOKEN_MODE,
-                    "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
-                },
-            },
-            mounts=({"name": "token", "mountPath": TOKEN_FOLDER, "readOnly": True},),
-        ),
-        Mounted(
-            volume={
-                "name": "config",
-                "configMap": {"name": config_map(layout.name), "items": items},
-            },
-            mounts=(
-                {"name": "config", "mountPath": f"{JOB_FOLDER}/input/config", "readOnly": True},
-            ),
-        ),
+        _mounted(name, source, {"mountPath": path, "readOnly": True})
+        for name, source, path in found
+        if name != "follower" or has_lease(layout, group)
     ]
 
 
@@ -603,38 +592,28 @@ def _job_folder(layout: Layout, group: PodGroup) -> Mounted:
         # Every host has its own output folder; model and checkpoints are the run's.
         paths = {name: f"{parent}/{name}" for name in _WRITTEN}
         paths["output"] += "/$(JOB_COMPLETION_INDEX)"
-        return Mounted(
-            volume={"name": "job", "persistentVolumeClaim": {"claimName": claim}},
-            mounts=tuple(
-                {"name": "job", "mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": paths[name]}
-                for name in _WRITTEN
-            ),
-        )
+        mounts = [
+            {"mountPath": f"{JOB_FOLDER}/{name}", "subPathExpr": path}
+            for name, path in paths.items()
+        ]
+        return _mounted("job", {"persistentVolumeClaim": {"claimName": claim}}, *mounts)
     scratch = layout.settings.scratch
-    size: dict[str, Json] = {"sizeLimit": written(scratch)} if scratch is not None else {}
-    return Mounted(
-        volume={"name": "job", "emptyDir": size},
-        mounts=tuple(
-            {"name": "job", "mountPath": f"{JOB_FOLDER}/{name}", "subPath": name}
-            for name in _WRITTEN
-        ),
-    )
+    size: Document = {"sizeLimit": written(scratch)} if scratch is not None else {}
+    mounts = [{"mountPath": f"{JOB_FOLDER}/{name}", "subPath": name} for name in _WRITTEN]
+    return _mounted("job", {"emptyDir": size}, *mounts)
 
 
 def _channels(layout: Layout, group: PodGroup) -> Iterator[Mounted]:
     for index, (name, channel) in enumerate(channels_of(layout, group).items()):
         _check_channel(name, channel)
         claim, folder = claim_of(channel.uri, where=f"key channels.{name}.uri")
-        volume = f"channel-{index}"
-        mount: dict[str, Json] = {
-            "name": volume,
+        mount: Document = {
             "mountPath": f"{JOB_FOLDER}/input/data/{name}",
             "readOnly": True,
+            **({"subPath": folder} if folder else {}),
         }
-        if folder:
-            mount["subPath"] = folder
-        source: Json = {"claimName": claim, "readOnly": True}
-        yield Mounted(volume={"name": volume, "persistentVolumeClaim": source}, mounts=(mount,))
+        source: Document = {"claimName": claim, "readOnly": True}
+        yield _mounted(f"channel-{index}", {"persistentVolumeClaim": source}, mount)
 
 
 def _share_claims(spec: dict[str, Json]) -> None:

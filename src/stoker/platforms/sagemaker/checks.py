@@ -59,7 +59,7 @@ def mode_of(body: Body, channel: Body) -> str:
 
 
 def text(value: Body, key: str) -> str:
-    """Returns the value under the key as text; empty where there is none."""
+    """Returns the value under the key as text; empty by default."""
     return str(value.get(key) or "")
 
 
