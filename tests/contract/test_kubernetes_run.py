@@ -434,7 +434,7 @@ def test_a_run_is_followed_to_its_end_with_its_records(
     assert end.failure is None
     host = f"{NAME}-{TRAINS[api_name]}-0-0"
     assert followed.texts(host)[0] == "hello"
-    assert "it has ended with exit code 0" in followed.status
+    assert "ended with exit code 0" in followed.status
     assert not any("output_part" in line.text for line in followed.lines)
     assert followed.texts(FIRST) == [f"{FIRST} serves"]
     assert end.output_dir == job.run_dir / "output"
@@ -525,10 +525,10 @@ def test_a_data_pod_that_is_evicted_is_replaced_and_its_host_s_log_goes_on(
     api.end_job(NAME)
     end = followed.ended()
     assert end.status == "succeeded"
-    assert f"{FIRST}: it is taken away: TerminationByKubelet" in followed.status
-    assert f"{FIRST}: it runs on node node-2, in place of the one before" in followed.status
+    assert f"{FIRST}: lost: TerminationByKubelet" in followed.status
+    assert f"{FIRST}: runs on node node-2, replacing an earlier pod" in followed.status
     assert (job.run_dir / "logs" / f"data-{FIRST}.log").read_text() == "old pod\nnew pod\n"
-    assert any("taken away" in e.what and e.host == FIRST for e in followed.run.events)
+    assert any("lost: " in e.what and e.host == FIRST for e in followed.run.events)
 
 
 def test_a_container_that_is_started_again_loses_no_line(api, platform, job, follow):
@@ -543,7 +543,7 @@ def test_a_container_that_is_started_again_loses_no_line(api, platform, job, fol
     api.say(pod, "three")
     until(lambda: "three" in followed.texts(FIRST), what="the new container's log")
     assert followed.texts(FIRST) == ["one", "two", "three"]
-    assert f"{FIRST}: it runs on node node-1, started again" in followed.status
+    assert f"{FIRST}: runs on node node-1, restarted" in followed.status
 
 
 @pytest.mark.parametrize(
@@ -562,11 +562,11 @@ def test_a_dnn_host_that_was_taken_away_says_so(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.evict_pod(leader, message="preempted by high", is_replaced=False)
     api.end_job(NAME, "Failed", message="jobset failed")
     failure = str(followed.ended().failure)
-    assert "was taken away (TerminationByKubelet: preempted by high)" in failure
+    assert "was lost (TerminationByKubelet: preempted by high)" in failure
     assert "kubernetes.max_restarts" in failure
 
 
@@ -603,12 +603,12 @@ def test_a_dnn_pod_that_is_freed_in_time_ends_no_run(api, platform, job, follow,
     followed = follow(platform.submit(plan(platform, with_settings(job, **settings))))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.cut_off_node(leader, overdue_seconds=61)
     until(lambda: "--force --grace-period=0" in followed.status, what="it is told")
     api.free_pod(leader)
     api.run_pods(NAME)
-    again = f"{LEADER}: it runs on node node-1, in place of the one before"
+    again = f"{LEADER}: runs on node node-1, replacing an earlier pod"
     until(lambda: again in followed.status, what="its place is taken")
     clock.ahead += 3600
     api.end_pod(only_pod(api, LEADER))
@@ -622,11 +622,11 @@ def test_a_data_pod_on_a_node_that_is_cut_off_is_replaced_and_told(
     followed = follow(platform.submit(plan(platform, with_settings(job, dead_node="fail"))))
     api.run_pods(NAME)
     first = only_pod(api, FIRST)
-    until(lambda: f"{FIRST}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{FIRST}: runs" in followed.status, what="it runs")
     new = api.cut_off_node(first, overdue_seconds=61)
     api.start_pod(new, node="node-2")
     until(lambda: f"kubectl delete pod {first} -n" in followed.status, what="it is told")
-    again = f"{FIRST}: it runs on node node-2, in place of the one before"
+    again = f"{FIRST}: runs on node node-2, replacing an earlier pod"
     until(lambda: again in followed.status, what="its place is taken")
     clock.ahead += 3600
     api.end_pod(only_pod(api, LEADER))
@@ -651,7 +651,7 @@ def test_all_hosts_that_are_started_again_are_followed_again(api, platform, job,
     end = followed.ended()
     assert (end.status, end.exit_code) == ("succeeded", 0)
     assert followed.texts(LEADER) == ["first try", "second try"]
-    assert "all hosts are started again, for the 1. time" in followed.status
+    assert "all hosts are restarted (restart 1)" in followed.status
 
 
 @pytest.mark.parametrize("how", ["drop_streams", "end_streams"])
@@ -707,7 +707,7 @@ def test_a_version_that_is_too_old_is_no_end(api, platform, job, follow):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
     leader = only_pod(api, LEADER)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     lists = api.count(f"GET /apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets?")
     api.faults.append(Fault("WATCH", "jobsets", times=2, code=503))
     api.drop_streams()
@@ -727,7 +727,7 @@ def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(
 ):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     for plural in ("jobsets", "pods", "events"):
         api.faults.append(Fault("WATCH", plural, times=2, code=503, message="apiserver not ready"))
     api.drop_streams()
@@ -735,7 +735,7 @@ def test_a_cluster_that_is_away_for_a_while_is_retried_and_that_is_said_once(
     api.end_job(NAME)
     assert followed.ended().status == "succeeded"
     assert followed.status.count("apiserver not ready") <= 3
-    assert "asking again" in followed.status
+    assert "retrying" in followed.status
 
 
 @pytest.mark.parametrize(
@@ -745,10 +745,10 @@ def test_a_cluster_that_stays_away_leaves_the_job_and_says_how_to_follow_it(
     api, platform, job, follow, clock, code, words
 ):
     followed = follow(platform.submit(plan(platform, job)))
-    until(lambda: "the job is there" in followed.status, what="it is followed")
+    until(lambda: "the job exists" in followed.status, what="it is followed")
     api.faults += [Fault("WATCH", plural, times=10**6, code=code) for plural in ("jobsets", "pods")]
     api.drop_streams()
-    until(lambda: "asking again" in followed.status, what="it is seen")
+    until(lambda: "retrying" in followed.status, what="it is seen")
     clock.ahead += 901
     error = followed.failed()
     assert words in error.what
@@ -899,7 +899,7 @@ def test_trainers_that_load_nothing_and_got_no_data_hosts_lacked_nodes(
         for name in api.pods(NAME, "data"):
             api.pod_finds_no_node(name, NO_GPU)
     api.start_pod(leader)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.fail_pod(leader, code, message=words, ran_seconds=ran_seconds)
     if not is_shortage:
         end = followed.ended()
@@ -1077,7 +1077,7 @@ def test_a_quota_that_refused_the_first_pods_does_not_end_a_job_that_a_queue_hol
     api.tell("Job", f"{NAME}-dnn-0", "FailedCreate", QUOTA)
     until(lambda: "exceeded quota: gpus" in followed.status, what="it is said")
     api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     # Kueue takes its room back for others: without a new refusal nothing is refused.
     held = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
     for is_held in (False, True, False):
@@ -1187,16 +1187,16 @@ def test_a_dnn_host_that_is_drained_restarts_the_job_without_counting_as_a_failu
     api.run_pods(NAME)
     host = f"{NAME}-{TRAINS[api_name]}-0-0"
     for attempt in (1, 2):
-        until(lambda n=attempt: followed.status.count(f"{host}: it runs") == n, what="it runs")  # type: ignore[misc]
+        until(lambda n=attempt: followed.status.count(f"{host}: runs") == n, what="it runs")  # type: ignore[misc]
         leader = only_pod(api, host)
         assert not api.may_evict(leader)
         # Its node is taken away all the same, as spot nodes are.
         api.disrupt_pod(leader)
         status = api.get("jobsets", NAME)["status"]
         assert (status["restarts"], status["restartsCountTowardsMax"]) == (attempt, 0)
-    until(lambda: followed.status.count(f"{host}: it runs") == 3, what="it runs")
+    until(lambda: followed.status.count(f"{host}: runs") == 3, what="it runs")
     # A TrainJob does not say so, but its pods do.
-    assert followed.status.count("all hosts are started again, for the 2. time") == 1
+    assert followed.status.count("all hosts are restarted (restart 2)") == 1
     api.end_pod(only_pod(api, host))
     api.end_job(NAME, restarts=2)
     assert followed.ended().status == "succeeded"
@@ -1207,7 +1207,7 @@ def test_a_dnn_host_that_fails_is_a_failure_where_one_that_is_drained_is_none(
 ):
     followed = follow(platform.submit(plan(platform, with_settings(job, output="pvc://runs"))))
     api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.fail_pod(only_pod(api, LEADER), EXIT_CODE)
     end = followed.ended()
     assert (end.status, end.exit_code) == ("failed", EXIT_CODE)
@@ -1218,10 +1218,10 @@ def test_without_checkpoints_a_drained_dnn_host_ends_the_run_and_says_what_would
 ):
     followed = follow(platform.submit(plan(platform, job)))
     api.run_pods(NAME)
-    until(lambda: f"{LEADER}: it runs" in followed.status, what="it runs")
+    until(lambda: f"{LEADER}: runs" in followed.status, what="it runs")
     api.disrupt_pod(only_pod(api, LEADER))
     failure = str(followed.ended().failure)
-    assert "was taken away" in failure
+    assert "was lost" in failure
     assert "kubernetes.output" in failure
 
 
@@ -1408,7 +1408,7 @@ def test_a_step_that_loses_its_cluster_leaves_the_job_to_the_next_attempt(
     if is_pod:
         be_step(monkeypatch, api, "step-1", workflow=None)
     followed = follow(platform.submit(plan(platform, job)))
-    until(lambda: "the job is there" in followed.status, what="it is followed")
+    until(lambda: "the job exists" in followed.status, what="it is followed")
     api.denied = {("watch", "pods")}
     api.drop_streams()
     assert "watch pods" in followed.failed().what
@@ -1459,7 +1459,7 @@ def test_a_follower_leaves_its_job_where_nobody_says_that_the_run_is_cancelled(
     if why == "silent":
         api.silent.add("workflows")
     asked = time.monotonic()
-    assert f"the job {NAME} goes on" in run.leave()
+    assert f"the job {NAME} keeps running" in run.leave()
     assert time.monotonic() - asked < 10  # without a bound a silent server takes a minute
     run.stop()
     assert api.names("jobsets") == [NAME]
@@ -1783,7 +1783,7 @@ def test_a_right_that_is_lost_while_the_job_runs_ends_the_following_with_the_rol
     api, platform, job, follow
 ):
     followed = follow(platform.submit(plan(platform, job)))
-    until(lambda: "the job is there" in followed.status, what="it is followed")
+    until(lambda: "the job exists" in followed.status, what="it is followed")
     api.denied = {("watch", "pods")}
     api.drop_streams()
     error = followed.failed()
@@ -1809,7 +1809,7 @@ def test_a_cluster_without_jobset_says_what_to_install(api, platform, job):
 def test_a_namespace_that_is_not_there_is_named(api, job, cluster):
     settings = with_settings(job, namespace="team-b")
     platform = KubernetesPlatform()
-    with pytest.raises(PlatformError, match="there is no namespace team-b"):
+    with pytest.raises(PlatformError, match="namespace team-b does not exist"):
         platform.submit(plan(platform, settings))
 
 

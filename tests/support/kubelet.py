@@ -149,7 +149,7 @@ class Kubelet:
 
     def _follows(self, pod: str) -> bool:
         """Returns whether the log of a step says that the pods of its job run."""
-        return "it runs on node" in self.log(pod)
+        return "runs on node" in self.log(pod)
 
     def log(self, pod: str) -> str:
         """Returns what a pod wrote so far."""

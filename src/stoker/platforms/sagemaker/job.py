@@ -359,7 +359,7 @@ class SageMakerRun(FollowedRun):
                 self._aws.renew_login()
                 self._say(f"{err.what}; the job goes on; {err.fix}")
             else:
-                self._say(f"{err.what}; asking again")
+                self._say(f"{err.what}; retrying")
             return False
         self._reached_at = self._aws.clock()
         return self._take(job_state(answer))
