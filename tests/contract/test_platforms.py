@@ -97,7 +97,11 @@ def with_dnn(job: PlatformJob, **changes: object) -> JobSpec:
 @pytest.mark.parametrize(
     ("change", "what", "where"),
     [
-        (lambda j: with_channel(j, groups=("gpu",)), "unknown instance group gpu", "channels.train"),
+        (
+            lambda j: with_channel(j, groups=("gpu",)),
+            "unknown instance group gpu",
+            "channels.train",
+        ),
         (lambda j: with_channel(j, uri=j.wrong_uri), "://", "train"),
         (lambda j: with_dnn(j, instance_type="nonsense.c9"), "nonsense.c9", "group dnn"),
         (

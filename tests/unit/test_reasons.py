@@ -201,7 +201,7 @@ def raised_while_handling(err: Exception) -> Exception:
 
 
 def failure_of(err: Exception) -> str:
-    """Returns the first line of a rank's failure, with what site/sitecustomize.py keeps."""
+    """Returns the first line of a rank's failure, with what startup/sitecustomize.py keeps."""
     failure = finish.RankFailure(
         rank=0,
         host="algo-1",

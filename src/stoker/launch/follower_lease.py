@@ -1,8 +1,8 @@
-"""The dnn leader of a job on Kubernetes looks whether anybody still follows the run.
+"""Whether a run on Kubernetes is still followed, checked by the dnn leader.
 
-Whoever follows it writes the time into a ConfigMap once a minute; the kubelet brings it into the
-pod as files. They are compared with what they were, and nothing else: the clocks of two hosts may
-differ. Files that were never seen mean nothing, for a job that was applied by hand has no follower.
+The follower writes the time into a ConfigMap once a minute; the kubelet mounts it into the pod as
+files. Only changes count, as clocks of hosts may differ. Without files the run has no follower: it
+was applied by hand.
 """
 
 import time
@@ -16,14 +16,13 @@ POLL_SECONDS = 5.0
 
 
 class FollowerLease:
-    """Reads the lease as its files tell it.
+    """The lease, read from its files.
 
     Args:
-        folder: Where the ConfigMap is mounted; None: the run has no lease.
-        clock: Monotonic seconds.
+        folder: Mount of the ConfigMap; None: the run has no lease.
 
     Attributes:
-        failure: Why the run is abandoned, in words; empty while it is not.
+        failure: Why the run is abandoned; empty while it is not.
     """
 
     def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +34,7 @@ class FollowerLease:
         self.failure = ""
 
     def tick(self) -> bool:
-        """Looks, every POLL_SECONDS; returns True once, when the run turns out to be abandoned."""
+        """Checks every POLL_SECONDS; returns True once, when the run is found abandoned."""
         now = self._clock()
         if self._folder is None or self.failure or now < self._look_at:
             return False

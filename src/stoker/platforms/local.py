@@ -43,6 +43,7 @@ from stoker.platforms.follow import FileTail, full_disk
 from stoker.reasons import reason_of_failure
 from stoker.records import Event, Group, Json, Role, to_document
 from stoker.records.engine import EngineHost, completed
+from stoker.records.training import NOT_COMPARABLE
 
 LOOPBACK = "127.0.0.1"
 # Variables of an outer job, if this process is part of one.
@@ -363,7 +364,7 @@ class LocalRun:
         self._asked: set[str] = set()
         self._said: queue.SimpleQueue[LogLine] = queue.SimpleQueue()
         if request.not_comparable:
-            self._note(f"not comparable: {request.not_comparable}")
+            self._note(f"{NOT_COMPARABLE}: {request.not_comparable}")
             text = f"{request.not_comparable}: its times cannot be compared with others"
             self._say(request.leader, EventName.HOSTS_NOT_COMPARABLE, text=text)
         self._start(environ)

@@ -33,7 +33,7 @@ from stoker.orchestrators.kubeflow.compile import (
 from stoker.orchestrators.sagemaker.compile import Compiled
 from stoker.parameters import truth_value
 from stoker.platforms.kubernetes.api import ClusterApi
-from stoker.platforms.kubernetes.submit import delete_jobs_of
+from stoker.platforms.kubernetes.state import delete_jobs_of
 from stoker.records import Json, KubeflowSettings, KubernetesSettings, Workload
 from stoker.records.base import mapping, mappings
 from stoker.settings import kubeflow_environment
