@@ -132,7 +132,6 @@ def test_the_workflow_owns_the_job_and_the_pod_of_its_step_does_not(plane, tmp_p
 @pytest.mark.cluster
 @pytest.mark.parametrize("plane", ["real"], indirect=True)
 def test_the_pod_that_follows_a_job_gets_the_rendered_priority(plane):
-    """The double admits no pods: what an admission policy does is the real thing's to say."""
     assert isinstance(plane, RealPlane)
     with plane.applied(follower_priority(plane.namespace)):
 
