@@ -5,7 +5,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
 from stoker.errors import (
@@ -105,7 +104,13 @@ def conclude(
     latest = _latest(pods)
     leader = latest.get((layout.dnn.group.name, 0))
     release = _release_seconds(latest.values(), leader)
-    output_dir = _write(output, layout.job.run_dir / "output", log)
+    output_dir = layout.job.run_dir / "output" if output.files else None
+    if output_dir:
+        try:
+            output.write(output_dir)
+        except OSError as err:
+            log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(output_dir), reason=err.strerror)
+            output_dir = None
     training = leader_record(output_dir)
     exit_code = training.exit_code if training else None
     if exit_code is None and leader and leader.ended:
@@ -143,17 +148,6 @@ def _latest(pods: Iterable[PodState]) -> dict[tuple[str, int], PodState]:
     return found
 
 
-def _write(output: OutputParts, folder: Path, log: Log) -> Path | None:
-    if not output.files:
-        return None
-    try:
-        output.write(folder)
-    except OSError as err:
-        log.event(EventName.OUTPUT_WRITE_FAILED, folder=str(folder), reason=err.strerror)
-        return None
-    return folder
-
-
 def _release_seconds(pods: Iterable[PodState], leader: PodState | None) -> float | None:
     """Returns seconds from the leader's end to the last data host's, if both are known."""
     data = [pod for pod in pods if pod.role == "data"]
@@ -181,7 +175,7 @@ def _failure(
     """Returns why the job failed; dnn pods know it better than their controllers."""
     dnn = [pod for (group, _), pod in sorted(latest.items()) if group == layout.dnn.group.name]
     # First: the failures of pods that were killed for it are consequences.
-    if _ran_too_long(state):
+    if state.reason in _OUT_OF_TIME:
         return _too_long(layout)
     if training and training.failure:
         return training.failure
@@ -211,10 +205,6 @@ def _reason(pod: PodState, end: PodEnd, out_of_memory: str = "") -> str:
     return reason_of_failure(
         lines, who=f"dnn host {pod.host}", exit_code=end.exit_code, out_of_memory=out_of_memory
     )
-
-
-def _ran_too_long(state: ObjectState) -> bool:
-    return state.reason in _OUT_OF_TIME
 
 
 def _too_long(layout: Layout) -> str:
@@ -367,7 +357,11 @@ class RunPicture:
             yield self._note(f"all hosts are restarted (restart {restarts})")
 
     def _why(self, state: ObjectState) -> str:
-        return _too_long(self._layout) if _ran_too_long(state) else state.message or state.reason
+        return (
+            _too_long(self._layout)
+            if state.reason in _OUT_OF_TIME
+            else state.message or state.reason
+        )
 
     def _take_pods(self, news: ObjectNews) -> Iterator[str]:
         states = (pod_state(one, self._groups, run=self._layout.name) for one in news.items)
@@ -599,7 +593,7 @@ class KubernetesRun(FollowedRun):
         if self._given_up:
             return replace(end, status="failed", failure=self._given_up)
         if state and state.phase == "failed":
-            if _ran_too_long(state):
+            if state.reason in _OUT_OF_TIME:
                 self._refuse_to_wait_for_the_deadline()
             else:
                 self._refuse_to_train_without_data_hosts(end.failure or "")

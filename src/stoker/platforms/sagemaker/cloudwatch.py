@@ -240,10 +240,9 @@ class Labels:
         if event.event == EventName.HOST_ROLE and event.host == entry.host:
             self._groups[entry.host] = event.values.get("group") or UNKNOWN
         elif event.event == EventName.ROSTER:
-            for group, hosts, _ in _groups_in(event.values.get("groups", "")):
-                for host in hosts:
-                    if self._groups.get(host, UNKNOWN) == UNKNOWN:
-                        self._groups[host] = group
+            for host, group in members_in([entry.text]).groups.items():
+                if self._groups.get(host, UNKNOWN) == UNKNOWN:
+                    self._groups[host] = group
 
 
 def _line(group: str, entry: LogEntry) -> LogLine:
@@ -587,10 +586,8 @@ def _groups_in(text: str) -> list[tuple[str, list[str], str]]:
     for name, group in document.items() if isinstance(document, Mapping) else ():
         hosts = group.get("hosts") if isinstance(group, Mapping) else None
         role = group.get("role") if isinstance(group, Mapping) else None
-        listed = (
-            [host for host in hosts if isinstance(host, str)] if isinstance(hosts, list) else []
-        )
-        found.append((name, listed, str(role or "")))
+        listed = hosts if isinstance(hosts, list) else []
+        found.append((name, [h for h in listed if isinstance(h, str)], str(role or "")))
     return found
 
 
@@ -621,8 +618,7 @@ def _members_of_cloud(aws: Aws, state: TrainingJobState, hosts: Sequence[str]) -
     lines: list[str] = []
     for _ in range(MAX_LOG_READS):
         lines += [entry.text for entry in logs.read() if entry.text.startswith("stoker ")]
-        found = members_in(lines)
-        if set(hosts) <= found.groups.keys() or not logs.is_behind:
+        if set(hosts) <= members_in(lines).groups.keys() or not logs.is_behind:
             break
     return members_in(lines)
 

@@ -88,7 +88,8 @@ def _unpack(content: IO[bytes], folder: Path, *, where: str) -> int:
                 num_files += 1
                 total += member.size
                 if member.size > MAX_FILE_BYTES or total > MAX_TOTAL_BYTES or num_files > MAX_FILES:
-                    raise _too_large(where, f"{member.name} of {member.size} bytes is too much")
+                    what = f"{member.name} of {member.size} bytes is too much"
+                    raise PlatformError(f"the job's outputs are too large: {what}", where=where)
                 source = archive.extractfile(member)
                 assert source is not None
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +109,6 @@ def _target(member: tarfile.TarInfo, folder: Path) -> Path | None:
     return folder / path
 
 
-def _too_large(where: str, what: str) -> PlatformError:
-    return PlatformError(f"the job's outputs are too large: {what}", where=where)
-
-
 class _Bounded(io.RawIOBase):
     """A stream with at most MAX_ARCHIVE_BYTES; more is an error."""
 
@@ -127,7 +124,8 @@ class _Bounded(io.RawIOBase):
         chunk = self._content.read(size)
         self._left -= len(chunk)
         if self._left < 0:
-            raise _too_large(self._where, f"more than {MAX_ARCHIVE_BYTES} bytes")
+            what = f"the job's outputs are too large: more than {MAX_ARCHIVE_BYTES} bytes"
+            raise PlatformError(what, where=self._where)
         return chunk
 
 
@@ -205,7 +203,8 @@ class SageMakerRun(FollowedRun):
         self._told: dict[tuple[str, str], Transition] = {}
         self._interval = 0.0
         self._reached_at = aws.clock()
-        self._drain: _Drain | None = None
+        # After the job's end: when to stop reading its log at the latest, and if it is quiet.
+        self._drain_until = self._quiet_at = 0.0
 
     @property
     def roster(self) -> Mapping[str, str]:
@@ -328,8 +327,10 @@ class SageMakerRun(FollowedRun):
         is_behind = self._logs is not None and self._logs.is_behind
         if self._state is not None and self._state.is_final:
             now = self._aws.clock()
-            self._drain = self._drain or _Drain(now)
-            if self._drain.is_over(now, has_new=has_new_lines or is_behind):
+            self._drain_until = self._drain_until or now + DRAIN_SECONDS
+            if has_new_lines or is_behind or not self._quiet_at:
+                self._quiet_at = now + QUIET_SECONDS
+            if now >= min(self._drain_until, self._quiet_at):
                 self._emit_all(self._labels.flush())
                 self._is_drained = True
                 self._close_files()
@@ -402,19 +403,6 @@ class SageMakerRun(FollowedRun):
         if self._token_uri:
             uri, self._token_uri = self._token_uri, None
             delete_token(self._aws, uri, log=self._log)
-
-
-class _Drain:
-    """Decides when to stop reading the log after a job's end."""
-
-    def __init__(self, now: float) -> None:
-        self._until = now + DRAIN_SECONDS
-        self._quiet_at = now + QUIET_SECONDS
-
-    def is_over(self, now: float, *, has_new: bool) -> bool:
-        if has_new:
-            self._quiet_at = now + QUIET_SECONDS
-        return now >= min(self._until, self._quiet_at)
 
 
 def _key(transition: Transition) -> tuple[str, str]:
