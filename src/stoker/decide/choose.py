@@ -148,14 +148,18 @@ def _worth_running(
     free = min(at_no_cost, key=lambda plan: _rank(plan, "time"), default=None)
     if free is None:
         return worth, None
-    return [plan for plan in worth if is_free(plan, keep) or _buys(plan, free, objective)], free
-
-
-def _buys(plan: Plan, free: Plan, objective: str) -> bool:
-    outcome, rival = plan.predicted, free.predicted
-    if outcome is None or rival is None:
-        return False
-    return gain(outcome, rival, objective) > combined_band(outcome, rival)
+    rival = free.predicted
+    assert rival is not None
+    worth = [
+        plan
+        for plan in worth
+        if is_free(plan, keep)
+        or (
+            plan.predicted is not None
+            and gain(plan.predicted, rival, objective) > combined_band(plan.predicted, rival)
+        )
+    ]
+    return worth, free
 
 
 def combined_band(one: Predicted, other: Predicted) -> float:

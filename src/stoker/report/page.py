@@ -153,14 +153,6 @@ class PlanRow:
         return self.chosen or self.plan.action == "keep"
 
 
-@dataclass(frozen=True, slots=True)
-class LogLink:
-    """A log of the run; href is empty unless it is below the report's folder."""
-
-    name: str
-    href: str
-
-
 def write_report(
     path: Path,
     *,
@@ -267,7 +259,7 @@ def write_report(
         "command": environment.get("command", ""),
         "train_command": _train_command(workload, decision) if decision else "",
         "workload_command": shlex.join(workload.command),
-        "logs": [_log_link(log, path.parent) for log in log_files],
+        "logs": [(log.name, _href(log, path.parent)) for log in log_files],
         "terms": _terms(profile) if profile else [],
         "transforms": transform_rows(profile.transforms) if profile else [],
     }
@@ -376,10 +368,11 @@ def _train_command(workload: Workload, decision: Decision) -> str:
     return shlex.join([*words, "--", *workload.command])
 
 
-def _log_link(log: Path, folder: Path) -> LogLink:
+def _href(log: Path, folder: Path) -> str:
+    """Returns the relative address of a log; empty unless it is below the report's folder."""
     try:
         inside = log.resolve().relative_to(folder.resolve())
     except ValueError:
         # A link out of the folder would break when the folder is moved.
-        return LogLink(log.name, "")
-    return LogLink(str(inside), "./" + quote(inside.as_posix()))
+        return ""
+    return "./" + quote(inside.as_posix())
