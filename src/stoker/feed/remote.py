@@ -163,9 +163,7 @@ def _ask_facts(remote: Remote) -> Facts:
     match found:
         case (bool(is_iterable), int() | None as length):
             return Facts(is_iterable, length)
-    raise ProtocolError(
-        f"expected facts of {remote!r}, found a {type(found).__name__}"
-    )
+    raise ProtocolError(f"expected facts of {remote!r}, found a {type(found).__name__}")
 
 
 def _as_it_is(sample: object) -> object:
