@@ -192,5 +192,5 @@ def test_a_batch_that_no_descriptor_is_left_for_is_an_error_that_names_the_limit
         child.kill()
         child.join()
     assert isinstance(error, FeedLostError)
-    assert "no file descriptor is left, the limit of this process (ulimit -n) is 64" in error.what
+    assert "too many open files, the limit of this process (ulimit -n) is 64" in error.what
     assert "raise the limit of open files" in error.fix

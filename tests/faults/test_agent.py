@@ -772,7 +772,7 @@ def test_a_request_of_an_unknown_session_is_dropped(agent):
         client.ask(0, [1])
         dropped, _ = client.expect(protocol.Declined)
         assert isinstance(dropped, protocol.Declined)
-        assert "no such session" in dropped.reason
+        assert "unknown session" in dropped.reason
 
 
 def test_another_protocol_is_refused_in_words(agent):

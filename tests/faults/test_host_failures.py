@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 SLOW = {"sample_seconds": 0.01}
 STREAMS = "stream_script.py"
-REASON = "the process that holds the dataset died"
+REASON = "the dataset process died"
 
 
 @functools.cache

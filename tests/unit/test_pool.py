@@ -116,7 +116,7 @@ def test_a_dead_worker_of_a_shard_is_not_started_again_and_its_jobs_are_lost(poo
     results = results_of(pool)
     assert numbers_of(results) == [1, 5]
     assert all(result.is_lost for result in results)
-    assert "data worker 1 was killed by SIGKILL" in results[0].summary
+    assert "data worker 1 ended with signal 9 (SIGKILL)" in results[0].summary
     assert numbers_of(pool.assign(job(9, shard=1))) == [9]
     assert len(children.all) == 2
 

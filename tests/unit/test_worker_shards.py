@@ -138,7 +138,7 @@ def test_any_other_batch_among_those_made_before_is_an_error(start):
     error = unpack_error(answer.error)
     assert isinstance(error, FeedError)
     assert "the iterable dataset Draws is not deterministic" in error.what
-    assert "its first 2 batches are others than before" in error.what
+    assert "its first 2 batches differ from before" in error.what
 
 
 def test_an_end_before_what_was_made_before_is_an_error(start):
@@ -146,7 +146,7 @@ def test_an_end_before_what_was_made_before_is_an_error(start):
     answer = start(Draws(length=4)).make(2, made=2, digest=first[1])
     assert isinstance(answer, Error)
     assert answer.is_final
-    assert "it ended after 1 batches; before, it gave 2" in answer.summary
+    assert "it ended after 1 batches, not 2 as before" in answer.summary
 
 
 def test_stream_ends_and_stays_ended(start):

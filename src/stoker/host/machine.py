@@ -62,12 +62,7 @@ def requested_vcpus(environ: Mapping[str, str] = os.environ) -> float | None:
 
 
 def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | None:
-    """Returns the smallest quota from this process's group to the root, in vCPUs; None: none.
-
-    Args:
-        root: Where control groups are mounted.
-        membership: The kernel's list of this process's groups.
-    """
+    """Returns the smallest quota from this process's group to the root, in vCPUs; None: none."""
     quotas = [group_quota(group) for group in cpu_groups(root=root, membership=membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -125,7 +120,6 @@ def group_cpu_seconds(folder: Path) -> float | None:
 
 
 def num_cpus() -> int:
-    """Returns the number of CPUs in this process's affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS

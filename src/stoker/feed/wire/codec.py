@@ -62,12 +62,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(slots=True)
 class Arena:
-    """Memory that a batch is built in: parts that are there already are not copied.
-
-    Attributes:
-        memory: Tensors of the batch are views of it; its base is no array.
-        end: Bytes given out so far.
-    """
+    """Memory that a batch is built in, and the bytes given out: parts in it are not copied."""
 
     memory: Bytes1D
     end: int = 0
@@ -123,11 +118,7 @@ class Encoder:
         self._nodes: dict[int, tuple[object, list[object]]] = {}
 
     def node(self, value: object, path: str, depth: int) -> object:
-        """Returns the node of `value`, which is the part `path` of the batch.
-
-        Raises:
-            ShippingError: If it cannot be sent.
-        """
+        """Returns the node of `value`; `path` names it in a ShippingError."""
         # By the exact type: an IntEnum or a numpy.float64 would come back as int or float.
         # isinstance() is for the type checker.
         kind = type(value)
@@ -267,7 +258,6 @@ def _tensor(encoder: Encoder, value: object) -> list[object] | None:
 
 
 def _order(strides: Sequence[int]) -> list[int]:
-    """Returns the axes, from the longest stride to the shortest."""
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
 
 
@@ -297,7 +287,6 @@ class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._leaves = leaves
 
     def persistent_id(self, obj: object) -> int | None:
-        """Returns the number of the leaf; None: pickle it as usual."""
         if not isinstance(obj, np.ndarray) and not type(obj).__module__.startswith("torch"):
             return None
         node = self._encoder.leaf(obj)
@@ -382,7 +371,6 @@ class _LeafUnpickler(pickle.Unpickler):
         self._leaves = leaves
 
     def persistent_load(self, pid: object) -> object:
-        """Returns the leaf of that number."""
         if not isinstance(pid, int) or not 0 <= pid < len(self._leaves):
             raise ProtocolError(f"leaf {pid!r} of a pickle with {len(self._leaves)} leaves")
         return self._leaves[pid]
@@ -416,12 +404,7 @@ class Decoder:
         self._copies_left = payload.nbytes
 
     def value(self, node: object, depth: int) -> object:
-        """Returns the value of a node at that depth.
-
-        Raises:
-            ProtocolError: If the node is malformed or does not fit the payload.
-            ShippingError: If a pickled part cannot be rebuilt here.
-        """
+        """Returns the value of a node; ProtocolError if malformed, ShippingError from pickles."""
         if not isinstance(node, list):
             if isinstance(node, dict | msgspec.msgpack.Ext):
                 raise ProtocolError(f"invalid node: {type(node).__name__}")
@@ -567,9 +550,6 @@ class Encoded:
     """An encoded value, whose payload is yet to be copied.
 
     Attributes:
-        tree: The description, for `decode`.
-        nbytes: Size of the payload.
-        has_pickle: Whether the receiver must allow pickles.
         in_place: Bytes of the payload that are in the arena already.
     """
 
@@ -580,21 +560,13 @@ class Encoded:
     _leaves: Sequence[tuple[int, int, Callable[[Bytes1D], None]]]
 
     def write_into(self, target: memoryview) -> None:
-        """Copies into `target` what is not there yet.
-
-        Args:
-            target: At least `nbytes` writable bytes; with an arena, the arena's memory.
-        """
+        """Copies what is not in `target` yet: `nbytes` bytes, or the arena's memory."""
         flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
         for offset, nbytes, copy in self._leaves:
             copy(flat[offset : offset + nbytes])
 
     def checksum(self, target: memoryview, start: int) -> int:
-        """Returns CRC-32 over tree and payload, continued from `start`; 0.2 s/GB.
-
-        Args:
-            target: Where `write_into` wrote it.
-        """
+        """Returns CRC-32 over tree and payload in `target`, continued from `start`; 0.2 s/GB."""
         digest = zlib.crc32(self.tree, start)
         # Without the gaps between the parts: a reused slot has bytes of older batches there.
         for offset, nbytes, _ in self._leaves:
@@ -605,11 +577,8 @@ class Encoded:
 def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> Encoded:
     """Describes `value`; its tensors and arrays are copied by `Encoded.write_into` only.
 
-    Args:
-        arena: Memory for the payload; parts that are not in it yet are placed after those that are.
-
-    Raises:
-        ShippingError: If a part must not or cannot be pickled; names the part.
+    Parts that are not in the arena yet are placed after those that are. Raises ShippingError if a
+    part must not or cannot be pickled.
     """
     encoder = Encoder(allow_pickle=allow_pickle, arena=arena)
     tree = _encoder.encode(encoder.node(value, "batch", 0))
@@ -619,12 +588,8 @@ def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> 
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
     """Returns the value; its tensors and arrays are writable views of `payload`.
 
-    Args:
-        payload: 1-D uint8 array that owns the memory (its base is no array); None: no bytes.
-
-    Raises:
-        ProtocolError: If the description is malformed or does not fit the payload.
-        ShippingError: If a pickled part cannot be rebuilt here.
+    `payload` owns its memory (its base is no array). Raises ProtocolError if the description is
+    malformed, ShippingError if a pickled part cannot be rebuilt here.
     """
     flat: Bytes1D = np.empty(0, dtype=np.uint8) if payload is None else payload
     try:
@@ -635,11 +600,7 @@ def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: b
 
 
 def pack_value(value: object, *, allow_pickle: bool) -> bytes:
-    """Returns `value` as one frame: length of the tree, tree, payload.
-
-    Raises:
-        ShippingError: As `encode`.
-    """
+    """Returns `value` as one frame: length of the tree, tree, payload."""
     flat = _flat(value)
     if flat is not None:
         return flat
@@ -664,12 +625,7 @@ def _flat(value: object) -> bytes | None:
 
 
 def unpack_value(data: bytes | memoryview, *, allow_pickle: bool) -> object:
-    """Returns the value of a frame of `pack_value`.
-
-    Raises:
-        ProtocolError: If the frame is malformed.
-        ShippingError: As `decode`.
-    """
+    """Returns the value of a frame of `pack_value`; raises as `decode`."""
     view = memoryview(data)
     if len(view) < _LENGTH.size:
         raise ProtocolError(f"value of {len(view)} bytes, expected at least {_LENGTH.size}")
