@@ -143,8 +143,7 @@ def parse(texts: Sequence[str], *, workload: Workload) -> dict[str, str]:
         parameter = by_any.get(name.strip())
         if parameter is None:
             raise UsageError(
-                f"a run of {workload.name} has no parameter {name}",
-                fix=nearest(name, list(known)),
+                f"a run of {workload.name} has no parameter {name}", fix=nearest(name, list(known))
             )
         found[parameter.name] = parameter.check(value)
     return found

@@ -99,10 +99,7 @@ def started(
     Blocks for `settings.timeout_seconds` at most, and never raises for what MLflow does.
     """
     order = TrackingOrder(
-        address=_address(settings),
-        experiment=settings.experiment or run,
-        run=run,
-        tags=dict(tags),
+        address=_address(settings), experiment=settings.experiment or run, run=run, tags=dict(tags)
     )
     return _asked(order, timeout=settings.timeout_seconds, environ=environ)
 

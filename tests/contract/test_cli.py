@@ -105,7 +105,7 @@ VERBS = {
         "--json",
         "--debug",
     },
-    "report": {"--scaling", "--out", "--json", "--debug"},
+    "report": {"--scaling", "--json", "--debug"},
     "catalog": {
         "--platform",
         "--prices",
@@ -231,7 +231,7 @@ def test_each_example_is_a_command_line_that_the_verb_takes(tmp_path):
 def test_help_names_every_verb_and_imports_nothing_heavy():
     code = (
         "import sys\n"
-        "from stoker.cli.edge import run\n"
+        "from stoker.cli.main import run\n"
         "code = run(['--help'])\n"
         f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules], code)\n"
     )
@@ -281,22 +281,24 @@ def test_schema_prints_a_json_schema(tmp_path, record):
         (["train", "--", "no-such-program"], 2, ["command not found: no-such-program"]),
         (["train"], 2, ["no workload and no command"]),
         (["train", "--nonsense"], 2, ["no such option", "stoker train --help"]),
-        (["train", "--grup=dnn=1", "w.yaml"], 2, ["try:   stoker train --group=dnn=1 w.yaml"]),
-        (["trian", "w.yaml", "--yes"], 2, ["no such command", "try:   stoker train w.yaml --yes"]),
         (["train", "--group", "data=2", "--", "true"], 2, ["--group dnn=... is missing"]),
         (["train", "--group", "dnn=0", "--", "true"], 2, ["at least one host"]),
         (["train", "--group", "dmn=1", "--", "true"], 2, ["did you mean dnn?"]),
         (["train", "--platform", "lokal", "--", "true"], 2, ["did you mean local?"]),
         (["profile", "--out", "/proc/p.json", "--", "true"], 2, ["cannot write", "--out FILE"]),
         (["profile", "--budget", "99999999999", "--", "true"], 2, ["--budget\n", "86400"]),
-        (["profile", "--copy", "cloud.yaml"], 2, ["--copy is of no use on sagemaker"]),
+        (["profile", "--copy", "cloud.yaml"], 2, ["--copy cannot be used on sagemaker"]),
         (["decide"], 2, ["no profile to decide on"]),
-        (["decide", "good.yaml"], 2, ["a workload: a profile is needed", "--workload"]),
+        (
+            ["decide", "good.yaml"],
+            2,
+            ["expected a profile in JSON, found a workload", "--workload"],
+        ),
         (["run", "text.yaml"], 2, ["text.yaml:2", "try:   command: [python, train.py, --lr]"]),
         (["run", "number.yaml"], 2, ["command[1]", 'try:   in quotes: "1"']),
         (["run", "name.yaml"], 2, ["lower-case letters, digits and", "name: my-digits"]),
         (["run", "tiny.py"], 2, ["try:   stoker init --script tiny.py"]),
-        (["run", "empty.yaml"], 2, ["name and command at least", "stoker init --script"]),
+        (["run", "empty.yaml"], 2, ["at least the keys name and command", "stoker init --script"]),
         (["profile", "tiny.py"], 2, ["try:   stoker profile -- python tiny.py"]),
         (["train", "tiny.py", "a"], 2, ["try:   stoker train -- python tiny.py a"]),
         (

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.cli.edge import run as command
+from stoker.cli.main import run as command
 from stoker.cli.notify import telling
 from stoker.errors import DeclinedError, GateError, TerminatedError
 from stoker.notify import RunEnding, body_of, post
@@ -177,7 +177,7 @@ def test_a_training_that_was_stopped_is_not_told_as_failed(receiver, tmp_path, m
 
 def test_a_no_to_the_question_of_costs_is_not_told(receiver):
     with pytest.raises(DeclinedError), telling(of(on="always"), run="1", step="train", quiet=False):
-        raise DeclinedError("not started: you said no")
+        raise DeclinedError("cancelled")
     assert not receiver.bodies
 
 

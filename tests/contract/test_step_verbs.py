@@ -252,7 +252,7 @@ def test_inputs_that_are_left_out_are_as_the_workload_says(folder, left_out):
     ("words", "said"),
     [
         (["decide", "profile.json", "--executor-input", "{{$}}"], "not what Kubeflow gives a step"),
-        (["evaluate", WORKLOAD, "--profile=profile.json"], "--decision is missing"),
+        (["evaluate", WORKLOAD, "--profile=profile.json"], "missing --decision"),
         (["evaluate", "--gate-of", "missing.json"], "no such file: missing.json"),
         (
             ["train", WORKLOAD, "--finish"],

@@ -22,7 +22,7 @@ from stoker import kubeflow
 from stoker.kubeflow import PipelineRun, control_step
 from stoker.logs import parse_line
 from stoker.orchestrators.kubeflow.compile import compile_kubeflow, kubeflow_request
-from stoker.platforms.kubernetes.submit import rules
+from stoker.platforms.kubernetes.rights import rules
 from stoker.records import (
     Decision,
     Evaluation,
@@ -240,7 +240,7 @@ def test_a_training_that_has_lost_its_step_is_told_by_the_last_one(kubelet, tmp_
     assert run.record("finish", "evaluation", Evaluation).passed
     assert "<svg" in run.step("finish").output("report").read_text()
     log = kubelet.log(run.step("finish").pod["metadata"]["name"])
-    assert "though the run has FAILED: Retry takes it up" in log.splitlines()[-1]
+    assert "though the run has FAILED: Retry uses it" in log.splitlines()[-1]
 
 
 @dsl.container_component

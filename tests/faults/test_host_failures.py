@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from stoker.feed.trainer.connections import Failure
+from stoker.feed.trainer.links import Failure
 from support.cluster import Cluster, Line, Trainer, run_script, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]

@@ -52,7 +52,7 @@ def start(tmp_path, aws_server, service):
     ("number", "code"),
     [
         pytest.param(signal.SIGTERM, 143, id="SIGTERM"),
-        # In test_kubernetes_train, which runs always: cli/edge.py catches both for all platforms.
+        # In test_kubernetes_train, which runs always: cli/main.py catches both for all platforms.
         pytest.param(signal.SIGINT, 130, id="SIGINT", marks=pytest.mark.soak),
     ],
 )

@@ -33,7 +33,7 @@ for number, batch in enumerate(DataLoader(Slow(), batch_size=2)):
     ("number", "code"),
     [
         (signal.SIGINT, 130),
-        # cli/edge.py catches both for all platforms: SIGTERM in test_sagemaker_train.
+        # cli/main.py catches both for all platforms: SIGTERM in test_sagemaker_train.
         pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker.cli.edge import run
+from stoker.cli.main import run
 
 
 @dataclass(frozen=True, slots=True)

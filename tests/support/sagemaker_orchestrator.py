@@ -38,7 +38,7 @@ WORKLOAD: Mapping[str, Json] = {
         "output_uri": f"s3://{BUCKET}/out",
         "region": REGION,
         "schedule_role": SCHEDULE_ROLE,
-        "tags": {"team": "vision"},
+        "request": {"Tags": [{"Key": "team", "Value": "vision"}]},
     },
 }
 
@@ -64,7 +64,7 @@ def definition(of: Workload, *, added: Sequence[Json] = ()) -> dict[str, Json]:
             for p in parameters_of(of)
         ]
         + [
-            {"Name": "DataInstanceCount", "Type": "Integer", "DefaultValue": 2},
+            {"Name": "OwnSetting", "Type": "Integer", "DefaultValue": 2},
             # Of a pipeline's own.
             {"Name": "Least", "Type": "Float", "DefaultValue": 0.5},
             {"Name": "DryRun", "Type": "Boolean", "DefaultValue": False},

@@ -90,7 +90,7 @@ def test_a_person_at_a_terminal_is_asked(answer, goes_on, monkeypatch):
     if goes_on:
         ask(WORKLOAD, yes=False)
     else:
-        with pytest.raises(UsageError, match="not started"):
+        with pytest.raises(UsageError, match="cancelled"):
             ask(WORKLOAD, yes=False)
     ask(WORKLOAD, yes=True)
     ask(sample_records.workload(), yes=False)

@@ -37,10 +37,10 @@ def _empty_folder(tmp_path, monkeypatch):
         ([*P4D, "--step-seconds", "-1"], "-1 is not a number above 0"),
         ([*P4D, "--step-seconds", "nan"], "nan is not a number above 0"),
         ([*P4D, "--step-seconds", "inf"], "inf is not a number above 0"),
-        ([*P4D, "--step-seconds", "1e9"], "beyond any machine"),
+        ([*P4D, "--step-seconds", "1e9"], "out of range"),
         ([*P4D, *STEP, "--accelerator-step-seconds", "0"], "0 is not a number above 0"),
         ([*P4D, *STEP, "--accelerator-step-seconds", "0.3"], "cannot be longer"),
-        ([*P4D, *STEP, "--vcpus-needed", "100"], "how many vCPUs feed the accelerator"),
+        ([*P4D, *STEP, "--vcpus-needed", "100"], "needs the accelerator's speed"),
         ([*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "0"], "0 is not a number above 0"),
         ([*P4D, *STEP, *ACCELERATOR, "--vcpus-needed", "-5"], "-5 is not a number above 0"),
         (["--instance-type", "ml.p4d.24xlarg", *STEP], "no instance type 'ml.p4d.24xlarg'"),
@@ -55,7 +55,7 @@ def test_numbers_that_cannot_be_are_named(words, what):
 
 def test_a_profile_and_a_guess_exclude_each_other():
     write_json(Path("profile.json"), sample_records.profile())
-    with pytest.raises(UsageError, match=r"profile\.json and --step-seconds exclude each other"):
+    with pytest.raises(UsageError, match=r"profile\.json cannot be used with --step-seconds"):
         CliRunner().invoke(
             app_for("decide"), ["decide", "profile.json", *STEP], catch_exceptions=False
         )

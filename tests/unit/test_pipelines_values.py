@@ -9,8 +9,10 @@ from stoker.cli.app import app_for
 from stoker.errors import UsageError
 
 WORDS = {
-    "kubeflow": "name: mnist\ncommand: [python]\nplatform: kubernetes\nimage: r/i:1\n",
+    "kubeflow": "name: mnist\ncommand: [python]\nplatform: kubernetes\nimage: r/i:1\n"
+    "cluster: {dnn: {instance_type: g5.xlarge}}\n",
     "sagemaker": "name: mnist\ncommand: [python]\nplatform: sagemaker\nimage: r/i:1\n"
+    "cluster: {dnn: {instance_type: ml.g5.xlarge}}\n"
     "sagemaker: {role: 'arn:aws:iam::111122223333:role/a', output_uri: s3://b/runs}\n",
 }
 
@@ -52,10 +54,20 @@ def test_a_wrong_value_is_refused_without_the_service(target, verb, more, words)
 
 
 @pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
-def test_a_misspelt_parameter_is_said_before_the_service_is_asked(target):
-    err, said = raised("start", target, "--param", "objectiv=cost")
+def test_a_misspelt_parameter_is_refused_without_the_service(target):
+    err, _ = raised("start", target, "--param", "objectiv=cost")
+    assert isinstance(err, UsageError)
+    assert (err.what, err.fix) == (
+        "a run of mnist has no parameter objectiv",
+        "did you mean objective?",
+    )
+
+
+@pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
+def test_a_parameter_that_only_the_pipeline_may_have_is_asked_for(target, monkeypatch):
+    err, _ = raised("start", target, "--param", "colour_of_my_own_step=3")
     assert isinstance(err, ReachedError)
-    assert "note: the workload has no parameter objectiv: did you mean objective?" in said
-    err, said = raised("start", target, "--param", "colour_of_my_own_step=3")
+    # Near to a parameter of the workload, and declared in the project's own pipeline.
+    monkeypatch.setattr("stoker.cli.compile.has_parameter", lambda *_: True)
+    err, _ = raised("start", target, "--param", "objectives=3")
     assert isinstance(err, ReachedError)
-    assert "note" not in said

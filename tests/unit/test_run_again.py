@@ -77,7 +77,7 @@ def test_a_gate_against_a_champion_is_refused_before_the_first_step(tmp_path):
     ("doing", "end", "code", "tracked"),
     [
         # Nothing has begun, so that nothing has failed.
-        ("train", DeclinedError("not started: you said no"), 2, []),
+        ("train", DeclinedError("cancelled"), 2, []),
         # The training is done: it would be under way for ever there.
         ("evaluate", KeyboardInterrupt(), 130, [True]),
         # It has written its own end.

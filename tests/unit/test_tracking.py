@@ -153,7 +153,7 @@ def test_an_evaluation_that_has_no_room_for_copies_keeps_its_figures(
     monkeypatch.setattr("stoker.cli.evaluate.shutil.copyfile", full)
     done = stoker("evaluate", TRACKED, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "mlflow: no files are kept there: [Errno 28]" in done.stdout + done.stderr
+    assert "mlflow: files not kept: [Errno 28]" in done.stdout + done.stderr
     (told,) = kept_runs
     assert told["files"] == []
     assert json.loads((tmp_path / "evaluation.json").read_text())["passed"]

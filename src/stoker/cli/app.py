@@ -1,7 +1,7 @@
-"""`stoker` has these verbs; only the module of the verb that was typed is imported.
+"""The verbs of `stoker`; only the module of the verb that was typed is imported.
 
-Help is laid out by click's own formatter: with `rich`, `stoker --help` would take
-twice as long (its import takes 0.14 CPU-seconds, all else 0.15).
+Click's formatter lays help out: with `rich`, `stoker --help` would take twice as long (its import
+takes 0.14 CPU-seconds, all else 0.15).
 """
 
 import inspect
@@ -17,69 +17,69 @@ from typer.core import TyperCommand, TyperGroup
 from stoker.cli.options import Verb, print_version, with_options
 
 if TYPE_CHECKING:
-    # Typer brings a copy of click, under no public name.
+    # Typer's own copy of click, under no public name.
     from typer._click import Context, HelpFormatter
 
-# The panels of `stoker --help`, and the first line of each verb's help: `stoker --help` imports no
-# verb. A test holds the lines against the verbs' docstrings.
+# The panels of `stoker --help`, with the first line of each verb's docstring, as a test checks:
+# `stoker --help` imports no verb.
 PANELS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "Start here": {
-            "profile": "Measures what a training step waits for.",
-            "run": "Runs the whole chain: profile, decide, train, evaluate, report.",
+            "profile": "Measure what a training step waits for.",
+            "run": "Run the whole chain: profile, decide, train, evaluate, report.",
         },
         "One stage": {
-            "decide": "Ranks clusters for the workload by predicted time and cost.",
-            "train": "Trains on the cluster of a decision, or on groups that you name.",
-            "evaluate": "Checks a training against its quality gates and its prediction.",
-            "report": "Writes the HTML report of a run again, or compares several runs.",
+            "decide": "Rank clusters for the workload by predicted time and cost.",
+            "train": "Train on the cluster of a decision, or on groups that you name.",
+            "evaluate": "Check a training against its quality gates and its prediction.",
+            "report": "Write the HTML report of a run again, or compare several runs.",
         },
         "Pipelines (SageMaker, Kubeflow)": {
-            "compile": "Compiles the pipeline of a workload to a file, without network.",
-            "upload": "Creates or updates the pipeline, after showing what changes.",
-            "start": "Starts a run of the uploaded pipeline.",
-            "schedule": "Starts runs of the uploaded pipeline at regular times.",
-            "status": "Shows the steps of a run; exits with 3 if its gate failed.",
-            "stop": "Stops a run and its jobs, and waits until they have ended.",
+            "compile": "Compile the pipeline of a workload to a file, without network.",
+            "upload": "Create or update the pipeline, after showing what changes.",
+            "start": "Start a run of the uploaded pipeline.",
+            "schedule": "Start runs of the uploaded pipeline at regular times.",
+            "status": "Show the steps of a run; exit with 3 if its gate failed.",
+            "stop": "Stop a run and its jobs, and wait until they have ended.",
         },
         "Look inside": {
-            "watch": "Shows the hosts, rates and waits of a run while it trains.",
+            "watch": "Show the hosts, rates and waits of a run while it trains.",
             "catalog": "List the instance types and prices that decide uses.",
-            "schema": "Prints the JSON Schema of a record.",
+            "schema": "Print the JSON Schema of a record.",
         },
         "Set up": {
-            "init": "Makes a project of a script, a training job or an example.",
-            "doctor": "Checks what a host or a cluster lacks.",
-            "launch": "Starts this host's part of a job; the entry point of the image.",
+            "init": "Make a project of a script, a training job or an example.",
+            "doctor": "Check what a host or a cluster lacks.",
+            "launch": "Start this host's part of a job; the entry point of the image.",
         },
     }
 )
 VERBS: Mapping[str, str] = MappingProxyType(
     {name: line for verbs in PANELS.values() for name, line in verbs.items()}
 )
-# These verbs are in one module, `pipelines`; each other one is in the module of its name.
+# In one module, `pipelines`; each other verb is in the module of its name.
 _OF_PIPELINES = ("upload", "start", "schedule", "status", "stop")
 _NAME_WIDTH = max(map(len, VERBS))
 _EXAMPLES = "\n\nExamples:\n"
 
 
 class PanelGroup(TyperGroup):
-    """Lists the verbs of `stoker --help` in panels, each in a line that is never cut off."""
+    """`stoker --help`, with the verbs in panels, each in a line that is never cut off."""
 
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Writes the panels, and the few options below them."""
         for title, verbs in PANELS.items():
             with formatter.section(title):
-                # Padded: the columns of all panels begin at one place.
+                # Padded, so that the columns of all panels are aligned.
                 formatter.write_dl([(f"{name:<{_NAME_WIDTH}}", verbs[name]) for name in verbs])
         write_options(self, ctx, formatter)
 
 
 class VerbCommand(TyperCommand):
-    """Shows a verb's arguments as a person types them, without braces and Python types."""
+    """A verb's help, with its arguments as they are typed, without braces and Python types."""
 
     def format_usage(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Writes the line that shows how the verb is called."""
+        """Writes the usage line."""
         names = [name for name, _ in self._arguments()]
         formatter.write_usage(ctx.command_path, " ".join(["[OPTIONS]", *names]))
 
@@ -91,7 +91,6 @@ class VerbCommand(TyperCommand):
         write_options(self, ctx, formatter)
 
     def _arguments(self) -> list[tuple[str, str]]:
-        """Returns the name and the help of each argument."""
         return [
             (str(each.metavar), str(each.help))
             for each in self.params
@@ -106,7 +105,7 @@ def write_options(
     options = [each for each in command.get_params(ctx) if each.param_type_name == "option"]
     with formatter.section("Options"):
         rows = [row for each in options if (row := each.get_help_record(ctx))]
-        # A long flag has a line of its own, and does not push the words of all others aside.
+        # A long flag gets a separate line, so that it does not indent the help of all others.
         formatter.write_dl(rows, col_max=24)
 
 
@@ -115,9 +114,9 @@ def app_for(*words: str) -> typer.Typer:
     app = typer.Typer(
         name="stoker",
         cls=PanelGroup,
-        # With it, `stoker --help` would import rich, and brackets in a help text would be markup.
+        # Else `stoker --help` would import rich, and brackets in a help text would be markup.
         rich_markup_mode=None,
-        # Errors are shown by `edge`, in three lines.
+        # Errors are shown by `main`, in three lines.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog="Each verb shows examples: stoker profile --help",
@@ -135,7 +134,7 @@ def app_for(*words: str) -> typer.Typer:
             help=text,
             # A paragraph after \b keeps its lines.
             epilog="\b\nExamples:\n" + textwrap.indent(textwrap.dedent(examples), "  "),
-            # All that follows `launch` is another command, with options of its own.
+            # `launch` is followed by another command with its options.
             context_settings={"ignore_unknown_options": True} if name == "launch" else None,
         )(verb if name == "launch" else with_options(verb))
     return app
@@ -143,7 +142,7 @@ def app_for(*words: str) -> typer.Typer:
 
 def verb_named(name: str) -> Verb:
     """Returns the function of a verb."""
-    # What a verb works with it imports inside its function: help and slips need its options only.
+    # A verb imports its parts inside its function: help and usage errors need only its options.
     module = "pipelines" if name in _OF_PIPELINES else name
     verb: Verb = getattr(import_module(f"stoker.cli.{module}"), f"{name}_verb")
     return verb
@@ -154,15 +153,12 @@ def _stoker(
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            help="Prints the version and exits.",
-            callback=print_version,
-            is_eager=True,
+            "--version", help="Print the version and exit.", callback=print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
-    """Finds out why your GPUs wait for data, and feeds them from CPU hosts."""
+    """Find out why your GPUs wait for data, and feed them from CPU hosts."""
 
 
 def _no_verb() -> None:
-    """Takes the place of each verb that was not typed: only its line of help is needed."""
+    """Placeholder of a verb that was not typed: only its line of help is needed."""

@@ -1,4 +1,4 @@
-"""Before anything is billed, stoker prints its cost and prediction, and asks whether to start."""
+"""Cost and prediction of a job, printed before it starts, and the question whether to start it."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def confirm(
 
     Raises:
         UsageError: If a training could cost more than the workload allows.
-        DeclinedError: If the person says no.
+        DeclinedError: If the answer is no.
     """
     if workload.platform_info.is_this_machine:
         return
@@ -38,33 +38,29 @@ def confirm(
 
 
 def say_unused_types(workload: Workload, groups: Sequence[Group], *, quiet: bool) -> None:
-    """Says so where a type is named that the local platform does not start.
+    """Notes that the local platform does not start the instance type that is named.
 
-    A job of one host may name any type there: on a machine of that type its record then says what
-    it ran on. Elsewhere somebody may expect that type. For more hosts the platform refuses it.
+    A job of one host may name any type: on a machine of that type its record then names what it
+    ran on. Elsewhere the user may expect that type. For more hosts the platform refuses it.
     """
     here = named_instance_type()
     is_taken = workload.platform_info.is_this_machine and sum(g.count for g in groups) == 1
     for group in groups if is_taken else ():
         name = bare_type(group.instance_type)
-        # The variable says that this machine is such a host: then the type is true.
+        # STOKER_INSTANCE_TYPE says that this machine is of that type.
         if name.startswith("local.") or (here and name == bare_type(here)):
             continue
         # A type that is written with `ml.` is one of SageMaker's.
         other = "sagemaker" if name != group.instance_type else "kubernetes"
         say(
-            f"note: {group.instance_type} is not started: the platform is local, so all runs on "
+            f"note: {group.instance_type} is not started: the platform is local, so it all runs on "
             f"this machine, and the records have that name; to start one: --platform {other}",
             quiet=quiet,
         )
 
 
 def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
-    """Asks before a pipeline's run is started, whose cluster is decided on later.
-
-    Raises:
-        DeclinedError: If the person says no.
-    """
+    """Asks before a pipeline's run, which decides on its cluster later; raises DeclinedError."""
     if workload.cluster:
         today = Group.of_today(workload.cluster.dnn)
         catalog = catalog_of(workload)
@@ -81,7 +77,7 @@ def confirm_run(workload: Workload, *, assume_yes: bool, quiet: bool) -> None:
 
 
 def _at_most(workload: Workload, usd_per_hour: float) -> str:
-    """Returns what a run can cost at most, where the platform ends it after some time."""
+    """Returns what a run can cost at most, where the platform ends it after a time."""
     seconds = workload.max_run_seconds
     if seconds is None:
         return ""
@@ -102,9 +98,7 @@ def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
             fix=f"set {workload.platform}.max_run_seconds",
         )
     if usd_per_hour is None:
-        raise UsageError(
-            "the price of its hosts is not known", where=where, fix="name prices by --prices FILE"
-        )
+        raise UsageError("a price is unknown", where=where, fix="give prices: --prices FILE")
     most = usd_per_hour * seconds / 3600
     # A decision's plan may cost exactly the limit.
     if most > limit * (1 + 1e-9):
@@ -113,35 +107,28 @@ def _check_run(workload: Workload, usd_per_hour: float | None) -> None:
             f"the run can cost ${cost}, above ${allowed}: {usd(usd_per_hour)} per hour for "
             f"{duration(seconds)}",
             where=where,
-            fix=f"lower {workload.platform}.max_run_seconds, take fewer or smaller hosts, or raise "
+            fix=f"lower {workload.platform}.max_run_seconds, use fewer or smaller hosts, or raise "
             "the limit",
         )
 
 
 def _ask(*, assume_yes: bool) -> None:
-    words = "not started: you said no"
-    refused = DeclinedError(words, fix="use --yes to start without this question")
+    refused = DeclinedError("cancelled", fix="use --yes to start without this question")
     ask("start it", assume_yes=assume_yes, refused=refused)
 
 
 def bill(
-    workload: Workload,
-    groups: Sequence[Group],
-    *,
-    catalog: Catalog,
-    decision: Decision | None,
+    workload: Workload, groups: Sequence[Group], *, catalog: Catalog, decision: Decision | None
 ) -> list[str]:
     """Returns the lines on the job's cost per hour and to start, its prediction, and break-even."""
     price = catalog.usd_per_hour(groups)
-    lines = [
-        f"{workload.platform}: {groups_in_words(groups)}"
-        + (
-            ", the price is not known"
-            if price is None
-            else f", {usd(price)} per hour in total" + _at_most(workload, price)
-        )
-    ]
-    # A decision may be at hand although other groups were named: its prediction is not theirs.
+    costs = (
+        f"{usd(price)} per hour in total{_at_most(workload, price)}"
+        if price is not None
+        else "price unknown"
+    )
+    lines = [f"{workload.platform}: {groups_in_words(groups)}, {costs}"]
+    # A decision may be there although other groups were named: its prediction is not theirs.
     is_chosen = decision is not None and decision.plan.groups == tuple(groups)
     plan = decision.plan if decision and is_chosen else None
     promise = plan.predicted if plan else None

@@ -1,5 +1,6 @@
 """`stoker compile` writes a workload's pipeline as a file, with no network."""
 
+import contextlib
 import json
 import shlex
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from stoker.cli.options import (
     writable_file,
 )
 from stoker.cli.progress import say, working
-from stoker.errors import UsageError
+from stoker.errors import StokerError, UsageError
 
 if TYPE_CHECKING:
     from stoker.orchestrators.sagemaker.compile import Compiled
@@ -50,7 +51,7 @@ def compile_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compiles the pipeline of a workload to a file, without network.
+    """Compile the pipeline of a workload to a file, without network.
 
     Examples:
         stoker compile kubeflow configs/mnist-kubeflow.yaml --out pipeline.yaml
@@ -114,6 +115,20 @@ def compiled_for(target: str, workload: "Workload") -> "Compiled":
     from stoker.orchestrators.sagemaker.compile import compile_pipeline
 
     return compile_pipeline(workload)
+
+
+def has_parameter(target: str, workload: "Workload", name: str) -> bool:
+    """Returns whether the pipeline, compiled from here, has a parameter of this name."""
+    from stoker.orchestrators.kubeflow.compile import inputs_of, spec_of_text
+    from stoker.records.base import mappings
+
+    with contextlib.suppress(StokerError):
+        definition = compiled_for(target, workload).definition
+        if target == "kubeflow":
+            return name in inputs_of(spec_of_text(definition))
+        declared = mappings(json.loads(definition), "Parameters")
+        return any(each.get("Name") == name for each in declared)
+    return False
 
 
 def _write_components(folder: Path) -> list[Path]:

@@ -1,7 +1,4 @@
-"""`stoker decide` ranks the clusters that could run a workload.
-
-With `--calibrate PLACE` it reads and weighs the records of earlier runs.
-"""
+"""`stoker decide` ranks the clusters that could run a workload."""
 
 import contextlib
 import math
@@ -34,18 +31,16 @@ if TYPE_CHECKING:
     from stoker.decide import EarlierRun, TakeAs
     from stoker.records import Calibration, Profile, Workload
 
-# In the example of --as: a type with one accelerator.
-_TYPE = "ml.g5.2xlarge"
+_EXAMPLE_TYPE = "ml.g5.2xlarge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guess:
-    """Holds the user's own numbers, in place of a profile; times are in seconds per global step."""
+    """The user's own numbers, in place of a profile; times are in seconds per global step."""
 
     instance_type: Annotated[
         str | None,
         typer.Option(
-            "--instance-type",
             metavar="T",
             help="Without a profile: today's instance type (default: as in --workload).",
         ),
@@ -53,7 +48,6 @@ class Guess:
     step_seconds: Annotated[
         float | None,
         typer.Option(
-            "--step-seconds",
             metavar="S",
             help="Without a profile: seconds that a step takes today (default: as profiled).",
         ),
@@ -61,19 +55,17 @@ class Guess:
     accelerator_step_seconds: Annotated[
         float | None,
         typer.Option(
-            "--accelerator-step-seconds",
             metavar="S",
-            help="Without a profile, or with --as: seconds that a step takes if it never waits for "
+            help="Without a profile, or with --as: seconds that a step takes without any wait for "
             "data (default: not known).",
         ),
     ] = None
     vcpus_needed: Annotated[
         float | None,
         typer.Option(
-            "--vcpus-needed",
             metavar="N",
-            help="Without a profile: how many vCPUs feed the accelerator at its full speed "
-            "(default: not known).",
+            help="Without a profile: vCPUs that feed the accelerator at full speed (default: not "
+            "known).",
         ),
     ] = None
 
@@ -86,31 +78,28 @@ def decide_verb(
         ),
     ] = None,
     *,
+    context: typer.Context,
     workload: Annotated[
         str | None,
         typer.Option(
-            "--workload",
             metavar="W",
-            help="Workload file, for its constraints and the number of steps (default: those of "
-            "the profile).",
+            help="Workload file, for its constraints and number of steps (default: as profiled).",
         ),
     ] = None,
     objective: Annotated[
         str | None,
         typer.Option(
-            "--objective",
             metavar="O",
-            help="Ranks by cost or by time (default: as in the workload, or cost).",
+            help="Rank by cost or by time (default: as in the workload, or cost).",
             autocompletion=offered("cost", "time"),
         ),
     ] = None,
     max_usd_per_hour: Annotated[
         float | None,
         typer.Option(
-            "--max-usd-per-hour",
             metavar="X",
-            help="Limit for the cost of all hosts, in dollars per hour (default: as in the "
-            "workload, or none).",
+            help="Most that all hosts may cost, in dollars an hour (default: as in the workload, "
+            "or none).",
         ),
     ] = None,
     groups: Annotated[
@@ -118,7 +107,7 @@ def decide_verb(
         typer.Option(
             "--group",
             metavar=GROUP_METAVAR,
-            help="Also ranks the cluster of these instance groups, such as dnn=1 and "
+            help="Also rank the cluster of these instance groups, such as dnn=1 and "
             "data=ml.c7i.8xlarge:2:32; may be repeated (default: only clusters that it finds).",
         ),
     ] = None,
@@ -127,27 +116,24 @@ def decide_verb(
         typer.Option(
             "--as",
             metavar="T",
-            help="Takes the profile for hosts of this instance type, scaled by the speed of their "
-            "CPUs (default: it was taken on such hosts).",
+            help="Scale the profile to this instance type by the speed of its CPUs (default: the "
+            "profiled type).",
         ),
     ] = None,
     cpu_speed: Annotated[
         float | None,
         typer.Option(
-            "--cpu-speed",
             metavar="X",
-            help="With --as: how many times as fast a vCPU there is (default: by the catalog, "
-            "which knows CPU models, else 1).",
+            help="With --as: relative speed of its vCPUs (default: by the catalog, which knows CPU "
+            "models, else 1).",
         ),
     ] = None,
     guess: Guess,
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            "--calibrate",
             metavar="DIR",
-            help="Correct the prediction by the earlier runs in this folder (default: correct "
-            "nothing).",
+            help="Correct the prediction by the earlier runs in this folder (default: none).",
         ),
     ] = None,
     prices: Prices = None,
@@ -158,7 +144,7 @@ def decide_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ranks clusters for the workload by predicted time and cost.
+    """Rank clusters for the workload by predicted time and cost.
 
     The record is decision.json, unless --out names another file.
 
@@ -206,27 +192,13 @@ def decide_verb(
         judged = named or _workload_of(as_type or record.host.instance_type, record, overrides=sets)
     catalog = catalog_of(judged, prices)
     if take_as is None and profile is not None:
-        typed = [
-            ("--workload", workload),
-            *(("--param", param) for param in params),
-            ("--platform", platform),
-            ("--prices", prices),
-            ("--objective", objective),
-            ("--max-usd-per-hour", max_usd_per_hour),
-            *(("--group", group) for group in groups or ()),
-            *(("--set", override) for override in overrides or ()),
-        ]
-        options = [
-            word for name, value in typed if value is not None for word in (name, f"{value}")
-        ]
-        _refuse_unknown_host(record, catalog, file=profile, workload=judged, options=options)
+        _refuse_unknown_host(
+            record, catalog, workload=judged, typed=context.obj or ["decide", str(profile)]
+        )
     calibration = None
     if calibrate and take_as:
-        raise UsageError(
-            "--calibrate and --as exclude each other: earlier runs are compared with their own "
-            "profiles",
-            fix="leave one of them out",
-        )
+        # Earlier runs are compared with their own profiles.
+        raise UsageError("--calibrate cannot be used with --as", fix="leave one of them out")
     if calibrate:
         with working(f"reading earlier runs in {calibrate}", quiet=as_json):
             calibration = calibration_of(calibrate, like=record, catalog=catalog)
@@ -262,7 +234,7 @@ def decide_verb(
         told=told_of_decision(decision),
     )
     if named and (params or outputs.executor):
-        # A step of a pipeline, whose next one rents hosts. The record is written all the same.
+        # A pipeline's next step rents hosts. The record is written all the same.
         refuse_unfed(record, named)
     if report:
         # Imports the templates of the page: only where a report is wanted.
@@ -272,24 +244,24 @@ def decide_verb(
 
 
 def _elsewhere(file: Path | None, profile: "Profile") -> str:
-    """Returns how to decide for another machine; empty where this profile cannot be taken there."""
+    """Returns how to decide for another machine; empty where this profile cannot be scaled."""
     if file is None or profile.step is None or profile.data:
         return ""
     seconds = profile.step.accelerator_step_seconds or profile.step.step_seconds
-    command = ["stoker", "decide", str(file), "--as", _TYPE, "--accelerator-step-seconds"]
+    command = ["stoker", "decide", str(file), "--as", _EXAMPLE_TYPE, "--accelerator-step-seconds"]
     return (
         f"to decide for another machine: {shlex.join(command)} {seconds:.3g}\n"
-        f"  {_TYPE} stands for its type (see stoker catalog), {seconds:.3g} for the seconds of a "
-        "step there\n  that never waits for data: put in your own. Without them nothing paid is "
-        "recommended."
+        f"  with its type (see stoker catalog) for {_EXAMPLE_TYPE}, and for {seconds:.3g} the "
+        "seconds of a step there\n  without any wait for data; else nothing that costs money is "
+        "recommended"
     )
 
 
 def _workload_of(today: str, profile: "Profile", *, overrides: list[str]) -> "Workload":
-    """Returns a workload that holds what a profile alone tells; today: an instance type."""
+    """Returns a workload that holds what a profile alone knows; today: an instance type."""
     from stoker.settings import workload_from
 
-    # A profile has no platform: its type tells it, but for Kubernetes, which has to be named.
+    # A profile has no platform: its type names it, but for Kubernetes, which has to be named.
     local = today.startswith("local.")
     return workload_from(
         {
@@ -309,13 +281,13 @@ def _take_as(
 
     if as_type is None:
         if cpu_speed is not None:
-            raise UsageError("--cpu-speed scales a profile to another type", fix="add --as T")
+            raise UsageError("--cpu-speed is only for --as", fix="add --as T")
         return None
     if profile is None:
         raise UsageError("--as needs a profile", fix=f"stoker decide profile.json --as {as_type}")
     if cpu_speed is not None and not 0.01 <= cpu_speed <= 100:
         raise UsageError(
-            f"{cpu_speed:g} is beyond any machine (from 0.01 to 100)", where="--cpu-speed"
+            f"{cpu_speed:g} is not between 0.01 and 100", where="--cpu-speed", fix="1: as fast"
         )
     return TakeAs(
         instance_type=as_type,
@@ -325,16 +297,11 @@ def _take_as(
 
 
 def _refuse_unknown_host(
-    profile: "Profile",
-    catalog: "Catalog",
-    *,
-    file: Path,
-    workload: "Workload",
-    options: list[str],
+    profile: "Profile", catalog: "Catalog", *, workload: "Workload", typed: list[str]
 ) -> None:
     """Raises UsageError where the platform has no hosts like the profiled ones.
 
-    A profile from a workstation is for a cloud only as one that was taken elsewhere.
+    A profile from a workstation is for a cloud only where it is scaled.
     """
     from stoker.catalog import local_instance
 
@@ -343,7 +310,7 @@ def _refuse_unknown_host(
     except UsageError as err:
         is_of_workstation = local_instance(profile.host.instance_type) is not None
         if profile.step is None or profile.data or not is_of_workstation:
-            # A price file completes the catalog; such a profile cannot be taken for another type.
+            # A price file completes the catalog; such a profile cannot be scaled.
             raise
         priced = [each for each in catalog.instances if each.usd_per_hour is not None]
         # The workload's own type, else the cheapest with one accelerator.
@@ -357,11 +324,11 @@ def _refuse_unknown_host(
         ]
         if not named:
             raise
-        command = ["stoker", "decide", str(file), *options, "--as", named[0]]
+        command = ["stoker", *typed, "--as", named[0]]
         raise UsageError(
             f"{err.what}, which the profile was taken on",
-            where=str(file),
-            fix=f"take it for a type that is there, with a wider band: {shlex.join(command)}",
+            where=shlex.join(typed),
+            fix=f"scale it to a type that is known, with a wider band: {shlex.join(command)}",
         ) from None
 
 
@@ -374,13 +341,12 @@ def _profile_of(
 
     given = _given(guess)
     if is_taken:
-        # Of the type that the profile is taken for.
+        # A property of the type that the profile is scaled to.
         given.pop("--accelerator-step-seconds", None)
     if file:
         if given:
             raise UsageError(
-                f"{file} and {next(iter(given))} exclude each other",
-                fix="leave one of them out",
+                f"{file} cannot be used with {next(iter(given))}", fix="leave one of them out"
             )
         return read_json(file, Profile)
     step, accelerator = guess.step_seconds, guess.accelerator_step_seconds
@@ -396,18 +362,16 @@ def _profile_of(
     needed = guess.vcpus_needed
     if needed is not None and accelerator is None:
         raise UsageError(
-            "--vcpus-needed says how many vCPUs feed the accelerator at its full speed: the speed "
-            "is missing",
-            fix="add --accelerator-step-seconds",
+            "--vcpus-needed needs the accelerator's speed", fix="add --accelerator-step-seconds"
         )
     if accelerator is not None and accelerator > step:
         raise UsageError(
-            f"a step that never waits for data ({accelerator:g} s) cannot be longer than today's "
+            f"a step without any wait for data ({accelerator:g} s) cannot be longer than today's "
             f"step ({step:g} s)",
             where="--accelerator-step-seconds",
             fix="give both in seconds per global step",
         )
-    # vCPUs that are busy for a step of that length: CPU-seconds a step.
+    # CPU-seconds a step.
     cpu = needed * accelerator if needed is not None and accelerator is not None else None
     return Profile(
         host=ProfiledHost(instance_type=instance_type, count=today.count if today else 1),
@@ -441,12 +405,8 @@ def calibration_of(folder: Path, *, like: "Profile", catalog: "Catalog") -> "Cal
     A run that did not end, or whose records cannot be read, is left out.
 
     Args:
-        folder: The folder of the runs.
         like: The profile to decide on.
         catalog: Catalog of the platform where the workload will run.
-
-    Raises:
-        UsageError: If there is no such folder.
     """
     from stoker.decide import calibrate
 

@@ -24,47 +24,42 @@ def evaluate_verb(
         str | None,
         typer.Argument(
             metavar="[WORKLOAD]",
-            help="The workload file (.yaml), for its gates; none is needed for what ran as -- CMD.",
+            help="The workload file (.yaml), for its gates; not needed for a command after --.",
             show_default=False,
         ),
     ] = None,
     *,
     profile: Annotated[
-        Path | None,
-        typer.Option("--profile", metavar="F", help="The run's profile.json (required)."),
+        Path | None, typer.Option(metavar="F", help="The run's profile.json (required).")
     ] = None,
     decision: Annotated[
-        Path | None,
-        typer.Option("--decision", metavar="F", help="The run's decision.json (required)."),
+        Path | None, typer.Option(metavar="F", help="The run's decision.json (required).")
     ] = None,
     training: Annotated[
-        str | None,
-        typer.Option("--training", metavar="F", help="The run's training.json (required)."),
+        str | None, typer.Option(metavar="F", help="The run's training.json (required).")
     ] = None,
     champion: Annotated[
         str | None,
         typer.Option(
-            "--champion",
             metavar="F",
             help="The model in use, for gates such as accuracy>=champion-0.005: its "
-            "evaluation.json, a folder of champions, or registry:GROUP for the last approved one "
-            "of SageMaker's registry (default: none, so that such a gate is refused).",
+            "evaluation.json, a folder of champions, or registry:GROUP for the last approved model "
+            "in SageMaker's registry (default: none, and such gates are refused).",
         ),
     ] = None,
     gate_of: Annotated[
         Path | None,
         typer.Option(
-            "--gate-of",
             metavar="F",
-            help="Only reads this evaluation.json, and exits with 3 if it did not pass (default: "
-            "evaluates).",
+            help="Only read this evaluation.json, and exit with 3 if it did not pass (default: "
+            "evaluate).",
         ),
     ] = None,
     promote: Annotated[
         bool,
         typer.Option(
             "--promote",
-            help="With --gate-of: a model that passed becomes the champion, in the folder of "
+            help="With --gate-of: make a model that passed the champion, in the folder of "
             "--champion.",
         ),
     ] = False,
@@ -72,8 +67,8 @@ def evaluate_verb(
         bool,
         typer.Option(
             "--always",
-            help="Exits with 0, and also judges a training whose record is lost; see passed "
-            "in the record.",
+            help="Exit with 0, and also judge a training whose record is lost; see passed in the "
+            "record.",
             hidden=True,
         ),
     ] = False,
@@ -83,7 +78,7 @@ def evaluate_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> int:
-    """Checks a training against its quality gates and its prediction.
+    """Check a training against its quality gates and its prediction.
 
     The record is evaluation.json, unless --out names another file. Exit code 3 means that a gate
     did not pass, or that the training did no step; a failed or stopped training has its own code.
@@ -101,11 +96,11 @@ def evaluate_verb(
 
     given = step_inputs(files)
     workload, training = workload or given.workload, training or given.training
-    # Left out in a pipeline: it has none.
+    # A pipeline without a champion leaves it out.
     champion = given.champion or "" if files.executor_input and champion is None else champion
     if promote and not (gate_of and champion is not None):
         raise UsageError(
-            "--promote needs to know which model passed, and where champions are",
+            "--promote needs --gate-of and --champion",
             where="--promote",
             fix="stoker evaluate --gate-of evaluation.json --champion FOLDER --promote",
         )
@@ -116,20 +111,19 @@ def evaluate_verb(
         named = {"--profile": profile, "--decision": decision, "--training": training}
         lacking = next(flag for flag, value in named.items() if not value)
         raise UsageError(
-            f"{lacking} is missing: an evaluation needs all three records of a run",
-            fix="name them with --profile, --decision and --training",
+            f"missing {lacking}", fix="evaluate needs --profile, --decision and --training"
         )
     destinations = outputs_of(files, parameters=EVALUATE_PARAMETERS)
     params = [*given.params, *(params or ())]
     if workload:
         of = read_with_params(workload, overrides=overrides or (), params=params)
     else:
-        # Of `-- CMD`: the records say what was trained, and --set may name gates.
+        # Of `-- CMD`: the records have the command, and --set may name gates.
         of = workload_of_records(
             read_json(training, Training), read_json(profile, Profile), overrides=overrides or ()
         )
     run = pipeline_run()
-    # On Kubeflow the run's last step tells, and whoever types this sees it.
+    # On Kubeflow the run's last step notifies, and who types this command sees the result.
     with telling(
         of, run=run, step="evaluate", quiet=as_json, is_told=bool(run) and not destinations.executor
     ) as ending:
@@ -149,7 +143,6 @@ def evaluate_verb(
         if not outcome.is_good:
             ending.failed(outcome.words, exit_code=outcome.exit_code)
         if outcome.state == "stopped":
-            # Somebody stopped the training; it has not failed.
             ending.status = "stopped"
     return 0 if always else outcome.exit_code
 
@@ -165,22 +158,23 @@ def judged(
     links: dict[str, str],
     as_json: bool,
 ) -> "tuple[Training, Evaluation]":
-    """Judges a run, and leaves evaluation and report where they are asked for, and in MLflow.
+    """Judges a run, and writes evaluation and report to files and to MLflow.
 
     Args:
-        records: Profile, decision and training: files, or the last one's text.
+        records: Files of profile, decision and training, or the text of the training.
         may_be_lost: As for `_training`.
-        champion: The model in use.
+        champion: The model in use, as typed.
         links: Gets the page of MLflow.
     """
     from stoker.cli.champions import champion_metrics
     from stoker.cli.outputs import deliver, told_of_evaluation
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import region_of
-    from stoker.evaluate import evaluate, model_metadata, model_quality, summary
+    from stoker.evaluate import evaluate, model_metadata, model_quality
     from stoker.platforms.base import tracking_of
     from stoker.records import Decision, Profile, read_json, write_text
     from stoker.settings import pipeline_run
+    from stoker.words import evaluation_table
 
     profile, decision, training = records
     profiled = read_json(profile, Profile)
@@ -199,18 +193,18 @@ def judged(
         record,
         outputs=destinations,
         name="evaluation",
-        explain=summary,
+        explain=evaluation_table,
         as_json=as_json,
         told=told_of_evaluation(record),
     )
     if workload.platform_info.has_model_registry and destinations.out:
-        # Next to it, for the model registry: evaluation.json says more than Studio shows.
+        # For the model registry: Studio cannot show all of evaluation.json.
         quality = json.dumps(model_quality(trained))
         write_text(destinations.out.with_name("model-quality.json"), quality)
         metadata = model_metadata(workload, trained, decided)
         write_text(destinations.out.with_name("model-metadata.json"), json.dumps(metadata))
     if report:
-        # Imports the templates of the page: only where a report is wanted.
+        # Imported here, with the templates of the page.
         from stoker.cli.report import report_of_records
 
         report_of_records(
@@ -224,7 +218,7 @@ def judged(
             profile_file=profile,
         )
     if workload.tracking.mlflow:
-        # Under their own names: a pipeline's files are called as it likes.
+        # Under stoker's names: a pipeline names its files itself.
         named = {"profile.json": profile, "decision.json": decision, "report.html": report}
         named["evaluation.json"] = destinations.out or Path("evaluation.json")
         with _copies(named, training=trained, quiet=as_json) as files:
@@ -245,7 +239,7 @@ def judged(
 def _copies(
     named: Mapping[str, Path | None], *, training: "Training", quiet: bool
 ) -> Iterator[list[Path]]:
-    """Copies files for MLflow; where that fails it says so, and figures are kept without them."""
+    """Copies files for MLflow; if that fails, prints why, and MLflow gets the figures alone."""
     from stoker.records import write_json
 
     with contextlib.ExitStack() as stack:
@@ -259,20 +253,19 @@ def _copies(
             files = sorted(folder.iterdir())
         except (OSError, UsageError) as err:
             words = err.what if isinstance(err, UsageError) else str(err)
-            say(f"mlflow: no files are kept there: {words}", quiet=quiet)
+            say(f"mlflow: files not kept: {words}", quiet=quiet)
         yield files
 
 
 def _gate(evaluation_file: Path, *, champions: str | None) -> None:
-    """Checks whether an evaluation passed, for a gate; then its model becomes the champion.
+    """Checks whether an evaluation passed, for a gate; its model then becomes the champion.
 
     Args:
-        evaluation_file: The evaluation.
-        champions: Folder of champions; empty or absent: there is none.
+        champions: Folder of champions, if the model is to be promoted.
 
     Raises:
         GateError: If it did not pass; the message is the evaluation's reason.
-        UsageError: If there is no such evaluation, or the champion cannot be written.
+        UsageError: If the evaluation cannot be read, or the champion cannot be written.
     """
     from stoker.cli.champions import promote
     from stoker.records import Evaluation, read_json
@@ -281,10 +274,8 @@ def _gate(evaluation_file: Path, *, champions: str | None) -> None:
     record = read_json(evaluation_file, Evaluation)
     if not record.passed:
         raise GateError(record.reason or "the evaluation did not pass", where="the gate")
-    told = promote(evaluation_file, named=champions) if champions else ""
-    print(outcome_of_gates(record.gates).words)
-    if told:
-        print(told)
+    told = [promote(evaluation_file, named=champions)] if champions else []
+    print("\n".join([outcome_of_gates(record.gates).words, *told]))
 
 
 def _training(
@@ -294,9 +285,7 @@ def _training(
 
     Args:
         training: A file, or the record's own text.
-        workload: The workload that was trained.
-        decision: The decision that it was trained on.
-        may_be_lost: Whether a training without a record is judged as lost.
+        may_be_lost: Whether a missing record means a lost training.
     """
     from stoker.evaluate import lost_training
     from stoker.records import Training, read_json
@@ -305,7 +294,7 @@ def _training(
     if training.lstrip().startswith("{"):
         return read_json(training, Training), Path()
     file = Path(training)
-    # A pipeline judges every run: one whose hosts died without a word is a failed one.
+    # A pipeline judges every run: one whose hosts died without a record has failed.
     if may_be_lost and not file.is_file():
         return lost_training(workload, decision), file.parent
     return read_json(file, Training), file.parent

@@ -1,13 +1,13 @@
-"""A pipeline's last step ends what is left of a run that is over, and says how the run ended.
+"""A pipeline's last step: ends what is left of a run that is over, and reports how the run ended.
 
-Jobs of a failed run that nobody has ended, and whose steps were lost, are followed to their end.
+Jobs of a failed run whose steps were lost are followed to their end, unless the run was stopped.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from stoker.cli.progress import say
 from stoker.errors import PlatformError, StokerError, TerminatedError
@@ -15,49 +15,20 @@ from stoker.errors import PlatformError, StokerError, TerminatedError
 if TYPE_CHECKING:
     from stoker.cli.outputs import Outputs
     from stoker.platforms.base import RecoveringPlatform
-    from stoker.records import Json, PlatformSettings, Workload
+    from stoker.records import Json, Workload
 
-# As Kubeflow's pages say it, and as its driver hands it to an exit handler.
+# As on Kubeflow's pages, and as its driver hands it to an exit handler.
 _FAILED = ("failed", "error", "system_error")
-# Of a step whose driver failed or whose pod was killed nothing is published: to Kubeflow it still
-# runs when the run is over.
-_UNTOLD = ("running", "new")
+# Kubeflow publishes nothing of a step whose driver failed or whose pod was killed: such steps still
+# run for it when the run is over.
+_UNPUBLISHED = ("running", "new")
 _SUCCEEDED = ("succeeded", "success", "complete", "cached")
-
-
 _NO_REPORT = "<p>No training of this run was lost: the report of the run is Evaluate's.</p>\n"
-
-
-class _CleanUp(Protocol):
-    """A platform ends the jobs of a run by this function."""
-
-    def __call__(self, name: str, settings: "PlatformSettings", *, run_id: str = "") -> str:
-        """Returns in words what it ended."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowedJob:
-    """The end of a job that was lost, and followed from here.
-
-    Attributes:
-        words: In a line.
-        is_left: Whether it could not be followed, and may still run.
-    """
-
-    words: str
-    is_left: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishOutputs:
-    """Places for the results of a job that was lost.
-
-    Attributes:
-        record: Place of the record, and of the model.
-        evaluation: File for the evaluation.
-        report: File for the report.
-    """
+    """Where the results of a job go whose step was lost; `record` is also for the model."""
 
     record: "Outputs"
     evaluation: Path | None
@@ -65,27 +36,18 @@ class FinishOutputs:
 
 
 def finish_run(
-    workload: "Workload",
-    *,
-    run_id: str,
-    outcome: str,
-    outputs: FinishOutputs,
-    as_json: bool,
+    workload: "Workload", *, run_id: str, outcome: str, outputs: FinishOutputs, as_json: bool
 ) -> None:
-    """Ends the jobs of a run that still exist, and says how the run ended, to a webhook as well.
+    """Ends the jobs of a run that still exist, and reports how the run ended, to a webhook as well.
 
-    A job that a failed run has lost is followed to its end before.
+    Before that, follows a job that a failed run has lost to its end.
 
     Args:
-        workload: The workload of the run.
-        run_id: Id of the run.
         outcome: How the run ended: JSON as of Kubeflow's PipelineTaskFinalStatus.
-        outputs: As for `follow_lost`.
-        as_json: Prints JSON.
 
     Raises:
         PlatformError: If the platform does not answer, or refuses.
-        TerminatedError: If this process is told to end while it follows a job, which is left.
+        TerminatedError: On SIGTERM while it follows a job, which continues.
     """
     from stoker.cli.notify import telling
     from stoker.platforms import platform_named
@@ -95,49 +57,47 @@ def finish_run(
     run = workload.run_name(run_id)
     state, why = _state(outcome)
     platform = platform_named(workload.platform, settings=workload)
-    if state not in _SUCCEEDED and isinstance(platform, RecoveringPlatform):
-        if platform.is_cancelled(workload):
+    recovering = platform if isinstance(platform, RecoveringPlatform) else None
+    if recovering and state not in _SUCCEEDED:
+        if recovering.is_cancelled(workload):
             state = "cancelled"
-        elif state in _UNTOLD:
+        elif state in _UNPUBLISHED:
             state = "failed"
-    followed: list[FollowedJob] = []
-    ended = ""
+    followed: list[str] = []
+    is_left, ended = False, ""
     with telling(workload, run=run, step="the pipeline", quiet=as_json) as ending:
-        # Before it may fail itself: that the run failed is the greater news.
+        # First: that the run failed is the greater news, should this step fail as well.
         if state in _FAILED:
             ending.failed(why)
         elif state not in _SUCCEEDED:
             # Cancelled, or a word that Kubeflow did not fill in.
             ending.status = "stopped"
-        if state not in (*_SUCCEEDED, "cancelled") and isinstance(platform, RecoveringPlatform):
-            for each in follow_lost(
-                workload,
-                run_id=run_id,
-                platform=platform,
-                outputs=outputs,
-                quiet=as_json,
-            ):
-                followed.append(each)
-                say(each.words, quiet=as_json)
+        if recovering and state not in (*_SUCCEEDED, "cancelled"):
+            lost = _follow_lost(
+                workload, run_id=run_id, platform=recovering, outputs=outputs, quiet=as_json
+            )
+            for words, may_run in lost:
+                followed.append(words)
+                is_left = is_left or may_run
+                say(words, quiet=as_json)
         # Only platforms whose jobs outlive stoker have it.
-        clean_up: _CleanUp | None = getattr(platform, "clean_up", None)
-        if clean_up and not any(each.is_left for each in followed):
-            ended = clean_up(run, workload, run_id=run_id)
+        clean_up = getattr(platform, "clean_up", None)
+        if clean_up and not is_left:
+            ended = str(clean_up(run, workload, run_id=run_id))
     if outputs.report and not outputs.report.exists():
         # Kubeflow shows the page of each declared report.
         outputs.report.parent.mkdir(parents=True, exist_ok=True)
         write_text(outputs.report, _NO_REPORT)
-    words = [each.words for each in followed]
     if as_json:
-        document = {"run": run, "state": state, "reason": why, "ended": ended, "followed": words}
+        document = {"run": run, "state": state, "reason": why, "ended": ended, "followed": followed}
         print(json.dumps(document))
         return
     print(f"run {run}: {state}" + (f": {why}" if why else ""))
-    print("\n".join([ended or "no job of the run was left", *words]))
+    print("\n".join([ended or "no job of the run was left", *followed]))
 
 
 def _state(outcome: str) -> tuple[str, str]:
-    """Returns how the run ended, and why, of what Kubeflow hands an exit handler."""
+    """Returns how the run ended, and why, from what Kubeflow hands an exit handler."""
     from stoker.records.base import mapping
 
     try:
@@ -145,89 +105,64 @@ def _state(outcome: str) -> tuple[str, str]:
     except ValueError:
         # A placeholder that a server before 2.14 does not fill in.
         document = {}
-    error = mapping(document, "error")
-    return (
-        str(mapping(document).get("state") or "unknown").lower(),
-        str(error.get("message") or ""),
-    )
+    state = str(mapping(document).get("state") or "unknown").lower()
+    return state, str(mapping(document, "error").get("message") or "")
 
 
-def follow_lost(
+def _follow_lost(
     workload: "Workload",
     *,
     run_id: str,
     platform: "RecoveringPlatform[object]",
     outputs: FinishOutputs,
     quiet: bool,
-) -> Iterator[FollowedJob]:
+) -> Iterator[tuple[str, bool]]:
     """Follows the jobs of a failed run to their end, and writes what the lost steps would have.
 
-    The jobs' own bounds hold. Yields nothing where somebody has ended the run, or no job was lost.
-
-    Args:
-        workload: The workload of the run.
-        run_id: Id of the run.
-        platform: The platform of the jobs.
-        outputs: Where the results go.
-        quiet: Whether to show nothing.
+    The jobs' own time limits hold. Yields a line on each lost job, and whether it may still run;
+    nothing where the run was stopped.
 
     Raises:
         PlatformError: If the platform cannot be asked which jobs there are.
-        TerminatedError: If this process is told to end: the job is left.
+        TerminatedError: On SIGTERM; the job continues.
     """
     run = workload.run_name(run_id)
     for records in platform.lost(run, workload, run_id=run_id):
         step = records.get("step", "")
+        follow = _follow_profile if step == "profile" else _follow_training
         try:
-            if step == "profile":
-                words = _follow_profile(
-                    records, run=run, platform=platform, outputs=outputs, quiet=quiet
-                )
-            else:
-                words = _follow_training(
-                    records,
-                    workload=workload,
-                    run=run,
-                    platform=platform,
-                    outputs=outputs,
-                    quiet=quiet,
-                )
+            words = follow(
+                records, workload=workload, run=run, platform=platform, outputs=outputs, quiet=quiet
+            )
+            yield words, False
         except TerminatedError as err:
-            # With words it is left: then nobody has ended the run.
+            # With a message the job continues: the run was not stopped.
             if err.args:
                 raise
-            words = f"somebody has ended the run: the job of the {step} is ended, too"
+            yield f"the run was stopped, and with it the job of the {step}", False
+        except PlatformError as err:
+            words = f"it cannot be followed: {err.what}; `stoker stop` ends what still runs"
+            yield f"the step that followed the {step} was lost, and {words}", True
         except StokerError as err:
-            is_left = isinstance(err, PlatformError)
-            yield FollowedJob(
-                words=f"the step that followed the {step} was lost, and {_failure(err)}",
-                is_left=is_left,
-            )
-            continue
-        yield FollowedJob(words=words)
-
-
-def _failure(err: StokerError) -> str:
-    if not isinstance(err, PlatformError):
-        return f"it failed: {err.what}"
-    return f"it cannot be followed: {err.what}; `stoker stop` ends what still runs"
+            yield f"the step that followed the {step} was lost, and it failed: {err.what}", False
 
 
 def _follow_profile(
     records: Mapping[str, str],
     *,
+    workload: "Workload",
     run: str,
     platform: "RecoveringPlatform[object]",
     outputs: FinishOutputs,
     quiet: bool,
 ) -> str:
-    """Follows a profile; returns what to say of it."""
     from stoker.cli.outputs import deliver, told_of_profile
     from stoker.cli.profile import profile_and_keep
     from stoker.cli.workloads import named_run_dir, todays_cluster
     from stoker.profile import explain
     from stoker.records import Workload, read_json
 
+    # As Profile had it, with the parameters of the run.
     workload = read_json(records["workload.json"], Workload)
     cluster, run_dir = todays_cluster(workload), named_run_dir(f"{run}-profile")
     record = profile_and_keep(
@@ -246,10 +181,7 @@ def _follow_profile(
         as_json=quiet,
         told=told_of_profile(record),
     )
-    return (
-        "the profile is finished though the run has FAILED: Retry takes it up, "
-        "and measures no second time"
-    )
+    return "the profile is finished though the run has FAILED: Retry uses it instead of another"
 
 
 def _follow_training(
@@ -261,25 +193,19 @@ def _follow_training(
     outputs: FinishOutputs,
     quiet: bool,
 ) -> str:
-    """Follows a training; returns what to say of it."""
     import msgspec
 
     from stoker.catalog import catalog_of
     from stoker.cli.evaluate import judged
     from stoker.cli.kept_training import train_and_keep
-    from stoker.cli.outputs import (
-        Outputs,
-        deliver,
-        kept_model,
-        told_of_training,
-        training_words,
-    )
+    from stoker.cli.outputs import Outputs, deliver, kept_model, told_of_training
     from stoker.cli.tracking import keep_tracked
     from stoker.cli.workloads import named_run_dir
     from stoker.records import Decision, Workload, read_json, write_text
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.records.training import copied_to
     from stoker.train import prepare
+    from stoker.words import training_words
 
     # As Train had it, with the parameters of the run.
     asked = read_json(records["workload.json"], Workload)
@@ -337,7 +263,4 @@ def _follow_training(
         )
     if training_exit_code(record):
         return f"{outcome_of(record).words}; the step that followed it was lost before"
-    return (
-        "the training is finished though the run has FAILED: Retry takes it up, "
-        "and trains no second time"
-    )
+    return "the training is finished though the run has FAILED: Retry uses it instead of another"

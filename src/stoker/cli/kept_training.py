@@ -1,4 +1,4 @@
-"""A training is shown while it runs, and its record is kept; verbs and last steps share this."""
+"""A training that is shown while it runs, and whose record is kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,22 +22,16 @@ MAX_KEPT_BYTES = 64 << 10
 def records_of_step(
     workload: "Workload", decision: "Decision | None", profile: "Profile | None"
 ) -> dict[str, str]:
-    """Returns the records from which a pipeline's last step can follow a training; {}: it cannot.
+    """Returns the records from which a pipeline's last step can follow a training.
 
-    Args:
-        workload: The workload of the run, its parameters applied.
-        decision: The decision; None: a training that nobody decided on.
-        profile: What was decided on, for the evaluation.
+    None without a decision. The profile is for the evaluation.
     """
     from stoker.records import to_json
 
     if decision is None:
         return {}
-    found = {
-        "step": "training",
-        "workload.json": to_json(workload),
-        "decision.json": to_json(decision),
-    }
+    workload_json, decision_json = to_json(workload), to_json(decision)
+    found = {"step": "training", "workload.json": workload_json, "decision.json": decision_json}
     measured = to_json(profile) if profile else ""
     if measured and len(measured.encode()) <= _MAX_PROFILE_BYTES:
         found["profile.json"] = measured
@@ -57,22 +51,15 @@ def train_and_keep(
     echo: bool,
     on_submit: Callable[[], None],
 ) -> "Training":
-    """Trains and shows how far it is; keeps the record of a training that is stopped.
+    """Trains and shows the progress; keeps the record of a training that is stopped.
 
-    The step of a pipeline (`job.records`) takes the record of an earlier attempt that succeeded, or
-    whose data hosts fed nobody.
+    The step of a pipeline (`job.records`) returns the record of an earlier attempt that succeeded,
+    or whose data hosts fed no trainer.
 
     Args:
-        job: What to train; its folder gets the record of a training that is stopped.
-        platform: The platform that runs the job.
-        catalog: Prices of that platform.
-        decision: The decision that predicted its time, if there is one.
-        total_steps: Steps of the whole training, if known.
         out: Second file for the record of a training that is stopped.
-        again: The command that goes on after a stop.
-        quiet: Whether to show nothing.
+        again: The command that continues after a stop.
         echo: Whether to show the lines of the script, too.
-        on_submit: As of `stoker.train.train`.
     """
     from stoker.cli.outputs import carried
     from stoker.cli.tracking import start_tracking
@@ -84,7 +71,7 @@ def train_and_keep(
     request = keeper.plan(job) if keeper else None
     kept = keeper.kept(request) if keeper else ""
     found = read_json(kept, Training) if kept else None
-    # One whose data hosts fed nobody would feed nobody again.
+    # Data hosts that fed no trainer would not feed one now.
     if found and (found.status == "succeeded" or found.is_unfed):
         say(f"{job.name} has trained before: this is its record", quiet=quiet)
         write_json(job.run_dir / "training.json", found)
@@ -111,22 +98,16 @@ def train_and_keep(
 def keep_stopped(
     record: "Training", *, job: "JobSpec", out: Path | None, again: str, quiet: bool
 ) -> None:
-    """Copies the record of a stopped training, and prints what is kept and how to go on.
+    """Copies the record of a stopped training, and prints what is kept and how to continue.
 
     Args:
         record: What was measured until then, as it is in the run's folder; status `stopped`.
-        job: The job, whose folder the record is in.
         out: Second file for the record.
-        again: The command that goes on.
-        quiet: Whether to print nothing.
-
-    Raises:
-        UsageError: If the record cannot be written.
     """
-    from stoker.cli.outputs import training_words
     from stoker.cli.tracking import keep_tracked
     from stoker.records import write_json
     from stoker.records.training import copied_to
+    from stoker.words import training_words
 
     run_dir = job.run_dir
     files = [run_dir / "training.json", *([out] if out else [])]

@@ -1,4 +1,4 @@
-"""`stoker launch` shows its help here; a container's first process goes by `cli/edge.py`."""
+"""`stoker launch` shows its help here; a container's first process goes by `cli/main.py`."""
 
 import os
 from typing import Annotated
@@ -14,7 +14,7 @@ def launch_verb(
     Examples:
         stoker launch -- python train.py
     """
-    # A job's launcher never comes here (see `edge.main`): this is for `stoker help launch`.
+    # A job's launcher never comes here (see `main.main`): this is for `stoker help launch`.
     from stoker.profile.entrypoint import launch_profile
 
     return launch_profile(command, os.environ)

@@ -1,4 +1,4 @@
-"""Several verbs share these options, one by one or as a dataclass of options.
+"""Options that several verbs share, one by one or as a dataclass of options.
 
 A verb takes such a dataclass as one parameter; typer sees its fields, each with its own flag.
 Options that only steps of pipelines use are hidden from help.
@@ -26,7 +26,7 @@ PLATFORM_WORDS = " or ".join((", ".join(PLATFORMS[:-1]), PLATFORMS[-1]))
 
 
 class Verb(Protocol):
-    """A verb of the command line returns its exit code; None means 0."""
+    """A command function; returns the exit code or None for 0."""
 
     def __call__(self, **values: object) -> int | None:
         """Runs the verb with the values that the command line names."""
@@ -35,18 +35,15 @@ class Verb(Protocol):
 def with_options(verb: Verb) -> Verb:
     """Returns the verb in the form that typer reads: with one parameter for each option.
 
-    Adds --debug, which `stoker.cli.edge` reads from the command line.
-
-    Args:
-        verb: Some of its parameters may be dataclasses whose fields are options.
+    Parameters that are dataclasses become one option for each field. Adds --debug, which
+    `stoker.cli.main` reads from the command line.
     """
     groups = {}
     options: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb).parameters.values():
         kind = parameter.annotation
         if isinstance(kind, type) and is_dataclass(kind):
-            # Typer knows no dataclasses: their fields become parameters of the verb, and are put
-            # together again below.
+            # Typer knows no dataclasses: `called` puts their fields together again.
             groups[parameter.name] = kind
             options += inspect.signature(kind).parameters.values()
         else:
@@ -55,7 +52,7 @@ def with_options(verb: Verb) -> Verb:
     options.append(debug.replace(default=False))
 
     def called(**values: object) -> int | None:
-        # `edge` reads it from the command line, as errors may come before a verb is known.
+        # `main` reads it from the command line, as errors may come before a verb is known.
         del values["debug"]
         for name, group in groups.items():
             values[name] = group(**{each.name: values.pop(each.name) for each in fields(group)})
@@ -79,18 +76,12 @@ def print_version(*, value: bool) -> None:
 
 
 def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Refuses a file that cannot be written, before the work begins.
-
-    Raises:
-        UsageError: If the file cannot be written; it says why.
-    """
+    """Refuses a file that cannot be written, before the work begins."""
     if value is None:
         return None
     flag = param.opts[0]
     if value.is_dir():
-        raise UsageError(
-            f"cannot write {value}: it is a folder", where=flag, fix="name a file in it"
-        )
+        raise UsageError(f"cannot write {value}: it is a folder", where=flag, fix="name a file")
     folder = value.parent
     # Missing folders are made later.
     while not os.path.exists(folder) and folder != folder.parent:
@@ -101,7 +92,7 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
-            f"cannot write {value}: this user has no right to write to {folder.absolute()}",
+            f"cannot write {value}: no right to write to {folder.absolute()}",
             where=flag,
             fix="name another file, or change the rights of that folder",
         )
@@ -110,7 +101,7 @@ def writable_file(param: typer.CallbackParam, value: Path | None) -> Path | None
 
 @contextlib.contextmanager
 def told_by_flag(flags: Mapping[str, str]) -> Iterator[None]:
-    """Names the flag that was typed in errors of a workload's key that it sets.
+    """In errors about a workload's key, names the flag that set it.
 
     Args:
         flags: Key to flag; only of flags that were typed.
@@ -130,7 +121,7 @@ def typed_keys(
     """Returns key to flag of the flags that were typed, and the overrides with theirs.
 
     Args:
-        keys: Key and flag to the value that was typed.
+        keys: Key and flag to the value; None: not typed.
         overrides: The values of --set.
     """
     typed = {names: value for names, value in keys.items() if value is not None}
@@ -141,7 +132,7 @@ def typed_keys(
 
 
 def offered(*words: str) -> Callable[[str], list[str]]:
-    """Returns what a shell asks for the words that complete a value."""
+    """Returns the function by which a shell completes a value with one of these words."""
     # Typer finds the parameter by its name.
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
@@ -171,7 +162,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY.PATH=VALUE",
-        help="Overrides one key of the workload, such as feed.credits=8; may be repeated.",
+        help="Override one key of the workload, such as feed.credits=8; may be repeated.",
     ),
 ]
 Params = Annotated[
@@ -179,7 +170,7 @@ Params = Annotated[
     typer.Option(
         "--param",
         metavar="NAME=VALUE",
-        help="Sets a parameter of the pipeline's run, such as epochs=3; may be repeated.",
+        help="Set a parameter of the pipeline's run, such as epochs=3; may be repeated.",
     ),
 ]
 StepParams = Annotated[
@@ -187,7 +178,7 @@ StepParams = Annotated[
     typer.Option(
         "--param",
         metavar="NAME=VALUE",
-        help="In a pipeline's step: sets a parameter of the run; may be repeated.",
+        help="In a pipeline's step: set a parameter of the run; may be repeated.",
         hidden=True,
     ),
 ]
@@ -201,35 +192,29 @@ RunName = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Where Kubeflow is, as far as the command line says it; `workload` for verbs of a run."""
+    """Where Kubeflow is, as typed."""
 
     host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="URL", help="Kubeflow: its URL (default: the workload's)."),
+        str | None, typer.Option(metavar="URL", help="Kubeflow: its URL (default: the workload's).")
     ] = None
     namespace: Annotated[
         str | None,
-        typer.Option(
-            "--namespace", metavar="N", help="Kubeflow: your namespace (default: the workload's)."
-        ),
+        typer.Option(metavar="N", help="Kubeflow: your namespace (default: the workload's)."),
     ] = None
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--token-file", metavar="F", help="Kubeflow: your token (default: the workload's)."
-        ),
+        typer.Option(metavar="F", help="Kubeflow: your token (default: the workload's)."),
     ] = None
     ca_file: Annotated[
         Path | None,
         typer.Option(
-            "--ca-file",
             metavar="F",
             help="Kubeflow: certificates to trust (default: the workload's, or the system's).",
         ),
     ] = None
 
     def words(self, file: str | None) -> str:
-        """Returns the flags with which `status` and `stop` reach the same place, after a blank."""
+        """Returns these flags as typed, after a blank, for another command line."""
         given = {"workload": file, **asdict(self)}
         words = (w for k, v in given.items() if v for w in (f"--{k.replace('_', '-')}", str(v)))
         return "".join(f" {shlex.quote(word)}" for word in words)
@@ -237,23 +222,21 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReach(Reach):
-    """The same for verbs that name a run."""
+    """The same for verbs that name a run instead of a workload."""
 
     workload: Annotated[
         str | None,
-        typer.Option(
-            "--workload", metavar="W", help="Kubeflow: workload that says where (default: --host)."
-        ),
+        typer.Option(metavar="W", help="Kubeflow: workload that names it (default: --host)."),
     ] = None
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="Prints JSON on stdout instead of text.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of text.")]
 Report = Annotated[
     Path | None,
     typer.Option(
         "--report",
         metavar="F",
-        help="Also writes an HTML report to this file (default: writes none).",
+        help="Also write an HTML report to this file (default: none).",
         callback=writable_file,
     ),
 ]
@@ -261,9 +244,8 @@ ReplaceDataLoader = Annotated[
     Literal["auto", "true", "false"] | None,
     typer.Option(
         "--replace-dataloader",
-        help="Whether loaders of PyTorch's own class are fed without a change of the script; auto: "
-        "unless the script imports stoker's (default: feed.replace_dataloader of the workload, or "
-        "auto).",
+        help="Feed loaders of PyTorch's own class without a change of the script; auto: unless the "
+        "script imports stoker's (default: feed.replace_dataloader of the workload, or auto).",
         show_default=False,
     ),
 ]
@@ -272,29 +254,28 @@ Prices = Annotated[
     typer.Option(
         "--prices",
         metavar="F",
-        help="CSV file whose rows add to, or replace, rows of the catalog (default: the catalog "
-        "alone).",
+        help="CSV file of prices that adds to, or replaces, rows of the catalog (default: none).",
     ),
 ]
 Region = Annotated[
     str | None,
     typer.Option("--region", metavar="R", help="AWS region (default: as boto3 finds it)."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Starts without asking for confirmation.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Start without asking for confirmation.")]
 Groups = Annotated[
     list[str] | None,
     typer.Option(
         "--group",
         metavar=GROUP_METAVAR,
-        help="An instance group, such as dnn=1 or data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data "
-        "workers each); once for each role, so it may be repeated (default: today's cluster).",
+        help="Instance group, such as dnn=1 or data=ml.c7i.8xlarge:2:32 (2 hosts with 32 data "
+        "workers each); one for each role, may be repeated (default: today's cluster).",
     ),
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Prints a traceback with each error.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print a traceback with each error.")]
 
 
 def platform_option(words: str) -> OptionInfo:
-    """Returns the option --platform with these words of help; its default stands in the words."""
+    """Returns the option --platform; its default stands in `words`, its help."""
     option: OptionInfo = typer.Option(
         "--platform",
         metavar="P",
@@ -308,41 +289,37 @@ def platform_option(words: str) -> OptionInfo:
 PlatformName = Annotated[
     str | None,
     platform_option(
-        f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local; decide without a "
-        "workload: sagemaker, unless the type is local.cN)."
+        f"Platform: {PLATFORM_WORDS} (default: as in the workload, or local; for decide without "
+        "one: sagemaker, unless the type is local.cN)."
     ),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFiles:
-    """Holds the output files that the command line names, the same for all components."""
+    """Output files of a component."""
 
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
             metavar="F",
-            help="Writes the record to this file (default: as said above).",
+            help="Write the record to this file (default: see above).",
             callback=writable_file,
         ),
     ] = None
     summary: Annotated[
         Path | None,
         typer.Option(
-            "--summary",
             metavar="F",
-            help="Also writes a summary in Markdown to this file (default: writes none).",
+            help="Also write a summary in Markdown to this file (default: none).",
             callback=writable_file,
         ),
     ] = None
     executor_input: Annotated[
         str | None,
         typer.Option(
-            "--executor-input",
             metavar="JSON",
-            help="In a step of Kubeflow: the value of {{$}}, which holds the step's inputs and "
-            "names its outputs.",
+            help="In a step of Kubeflow: the value of {{$}}, the step's inputs and outputs.",
             hidden=True,
         ),
     ] = None

@@ -26,6 +26,7 @@ from stoker.errors import (
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
     PlatformError,
+    ServiceError,
     TerminatedError,
     UsageError,
 )
@@ -52,7 +53,7 @@ def upload_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Creates or updates the pipeline, after showing what changes.
+    """Create or update the pipeline, after showing what changes.
 
     Examples:
         stoker upload kubeflow configs/mnist-kubeflow.yaml
@@ -100,7 +101,7 @@ def start_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
-    """Starts a run of the uploaded pipeline.
+    """Start a run of the uploaded pipeline.
 
     Examples:
         stoker start kubeflow configs/mnist-kubeflow.yaml --param epochs=3 --wait
@@ -111,7 +112,7 @@ def start_verb(
 
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value needs no credentials to be seen.
-    told = with_params(of, params or ())
+    told = with_params(of, params or (), target=target)
     client = client_of(target, of, reach)
     where = reach.words(workload if target == "kubeflow" else None)
     confirm_run(told, assume_yes=yes, quiet=as_json)
@@ -163,8 +164,8 @@ def wait_for(
             run = client.status(name)
         except PlatformError as err:
             # A run that was just started may not be shown yet.
-            is_passing = getattr(err, "is_passing", False) or getattr(err, "is_missing", False)
-            if not is_passing or clock() - heard > PATIENCE_SECONDS:
+            kind = err.kind if isinstance(err, ServiceError) else "refused"
+            if kind not in ("away", "stale", "missing") or clock() - heard > PATIENCE_SECONDS:
                 raise
             sleep(WAIT_SECONDS)
             continue
@@ -204,7 +205,7 @@ def schedule_verb(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Starts runs of the uploaded pipeline at regular times.
+    """Start runs of the uploaded pipeline at regular times.
 
     Examples:
         stoker schedule kubeflow configs/mnist-kubeflow.yaml --cron @daily
@@ -214,7 +215,7 @@ def schedule_verb(
 
     of = workload_of(workload, overrides=overrides or ())
     # Before the service is reached: a wrong value needs no credentials to be seen.
-    with_params(of, params or ())
+    with_params(of, params or (), target=target)
     client = client_of(target, of, reach)
     with working(f"scheduling {of.name}", quiet=as_json):
         made = client.schedule(of, params or (), expression=cron, time_zone=time_zone, name=name)
@@ -238,7 +239,7 @@ def status_verb(
     reach: RunReach,
     as_json: AsJson = False,
 ) -> int:
-    """Shows the steps of a run; exits with 3 if its gate failed.
+    """Show the steps of a run; exit with 3 if its gate failed.
 
     Examples:
         stoker status sagemaker RUN
@@ -268,7 +269,7 @@ def status_verb(
 def stop_verb(
     target: TargetName, run: RunName, *, reach: RunReach, as_json: AsJson = False
 ) -> None:
-    """Stops a run and its jobs, and waits until they have ended.
+    """Stop a run and its jobs, and wait until they have ended.
 
     Examples:
         stoker stop sagemaker RUN

@@ -60,7 +60,6 @@ def profile_verb(
     budget: Annotated[
         float | None,
         typer.Option(
-            "--budget",
             metavar="SECONDS",
             help="Seconds to measure, from the first batch on (default: as in the workload, or "
             "180).",
@@ -69,7 +68,6 @@ def profile_verb(
     instance_type: Annotated[
         str | None,
         typer.Option(
-            "--instance-type",
             metavar="T",
             help="Instance type of this host; auto asks the cloud (default: as in the workload; on "
             "EC2, auto).",
@@ -80,26 +78,24 @@ def profile_verb(
         bool,
         typer.Option(
             "--copy",
-            help="Runs the command in a copy of this folder, deleted after it: no file here is "
-            "changed (default: the command writes its files as ever).",
+            help="Run the command in a temporary copy of this folder, so that no file here "
+            "changes (default: run it here).",
         ),
     ] = False,
     training_job: Annotated[
         str | None,
         typer.Option(
-            "--training-job",
             metavar="NAME",
-            help="Runs nothing; reads the CPU and GPU load of this SageMaker job (default: runs "
-            "the command).",
+            help="Run nothing; read the CPU and GPU load of this SageMaker job (default: run the "
+            "command).",
         ),
     ] = None,
     logs: Annotated[
         Path | None,
         typer.Option(
-            "--logs",
             metavar="F",
-            help="With --training-job: log file of that job, for the time of a step (default: load "
-            "alone).",
+            help="With --training-job: log file of that job, for the time of a step (default: "
+            "none).",
         ),
     ] = None,
     region: Region = None,
@@ -109,7 +105,7 @@ def profile_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> None:
-    """Measures what a training step waits for.
+    """Measure what a training step waits for.
 
     The command runs unchanged and for real, writes its files (--copy: in a copy of this folder),
     and is stopped after the measurement. The record is profile.json, unless --out names another
@@ -121,13 +117,7 @@ def profile_verb(
     """
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm, say_unused_types
-    from stoker.cli.outputs import (
-        check_writable,
-        deliver,
-        outputs_of,
-        step_inputs,
-        told_of_profile,
-    )
+    from stoker.cli.outputs import check_writable, deliver, outputs_of, step_inputs, told_of_profile
     from stoker.cli.workloads import named_run_dir, new_run_dir, resolve, reused_profile
     from stoker.platforms import platform_named
     from stoker.profile import explain
@@ -141,7 +131,8 @@ def profile_verb(
     if training_job:
         if words or platform or copy or budget is not None:
             raise UsageError(
-                "--training-job reads a job that has already run: there is nothing to run",
+                "--training-job runs nothing, so it takes no command, --platform, --copy or "
+                "--budget",
                 where="command line",
                 fix=f"stoker profile --training-job {training_job}",
             )
@@ -153,7 +144,7 @@ def profile_verb(
         ("profile.instance_type", "--instance-type"): instance_type or None,
     }
     flags, sets = typed_keys(keys, overrides)
-    # Before a file is looked for: a notebook is there, and cannot be run all the same.
+    # First: a notebook is a file that exists and that cannot be run.
     refused = notebook_refusal(words, where="command line") if words else None
     if refused:
         raise refused
@@ -161,7 +152,7 @@ def profile_verb(
     with told_by_flag(flags):
         workload = resolve(words or given.words, overrides=sets, params=params, verb="profile")
     if reused := reused_profile(workload, params):
-        say(f"profile of {workload.name}: the one that it was given", quiet=as_json)
+        say(f"profile of {workload.name}: the given one", quiet=as_json)
         told = told_of_profile(reused)
         deliver(
             reused, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told
@@ -170,11 +161,11 @@ def profile_verb(
     is_here = workload.platform_info.is_this_machine
     if copy and not is_here:
         raise UsageError(
-            f"--copy is of no use on {workload.platform}: the command runs in a container there",
+            f"--copy cannot be used on {workload.platform}: the command runs in a container there",
             where="command line",
             fix="leave --copy out",
         )
-    # Before minutes are spent on what could not be kept.
+    # Before minutes are spent on a measurement that could not be kept.
     check_writable(outputs.out or Path("profile.json"))
     cluster = _cluster(workload, is_command=workload.command == tuple(words or ()))
     today = [Group.of_today(cluster.dnn)]
@@ -194,9 +185,8 @@ def profile_verb(
     name = f"{workload.run_name(pod.run_id)}-profile" if pod and is_step else None
     run_dir = named_run_dir(name) if name else new_run_dir(f"{workload.name}-profile")
     if copy:
-        # The working directory is another one while it is measured.
+        # The measurement has another working directory.
         run_dir = run_dir.absolute()
-    if copy:
         say("the command runs for real, in a copy of this folder", quiet=as_json)
     else:
         how = "; --copy runs it in a copy of this folder" if is_here else ""
@@ -217,7 +207,7 @@ def profile_verb(
                 quiet=as_json,
             )
     except KeyboardInterrupt:
-        # The parser ends with 130 and no word.
+        # The parser ends with 130 and prints nothing.
         again = shlex.join([program(), *(context.obj or ["profile", *(words or ())])])
         say(
             f"stopped before there was a verdict\nkept:  {relative(run_dir / 'logs')}\n"
@@ -227,28 +217,21 @@ def profile_verb(
         raise
     except UnmeasuredError as err:
         if err.observed:
-            # What was observed is worth a guess of `decide`, so it is written although this is an
-            # error.
+            # `decide` can make a guess of it, so it is written although this is an error.
             out = outputs.out or Path("profile.json")
             write_json(out, err.observed)
             say(
-                f"not enough was measured for a verdict; what was observed is written to {out}",
+                f"not enough was measured for a verdict; what was observed is in {out}",
                 quiet=as_json,
             )
         raise
-    deliver(
-        record,
-        outputs=outputs,
-        name="profile",
-        explain=explain,
-        as_json=as_json,
-        told=told_of_profile(record),
-    )
+    told = told_of_profile(record)
+    deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
 
 
 @contextmanager
 def _folder_of(workload: "Workload", *, run_dir: Path | None) -> Iterator[None]:
-    """Lets the block run in a copy of this folder; in the folder itself without a `run_dir`."""
+    """Runs the block in a copy of this folder; in the folder itself without a `run_dir`."""
     from stoker.profile.grown_files import COPY
     from stoker.profile.scratch_copy import scratch_copy
 
@@ -270,15 +253,11 @@ def profile_and_keep(
     records: Mapping[str, str],
     quiet: bool,
 ) -> "Profile":
-    """Profiles and shows how far it is; in a pipeline, takes what an earlier attempt measured.
+    """Profiles and shows the progress; in a pipeline, returns what an earlier attempt measured.
 
     Args:
-        workload: What to profile.
-        cluster: Today's cluster.
-        platform: The platform that runs the job.
         run_dir: The run's folder, whose name is the job's.
         records: As of `stoker.profile.profile`; empty outside of pipelines.
-        quiet: Whether to show nothing.
     """
     from stoker.platforms.base import RecoveringPlatform
     from stoker.profile import profile
@@ -312,7 +291,7 @@ def profile_and_keep(
 
 
 def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
-    """Returns today's cluster; a bare command has all cores of this machine, as without stoker."""
+    """Returns today's cluster."""
     from stoker.cli.workloads import todays_cluster
     from stoker.host.machine import usable_vcpus
     from stoker.records import Cluster, TodaysGroup
@@ -324,25 +303,24 @@ def _cluster(workload: "Workload", *, is_command: bool) -> "Cluster":
 
 
 class FollowedProfile:
-    """Shows how far the profile is, from the log of its first rank.
+    """Shows a profile's progress, from the log of its first rank.
 
-    Of waits it shows those of the rank that waits longest, once all ranks have said theirs: the
-    verdict counts that one.
+    Of the waits it shows those of the rank that waits longest, which the verdict counts, once the
+    logs of all ranks have theirs.
     """
 
     def __init__(self, *, bar: "Bar | None", quiet: bool, budget: str) -> None:
         self._bar = bar
-        self._task = (
-            bar.add_task("profile", total=None, words="starts the command") if bar else None
-        )
+        words = "starts the command"
+        self._task = bar.add_task("profile", total=None, words=words) if bar else None
         self._quiet = quiet
         self._budget = budget
         self._said: set[str] = set()
-        # By event and rank: waits that not all ranks have said yet.
+        # By event and rank: waits that are not yet known of all ranks.
         self._waits: dict[str, dict[int, Mapping[str, str]]] = {}
 
     def line(self, line: "LogLine") -> None:
-        """Takes one line of the job's log; the script's own are in the files."""
+        """Takes a line of the job's log; the script's own lines are in files."""
         if is_of_platform(line):
             say(step_line("", line.text, None), quiet=self._quiet)
             return
@@ -356,21 +334,20 @@ class FollowedProfile:
             if len(known) >= int(event.values.get("ranks", "1")):
                 self._say_waits()
         elif rank == 0:
-            # A rank whose log is not seen is not waited for any longer.
+            # A rank whose log is not seen: stop waiting for it.
             self._say_waits()
             self._say(event.event, event.values)
-        # In lockstep all ranks would say the same.
+        # In lockstep all ranks would log the same.
         if rank != 0:
             return
         doing = _DOING.get(event.event)
         if doing and self._bar and self._task is not None:
             if event.event == EventName.PROFILE_STARTED:
-                # The budget counts from here on.
+                # The budget counts from here.
                 self._bar.reset(self._task)
             self._bar.update(self._task, words=f"of {self._budget}: {doing}")
 
     def _say_waits(self) -> None:
-        """Says the waits of the slowest ranks; of several events the latest."""
         # Imported here: verbs that only print a line start faster.
         from stoker.feed.timeline import waits_longest
 
@@ -383,7 +360,7 @@ class FollowedProfile:
 
     def _say(self, name: str, values: Mapping[str, str]) -> None:
         words = _WORDS.get(name)
-        # Ranks that do not say who they are log the same event.
+        # Once, though several ranks log the same event.
         once = f"{name} {values.get('workers')}"
         if words and once not in self._said:
             self._said.add(once)
@@ -393,7 +370,7 @@ class FollowedProfile:
 
 @contextmanager
 def following_profile(workload: "Workload", *, quiet: bool) -> Iterator[FollowedProfile]:
-    """Shows what the profile does and its time while the block runs, where stderr is a terminal."""
+    """Shows the profile's progress while the block runs, with a bar where stderr is a terminal."""
 
     def columns(console: "Console") -> "Sequence[ProgressColumn]":
         from rich.progress import SpinnerColumn, TimeElapsedColumn
@@ -406,19 +383,21 @@ def following_profile(workload: "Workload", *, quiet: bool) -> Iterator[Followed
         yield FollowedProfile(bar=bar, quiet=quiet, budget=budget)
 
 
-def _steps_so_far(values: Mapping[str, str]) -> str:
-    step = values.get("step_seconds")
-    took = f"; a step takes {_ms(step)}" if step else "; no step has ended yet"
-    return f"{_waits(values, 'of the time is spent waiting for data')}{took}"
+def _took(values: Mapping[str, str]) -> str:
+    return f"a step takes {_ms(values['step_seconds'])}"
+
+
+def _ms(seconds: str) -> str:
+    return ms(float(seconds))
+
+
+def _so_far(values: Mapping[str, str]) -> str:
+    took = _took(values) if values.get("step_seconds") else "no step has ended yet"
+    return f"{_waits(values, 'of the time is spent waiting for data')}; {took}"
 
 
 def _as_is(values: Mapping[str, str]) -> str:
-    waits = _waits(values, "of it waiting for data")
-    return f"a step takes {_ms(values['step_seconds'])}, {waits}"
-
-
-def _accelerator(values: Mapping[str, str]) -> str:
-    return f"with cached batches a step takes {_ms(values['step_seconds'])}"
+    return f"{_took(values)}, {_waits(values, 'of it waiting for data')}"
 
 
 def _loader(values: Mapping[str, str]) -> str:
@@ -435,15 +414,11 @@ def _guarded(values: Mapping[str, str]) -> str:
     return f"the script is about to {values['action']}, with a model trained on repeated batches"
 
 
-def _ms(seconds: str) -> str:
-    return ms(float(seconds))
-
-
 _WORDS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], str]]] = {
     EventName.PROFILE_STARTED: ("begins", lambda _: "the script asks for its first batch"),
-    EventName.PROFILE_PROGRESS: ("so far", _steps_so_far),
+    EventName.PROFILE_PROGRESS: ("so far", _so_far),
     EventName.PROFILE_AS_IS: ("as is", _as_is),
-    EventName.PROFILE_ACCELERATOR: ("no loader", _accelerator),
+    EventName.PROFILE_ACCELERATOR: ("no loader", lambda it: f"with cached batches {_took(it)}"),
     EventName.PROFILE_LOADER: ("loader", _loader),
     EventName.PROFILE_GUARDED: ("ends here", _guarded),
 }
@@ -455,11 +430,8 @@ def observe(
     """Makes a profile of a training job's load; runs nothing.
 
     Args:
-        name: Name of the job.
-        logs: File with its log, which tells the time of a step and the groups of hosts.
+        logs: File with the job's log, for the time of a step and the groups of hosts.
         region: Region of the job; None: as boto3 finds it.
-        outputs: Where the profile goes.
-        as_json: Prints the profile as JSON.
 
     Raises:
         UsageError: If a type is in no catalog, or the log has no steps.
@@ -472,7 +444,7 @@ def observe(
     from stoker.profile import explain
     from stoker.profile.observed_job import observed_profile, steps_in
 
-    # First: a log without steps is an error that needs no network.
+    # First: a log without steps is an error before any network.
     lines = _lines_of(logs) if logs else None
     steps = steps_in(lines, source=str(logs)) if lines is not None else None
     aws = Aws(region=region)
@@ -483,28 +455,22 @@ def observe(
     sizes = {}
     for kind, _ in state.groups.values():
         instance = catalog.get(kind)
-        # CloudWatch gives percent of one vCPU, or of one GPU: shares need their numbers.
+        # CloudWatch gives percent of one vCPU, or of one GPU.
         sizes[kind] = (instance.vcpus, instance.accelerators)
     with working(f"reading the load of {name}", quiet=as_json):
         job = observe_job(aws, state, sizes=sizes, log=lines, now=datetime.now(UTC))
     record = observed_profile(job, sizes=sizes, steps=steps)
-    deliver(
-        record,
-        outputs=outputs,
-        name="profile",
-        explain=explain,
-        as_json=as_json,
-        told=told_of_profile(record),
-    )
+    told = told_of_profile(record)
+    deliver(record, outputs=outputs, name="profile", explain=explain, as_json=as_json, told=told)
 
 
 def _lines_of(file: Path) -> list[str]:
-    """Reads the lines of a log; replaces bytes that are no text, as progress bars leave some."""
     try:
+        # Progress bars leave bytes that are not UTF-8.
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as err:
         raise UsageError(
-            f"the log cannot be read: {err.strerror or err}",
+            f"cannot read the log: {err.strerror or err}",
             where=f"--logs {file}",
-            fix="name a text file that holds the job's log",
+            fix="name a text file with the job's log",
         ) from None

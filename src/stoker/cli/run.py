@@ -1,4 +1,4 @@
-"""`stoker run` runs the four components in a row, with their records in one folder."""
+"""`stoker run` runs the four steps in a row, with their records in one folder."""
 
 import os
 import shlex
@@ -49,8 +49,8 @@ def run_verb(
         typer.Option(
             "--from",
             metavar="STEP",
-            help="Begins with this step (decide, train or evaluate), and takes the records of the "
-            "earlier steps from the latest run (default: runs all steps).",
+            help="Begin with this step (decide, train or evaluate) and the earlier records of the "
+            "latest run (default: run all steps).",
             autocompletion=offered(*STEPS),
         ),
     ] = None,
@@ -59,7 +59,7 @@ def run_verb(
         typer.Option(
             "--group",
             metavar=GROUP_METAVAR,
-            help="Trains on these instance groups where other programs disturb the profile too "
+            help="Train on these instance groups where other programs disturb the profile too "
             "much to choose a plan; may be repeated (default: today's cluster).",
         ),
     ] = None,
@@ -69,7 +69,7 @@ def run_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
-    """Runs the whole chain: profile, decide, train, evaluate, report.
+    """Run the whole chain: profile, decide, train, evaluate, report.
 
     All records, logs and the report are in a new folder, runs/ID (ID: NAME-DATE-TIME).
 
@@ -87,7 +87,7 @@ def run_verb(
     sets = [*(overrides or ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
     record = resolve([workload], overrides=sets)
-    # A gate that needs a champion is refused before anything runs: none is configured here.
+    # Before anything runs: no champion is configured here, so a gate that needs one is refused.
     champion_metrics("", workload=record, region=None)
     today = todays_cluster(record).dnn
     say_unused_types(record, [Group.of_today(today)], quiet=as_json)
@@ -108,7 +108,7 @@ def run_verb(
         assume_yes=yes,
         arguments=context.obj or ["run", workload],
     )
-    # Before the first step: a chain that ends early leaves no record of an earlier one.
+    # Before the first step: a chain that ends early must not leave an earlier run's records.
     forget_later(run_dir, first)
     say(f"stoker run {workload}  →  {relative(run_dir)}", quiet=as_json)
     with telling(record, run=run_dir.name, step=STEPS[first], quiet=as_json) as ending:
@@ -123,14 +123,13 @@ def run_verb(
             track(chain, report)
             raise
         except BaseException as err:
-            # Ctrl-C or SIGTERM; any other error is a bug of stoker, and needs no report.
             ending.step = chain.doing
+            # Ctrl-C or SIGTERM; any other error is a bug of stoker, and needs no report.
             if not isinstance(err, Exception):
                 say_stopped(chain)
                 report = report_of_chain(chain, failure=f"stopped in {chain.doing}")
                 if chain.doing == "evaluate":
-                    # Else the run would be under way for ever there; a training that was stopped
-                    # has written its end already.
+                    # A training that was stopped has written its end to MLflow already.
                     track(chain, report, is_stopped=True)
             raise
         report = report_of_chain(chain)
@@ -141,7 +140,7 @@ def run_verb(
         if code:
             ending.failed(why_failed(chain), exit_code=code)
             if code == EXIT_TERMINATED:
-                # Somebody stopped the training; it has not failed.
+                # A training that was stopped has not failed.
                 ending.status = "stopped"
     if as_json:
         print(to_json(evaluation) if evaluation else "null", end="")
@@ -153,7 +152,7 @@ def run_verb(
 
 def next_step(workload: "Workload", file: str, code: int) -> str:
     """Returns the line that says what to do after a run that ended with this exit code."""
-    # An example has shown that it works; a workload of one's own may be trained again.
+    # An example has shown that it works; the user's own workload may be trained again.
     if code == 0 and any(word.startswith("examples/") for word in workload.command):
         return f"next:      {program()} profile -- python YOUR_SCRIPT.py"
     return f"next:      {program()} run {shlex.quote(file)} --from train     (trains again)"
@@ -161,7 +160,7 @@ def next_step(workload: "Workload", file: str, code: int) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Chain:
-    """Runs the chain of steps in `run_dir`, which holds what is done."""
+    """A run of the chain of steps in `run_dir`."""
 
     workload: "Workload"
     source: str
@@ -185,10 +184,8 @@ class Chain:
         """Makes the step's record and writes it, or reads the earlier one.
 
         Args:
-            name: One of STEPS.
-            kind: Class of the record.
             make: Does the step; `train` writes its record itself.
-            words: The record in one line.
+            words: Returns the record in one line.
         """
         from stoker.records import read_json, write_json
 
@@ -199,16 +196,14 @@ class Chain:
             return record
         began, self.doing = time.monotonic(), name
         record = make()
-        # `train` has written it itself (records/training.py).
         if name != "train":
             write_json(file, record)
-        took = time.monotonic() - began
-        say(step_line(name, words(record), took), quiet=self.quiet)
+        say(step_line(name, words(record), time.monotonic() - began), quiet=self.quiet)
         return record
 
 
 def say_stopped(chain: Chain) -> None:
-    """Says what is kept of a chain that was stopped before or after its training."""
+    """Prints what is kept of a chain that was stopped before or after its training."""
     from stoker.cli.train import command_line
 
     if chain.doing == "train":
@@ -225,13 +220,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.catalog import catalog_of
     from stoker.cli.billing import confirm
     from stoker.cli.kept_training import train_and_keep
-    from stoker.cli.outputs import (
-        decision_words,
-        evaluation_words,
-        free_advice,
-        profile_words,
-        training_words,
-    )
+    from stoker.cli.outputs import free_advice
     from stoker.cli.profile import following_profile
     from stoker.cli.train import command_line
     from stoker.cli.workloads import todays_cluster
@@ -242,10 +231,11 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
     from stoker.records import Decision, Evaluation, Group, Profile, Training
     from stoker.records.outcome import outcome_of, training_exit_code
     from stoker.train import prepare
+    from stoker.words import decision_words, evaluation_words, profile_words, training_words
 
     workload, run_dir = chain.workload, chain.run_dir
     platform = platform_named(workload.platform, settings=workload)
-    # Once for all steps: what was promised and what is billed have the same prices.
+    # Once for all steps: prediction and bill have the same prices.
     catalog = catalog_of(workload, chain.prices)
 
     def ask(
@@ -276,12 +266,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
                 verdict_on_interrupt=False,
             )
 
-    profiled = chain.step(
-        "profile",
-        Profile,
-        measured,
-        profile_words,
-    )
+    profiled = chain.step("profile", Profile, measured, profile_words)
     # Before anything else is rented: data hosts could do nothing for this training.
     refuse_unfed(profiled, workload)
     decision = chain.step(
@@ -299,7 +284,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
         ),
         decision_words,
     )
-    # Whichever plan is run: these fixes cost nothing and stay out of the plan.
+    # Fixes that cost nothing are not part of the plan.
     for text in free_advice(profiled, decision):
         say(step_line("  free", text, None), quiet=chain.quiet)
 
@@ -330,7 +315,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
             f"{printable(training.failure or '', keep=_LINES)}\nlogs: {relative(run_dir / 'logs')}",
             quiet=chain.quiet,
         )
-        # Nothing to judge: gates and a prediction are held against a training that ended well.
+        # Gates and prediction are only for a training that ended well.
         return code, None
     evaluation = chain.step(
         "evaluate",
@@ -347,13 +332,7 @@ def steps(chain: Chain) -> "tuple[int, Evaluation | None]":
 
 
 def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
-    """Writes the run to MLflow, where the workload names one; returns its page's address.
-
-    Args:
-        chain: What was done of it.
-        report: Report of the run.
-        is_stopped: Whether somebody waits for this process to end.
-    """
+    """Writes the run to MLflow, where the workload names one; returns its page's address."""
     from stoker.cli.tracking import keep_tracked
     from stoker.platforms.base import tracking_of
     from stoker.records import Evaluation, Training
@@ -374,7 +353,7 @@ def track(chain: Chain, report: Path, *, is_stopped: bool = False) -> str:
 
 
 def why_failed(chain: Chain) -> str:
-    """Returns why a chain whose steps were all done did not end well, in a line."""
+    """Returns why a chain whose steps were all done failed, in a line."""
     from stoker.records import Evaluation, Training
     from stoker.records.outcome import outcome_of
 
@@ -391,12 +370,11 @@ def found_in(file: Path, kind: "type[RecordT]") -> "RecordT | None":
 
 
 def fresh_run_dir(workload: "Workload") -> Path:
-    """Makes the folder of a new run, with its workload."""
+    """Makes the folder of a new run, with its workload, by which `--from` finds it."""
     from stoker.cli.workloads import new_run_dir
     from stoker.records import write_json
 
     run_dir = new_run_dir(workload.name)
-    # By it `--from` finds the latest run of the same workload (`latest_run_dir`).
     write_json(run_dir / "workload.json", workload)
     return run_dir
 
@@ -410,12 +388,12 @@ def forget_later(run_dir: Path, first: int) -> None:
     from stoker.platforms.local import lock_run_folder
 
     if run_dir.is_dir():
-        # Taken and given back: it is free, so that nobody writes what is removed here.
+        # Taken and released: no other process writes what is removed here.
         os.close(lock_run_folder(run_dir, run=run_dir.name))
     for step in STEPS[first:]:
         (run_dir / f"{_RECORD_OF[step]}.json").unlink(missing_ok=True)
     if first <= STEPS.index("train"):
-        # This training may have fewer hosts: what the others left must not pass for its own.
+        # This training may have fewer hosts: earlier logs must not pass for its own.
         for folder in ("hosts", "logs"):
             shutil.rmtree(run_dir / folder, ignore_errors=True)
 

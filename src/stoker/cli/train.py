@@ -1,6 +1,7 @@
 """`stoker train` runs a workload on a cluster, or prints the request for it.
 
-A training that Ctrl-C or SIGTERM stops keeps its record, and prints what is kept and how to go on.
+A training that Ctrl-C or SIGTERM stops keeps its record, and prints what is kept and how to
+continue.
 """
 
 import contextlib
@@ -8,7 +9,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,77 +43,51 @@ def train_verb(
     *,
     platform: PlatformName = None,
     profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile",
-            metavar="F",
-            help="The profile.json that was decided on, for the report.",
-            hidden=True,
-        ),
+        Path | None, typer.Option(metavar="F", help="The decision's profile.json.", hidden=True)
     ] = None,
     decision: Annotated[
         Path | None,
         typer.Option(
-            "--decision",
             metavar="D",
-            help="Trains on the cluster that this decision.json chose (default: today's cluster).",
+            help="Train on the cluster that this decision.json chose (default: today's cluster).",
         ),
     ] = None,
     groups: Groups = None,
     replace_dataloader: ReplaceDataLoader = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only prints the request; sends nothing.")
+        bool, typer.Option("--dry-run", help="Only print the request; send nothing.")
     ] = False,
     name: Annotated[
         str | None,
         typer.Option(
-            "--name",
             metavar="NAME",
             help="Name of the run and its job (default: made of the workload and the time). If a "
             "job of that name exists, stoker follows it and starts no second one.",
         ),
     ] = None,
     run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run-id",
-            metavar="ID",
-            help="Id of a pipeline's run; names the job after it.",
-            hidden=True,
-        ),
+        str | None, typer.Option(metavar="ID", help="Id of the pipeline's run.", hidden=True)
     ] = None,
     finish: Annotated[
         bool,
         typer.Option(
             "--finish",
-            help="As a pipeline's last step: only ends the jobs of a run that has ended, the "
-            "training's and the profile's.",
+            help="As a pipeline's last step: only end the jobs of a run that has ended.",
             hidden=True,
         ),
     ] = False,
     evaluation: Annotated[
-        Path | None,
-        typer.Option(
-            "--evaluation",
-            metavar="F",
-            help="With --finish: the evaluation of a training whose step was lost.",
-            hidden=True,
-        ),
+        Path | None, typer.Option(metavar="F", help="As --report: evaluation.json.", hidden=True)
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report",
-            metavar="F",
-            help="With --finish: the report of a training whose step was lost.",
-            hidden=True,
-        ),
+        typer.Option(metavar="F", help="For --finish: report of a lost step.", hidden=True),
     ] = None,
     always: Annotated[
         bool,
         typer.Option(
             "--always",
-            help="Exits with 0 even if the training failed; see status in the record.",
+            help="Exit with 0 even if the training failed; see status in the record.",
             hidden=True,
         ),
     ] = False,
@@ -120,9 +95,8 @@ def train_verb(
     model: Annotated[
         Path | None,
         typer.Option(
-            "--model",
             metavar="DIR",
-            help="Copies the trained model to this folder (default: leaves it where it is).",
+            help="Copy the trained model to this folder (default: leave it where it is).",
         ),
     ] = None,
     prices: Prices = None,
@@ -131,7 +105,7 @@ def train_verb(
     as_json: AsJson = False,
     yes: Yes = False,
 ) -> int:
-    """Trains on the cluster of a decision, or on groups that you name.
+    """Train on the cluster of a decision, or on groups that you name.
 
     The record is training.json in the run's folder, unless --out names another file. The run's
     folder also has the logs and report.html.
@@ -153,7 +127,6 @@ def train_verb(
         outputs_of,
         step_inputs,
         told_of_training,
-        training_words,
     )
     from stoker.cli.report import report_of_run
     from stoker.cli.tracking import keep_tracked
@@ -172,6 +145,7 @@ def train_verb(
     from stoker.records.training import copied_to
     from stoker.settings import pipeline_run
     from stoker.train import prepare
+    from stoker.words import training_words
 
     sets = [*(overrides or ()), *([f"platform={platform}"] if platform else ())]
     sets += [f"feed.replace_dataloader={replace_dataloader}"] if replace_dataloader else []
@@ -185,25 +159,23 @@ def train_verb(
                 where="--finish",
                 fix="stoker train WORKLOAD --run-id ID --finish",
             )
-        workload = read_with_params(words[0], overrides=sets, params=params)
-        places = FinishOutputs(
-            record=outputs_of(files, model=model), evaluation=evaluation, report=report
-        )
         finish_run(
-            workload,
+            read_with_params(words[0], overrides=sets, params=params),
             run_id=run_id,
             outcome=given.outcome or "{}",
-            outputs=places,
+            outputs=FinishOutputs(
+                record=outputs_of(files, model=model), evaluation=evaluation, report=report
+            ),
             as_json=as_json,
         )
         return 0
     outputs = outputs_of(files, model=model, parameters=TRAIN_PARAMETERS)
     with told_by_flag({"platform": "--platform"} if platform else {}):
         workload = resolve(words, overrides=sets, params=params, verb="train")
-    # A retry of a pipeline's step has the same id: it follows the job of the first attempt.
+    # A retry of a pipeline's step has the same id, so it follows the job of the first attempt.
     name = name or (workload.run_name(run_id) if run_id else None)
     if decision and groups:
-        raise UsageError("--decision and --group exclude each other", fix="leave one of them out")
+        raise UsageError("--decision cannot be used with --group", fix="leave one of them out")
     decided = read_json(decision, Decision) if decision else None
     profiled = read_json(profile, Profile) if profile else None
     chosen = decided.plan.groups if decided else groups_of(workload, groups or ())
@@ -211,25 +183,25 @@ def train_verb(
 
     def prepared(run_dir: Path) -> "JobSpec":
         job = prepare(workload=workload, groups=chosen, run_dir=run_dir, decision=decided)
-        # By them a pipeline's last step follows the job where this one is lost.
+        # For a pipeline's last step, which follows the job where this step is lost.
         return replace(job, records=records_of_step(workload, decided, profiled) if run_id else {})
 
     say_unused_types(workload, chosen, quiet=as_json)
     if dry_run:
-        # No folder is made: a dry run leaves nothing.
+        # Without making a folder.
         print(_request_of(runs_on, prepared(RUNS / (name or "dry-run")), as_json=as_json))
         return 0
     catalog = catalog_of(workload, prices)
     confirm(workload, chosen, catalog=catalog, decision=decided, assume_yes=yes, quiet=as_json)
     run_dir = named_run_dir(name) if name else new_run_dir(workload.name)
     job = prepared(run_dir)
-    # Before anything starts: a request that is wrong is refused here, with its key.
+    # Before anything starts: a wrong request is refused here, with its key.
     runs_on.plan(job)
     if workload.platform_info.is_this_machine:
-        # Taken and given back: a run of that name that still runs keeps its files, and its run in
+        # Taken and released: a run of that name that still runs keeps its files, and its run in
         # MLflow.
         os.close(lock_run_folder(run_dir, run=job.name))
-    # The report of the run needs them: now, and when `stoker report` writes it again.
+    # For the report of the run, now and from `stoker report`.
     write_json(run_dir / "workload.json", workload)
     if decided:
         write_json(run_dir / "decision.json", decided)
@@ -242,11 +214,11 @@ def train_verb(
     shortage = None
     submitted: list[str] = []
     earlier = _training_in(run_dir / "training.json")
-    # Of a pipeline's run its last step tells, or the one that judges the training.
+    # A pipeline's last step notifies of its run, or the step that judges the training.
     is_told = not (outputs.executor or run_id or pipeline_run())
     with telling(workload, run=job.name, step="train", quiet=as_json, is_told=is_told) as ending:
         try:
-            with _evaluation_of(run_dir / "training.json"):
+            try:
                 record = train_and_keep(
                     job,
                     platform=runs_on,
@@ -259,28 +231,33 @@ def train_verb(
                     echo=True,
                     on_submit=lambda: submitted.append(job.name),
                 )
+            finally:
+                after = _training_in(run_dir / "training.json")
+                # An evaluation goes with the training that it judged. A refused training leaves
+                # the earlier record, and one that had ended and was followed again is the same.
+                if after and not (earlier and after.is_of_same_training(earlier)):
+                    (run_dir / "evaluation.json").unlink(missing_ok=True)
         except (KeyboardInterrupt, TerminatedError):
-            # What was measured until then; a job that goes on without us has no record yet.
-            if (run_dir / "training.json").is_file():
+            # What was measured until then; a job that continues without stoker has no record yet.
+            if after:
                 report_of_run(run_dir, workload=workload, command=again)
             raise
         except NoCapacityError as err:
-            # It has left a record; a further attempt of a pipeline's step would wait as long again.
+            # Not raised yet: a further attempt of a pipeline's step would wait as long again.
             shortage, record = err, read_json(run_dir / "training.json", Training)
         except StokerError:
-            # It would be under way for ever there; a further attempt goes on with it. One that was
-            # refused leaves the run as it was, and one that left no record of its own has failed.
-            there = _training_in(run_dir / "training.json")
+            # Ends the run in MLflow, which a further attempt continues. A refused training leaves
+            # it as it was, and one that left no record has failed.
             keep_tracked(
                 job.tracking,
                 run=job.run_name,
-                training=None if submitted and there == earlier else there,
+                training=None if submitted and after == earlier else after,
                 is_refused=not submitted,
                 quiet=as_json,
             )
             raise
         if job.tracking.mlflow:
-            # For MLflow; what it cannot write is said below, where the record is safe.
+            # For MLflow. An error in it is printed below, once the record is safe.
             with contextlib.suppress(StokerError):
                 report_of_run(run_dir, workload=workload, command=again)
         page = keep_tracked(
@@ -290,21 +267,17 @@ def train_verb(
             files=[run_dir / name for name in ("decision.json", "training.json", "report.html")],
             quiet=as_json,
         )
-        logs = str(run_dir / "logs")
-        ending.links |= {
-            name: link
-            for name, link in (("job", record.job.url), ("mlflow", page), ("logs", logs))
-            if link
-        }
+        links = {"job": record.job.url, "mlflow": page, "logs": str(run_dir / "logs")}
+        ending.links |= {name: link for name, link in links.items() if link}
         code = training_exit_code(record)
         if code:
             ending.failed(outcome_of(record).words, exit_code=code)
-            # A training that somebody stopped has not failed.
+            # A training that was stopped has not failed.
             ending.status = record.status
     file = outputs.out or run_dir / "training.json"
     model_uri = kept_model(record.model_uri, outputs)
     try:
-        # The record may go elsewhere, and its timeline with it: it is named relative to it.
+        # The record may go elsewhere, and its timeline, which it names by a relative path.
         record = copied_to(file, record, run_dir=run_dir, model_uri=model_uri)
         deliver(
             record,
@@ -318,7 +291,7 @@ def train_verb(
     except (UsageError, OSError) as err:
         if outputs.executor is not None:
             raise
-        # A training is worth more than its record; a pipeline's next step needs it, and looks.
+        # A training is worth more than its record. A pipeline's next step needs the record.
         print(training_words(record))
         print(f"warning: no record of this training: {err}", file=sys.stderr)
     try:
@@ -326,7 +299,7 @@ def train_verb(
     except StokerError as err:
         page = f"not written: {err.what}"
     say(f"logs: {run_dir / 'logs'}\nreport: {page}", quiet=as_json)
-    # A pipeline's next step judges a failed training; this one must not end the pipeline.
+    # A pipeline's next step judges a failed training, so this one must not end the pipeline.
     if always:
         return 0
     if shortage:
@@ -334,22 +307,8 @@ def train_verb(
     return code
 
 
-@contextlib.contextmanager
-def _evaluation_of(record: Path) -> Iterator[None]:
-    """Removes the evaluation of an earlier training of this name, once the record is another."""
-    before = _training_in(record)
-    try:
-        yield
-    finally:
-        after = _training_in(record)
-        # A training that was refused has left the earlier one as it was, and one that had ended and
-        # was followed again is the one that was judged.
-        if after and not (before and after.is_of_same_training(before)):
-            record.with_name("evaluation.json").unlink(missing_ok=True)
-
-
 def _training_in(file: Path) -> "Training | None":
-    """Returns the record; None where there is none, or an earlier version's."""
+    """Returns the record; None if there is none, or only one of another version."""
     from stoker.records import Training, read_json
 
     with contextlib.suppress(StokerError):
@@ -358,9 +317,9 @@ def _training_in(file: Path) -> "Training | None":
 
 
 def _request_of(platform: "Platform[RequestT]", job: "JobSpec", *, as_json: bool) -> str:
-    """Returns the request of `job`: in the platform's own form, where it has one, else as JSON."""
+    """Returns the job's request as the platform's tools read it, else as JSON."""
     request = platform.plan(job)
-    # Kubernetes has YAML that `kubectl apply` takes.
+    # Kubernetes has one: YAML for `kubectl apply`.
     manifest: Callable[[RequestT], str] | None = getattr(platform, "manifest", None)
     if manifest and not as_json:
         return manifest(request)
@@ -378,7 +337,7 @@ def command_line(arguments: Sequence[str], *, from_step: str | None = None) -> s
     if from_step is not None:
         if "--from" in words:
             at = words.index("--from")
-            # `--from STEP`, and below `--from=STEP`.
+            # `--from STEP`; `--from=STEP` below.
             del words[at : at + 2]
         words = [word for word in words if not word.startswith("--from=")]
         words += ["--from", from_step]

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from stoker.catalog import local_instance, with_pools
-from stoker.cli.progress import say
 from stoker.errors import UsageError
 from stoker.host.machine import usable_vcpus
 from stoker.host.processes import why_not_found
@@ -52,33 +51,30 @@ def read_with_params(
     return with_pools(read_workload(file, overrides=overrides))
 
 
-def with_params(workload: Workload, params: Sequence[str]) -> Workload:
-    """Applies a run's parameters to the workload; ignores those that only the target has.
-
-    A name that is nearly one of the workload's is said: the target, which knows its pipeline's own
-    parameters, may be out of reach.
+def with_params(workload: Workload, params: Sequence[str], *, target: str) -> Workload:
+    """Applies a run's parameters to the workload; those that only its pipeline has are left out.
 
     Raises:
-        UsageError: If a value is wrong.
+        UsageError: If a value is wrong, or a name is nearly one of the workload's.
     """
-    # A pipeline's run may have parameters that only the target reads: they are checked there.
+    from stoker.cli.compile import has_parameter
+
     known = {name for p in parameters_of(workload) for name in (p.name, p.camel_name)}
-    own = [text for text in params if text.partition("=")[0].strip() in known]
+    own = []
     for text in params:
         name = text.partition("=")[0].strip()
-        if text not in own and (fix := nearest(name, sorted(known))).startswith("did you mean"):
-            say(f"note: the workload has no parameter {name}: {fix}", quiet=False)
+        fix = nearest(name, sorted(known))
+        if name in known:
+            own.append(text)
+        elif fix.startswith("did you mean") and not has_parameter(target, workload, name):
+            raise UsageError(f"a run of {workload.name} has no parameter {name}", fix=fix)
     document = to_document(workload)
     assert isinstance(document, Mapping)
     return workload_from(document, overrides=overrides_of(own, workload=workload))
 
 
 def resolve(
-    words: Sequence[str],
-    *,
-    overrides: Sequence[str],
-    params: Sequence[str] = (),
-    verb: str = "",
+    words: Sequence[str], *, overrides: Sequence[str], params: Sequence[str] = (), verb: str = ""
 ) -> Workload:
     """Returns the workload of a file, or one made of a bare command.
 
