@@ -30,7 +30,6 @@ def process_clock(pid: int) -> float | None:
 
 
 def thread_clock(tid: int) -> float | None:
-    """Returns the same for a thread of this process, by its native id."""
     return _read(tid, _THREAD)
 
 
@@ -68,10 +67,7 @@ def cpu_quota(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> float | 
 
 
 def limiting_group(*, root: Path = CGROUP, membership: Path = MEMBERSHIP) -> Path | None:
-    """Returns the group that allows fewer vCPUs than this process's affinity; None: none does.
-
-    By its quota, or by the pod's request, which counts for the nearest group.
-    """
+    """Returns the group whose quota, or pod's request, is below this process's affinity."""
     groups = cpu_groups(root=root, membership=membership)
     limited = [
         (quota, index, group)

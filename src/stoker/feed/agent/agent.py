@@ -328,12 +328,7 @@ _unpack = protocol.Unpacker(protocol.ToAgent)
 
 
 class Agent:
-    """Serves batches to the trainers of one run.
-
-    Args:
-        workers: Batches made at a time.
-        port: Control port; batches are sent from the next one. None: any two free ones.
-    """
+    """Serves batches to the trainers of one run; batches are sent from the port after `port`."""
 
     def __init__(
         self,

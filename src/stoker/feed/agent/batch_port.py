@@ -37,12 +37,7 @@ _JOIN_SECONDS = 2.0
 
 @dataclass(slots=True)
 class OutgoingBatch:
-    """A batch to be sent.
-
-    Attributes:
-        packed: The message that describes it.
-        done: Called once, from any thread, when the payload is no longer needed.
-    """
+    """A batch to be sent; `done` is called once, from any thread, when its payload may go."""
 
     packed: bytes
     payload: Bytes1D | None

@@ -214,10 +214,8 @@ class HostedSpec:
         state: expected (a trainer was asked for it), loading (its dataset process unpickles it),
             ready, failed.
         since: Monotonic seconds of the last change, or of the last piece that arrived.
-        shipper: Routing id of the trainer that was asked for it, or has begun to send it; empty:
-            several were asked.
+        shipper: Routing id of the trainer that sends it; empty: several were asked.
         error: What the spec itself raised, for `unpack_error`; empty: only this host cannot use it.
-        was_wrong: Its digest was wrong before.
     """
 
     digest: str

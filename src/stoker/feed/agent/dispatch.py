@@ -43,15 +43,11 @@ MAX_OPEN = 256
 
 @dataclass(eq=False)
 class AgentSession:
-    """One loader of one trainer process.
+    """One loader of one trainer process, with its open requests by epoch and number.
 
     Attributes:
-        identity: Routing id of its connection.
-        spec: Digest of its current spec.
         base_seed: Seed of workers that start before they have a job; None: they start with one.
         is_ready: A Ready for that spec was sent.
-        credits: Credits that were sent last.
-        requests: Queued or begun requests, by epoch and number.
         unreachable_since: Monotonic seconds, if a message could not be delivered.
     """
 
@@ -78,12 +74,7 @@ class AgentSession:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request for one batch, with spec and seeding of its session at that time.
-
-    Attributes:
-        arrival: Rank among requests of the same number, set by the queue.
-        generation: Generation of its shard's process; 0: it is of no shard.
-    """
+    """A request for one batch, with spec and seeding of its session at that time."""
 
     session: AgentSession
     spec: str
@@ -152,10 +143,7 @@ class CreditPool:
         self._dry = 0
 
     def share(self, session: AgentSession, sessions: Iterable[AgentSession], now: float) -> int:
-        """Returns the credits of `session`, at least 1.
-
-        Ranks with an active session have equal parts, to one; so have the sessions of a rank.
-        """
+        """Returns the credits of `session`, at least 1: equal parts of ranks, and within them."""
         # `session` counts in any case: a new one has no requests yet. Sorted, so that each call
         # distributes the remainder in the same way.
         active = {s.name: s for s in sessions if s.is_active(now)} | {session.name: session}
@@ -185,10 +173,7 @@ class CreditPool:
         return self._raise_to(self._wanted())
 
     def adapt(self) -> bool:
-        """Adapts `per_worker`, once a second; returns True if it has changed.
-
-        It rises at once, because workers run dry until then, and falls one by one.
-        """
+        """Adapts `per_worker`, once a second: rises at once, falls one by one; True if changed."""
         # One in five: a worker that waits now and then costs nothing.
         ran_dry = self._jobs >= 5 and self._dry * 5 > self._jobs
         self._jobs = self._dry = 0

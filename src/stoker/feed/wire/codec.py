@@ -58,6 +58,8 @@ TENSOR_DTYPES = frozenset(
     | {f"float8_{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")}
 )
 _LENGTH = struct.Struct("<Q")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder()
 
 
 @dataclass(slots=True)
@@ -99,23 +101,35 @@ class Tag(IntEnum):
     PICKLE = 10
 
 
-class Encoder:
-    """Description of values; their bytes are copied later, by `leaves`.
+class Encoded:
+    """An encoded value: its tree, and functions that copy the payload, but for bytes `in_place`."""
 
-    Attributes:
-        end: Bytes of the payload so far.
-        leaves: Offset, size and copy function of each part of the payload that has to be copied.
-        in_place: Bytes of the parts that are in the arena already.
-    """
-
-    def __init__(self, *, allow_pickle: bool, arena: Arena | None = None) -> None:
+    def __init__(self, value: object, *, allow_pickle: bool, arena: Arena | None = None) -> None:
         self.allow_pickle = allow_pickle
         self.arena = arena
         self.has_pickle = False
         self.in_place = 0
-        self.end = arena.end if arena else 0
-        self.leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
+        self.nbytes = arena.end if arena else 0
+        self._leaves: list[tuple[int, int, Callable[[Bytes1D], None]]] = []
         self._nodes: dict[int, tuple[object, list[object]]] = {}
+        self.tree = _encoder.encode(self.node(value, "batch", 0))
+        # Needed no more; a view of the arena would keep its slot from being reused.
+        self.arena = None
+        self._nodes.clear()
+
+    def write_into(self, target: memoryview) -> None:
+        """Copies what is not in `target` yet: `nbytes` bytes, or the arena's memory."""
+        flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
+        for offset, nbytes, copy in self._leaves:
+            copy(flat[offset : offset + nbytes])
+
+    def checksum(self, target: memoryview, start: int) -> int:
+        """Returns CRC-32 over tree and payload in `target`, continued from `start`; 0.2 s/GB."""
+        digest = zlib.crc32(self.tree, start)
+        # Without the gaps between the parts: a reused slot has bytes of older batches there.
+        for offset, nbytes, _ in self._leaves:
+            digest = zlib.crc32(target[offset : offset + nbytes], digest)
+        return digest
 
     def node(self, value: object, path: str, depth: int) -> object:
         """Returns the node of `value`; `path` names it in a ShippingError."""
@@ -166,9 +180,9 @@ class Encoder:
         """Reserves `nbytes` bytes of the payload, which `copy` writes; returns their offset."""
         if not nbytes:
             return 0
-        offset = -(-self.end // ALIGNMENT) * ALIGNMENT
-        self.leaves.append((offset, nbytes, copy))
-        self.end = offset + nbytes
+        offset = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
+        self._leaves.append((offset, nbytes, copy))
+        self.nbytes = offset + nbytes
         return offset
 
     def _array(self, value: object) -> list[object] | None:
@@ -222,7 +236,7 @@ class Encoder:
         return [Tag.PICKLE, self._bytes(buffer.getbuffer()), leaves]
 
 
-def _tensor(encoder: Encoder, value: object) -> list[object] | None:
+def _tensor(encoder: Encoded, value: object) -> list[object] | None:
     import torch
 
     if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_nested:
@@ -281,7 +295,7 @@ def _copy_array(
 class _LeafPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickler that leaves out tensors and arrays."""
 
-    def __init__(self, file: io.BytesIO, encoder: Encoder, leaves: list[object]) -> None:
+    def __init__(self, file: io.BytesIO, encoder: Encoded, leaves: list[object]) -> None:
         super().__init__(file, protocol=5)
         self._encoder = encoder
         self._leaves = leaves
@@ -540,49 +554,13 @@ class Decoder:
         return value
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder()
-_LIST = int(Tag.LIST)
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """An encoded value, whose payload is yet to be copied.
-
-    Attributes:
-        in_place: Bytes of the payload that are in the arena already.
-    """
-
-    tree: bytes
-    nbytes: int
-    has_pickle: bool
-    in_place: int
-    _leaves: Sequence[tuple[int, int, Callable[[Bytes1D], None]]]
-
-    def write_into(self, target: memoryview) -> None:
-        """Copies what is not in `target` yet: `nbytes` bytes, or the arena's memory."""
-        flat: Bytes1D = np.frombuffer(target, dtype=np.uint8)
-        for offset, nbytes, copy in self._leaves:
-            copy(flat[offset : offset + nbytes])
-
-    def checksum(self, target: memoryview, start: int) -> int:
-        """Returns CRC-32 over tree and payload in `target`, continued from `start`; 0.2 s/GB."""
-        digest = zlib.crc32(self.tree, start)
-        # Without the gaps between the parts: a reused slot has bytes of older batches there.
-        for offset, nbytes, _ in self._leaves:
-            digest = zlib.crc32(target[offset : offset + nbytes], digest)
-        return digest
-
-
 def encode(value: object, *, allow_pickle: bool, arena: Arena | None = None) -> Encoded:
     """Describes `value`; its tensors and arrays are copied by `Encoded.write_into` only.
 
     Parts that are not in the arena yet are placed after those that are. Raises ShippingError if a
     part must not or cannot be pickled.
     """
-    encoder = Encoder(allow_pickle=allow_pickle, arena=arena)
-    tree = _encoder.encode(encoder.node(value, "batch", 0))
-    return Encoded(tree, encoder.end, encoder.has_pickle, encoder.in_place, encoder.leaves)
+    return Encoded(value, allow_pickle=allow_pickle, arena=arena)
 
 
 def decode(tree: bytes | memoryview, payload: Bytes1D | None, *, allow_pickle: bool) -> object:
@@ -617,7 +595,7 @@ def _flat(value: object) -> bytes | None:
     if type(value) is not list or set(map(type, value)) != {int}:
         return None
     try:
-        tree = _encoder.encode([_LIST, *value])
+        tree = _encoder.encode([int(Tag.LIST), *value])
     # More than 64 bits: `encode` sends the digits.
     except OverflowError:
         return None

@@ -158,12 +158,7 @@ def arguments_of(arguments: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """Settings of torch in the script's process, which a forked worker would inherit.
-
-    Attributes:
-        default_dtype: None: torch's own.
-        collate_types: Functions of default_collate by type, other than torch's own.
-    """
+    """Settings of torch in the script's process other than its defaults: a fork would have them."""
 
     default_dtype: object = None
     collate_types: tuple[tuple[object, object], ...] = ()
@@ -193,7 +188,6 @@ class DatasetSpec:
     """The parts of a loader that a data worker needs.
 
     Attributes:
-        dataset: Map-style or iterable dataset, or a `DatasetFactory`.
         auto_collation: False with `batch_size=None`: an index is one sample.
         num_workers: The script's, at least 1, for `get_worker_info()` while a batch is made.
         num_threads: torch's threads in a worker; torch's own loader has 1.
@@ -215,11 +209,8 @@ class DatasetSpec:
 class DatasetPlace:
     """Where a spec comes from; sent in front of the spec, and read without unpickling it.
 
-    Attributes:
-        directory: The trainer's working directory; empty if it was removed.
-        paths: The trainer's `sys.path`: all hosts run one image, so the script's folder exists
-            there.
-        modules: Modules that the spec refers to by name.
+    `paths` are the trainer's `sys.path`: all hosts run one image, so the script's folder exists
+    there.
     """
 
     directory: str
@@ -387,10 +378,7 @@ def digest(data: bytes | memoryview) -> str:
 
 
 class Arrival:
-    """A spec that arrives in pieces, in memory that other processes can map by its `descriptor`.
-
-    OSError means that there is no memory.
-    """
+    """A spec that arrives in pieces, in memory that other processes can map."""
 
     def __init__(self, name: str, *, nbytes: int) -> None:
         self._name = name

@@ -107,7 +107,6 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Renews the lease of a launcher.
 
     Attributes:
-        stage: Progress of the engine's commands on this host.
         has_start: The follower has received its Start.
         unfed_ranks: Ranks of this host that do not use the feed, and will not.
     """
@@ -132,7 +131,6 @@ class State(Message, frozen=True, kw_only=True):
         outcome: None while the run lasts. To data hosts only, released: the training continues
             without their batches.
         unknown: The sender is not a member, or no longer: join again.
-        stage: Progress of the engine's commands.
     """
 
     outcome: Literal["succeeded", "failed", "stopped", "released"] | None = None
@@ -175,12 +173,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Roster(Message, frozen=True, kw_only=True):
-    """The agents of the data group, which has `expected` hosts.
-
-    Attributes:
-        lost: Silent for longer than their lease.
-        awaited: Hosts that have never joined.
-    """
+    """The agents, those `lost` (silent beyond their lease), and hosts that have never joined."""
 
     agents: tuple[Member, ...]
     expected: Count
@@ -200,15 +193,12 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Work of one host's data workers for a rank so far.
 
     Attributes:
-        is_local: They are children of the rank.
         batches: Batches that the rank used.
         frame_bytes: Bytes received, duplicates included.
         duplicates: Batches that came after another host's.
         moved: Batches reassigned because the host was lost, declined them, or was late.
-        credits: Limit of `in_flight`, now; 0: the host is gone.
-        busy_seconds: Wall-clock seconds of all its workers.
-        num_workers: Number of workers that have made a batch.
-        workers: The first ones, if there are many.
+        credits: Limit of `in_flight`; 0: the host is gone.
+        num_workers: Workers that have made a batch; `workers` are the first ones.
     """
 
     host: Identifier
@@ -226,11 +216,10 @@ class HostWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Work of the feed as a rank sees it.
+    """Work of the feed as a rank sees it; rates are taken over `seconds`, since the feed began.
 
     Attributes:
-        seconds: Seconds since the rank's feed began; rates are taken over them.
-        taken: Batches that the trainer took so far.
+        taken: Batches that the trainer took.
         ready_at_takes: Batches that were ready after the one taken, summed over `taken`.
         window: How far ahead of the trainer batches are made, now.
         shards: Shards of iterable datasets that are being read.
@@ -248,11 +237,7 @@ class FeedWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """Progress of a rank with its main loader, about once a second.
-
-    Attributes:
-        steady_steps: Steps without the first ones of each epoch; likewise the seconds of these.
-    """
+    """Progress of a rank with its main loader; `steady_`: without the first steps of epochs."""
 
     rank: Count
     steps: Count
@@ -288,10 +273,9 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 class Open(Message, frozen=True, kw_only=True):
-    """Opens a session, or changes its spec at the next iter().
+    """Opens a session, or changes its spec (a digest) at the next iter().
 
     Attributes:
-        spec: Digest of the pickled spec.
         base_seed: Seed of the epoch that begins: workers start while the spec is being sent. None:
             they start with the first request.
         first_worker: Id of the host's first data worker, for worker_init_fn.
@@ -336,10 +320,7 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """The spec cannot be used on this host; the frame is the pickled error.
-
-    If `is_of_host`, its processes died or it is out of memory: other hosts may be able to use it.
-    """
+    """The spec cannot be used; the frame is the error. Others may be able to if `is_of_host`."""
 
     session: Identifier
     spec: Identifier
@@ -363,7 +344,6 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         made: Batches of this epoch that have arrived: a new process makes them again and discards
             them.
         digest: Checksum of these.
-        shared_seed: Torch's, for data pipes.
         persists: The process continues with the next epoch.
         state: Random states that a process of the shard has sent, for a new one.
         earlier: Batches of each epoch since `state` that a new process makes again first.
@@ -384,12 +364,10 @@ class Make(Message, frozen=True, kw_only=True):
     """Requests batch `number`; always answered, unless Cancel or Close revokes it.
 
     Attributes:
-        index: Encoded (see codec.pack_value).
         epoch_id: Only grows within the session, also if an epoch is iterated again.
         seed: Seed words (base seed, replica, epoch, number); for `sample` seeding, after them how
             often each index of the batch has occurred in the epoch before, if any has. Of a stream:
             the base seed.
-        stream: Shard of the batch, for an iterable dataset.
     """
 
     session: Identifier
@@ -403,9 +381,8 @@ class Make(Message, frozen=True, kw_only=True):
 class Made(Message, frozen=True, kw_only=True):
     """A batch, on a connection for batches only; `tree` describes its payload (see codec).
 
-    Attributes:
-        digest: Checksum of all batches of its stream in this epoch.
-        state: Random states with which its stream began the epoch.
+    `digest` is of all batches of its stream in this epoch, `state` the random states at its
+    beginning.
     """
 
     session: Identifier
@@ -433,10 +410,7 @@ class Ended(Message, frozen=True, kw_only=True):
 class Raised(Message, frozen=True, kw_only=True):
     """The dataset or collate function raised; the frame is the pickled error.
 
-    Attributes:
-        digest: Checksum of all batches of its stream in this epoch.
-        is_final: The stream cannot continue: it differs from before it was lost.
-        state: As for a batch.
+    If `is_final`, the stream cannot continue: it differs from before it was lost.
     """
 
     session: Identifier
@@ -450,10 +424,7 @@ class Raised(Message, frozen=True, kw_only=True):
 
 
 class Declined(Message, frozen=True, kw_only=True):
-    """The agent cannot make that batch now: if `is_lost`, its workers died that tried it.
-
-    Otherwise (the agent drains, say) the session has to be opened again.
-    """
+    """The agent cannot make that batch: its workers died (`is_lost`), or: open the session again."""
 
     session: Identifier
     epoch_id: Count

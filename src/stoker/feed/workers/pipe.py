@@ -34,11 +34,9 @@ class JobOrder(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Order to a worker to make a batch.
 
     Attributes:
-        index: Of the sampler; of a shard, the same for every batch.
         seed: Seed words; of a shard, only the base seed that its worker begins with.
         epoch_id: Another one begins a shard again.
         number: In a shard, the position is number // num_shards.
-        stream: Shard of the batch, and how a new process continues it.
     """
 
     index: bytes
@@ -87,12 +85,7 @@ class End(msgspec.Struct, frozen=True, tag=True):
 
 
 class Error(msgspec.Struct, frozen=True, tag=True):
-    """The job raised; `error` is for `unpack_error`.
-
-    Attributes:
-        is_final: The stream cannot continue.
-        state: As for a batch: random states at the beginning of the epoch.
-    """
+    """The job raised; `error` is for `unpack_error`. If `is_final`, the stream cannot continue."""
 
     error: bytes
     summary: str

@@ -114,12 +114,7 @@ def _quietly(action: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerJob:
-    """Order for one batch.
-
-    Attributes:
-        key: The caller's name for it.
-        order: Is sent to the worker; with a stream, the job is pinned to its shard's worker.
-    """
+    """Order for one batch; with a stream, it is pinned to its shard's worker."""
 
     key: tuple[object, ...]
     order: JobOrder
@@ -139,13 +134,7 @@ def job_of(make: Make, key: tuple[object, ...]) -> WorkerJob:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRole:
-    """Purpose of a process: one of the workers for any job, or the only one for a shard.
-
-    Attributes:
-        number: Number of the worker, from 0; or of the shard.
-        num_shards: 0: it is for any job.
-        base_seed: The base seed of the shard.
-    """
+    """Purpose of a process: worker `number` for any job, or the only one for shard `number`."""
 
     number: int
     num_shards: int = 0
@@ -159,9 +148,8 @@ class Result:
     Attributes:
         tree: Describes the batch (see codec); None for an error.
         payload: uint8 view of the worker's shared memory, returned by `release`; its base is no
-            array. None for an error, and for a batch without payload.
+            array.
         error: Read by `unpack_error`; also set if the job is lost.
-        summary: One line of it.
         is_lost: The workers died that tried it.
         digest: Of a shard: checksum of all batches of its worker in this epoch.
         state: Of a shard that persists: random states, see pipe.
@@ -194,14 +182,11 @@ class Result:
 
 @dataclass(eq=False)
 class WorkerEnd:
-    """The pool's side of a worker: process, jobs and shared memory.
+    """The pool's side of a worker: process, unanswered jobs and shared memory.
 
     Attributes:
-        jobs: Unanswered jobs; the first is being made.
         deaths_in_a_row: Deaths of the worker of that number, since its last batch.
-        slots: Its shared memory, by number.
         stream: Of a shard's worker, the stream that it was started for; None: it takes any job.
-        epoch_id: Of a shard's worker, the epoch that it was started in.
         begun_at: Monotonic seconds at which it began its first job.
         patience: How often that job was assigned to others for being late.
     """
@@ -306,11 +291,9 @@ class WorkerPool:
     """Workers for any job, and one for each shard that jobs are pinned to.
 
     Args:
-        start: Starts a worker with its end of the channel, which the pool closes afterwards in this
-            process.
-        num_workers: Number of workers for any job; those of shards come with their jobs.
+        start: Starts a worker with its end of the channel, which the pool closes afterwards.
+        num_workers: Workers for any job.
         wake: Called by `Result.release` from any thread: the event loop then has to call `flush`.
-        on_death: Called in the event loop with how a worker ended.
     """
 
     def __init__(
@@ -375,10 +358,7 @@ class WorkerPool:
         return max(0, free - len(self._retries))
 
     def sockets(self) -> dict[int, bool]:
-        """Returns the descriptors to poll for reading; True: for writing too.
-
-        They change when a worker dies, and when a shard begins.
-        """
+        """Returns the descriptors to poll for reading; True: for writing too."""
         wanted = {fileno: worker.channel.wants_write for fileno, worker in self._workers.items()}
         for worker in self._of_shard.values():
             wanted[worker.channel.fileno()] = worker.channel.wants_write
@@ -441,10 +421,7 @@ class WorkerPool:
                 self.assign(job)
 
     def give_late_jobs_again(self) -> list[WorkerJob]:
-        """Assigns late jobs to other workers, too, as far as there are any; returns these jobs.
-
-        To be called about once a second. Shards' workers are never late.
-        """
+        """Assigns late jobs to other workers, too; returns them. For once a second."""
         now = self._clock()
         for worker in self._workers.values():
             due = self._lateness.due_seconds(patience=worker.patience)
@@ -478,10 +455,7 @@ class WorkerPool:
         return [self._lost(job, number) for job, number in jobs if self._is_open(job)]
 
     def close(self) -> None:
-        """Kills the workers and waits for their end; may be called twice, never raises.
-
-        Blocks for 5 s at most. Batches in use stay readable, and free their memory.
-        """
+        """Kills the workers, within 5 s; batches in use stay readable. Never raises."""
         self._is_closed = True
         workers = list(self._all())
         self._workers, self._of_shard = {}, {}
@@ -588,11 +562,7 @@ class WorkerPool:
         stop_all(worker.process for worker in workers)
 
     def _mark_dead(self, fileno: int, worker: WorkerEnd, failure: str) -> list[Result]:
-        """Reaps a dead worker; for any job another one is started, and gets its jobs.
-
-        Args:
-            failure: Why it is killed, if it has not died by its own fault.
-        """
+        """Reaps a dead worker; for any job, starts another one, which gets its jobs."""
         worker.channel.close()
         status = wait_for_exit(worker.process)
         self.last_death = failure or f"data worker {worker.number} {describe_exit(status)}"

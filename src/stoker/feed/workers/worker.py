@@ -74,11 +74,10 @@ def worker_main(
     """Makes batches until the other end of `sock` is closed; for a forked or spawned child.
 
     Args:
-        worker_id: For worker_init_fn, unique in the run, spec and rank. Of an iterable dataset, the
-            shard, also for the seed.
+        worker_id: For worker_init_fn, unique in the run, spec and rank; or the shard.
         num_workers: Of `get_worker_info()` in worker_init_fn, and with `torch` seeding: more than
             the id. While a batch is made it is the script's; see Seeder.
-        base_seed: The same; with `torch` seeding until a job has another.
+        base_seed: Of worker_init_fn; with `torch` seeding until a job has another.
         seeding: `batch`, `sample` or `torch`; an iterable dataset is seeded as by torch.
         niceness: Added to the process's; a trainer on the same host comes first.
     """
@@ -413,14 +412,7 @@ def _fetcher_of(spec: DatasetSpec, dataset: object, kind: int, *, drop_last: boo
 
 
 class ShardStream:
-    """The dataset's iterator; a position that failed counts as a batch.
-
-    Attributes:
-        name: Name in errors.
-        position: Batches requested from it in this epoch.
-        is_exhausted: There is no batch at `position`.
-        state: Random states with which the epoch began, if they are to be sent.
-    """
+    """The dataset's iterator; a position that failed counts as a batch."""
 
     def __init__(self, spec: DatasetSpec, *, shard: int, num_shards: int, base_seed: int) -> None:
         self.spec = spec
@@ -437,12 +429,7 @@ class ShardStream:
         self.state = b""
 
     def begin(self, epoch_id: int, resumed: Stream, index: object) -> None:
-        """Begins that epoch, unless the stream is in it.
-
-        Args:
-            resumed: What a new process continues from.
-            index: Of the sampler.
-        """
+        """Begins that epoch, unless the stream is in it; a new process continues from `resumed`."""
         if epoch_id == self._epoch_id:
             return
         is_new = self._epoch_id is None
@@ -496,10 +483,7 @@ class ShardStream:
         return {"dataset": self._dataset, "collate_fn": self.spec.collate_fn}
 
     def make(self, index: object) -> object:
-        """Returns the next batch, or raises its exception.
-
-        StopIteration means that there is none; `is_exhausted` from then on.
-        """
+        """Returns the next batch, or raises its exception; StopIteration if there is none."""
         self.position += 1
         if self._init_error is not None:
             # As torch: raised once in place of a batch, then the shard is exhausted.
@@ -531,11 +515,7 @@ class ShardStream:
 
 
 class ShardSource:
-    """Batches of a stream, one after the other, from the first that has not arrived.
-
-    Attributes:
-        digest: Checksum of all that the stream gave in this epoch, errors included.
-    """
+    """Batches of a stream in order; `digest` is of all in this epoch, errors included."""
 
     def __init__(self, stream: ShardStream, slots: Slots, *, host: str) -> None:
         self._stream = stream
