@@ -16,8 +16,6 @@ MAX_SECONDS = 30.0
 
 
 class Uneven:
-    """Every fourth sample takes long; the credits are looked at once a second."""
-
     def __getitem__(self, index: int) -> int:
         time.sleep(0.2 if index % 4 == 0 else 0.0)
         return index
@@ -55,7 +53,6 @@ def order(number: int) -> Make:
 
 
 def made_by(local: LocalWorkers, count: int) -> list[tuple[object, ...]]:
-    """Returns the keys of the next `count` batches."""
     made, until = [], time.monotonic() + MAX_SECONDS
     while len(made) < count and time.monotonic() < until:
         ready, _, _ = select.select(list(local.sockets()), [], [], 1.0)
@@ -65,8 +62,6 @@ def made_by(local: LocalWorkers, count: int) -> list[tuple[object, ...]]:
 
 
 class Whose:
-    """Says of each sample which process makes it."""
-
     def __getitem__(self, index: int) -> int:
         return os.getpid()
 

@@ -22,8 +22,6 @@ from stoker.feed.workers.pool import (
 
 
 class Child:
-    """Plays a worker that makes nothing unless the test says so."""
-
     def __init__(self, role: WorkerRole, sock: socket.socket) -> None:
         self.role = role
         self.exitcode: int | None = None
@@ -37,7 +35,6 @@ class Child:
         """It ends when it is killed."""
 
     def numbers(self, count: int) -> list[int]:
-        """Waits until at least `count` orders have come, and returns their numbers in order."""
         orders: list[int] = []
         while len(orders) < count:
             orders += [to_worker.decode(data).number for data, _ in self.channel.receive()]

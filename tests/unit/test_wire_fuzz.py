@@ -55,7 +55,6 @@ VALUE = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1
 
 @contextlib.contextmanager
 def little_memory(num_bytes: int) -> Iterator[None]:
-    """Checks that its block takes no more than a few times `num_bytes`, and MAX_EXTRA_BYTES."""
     tracemalloc.start()
     try:
         yield
@@ -66,7 +65,6 @@ def little_memory(num_bytes: int) -> Iterator[None]:
 
 
 def judged(read: Callable[[bytes], object], data: bytes) -> object:
-    """Returns the value, or None for what was refused."""
     with little_memory(len(data)), contextlib.suppress(ProtocolError):
         return read(data)
     return None
@@ -74,7 +72,6 @@ def judged(read: Callable[[bytes], object], data: bytes) -> object:
 
 @st.composite
 def mutated(draw: st.DrawFn, sources: list[bytes]) -> bytes:
-    """Changes a valid message: flips, cuts or doubles it, puts in a part of another or a length."""
     data = bytearray(draw(st.sampled_from(sources)))
     for _ in range(draw(st.integers(1, 5))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))

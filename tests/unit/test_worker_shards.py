@@ -22,8 +22,6 @@ FOUR = pack_value([None] * 4, allow_pickle=True)
 
 
 class Draws(IterableDataset):
-    """Gives random numbers, and errors at the places in `fails`."""
-
     def __init__(self, *, length: int = 12, fails: tuple[int, ...] = (), salt: int = 0) -> None:
         self.length = length
         self.fails = fails
@@ -43,7 +41,6 @@ class Draws(IterableDataset):
 class Info(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
-        assert info is not None
         assert info.dataset is self
         yield from (info.id, info.num_workers, info.seed, random.getrandbits(30))
 
@@ -83,7 +80,7 @@ class Worker:
             generation=1,
             made=made,
             digest=digest,
-            **given,  # type: ignore[arg-type]
+            **given,
         )
         number = position * 3 + self.shard
         order = JobOrder(FOUR, epoch_id=epoch_id, number=number, stream=stream)
@@ -166,8 +163,6 @@ def test_another_epoch_begins_the_stream_again(start):
 
 
 class Holding(Draws):
-    """Makes a generator of its own at its first use."""
-
     rng: np.random.Generator | None = None
 
     def __next__(self) -> torch.Tensor:
@@ -178,7 +173,6 @@ class Holding(Draws):
 
 
 def epochs(worker: Worker, numbers: range, **given: object) -> list[Batch | End]:
-    """Returns the answers of whole epochs, of three batches each."""
     answers = []
     for number, position in itertools.product(numbers, range(4)):
         answer = worker.make(position, epoch_id=number, persists=True, **given)
