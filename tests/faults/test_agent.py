@@ -773,7 +773,7 @@ def test_memory_in_flight_is_given_back(agent):
         for number in range(30):
             client.ask(number, [1, 2, 3, 4])
             client.batch()
-        wait_for(lambda: agent._service.sent_bytes == 0, "zmq lets go of the batches")
+        wait_for(lambda: agent._service.outbox.sent_bytes == 0, "zmq lets go of the batches")
         names = [
             os.readlink(entry)
             for entry in Path("/proc/self/fd").iterdir()

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -314,27 +314,6 @@ def test_hostile_descriptions_raise_nothing_but_protocol_errors(node):
         return
     with contextlib.suppress(ProtocolError):
         codec.decode(tree, np.zeros(200, np.uint8), allow_pickle=False)
-
-
-@given(st.data())
-@settings(max_examples=examples(300))
-def test_flipped_and_cut_bytes_raise_nothing_but_protocol_errors(data):
-    value = {"x": torch.arange(10), "y": [np.ones(3), "é", 1.5, b"z" * 2000], 3: (1 << 70, 2j)}
-    packed = bytearray(codec.pack_value(value, allow_pickle=False))
-    for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, 220))
-        packed[place] = data.draw(st.integers(0, 255))
-    cut = data.draw(st.one_of(st.just(len(packed)), st.integers(0, len(packed))))
-    with contextlib.suppress(ProtocolError):
-        codec.unpack_value(bytes(packed[:cut]), allow_pickle=False)
-
-
-@given(st.binary(max_size=200))
-@example(b"")
-@settings(max_examples=examples(200))
-def test_random_bytes_raise_nothing_but_protocol_errors(junk):
-    with contextlib.suppress(ProtocolError):
-        codec.unpack_value(junk, allow_pickle=False)
 
 
 @pytest.mark.parametrize(

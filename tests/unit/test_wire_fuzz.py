@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import ProtocolError
@@ -140,9 +140,10 @@ def test_numbers_and_names_out_of_bounds_are_refused():
             protocol.Unpacker(protocol.ToAgent)(msgspec.msgpack.encode(good | change))
 
 
-@given(mutated([codec.pack_value(VALUE, allow_pickle=False)]))
-@settings(max_examples=examples(300))
-def test_mutated_values_are_refused_or_values(data):
+@given(st.one_of(st.binary(max_size=200), mutated([codec.pack_value(VALUE, allow_pickle=False)])))
+@example(b"")
+@settings(max_examples=examples(500))
+def test_any_bytes_are_refused_or_values(data):
     judged(lambda packed: codec.unpack_value(packed, allow_pickle=False), data)
 
 

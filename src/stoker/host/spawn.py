@@ -34,7 +34,7 @@ def adopt_orphans() -> bool:
 def end_with_parent(signal_number: int, *, parent: int | None = None) -> None:
     """Asks the kernel for a signal when the thread that started this process ends (Linux only).
 
-    Exits at once, as if by that signal, if the parent (`parent`, or that of now) has died already.
+    Exits at once, as if by that signal, if `parent` has died already (None: the current parent).
     """
     parent = parent or os.getppid()
     _prctl(_PR_SET_PDEATHSIG, signal_number)

@@ -55,14 +55,14 @@ class Service:
         host: str,
     ) -> None:
         self._specs = specs
-        self._outbox = Outbox(transport)
+        self.outbox = Outbox(transport)
         self._workers = workers
         self._feed = feed
         self._log = log
         self._host = host
         self._sessions: dict[str, AgentSession] = {}
-        self._dispatch = Dispatch(
-            specs, self._outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
+        self.dispatch = Dispatch(
+            specs, self.outbox, sessions=self._sessions, workers=workers, feed=feed, log=log
         )
         self._is_draining = False
         self._warned: set[tuple[bytes, str]] = set()
@@ -70,34 +70,22 @@ class Service:
         self._probed_at = time.monotonic()
         self.reached_at = -math.inf
 
-    @property
-    def num_begun(self) -> int:
-        return self._dispatch.num_begun
-
-    @property
-    def num_sent(self) -> int:
-        return self._outbox.num_sent
-
-    @property
-    def sent_bytes(self) -> int:
-        return self._outbox.sent_bytes
-
     def work(self, ready: Iterable[int]) -> None:
         """Handles input of workers and dataset processes on those descriptors; assigns jobs."""
         for spec in self._specs.handle(ready):
             self._announce(spec)
-        self._dispatch.work()
+        self.dispatch.work()
 
     def tick(self, now: float) -> None:
         """Probes idle sessions and closes unreachable ones; called once a second."""
-        self._dispatch.tick()
+        self.dispatch.tick()
         if now - self._probed_at >= PROBE_SECONDS:
             self._probed_at = now
             for session in self._sessions.values():
                 if session.is_ready and not session.requests:
                     # Unchanged credits: zmq reports whether the trainer is still connected.
                     message = protocol.Credits(session=session.name, credits=session.credits)
-                    self._outbox.send(session, message)
+                    self.outbox.send(session, message)
                     if session.unreachable_since is None:
                         self.reached_at = now
         for session in list(self._sessions.values()):
@@ -110,11 +98,11 @@ class Service:
     def drain(self) -> None:
         self._is_draining = True
         self._log.event(
-            EventName.AGENT_DRAINING, begun=self.num_begun, queued=self._dispatch.num_queued
+            EventName.AGENT_DRAINING, begun=self.dispatch.num_begun, queued=self.dispatch.num_queued
         )
         for session in self._sessions.values():
-            self._outbox.send(session, protocol.Leaving())
-        self._dispatch.cancel_queued("the agent drains")
+            self.outbox.send(session, protocol.Leaving())
+        self.dispatch.cancel_queued("the agent drains")
 
     def warn(self, identity: bytes, event: EventName, reason: str) -> None:
         """Logs a problem with a peer, only once."""
@@ -126,9 +114,9 @@ class Service:
         """Handles one message of a trainer; ProtocolError if it makes no sense."""
         match message:
             case protocol.Attach(host=host) if host != self._host:
-                self._outbox.answer(identity, protocol.WrongHost(host=self._host))
+                self.outbox.answer(identity, protocol.WrongHost(host=self._host))
             case protocol.Attach():
-                self._outbox.give_ticket(identity)
+                self.outbox.give_ticket(identity)
             case protocol.Open():
                 self._open_session(identity, message)
             case protocol.Ship():
@@ -144,10 +132,10 @@ class Service:
         if message.host not in ("", self._host):
             # This host now has the address of another one. A session opened here would send its
             # answers to this connection, not to the right one.
-            self._outbox.answer(identity, protocol.WrongHost(host=self._host))
+            self.outbox.answer(identity, protocol.WrongHost(host=self._host))
             return
         if self._is_draining:
-            self._outbox.answer(identity, protocol.Leaving())
+            self.outbox.answer(identity, protocol.Leaving())
             return
         session = self._sessions.get(message.session)
         if session is None:
@@ -184,7 +172,7 @@ class Service:
         if hosted is None:
             now, nbytes = time.monotonic(), message.spec_bytes
             self._specs.expect(message.spec, nbytes=nbytes, shipper=identity, now=now)
-            self._outbox.send(session, protocol.Need(spec=message.spec))
+            self.outbox.send(session, protocol.Need(spec=message.spec))
         elif hosted.state == "ready":
             self._announce(hosted)
         elif hosted.state == "expected" and before != identity and before == hosted.shipper:
@@ -231,7 +219,7 @@ class Service:
         for session in [s for s in self._sessions.values() if s.spec == hosted.digest]:
             if hosted.state == "ready" and not session.is_ready:
                 session.is_ready = True
-                session.credits = self._dispatch.share(session)
+                session.credits = self.dispatch.share(session)
                 ready = protocol.Ready(
                     session=session.name,
                     spec=hosted.digest,
@@ -239,7 +227,7 @@ class Service:
                     workers=self._workers,
                     versions=self._versions,
                 )
-                self._outbox.send(session, ready)
+                self.outbox.send(session, ready)
             elif hosted.state == "failed":
                 # Until it is opened again, on another connection or for the next epoch.
                 session.is_ready = False
@@ -248,7 +236,7 @@ class Service:
             self._log.event(EventName.SPEC_FAILED, spec=hosted.digest, reason=hosted.reason)
             # The next session that opens it sends it again: there may be enough memory then.
             self._specs.close_spec(hosted)
-            self._dispatch.cancel_queued("the dataset failed on this host", spec=hosted.digest)
+            self.dispatch.cancel_queued("the dataset failed on this host", spec=hosted.digest)
 
     def _fail(
         self, session: AgentSession, reason: str, error: bytes = b"", *, is_of_host: bool = False
@@ -261,19 +249,19 @@ class Service:
         failed = protocol.Failed(
             session=session.name, spec=session.spec, reason=reason, is_of_host=is_of_host
         )
-        self._outbox.send(session, failed, error)
+        self.outbox.send(session, failed, error)
 
     def _make(self, identity: bytes, message: protocol.Make) -> None:
         session = self._sessions.get(message.session)
         if session is None:
-            self._outbox.refuse(identity, message, "unknown session")
+            self.outbox.refuse(identity, message, "unknown session")
         elif self._is_draining:
-            self._outbox.refuse(identity, message, "the agent drains")
+            self.outbox.refuse(identity, message, "the agent drains")
         elif not session.is_ready:
-            self._outbox.refuse(identity, message, "the session is not ready")
+            self.outbox.refuse(identity, message, "the session is not ready")
         else:
             session.identity, session.unreachable_since = identity, None
-            self._dispatch.ask(identity, session, message)
+            self.dispatch.ask(identity, session, message)
 
     def _cancel(self, name: str, before_epoch_id: int) -> None:
         session = self._sessions.get(name)
@@ -298,7 +286,7 @@ class Service:
         self._log.event(EventName.SESSION_ENDED, session=name, rank=session.rank, reason=reason)
         self._request_from_others(session.spec)
         self._close_unused_specs()
-        self._dispatch.share_credits()
+        self.dispatch.share_credits()
 
     def _request_from_others(self, spec: str) -> None:
         """Requests a spec that a session no longer uses from other trainers."""
@@ -315,7 +303,7 @@ class Service:
         now = time.monotonic()
         self._specs.expect(hosted.digest, nbytes=hosted.nbytes, shipper=b"", now=now)
         for session in wanting:
-            self._outbox.send(session, protocol.Need(spec=hosted.digest))
+            self.outbox.send(session, protocol.Need(spec=hosted.digest))
 
     def _close_unused_specs(self) -> None:
         used = {session.spec for session in self._sessions.values()}
@@ -363,7 +351,7 @@ class Agent:
 
     @property
     def num_sent(self) -> int:
-        return self._service.num_sent if hasattr(self, "_service") else 0
+        return self._service.outbox.num_sent if hasattr(self, "_service") else 0
 
     @property
     def trainers_heard_at(self) -> float:
@@ -582,7 +570,7 @@ class Agent:
         if self._drain_until is None:
             self._drain_until = now + DRAIN_SECONDS
             self._service.drain()
-        is_busy = self._service.num_begun > 0 or self._service.sent_bytes > 0
+        is_busy = self._service.dispatch.num_begun > 0 or self._service.outbox.sent_bytes > 0
         return is_busy and now < self._drain_until and self._specs.is_alive
 
 

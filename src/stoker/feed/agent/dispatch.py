@@ -324,7 +324,7 @@ class Outbox:
             return
         batch.payload = None
         done()
-        self.decline(request, "there is no connection for batches")
+        self.decline(request, "no connection for batches")
 
     def _mark(self, session: AgentSession, *, is_sent: bool) -> None:
         if is_sent:

@@ -454,7 +454,7 @@ def unpack_error(data: bytes | memoryview) -> Exception:
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:
             if getattr(kind, "message", None):
-                # As torch does: such a class takes its message by name.
+                # As torch does: this class takes its message by name.
                 words = {"message": packed.message}
                 made = kind(**words)
             else:

@@ -278,8 +278,8 @@ class Open(Message, frozen=True, kw_only=True):
     Attributes:
         base_seed: Seed of the epoch that begins: workers start while the spec is being sent. None:
             they start with the first request.
-        first_worker: Id of the host's first data worker, for worker_init_fn.
-        worker_step: Distance of the ids: those of other hosts are in between.
+        first_worker: Id of the host's first data worker, for worker_init_fn; the next ones are
+            `worker_step` apart.
         host: The data host that it is for; empty: any.
     """
 
@@ -424,7 +424,7 @@ class Raised(Message, frozen=True, kw_only=True):
 
 
 class Declined(Message, frozen=True, kw_only=True):
-    """The agent cannot make that batch: its workers died (`is_lost`), or: open the session again."""
+    """The agent cannot make that batch: its workers died (`is_lost`), or reopen the session."""
 
     session: Identifier
     epoch_id: Count
