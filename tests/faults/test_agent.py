@@ -730,26 +730,6 @@ def test_another_protocol_is_refused_in_words(agent):
             client.open()
 
 
-def test_a_client_of_another_run_gets_no_word(agent):
-    foreign = crypto.Keys.from_token(b"x" * 32)
-    # It knows the server's public key, and yet is not the run's client.
-    mixed = crypto.Keys(
-        server_public=KEYS.server_public,
-        server_secret=KEYS.server_secret,
-        client_public=foreign.client_public,
-        client_secret=foreign.client_secret,
-        mac_key=b"",
-    )
-    for keys in (foreign, mixed):
-        with client_of(agent.port, spec_of(Images()), keys=keys) as client:
-            events = client.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            client.send(client.opening)
-            assert not events.poll(300)
-            assert not client.socket.poll(0)
-            client.socket.disable_monitor()
-            events.close()
-
-
 def test_credits_are_shared_by_the_active_sessions(agent, tmp_path):
     spec = spec_of(Images(str(tmp_path)))
     with client_of(agent.port, spec) as first, client_of(agent.port, spec) as second:
