@@ -299,7 +299,7 @@ def test_sys_exit_in_a_dataset_keeps_its_code_in_the_words(host):
     trainer = host.train(workers=0, exit_at=17)
     assert trainer.end() == 5
     (said,) = [line for line in trainer.errors.splitlines() if line.startswith("stoker.errors.")]
-    assert "exited with code 3" in said
+    assert "exit code 3" in said
     assert "memory" not in trainer.errors
 
 
