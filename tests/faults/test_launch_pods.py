@@ -142,7 +142,7 @@ def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving):
     assert "saved" in saving.log("dnn-0")
     record = record_of(saving)
     assert record["status"] == "failed"
-    assert record["failure"].startswith("abandoned: nobody has followed this run for 0.01 minutes")
+    assert record["failure"].startswith("abandoned: this run was not followed for 0.01 minutes")
     (line,) = [x for x in saving.log("dnn-0").splitlines() if "run_abandoned" in x]
     assert "kubernetes.follower_lease_minutes" in line
 

@@ -40,7 +40,7 @@ def test_a_run_whose_follower_is_gone_is_abandoned_after_the_lease(run):
     assert not run.after(59)
     assert run.after(2)
     assert run.lease.failure == (
-        "abandoned: nobody has followed this run for 60 minutes (kubernetes.follower_lease_minutes)"
+        "abandoned: this run was not followed for 60 minutes (kubernetes.follower_lease_minutes)"
     )
 
 

@@ -86,13 +86,13 @@ AGAIN = {"STOKER_RESTARTS": "4", "STOKER_MAX_FRESH_STARTS": "3"}
 
 
 def test_a_run_that_saves_nothing_does_not_begin_anew_for_ever(base_dir):
-    with pytest.raises(PlatformError, match="started again 4 times") as caught:
+    with pytest.raises(PlatformError, match="restarted 4 times") as caught:
         launch(["touch", str(base_dir / "began")], {**environ(base_dir), **AGAIN})
     assert "save checkpoints" in caught.value.fix
     assert "max_fresh_starts" in caught.value.fix
     assert not (base_dir / "began").exists()
     # For the pod's status, where whoever follows the job reads it.
-    assert "saved nothing" in (base_dir / "output" / "failure").read_text()
+    assert "without a checkpoint" in (base_dir / "output" / "failure").read_text()
 
 
 @pytest.mark.parametrize(

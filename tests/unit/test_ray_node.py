@@ -134,7 +134,7 @@ def test_the_folder_of_sockets_is_short_and_gone_at_the_end(tmp_path, monkeypatc
 
 def test_without_a_place_for_sockets_the_limit_is_said(monkeypatch):
     monkeypatch.setattr(ray_node, "MAX_FOLDER_BYTES", 10)
-    with pytest.raises(UsageError, match="10 bytes at most"), session_folder():
+    with pytest.raises(UsageError, match="at most 10 bytes"), session_folder():
         pass
 
 

@@ -266,7 +266,7 @@ def test_the_mean_of_intervals_is_weighted_with_their_length():
     ("value", "limit", "words"),
     [
         (interval(host_rate(), wait=None), "unknown", "not known: no step"),
-        (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "5.0 batches lie ready"),
+        (interval(host_rate(), wait=0.02, ready=5.0), "accelerator", "5.0 batches are ready"),
         (interval(host_rate(credits=0)), "workers", "none is there"),
         (
             interval(host_rate(busy_workers=3.9, busy_cpus=3.8)),

@@ -43,14 +43,14 @@ class FollowerLease:
             renewed = (self._folder / LEASE_RENEWED_FILE).read_text(encoding="utf-8")
             minutes = float((self._folder / LEASE_MINUTES_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            # Not there yet, taken away, or of another stoker.
+            # Not there yet, or deleted.
             self._renewed = None
             return False
         if renewed != self._renewed or minutes <= 0:
             self._renewed, self._since = renewed, now
         elif now >= self._since + minutes * 60:
             self.failure = (
-                f"abandoned: nobody has followed this run for {minutes:g} minutes "
+                f"abandoned: this run was not followed for {minutes:g} minutes "
                 "(kubernetes.follower_lease_minutes)"
             )
             return True

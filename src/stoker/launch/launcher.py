@@ -20,7 +20,7 @@ from stoker.launch.trainer_host import follow, lead
 from stoker.logs import EventName, Log
 from stoker.settings import ProcessSettings, from_environment
 
-# The folders of a pod that may be a claim's (kubernetes.output).
+# Folders of a pod that may be on a claim (kubernetes.output).
 _KEPT = ("model", "checkpoints", "output")
 
 
@@ -37,7 +37,7 @@ def check_kept_folders(base_dir: Path) -> None:
         if not folder.is_dir():
             continue
         try:
-            # Other hosts of the run may be checking the same folder.
+            # A unique name: other hosts may check the same folder.
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".stoker-") as probe:
                 probe.write(b"written")
                 probe.flush()
@@ -45,9 +45,9 @@ def check_kept_folders(base_dir: Path) -> None:
             raise UsageError(
                 f"user {os.geteuid()} cannot write to {folder}: {err.strerror or err}",
                 where="the volume of kubernetes.output, if the workload names one",
-                fix="EFS: an access point with this user and group. NFS, Azure Files, CephFS: let "
-                "the server or the storage class give the folder to it (csi-driver-nfs: "
-                "mountPermissions). Or kubernetes.run_as; docs/kubeflow.md, Storage",
+                fix="EFS: use an access point with this user and group. NFS, Azure Files, CephFS: "
+                "set the folder's owner on the server or in the storage class (csi-driver-nfs: "
+                "mountPermissions). Or set kubernetes.run_as; see docs/kubeflow.md, Storage",
             ) from None
 
 
@@ -59,7 +59,7 @@ def check_fresh_starts(settings: ProcessSettings) -> None:
     """
     most = settings.max_fresh_starts
     folders = [settings.base_dir / name for name in ("checkpoints", "model", "output/data")]
-    # What hosts of the run write to see that they may, what NFS leaves, and stoker's own records.
+    # Besides probes of check_kept_folders, NFS's leftovers, and stoker's own records.
     ours = settings.base_dir / "output" / "data" / "stoker"
     saved = (
         path
@@ -71,11 +71,10 @@ def check_fresh_starts(settings: ProcessSettings) -> None:
     if most is None or settings.restarts <= most or next(saved, None):
         return
     raise PlatformError(
-        f"all hosts were started again {settings.restarts} times, and the training has saved "
-        "nothing: each start begins anew",
+        f"restarted {settings.restarts} times without a checkpoint; giving up",
         where=", ".join(str(folder) for folder in folders),
-        fix="let the script save checkpoints there and go on from them, train on nodes that stay, "
-        "or raise kubernetes.max_fresh_starts if it saves elsewhere",
+        fix="let the script save checkpoints there and resume from them, use nodes that are not "
+        "preempted, or raise kubernetes.max_fresh_starts if it saves elsewhere",
     )
 
 
@@ -99,7 +98,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
     log = Log(run=settings.run_id, host=topology.host)
     _announce(topology, log)
     inbox: Inbox = queue.SimpleQueue()
-    # Before the code is unpacked: a SIGTERM that comes meanwhile is kept, and heeded afterwards.
+    # Before the code is unpacked, so that a SIGTERM meanwhile is handled afterwards.
     with signals_to(inbox):
         try:
             if is_job_pod(environ):
@@ -131,8 +130,8 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
                 )
             return code
         except StokerError as err:
-            # Data hosts write none: the service shows one host's file as the reason, and that
-            # should be the training's.
+            # Not on data hosts: the service shows one host's file as the reason, which should be
+            # the training's.
             if topology.role == "dnn":
                 with contextlib.suppress(UsageError):
                     write_failure(settings.base_dir, str(err))
@@ -141,7 +140,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def output_folder(settings: ProcessSettings, topology: Topology) -> Path:
     """Returns the folder of this host's outputs, which the platform keeps."""
-    # The platform puts the folders of all hosts into one: names must differ.
+    # The platform merges all hosts' folders: names must differ.
     leaders = settings.base_dir / "output" / "data" / "stoker"
     return leaders if topology.is_leader else leaders / topology.host
 
@@ -167,7 +166,7 @@ def _play(run: HostRun, command: Sequence[str]) -> int:
     if run.topology.role == "data":
         if run.settings.engine.name != "feed":
             return serve_command(run)
-        # Imported only here: it brings the worker side of the feed along.
+        # Imported here: it imports the worker side of the feed.
         from stoker.launch.feed_host import serve
 
         return serve(run)
@@ -183,5 +182,5 @@ def _make_folders(run: HostRun) -> None:
         raise UsageError(
             f"cannot write to the job folder: {err.strerror}",
             where=str(err.filename),
-            fix="set STOKER_BASE_DIR to a folder that this user may write to",
+            fix="set STOKER_BASE_DIR to a folder that this user can write to",
         ) from None

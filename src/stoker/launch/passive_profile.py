@@ -41,9 +41,9 @@ from stoker.records.profile import ProfiledData
 from stoker.text import wait_share
 
 FILE = "passive-profile.json"
-# What stays unknown where batches are none of a DataLoader: `Profile.unmeasured`.
+# Unknown if batches come from no DataLoader: `Profile.unmeasured`.
 UNMEASURED = ("accelerator", "loader")
-# Fewer steps say nothing that money may rest on.
+# Fewer steps are no basis for a decision.
 MIN_STEPS = 10
 
 
@@ -71,7 +71,7 @@ def measure(
     kept = steady(ranks[shown])
     rates = {replica_of(rank): _rate(steady(steps)) for rank, steps in ranks.items()}
     for rank, report in progress.items():
-        # Timelines of other hosts are on their disks: of their ranks only the last report is here.
+        # Timelines of other hosts are on their disks: only reports are here.
         rates.setdefault(replica_of(rank), 0.0)
         if rank not in ranks:
             rates[replica_of(rank)] = max(rates[replica_of(rank)], _reported_rate(report))
@@ -185,7 +185,7 @@ def passive_profile(
     )
     step = msgspec.structs.replace(step, **terms)
     spread = {**measured.spread, **spread}
-    # Of what is no term, or not known, there is no spread.
+    # No spread without a known term.
     known = {name for name, value in msgspec.structs.asdict(step).items() if value is not None}
     return Profile(
         workload_sha256=record.workload_sha256,
@@ -228,7 +228,7 @@ def _loading(
         Known terms of a global step, and their spreads.
     """
     if any(own.is_elsewhere for own in usage):
-        # The trainer's threads may make batches, and so may hosts that nobody here can see.
+        # The trainer's threads or unknown hosts may make batches.
         return {}, {}
     processes = dnn.processes_per_host or 1
     world = dnn.count * processes
@@ -248,7 +248,7 @@ def _loading(
         if trainer is not None:
             terms["trainer_cpu_seconds"] = max(0.0, trainer - receive) * world
     elif trainer is not None and all(own.num_workers == 0 for own in usage):
-        # Loaded by the trainer itself, while it asks for a batch.
+        # Loaded by the trainer, while it requests a batch.
         loads = [own.next_cpu_seconds / own.steps for own in usage]
         samples = {"loader_cpu_seconds": [each * world for each in loads]}
         terms["loader_cpu_seconds"] = fmean(loads) * world
@@ -274,7 +274,7 @@ def _batch_cpu_seconds(
     for host in report.feed.hosts if report.feed else ():
         kind = here if host.is_local else host_types.get(host.host, here)
         batches += host.batches
-        # Of a faster CPU a second is worth more: all are told in seconds of the dnn hosts' type.
+        # Converted to seconds of the dnn hosts' type: a faster CPU's are worth more.
         seconds += host.cpu_seconds * _speed(catalog, kind, over=here)
     return seconds / batches if batches else None
 

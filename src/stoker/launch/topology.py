@@ -17,7 +17,7 @@ from stoker.errors import UsageError
 from stoker.records import PLATFORM_INFOS, Role, bare_type, read_text
 from stoker.settings import RunEnvironment
 
-# The service's own name for the one group of a job without instance groups.
+# The service's name for the group of a job without instance groups.
 HOMOGENEOUS = "homogeneousCluster"
 
 _T = TypeVar("_T")
@@ -129,7 +129,7 @@ def from_resourceconfig(base_dir: Path, environ: Mapping[str, str]) -> Topology:
 
 def platform_name(topology: Topology, environ: Mapping[str, str]) -> str:
     """Returns the platform that started this run, as far as its traces show."""
-    # First, for a local run may be started inside a job or a pod.
+    # First, as a local run may be inside a job or a pod.
     if bare_type(topology.dnn.instance_type).startswith("local"):
         return "local"
     for name, info in PLATFORM_INFOS.items():
@@ -178,7 +178,7 @@ def _from_pod(environ: Mapping[str, str]) -> _ResourceConfig:
             where="variable STOKER_GROUP",
             fix="use the pods that stoker train --platform kubernetes makes",
         )
-    # Kubernetes sets it in the pods of Indexed Jobs only.
+    # Set in pods of Indexed Jobs only.
     if not number.isdigit() or int(number) >= own.count:
         raise UsageError(
             f"expected this pod's number, 0 to {own.count - 1}, found {number!r}",
@@ -211,9 +211,8 @@ def _topology(config: _ResourceConfig, roles: Mapping[str, Role], where: str) ->
             name=group.instance_group_name,
             role=_role(group.instance_group_name, roles),
             instance_type=group.instance_type,
-            # Never sorted: names (algo-1) are given out at random and say nothing about groups or
-            # leaders; all hosts get the list in the same order, and the first one of the dnn group
-            # leads.
+            # Not sorted: names (algo-1) are random, but all hosts get the same order, and the
+            # first one of the dnn group leads.
             hosts=group.hosts,
         )
         for group in described
@@ -238,10 +237,10 @@ def _check(groups: tuple[HostGroup, ...], host: str, roles: Mapping[str, Role], 
         raise UsageError(
             f"exactly one group with hosts must train, found: {found}",
             where=where,
-            fix="name the other groups data..., or set STOKER_ROLES, for example "
+            fix="call the other groups data..., or set STOKER_ROLES, for example "
             + '{"cpu": "data", "gpu": "dnn"}',
         )
-    # A misspelt name would leave its group with the role that its name suggests, unnoticed.
+    # A misspelt name would silently leave its group's default role.
     unknown = sorted(set(roles) - set(names))
     if unknown:
         raise UsageError(

@@ -214,7 +214,7 @@ def parts_of(profile: Profile, *, ranks: int | None = None) -> Parts | None:
         loader_cpu_seconds=step.loader_cpu_seconds,
         loader_wall_seconds=step.loader_wall_seconds,
         trainer_cpu_seconds=step.trainer_cpu_seconds
-        # Measured with cached batches, which nobody hands over.
+        # Measured with cached batches, without handover.
         + ((local or 0.0) * ranks if step.num_workers else 0.0),
         turns_cpu_seconds=turns_cpu_seconds(step, ranks=ranks),
         vcpus=vcpus * hosts,

@@ -29,8 +29,10 @@ from stoker.records.profile import Spread
 from stoker.records.workload import Gate
 from stoker.text import wait_share
 
-# The event with which the leader's record begins.
+# First event of the leader's record.
 STARTED = "training started"
+# Start of the event of a run whose times mean nothing for other runs.
+NOT_COMPARABLE = "not comparable"
 
 
 class Host(Record, frozen=True, kw_only=True):
@@ -99,10 +101,6 @@ class Job(Record, frozen=True, kw_only=True):
     platform: Name
     name: Name
     url: str | None = None
-
-
-# How the event of a run begins whose times mean nothing for other runs.
-NOT_COMPARABLE = "not comparable"
 
 
 class Event(Record, frozen=True, kw_only=True):
