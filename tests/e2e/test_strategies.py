@@ -131,9 +131,7 @@ dist.Backend.register_backend("smddp", make, devices=["cpu", "cuda"])
 
 # How a backend to fall back to is chosen: tests/contract/test_strategy_programs.py.
 @pytest.mark.parametrize(
-    "has_library",
-    [True, pytest.param(False, marks=pytest.mark.soak)],
-    ids=["library", "fallback"],
+    "has_library", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["library", "fallback"]
 )
 def test_the_script_gets_the_backend_of_smddp_or_the_one_to_fall_back_to(tmp_path, has_library):
     base = tmp_path / "ml"

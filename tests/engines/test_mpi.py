@@ -117,12 +117,7 @@ print(f"rank {world.rank} sums {total}", flush=True)
 
 class MpiJob(LocalJob):
     def __init__(
-        self,
-        tmp_path: Path,
-        mode: str,
-        *,
-        text: str = SCRIPT,
-        engine: EngineSettings | None = None,
+        self, tmp_path: Path, mode: str, *, text: str = SCRIPT, engine: EngineSettings | None = None
     ) -> None:
         script = tmp_path / "script.py"
         script.write_text(text)
@@ -131,8 +126,7 @@ class MpiJob(LocalJob):
         engine = engine or EngineSettings()
         super().__init__(tmp_path, command, dnn=2, data=1, processes=2, feed=feed, engine=engine)
         self.spec = replace(
-            self.spec,
-            settings=replace(self.spec.settings, strategy=StrategySettings(name="mpi")),
+            self.spec, settings=replace(self.spec.settings, strategy=StrategySettings(name="mpi"))
         )
 
     @property

@@ -25,10 +25,7 @@ def test_a_policy_learns_from_the_simulators_of_two_data_hosts(engine_run):
     training = engine_run.train(
         REPO / "configs" / "rl-simulators.yaml",
         groups=("dnn=local.c1:1", "data=local.c1:2"),
-        settings=(
-            f"command={json.dumps(learner)}",
-            f"engine.data.command={json.dumps(simulator)}",
-        ),
+        settings=(f"command={json.dumps(learner)}", f"engine.data.command={json.dumps(simulator)}"),
     )
     assert "2 simulators, on 127.0.0.1:" in engine_run.output
     returns = [

@@ -51,8 +51,7 @@ def test_what_a_dead_server_left_is_ended_and_its_words_are_kept(tmp_path, where
         child = int((tmp_path / "child").read_text())
         assert is_running(child)
         assert words == [
-            "the engine's command for data ended with exit code 5 before the run did"
-            "\nlast words"
+            "the engine's command for data ended with exit code 5 before the run did\nlast words"
         ]
     finally:
         stop_servers([server], seconds=5, inbox=queue.SimpleQueue())

@@ -71,9 +71,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        process: "subprocess.Popen[str] | WarmProcess",
-        logs: Callable[[], str] = lambda: "",
+        self, process: "subprocess.Popen[str] | WarmProcess", logs: Callable[[], str] = lambda: ""
     ) -> None:
         self.process = process
         self._logs = logs

@@ -129,11 +129,7 @@ def test_tf_config_is_made_from_the_groups(tmp_path, host, task, index):
     found = order(tmp_path, own, host=host)
     assert found is not None
     assert json.loads(found.servers[-1].environ["TF_CONFIG"]) == {
-        "cluster": {
-            "chief": ["g1:1"],
-            "worker": ["g1:2", "g0:2"],
-            "ps": ["c2:3", "c0:3"],
-        },
+        "cluster": {"chief": ["g1:1"], "worker": ["g1:2", "g0:2"], "ps": ["c2:3", "c0:3"]},
         "task": {"type": task, "index": index},
     }
 

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UsageError
-from stoker.feed.timeline import (
-    MeasuredStep,
-    main_loader,
-    read_timeline,
-    read_timelines,
-    steady,
-)
+from stoker.feed.timeline import MeasuredStep, main_loader, read_timeline, read_timelines, steady
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables

@@ -49,10 +49,7 @@ def test_smddp_on_a_type_that_it_is_not_for_is_refused_at_load_unless_it_may_fal
 
 
 def test_replicas_are_said_once_and_no_rank_is_in_two():
-    for feed in (
-        {"replicas": [[0, 1]], "model_parallel_size": 2},
-        {"replicas": [[0, 1], [1, 2]]},
-    ):
+    for feed in ({"replicas": [[0, 1]], "model_parallel_size": 2}, {"replicas": [[0, 1], [1, 2]]}):
         with pytest.raises(UsageError, match="replica"):
             builders.workload(strategy="auto", feed=feed)
 

@@ -161,10 +161,7 @@ def test_the_shards_of_a_stream_are_those_of_all_ranks(tmp_path, monkeypatch):
     found = passive(usage=usage, processes=2)
     assert found is not None
     assert found.loader == ProfiledLoader(
-        class_name="torch.utils.data.dataloader.DataLoader",
-        reach="torch",
-        iterable=True,
-        shards=8,
+        class_name="torch.utils.data.dataloader.DataLoader", reach="torch", iterable=True, shards=8
     )
 
 

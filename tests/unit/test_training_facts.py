@@ -7,12 +7,7 @@ import msgspec
 import pytest
 
 from stoker.records import Event, Group, Job, Training, read_json
-from stoker.records.training import (
-    TrainingFacts,
-    copied_to,
-    training_record,
-    write_training,
-)
+from stoker.records.training import TrainingFacts, copied_to, training_record, write_training
 from support.sample_records import training
 
 LEADER = training()

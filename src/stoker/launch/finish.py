@@ -23,12 +23,7 @@ from stoker.feed.timeline import read_timelines
 from stoker.feed.wire.protocol import Progress
 from stoker.host import machine
 from stoker.launch import sagemaker_variables
-from stoker.launch.passive_profile import (
-    FILE,
-    is_elsewhere,
-    measure,
-    passive_profile,
-)
+from stoker.launch.passive_profile import FILE, is_elsewhere, measure, passive_profile
 from stoker.launch.topology import Topology
 from stoker.logs import EventName, Log
 from stoker.reasons import innermost, reason_of_failure, shortened, without_events

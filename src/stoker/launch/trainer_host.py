@@ -218,12 +218,7 @@ def follow(run: HostRun, command: Sequence[str]) -> int:
             return HOST_LOST if verdict else 143
         trainer = Trainer.of(run.settings, run.topology, run.environ, log=run.log)
         ending = engine.follow(membership) or _train(
-            run,
-            command,
-            trainer,
-            engine,
-            leader_ip=membership.leader_ip,
-            membership=membership,
+            run, command, trainer, engine, leader_ip=membership.leader_ip, membership=membership
         )
         if not ending.exit_code:
             # Other hosts may still use this host's engine commands.

@@ -246,9 +246,7 @@ class _KnownProcess:
         topology = self._run.topology
         hosts = dict(
             zip(
-                TF_TASKS,
-                ((topology.leader,), topology.dnn_hosts, topology.data_hosts),
-                strict=True,
+                TF_TASKS, ((topology.leader,), topology.dnn_hosts, topology.data_hosts), strict=True
             )
         )
         cluster = {
