@@ -16,7 +16,6 @@ from stoker.feed.wire.protocol import (
     Attend,
     FromCoordinator,
     Join,
-    Message,
     Progress,
     Refused,
     Roster,
@@ -35,7 +34,7 @@ KEYS = Keys.from_token(bytes.fromhex(new_token()))
 DEADLINE = 15.0
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition):
     end = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < end, "the condition did not come true"
@@ -45,7 +44,7 @@ def until(condition: Callable[[], bool]) -> None:
 class Run:
     """Holds a coordinator and members of it, all closed at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.failures: list[Change] = []
         self.verdicts: dict[str, MembershipVerdict] = {}
         self.log = StringIO()
@@ -53,13 +52,7 @@ class Run:
         with zmq.Context() as context, context.socket(zmq.PAIR) as probe:
             self.port = probe.bind_to_random_port("tcp://127.0.0.1")
 
-    def coordinator(
-        self,
-        *,
-        agents: tuple[str, ...] = ("d1",),
-        followers: tuple[str, ...] = (),
-        lease_seconds: float = 1.0,
-    ) -> Coordinator:
+    def coordinator(self, *, agents=("d1",), followers=(), lease_seconds=1.0):
         coordinator = Coordinator(
             keys=KEYS,
             run_id="run",
@@ -76,9 +69,7 @@ class Run:
         self._closing.append(coordinator.close)
         return coordinator
 
-    def member(
-        self, host: str, *, keys: Keys = KEYS, run_id: str = "run", lease_seconds: float = 1.0
-    ) -> Membership:
+    def member(self, host, *, keys=KEYS, run_id="run", lease_seconds=1.0):
         membership = Membership(
             join=Join(
                 protocol=PROTOCOL_VERSION,
@@ -102,7 +93,7 @@ class Run:
         self._closing.insert(0, membership.close)
         return membership
 
-    def close(self) -> None:
+    def close(self):
         for close in self._closing:
             close()
 
@@ -121,33 +112,33 @@ def run(monkeypatch):
 class Rank:
     """Plays a trainer rank's connection to the coordinator."""
 
-    def __init__(self, port: int, keys: Keys = KEYS) -> None:
+    def __init__(self, port, keys=KEYS):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         secure_client(self.socket, keys)
         self.socket.connect(f"tcp://127.0.0.1:{port}")
         self._unpack = Unpacker(FromCoordinator)
 
-    def __enter__(self) -> "Rank":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.socket.close()
         self.context.term()
 
-    def send(self, message: Message) -> None:
+    def send(self, message):
         self.socket.send(pack(message))
 
-    def receive(self, timeout: float = DEADLINE) -> Message | None:
+    def receive(self, timeout=DEADLINE):
         return self._unpack(self.socket.recv()) if self.socket.poll(timeout * 1000) else None
 
-    def roster(self) -> Roster:
+    def roster(self):
         message = self.receive()
         assert isinstance(message, Roster)
         return message
 
 
-def attend(run_id: str = "run", protocol: int = PROTOCOL_VERSION) -> Attend:
+def attend(run_id="run", protocol=PROTOCOL_VERSION):
     return Attend(protocol=protocol, run_id=run_id, rank=0, host="leader")
 
 
@@ -159,7 +150,6 @@ def test_members_are_told_how_the_run_ended(run):
     until(lambda: len(run.verdicts) == 3)
     for verdict in run.verdicts.values():
         assert verdict.kind == "decided"
-        assert verdict.state is not None
         assert (verdict.state.outcome, verdict.state.exit_code) == ("failed", 7)
         assert "rank 1 broke" in verdict.reason
 

@@ -25,15 +25,7 @@ Replicas = tuple[list[dict[str, tuple[list[int], list[str]]]], str]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
-def run_job(
-    folder: Path,
-    *arguments: str,
-    dnn: int,
-    data: int,
-    ranks: int,
-    strategy: StrategySettings,
-    fails: bool = False,
-) -> LocalJob:
+def run_job(folder, *arguments, dnn, data, ranks, strategy, fails=False):
     """Runs the script as a job, from start to end."""
     folder.mkdir()
     command = ("python", str(SCRIPT), str(folder), *arguments)
@@ -45,17 +37,17 @@ def run_job(
     return job
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     found: list[float] = json.loads((folder / "losses.json").read_text())
     return found
 
 
-def seen(folder: Path, *, ranks: int) -> list[object]:
+def seen(folder, *, ranks):
     """Returns what each rank saw."""
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def homogeneous(folder: Path, *, ranks: int) -> Path:
+def homogeneous(folder, *, ranks):
     """Runs all ranks on one host, without launcher or data group; returns the folder."""
     folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
@@ -66,13 +58,13 @@ def homogeneous(folder: Path, *, ranks: int) -> Path:
     return folder
 
 
-def assert_same(folder: Path, whole: Path, *, ranks: int) -> None:
+def assert_same(folder, whole, *, ranks):
     """The ranks saw the same batches, and have the same curve."""
     assert seen(folder, ranks=ranks) == seen(whole, ranks=ranks)
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-6)
 
 
-def assert_spread(job: LocalJob, *, ranks: list[int | None], fed: set[str]) -> None:
+def assert_spread(job, *, ranks, fed):
     """Ranks and data hosts are where they belong, and the data hosts fed."""
     record = job.training()
     assert record.strategy == "torchrun"

@@ -5,8 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ SAY = (
 class Pods:
     """Starts pods of a plan; loopback addresses stand for their names in the cluster's DNS."""
 
-    def __init__(self, tmp_path: Path, *, script: str = SAY) -> None:
+    def __init__(self, tmp_path, *, script=SAY):
         self.tmp_path = tmp_path
         self.request = KubernetesPlatform().plan(
             job(
@@ -42,7 +40,7 @@ class Pods:
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         (tmp_path / "token").write_text(new_token())
 
-    def start(self, name: str, index: int) -> None:
+    def start(self, name, index):
         main: Any = self.request.main
         config: Any = self.request.config["data"]
         (pods,) = [
@@ -84,15 +82,15 @@ class Pods:
                 stderr=subprocess.STDOUT,
             )
 
-    def code(self, pod: str) -> int:
+    def code(self, pod):
         return self.started[pod].wait(60)
 
-    def log(self, pod: str) -> str:
+    def log(self, pod):
         return (self.tmp_path / f"{pod}.log").read_text(errors="replace")
 
 
 @contextlib.contextmanager
-def ended(pods: Pods) -> Iterator[Pods]:
+def ended(pods):
     """Ends the pods, and waits until nothing of them is left."""
     try:
         yield pods
@@ -119,7 +117,7 @@ def saving(tmp_path):
         yield pods
 
 
-def record_of(pods: Pods) -> Any:
+def record_of(pods):
     base = pods.tmp_path / "pods" / "dnn-0" / "output"
     return json.loads((base / "data" / "stoker" / "training.json").read_text())
 

@@ -1,7 +1,6 @@
 """Checks which command `stoker launch train` runs."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,12 +11,12 @@ from stoker.platforms.sagemaker.submit import pack
 from stoker.settings import from_environment
 
 
-def order(tmp_path: Path, *words: str, **environ: str) -> LaunchedCommand:
+def order(tmp_path, *words, **environ):
     environ = {"STOKER_BASE_DIR": str(tmp_path), **environ}
     return order_of(words, settings=from_environment(environ), environ=environ)
 
 
-def give_hyperparameters(tmp_path: Path, **values: str) -> None:
+def give_hyperparameters(tmp_path, **values):
     folder = tmp_path / "input" / "config"
     folder.mkdir(parents=True)
     encoded = {f"sagemaker_{name}": json.dumps(value) for name, value in values.items()}

@@ -3,7 +3,6 @@
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +16,7 @@ USER = 1000
 
 
 @contextmanager
-def as_a_pods_user() -> Iterator[None]:
+def as_a_pods_user():
     """Acts as user 1000, where tests run as root: root may write everywhere."""
     if os.geteuid():
         yield
@@ -45,7 +44,7 @@ def base_dir():
             (folder / name).chmod(0o777)
 
 
-def environ(base_dir: Path) -> dict[str, str]:
+def environ(base_dir):
     group = RunGroup(name="dnn", instance_type="gpu", count=1, hosts="mini-dnn-0-{index}.mini")
     told = RunEnvironment(group="dnn", pod_groups=(group,)).to_environ()
     return {**told, "STOKER_BASE_DIR": str(base_dir), "JOB_COMPLETION_INDEX": "0"}
@@ -74,7 +73,7 @@ def test_folders_that_can_be_written_are_left_as_they_were(base_dir):
 
 
 def test_a_full_volume_is_found_as_well(base_dir, monkeypatch):
-    def full(**_: object) -> None:
+    def full(**_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", full)

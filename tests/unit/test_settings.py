@@ -1,6 +1,4 @@
 import re
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +25,7 @@ gate:
 """
 
 
-def write(tmp_path: Path, text: str) -> Path:
+def write(tmp_path, text):
     file = tmp_path / "w.yaml"
     file.write_text(text)
     return file
@@ -162,11 +160,11 @@ def test_placeholders_are_looked_for_in_addresses_only(tmp_path):
     assert read_workload(write(tmp_path, OWN_WORDS)).gate[0].metric == "recall@REGION"
 
 
-def _keys_of_texts(schema: dict[str, Any]) -> set[str]:
+def _keys_of_texts(schema):
     """Returns key paths of all texts; `*` is a name of the user's."""
     found: set[str] = set()
 
-    def visit(node: Any, path: str) -> None:
+    def visit(node, path):
         if node.get("type") == "string":
             found.add(path)
         visited = [*node.get("anyOf", ()), *([node["items"]] if node.get("items") else [])]
@@ -304,7 +302,6 @@ def test_a_pools_file_is_replaced_by_its_text(tmp_path):
         "kubernetes": {"pools_file": str(tmp_path / "pools.csv")},
     }
     workload = workload_from(document)
-    assert workload.kubernetes is not None
     assert workload.kubernetes.pools_file == table
     again = read_workload(msgspec.json.encode(workload).decode())
     assert again == workload

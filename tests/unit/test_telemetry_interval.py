@@ -26,7 +26,7 @@ from stoker.logs import Log, parse_line
 HEAD = ",".join(COLUMNS) + "\n"
 
 
-def host_work(name: str = "data-1", *, batches: int = 0, is_local: bool = False) -> HostWork:
+def host_work(name="data-1", *, batches=0, is_local=False):
     """Plays a host of two workers, one three times as fast; a batch takes half a second of work."""
     return HostWork(
         host=name,
@@ -45,15 +45,7 @@ def host_work(name: str = "data-1", *, batches: int = 0, is_local: bool = False)
     )
 
 
-def report(
-    rank: int = 0,
-    *,
-    seconds: float,
-    batches: int = 0,
-    waited: float = 0.0,
-    computed: float = 0.0,
-    hosts: tuple[HostWork, ...] | None = None,
-) -> Progress:
+def report(rank=0, *, seconds, batches=0, waited=0.0, computed=0.0, hosts=None):
     return Progress(
         rank=rank,
         steps=batches,
@@ -71,7 +63,7 @@ def report(
     )
 
 
-def between(before: Progress | None, *after: Progress) -> FeedInterval:
+def between(before, *after):
     found = interval_between(
         {before.rank: before} if before else {},
         {each.rank: each for each in after},
@@ -82,7 +74,7 @@ def between(before: Progress | None, *after: Progress) -> FeedInterval:
     return found
 
 
-def host_rate(name: str = "data-1", **changes: object) -> HostRate:
+def host_rate(name="data-1", **changes):
     rate = HostRate(
         kind="host",
         name=name,
@@ -101,7 +93,7 @@ def host_rate(name: str = "data-1", **changes: object) -> HostRate:
     return dataclasses.replace(rate, **changes)  # type: ignore[arg-type]
 
 
-def interval(*hosts: HostRate, wait: float | None = 0.5, ready: float = 0.0) -> FeedInterval:
+def interval(*hosts, wait=0.5, ready=0.0):
     rank = RankRate(
         name="0", batches_per_second=10.0, wait_share=wait, queue_depth=ready, window=20
     )
@@ -164,7 +156,7 @@ def test_a_rank_that_ended_no_step_has_no_wait_share():
     assert (rank.wait_share, rank.queue_depth, rank.batches_per_second) == (None, None, 0.0)
 
 
-def rounded(value: float) -> float:
+def rounded(value):
     return float(f"{value:.6g}")
 
 
@@ -239,7 +231,6 @@ def test_a_host_that_is_named_with_a_comma_does_not_shift_the_columns():
     event = parse_line(stream.getvalue())
     assert event is not None
     found = interval_in(event)
-    assert found is not None
     assert [(host.name, host.batches_per_second) for host in found.hosts] == [
         ("a,b", 10.0),
         ("c", 5.0),
@@ -296,7 +287,7 @@ def test_the_bottleneck_is_named_with_what_was_seen(value, limit, words):
     assert found.advice
 
 
-def stream(*hosts: HostRate, shards: int, workers: int, ready: float = 0.0) -> FeedInterval:
+def stream(*hosts, shards, workers, ready=0.0):
     value = interval(*hosts, ready=ready)
     rank = dataclasses.replace(value.ranks[0], shards=shards, shard_workers=workers)
     return dataclasses.replace(value, ranks=(rank,))
@@ -350,10 +341,10 @@ def test_faster_storage_is_no_advice_for_a_loader_that_waits_for_none(
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 0.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 

@@ -1,7 +1,6 @@
 """Checks which fact each field of a training's record is taken from."""
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,11 +24,11 @@ FACTS = TrainingFacts(
 NOTHING = replace(FACTS, leader=None, strategy="mpi", engine="ray", timeline_file=None)
 
 
-def told(**facts: Any) -> Training:
+def told(**facts):
     return training_record(replace(FACTS, **facts))
 
 
-def led(**fields: Any) -> Training:
+def led(**fields):
     return msgspec.structs.replace(LEADER, **fields)
 
 
