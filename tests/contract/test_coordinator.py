@@ -93,6 +93,15 @@ class Run:
         self._closing.insert(0, membership.close)
         return membership
 
+    def joined(self, host, **how):
+        member = self.member(host, **how)
+        assert member.wait_until_welcome(DEADLINE)
+        return member
+
+    def verdict(self, host):
+        until(lambda: host in self.verdicts)
+        return self.verdicts[host]
+
     def close(self):
         for close in self._closing:
             close()
@@ -179,15 +188,13 @@ def test_a_straggler_learns_the_end_when_it_comes(run):
     closing = threading.Thread(target=coordinator.close)
     closing.start()
     run.member("d1")
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "decided"
+    assert run.verdict("d1").kind == "decided"
     closing.join(DEADLINE)
 
 
 def test_close_waits_for_goodbyes_and_measures_the_release(run):
     coordinator = run.coordinator()
-    member = run.member("d1")
-    assert member.wait_until_welcome(DEADLINE)
+    member = run.joined("d1")
     coordinator.end("succeeded", exit_code=0, reason="")
     until(lambda: "d1" in run.verdicts)
     assert coordinator.release_seconds is None
@@ -202,8 +209,7 @@ def test_a_leader_without_a_heartbeat_is_lost_after_first_contact(run):
     coordinator = run.coordinator()
     assert run.member("d1").wait_until_welcome(DEADLINE)
     coordinator.close()
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "lost"
+    assert run.verdict("d1").kind == "lost"
 
 
 def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run, monkeypatch):
@@ -212,8 +218,7 @@ def test_a_leader_whose_launcher_has_ended_is_lost_long_before_a_long_lease(run,
     coordinator = run.coordinator(lease_seconds=600.0)
     assert run.member("d1", lease_seconds=600.0).wait_until_welcome(DEADLINE)
     coordinator.close()
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "lost"
+    assert run.verdict("d1").kind == "lost"
     assert "ended without a goodbye" in run.verdicts["d1"].reason
 
 
@@ -231,8 +236,7 @@ def test_a_launcher_whose_connection_ended_is_lost_long_before_a_long_lease(run,
 
 def test_a_leader_that_never_answers_is_given_up_at_the_start_deadline(run):
     run.member("d1")
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "never"
+    assert run.verdict("d1").kind == "never"
 
 
 def test_a_member_finds_a_leader_that_comes_late(run):
@@ -245,46 +249,25 @@ def test_a_member_finds_a_leader_that_comes_late(run):
 def test_a_host_of_another_run_is_refused(run):
     run.coordinator()
     run.member("d1", run_id="another")
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "refused"
+    assert run.verdict("d1").kind == "refused"
     assert "not another" in run.verdicts["d1"].reason
 
 
 def test_a_host_with_another_token_gets_no_answer(run):
     run.coordinator()
     member = run.member("d1", keys=Keys.from_token(bytes.fromhex(new_token())))
-    until(lambda: "d1" in run.verdicts)
-    assert run.verdicts["d1"].kind == "never"
+    assert run.verdict("d1").kind == "never"
     assert not member.wait_until_welcome(0)
-
-
-def test_a_lost_follower_is_a_failure_that_names_it(run):
-    run.coordinator(agents=(), followers=("f1",))
-    member = run.member("f1")
-    assert member.wait_until_welcome(DEADLINE)
-    member.close()
-    until(lambda: bool(run.failures))
-    assert (run.failures[0].host, run.failures[0].what) == ("f1", "lost")
 
 
 def test_a_followers_failure_carries_its_exit_code_and_words(run):
     coordinator = run.coordinator(agents=(), followers=("f1",))
-    member = run.member("f1")
-    assert member.wait_until_welcome(DEADLINE)
+    member = run.joined("f1")
     member.leave(exit_code=7, reason="LookupError: no such thing")
     until(lambda: bool(run.failures))
     assert run.failures[0].exit_code == 7
     assert run.failures[0].reason == "LookupError: no such thing"
     assert coordinator.followers(live_only=False) == ()
-
-
-def test_a_lost_data_host_is_an_event_only(run):
-    coordinator = run.coordinator()
-    member = run.member("d1")
-    assert member.wait_until_welcome(DEADLINE)
-    member.close()
-    until(lambda: any("lost" in event.what for event in coordinator.events))
-    assert run.failures == []
 
 
 def test_ranks_get_the_roster_again_whenever_it_changes(run):

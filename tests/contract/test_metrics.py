@@ -138,7 +138,6 @@ def test_the_port_is_on_loopback_and_free_again_after_the_run():
 
 
 def not_served(port, coordinator):
-    """Returns the warning of a training that goes on without its metrics."""
     stream = StringIO()
     log = Log(run="run", host="gpu-1", stream=stream)
     with metrics_served(FeedSettings(metrics_port=port), coordinator, run_id="r", log=log):

@@ -32,7 +32,6 @@ def normalised(name):
 
 
 def pinned(text):
-    """Returns the version of each package."""
     found = re.findall(r"(?m)^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", text)
     return {normalised(name): version for name, version in found}
 
@@ -79,7 +78,6 @@ def test_the_set_up_and_the_image_take_nothing_without_its_hash_but_torch():
 
 
 def cpu_build(monkeypatch, needs, *, machine, version):
-    """Returns what wheels.py downloads for a data host's image, where pip's torch needs `needs`."""
     wheels = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))
     torch = {"metadata": {"version": version, "requires_dist": needs}}
     find = wheels["cpu_build"]
@@ -125,7 +123,6 @@ def test_an_image_for_data_hosts_takes_no_torch_that_stoker_does_not(version, mo
 
 
 def asked_of_pip(monkeypatch, tmp_path, *words):
-    """Returns what `wheels.py --out FOLDER WORDS` has pip do, as long as nothing is refused."""
     main = runpy.run_path(str(ROOT / "containers" / "build" / "wheels.py"))["main"]
     calls: list[tuple[str, ...]] = []
 

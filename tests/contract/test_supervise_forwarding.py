@@ -26,14 +26,12 @@ class Stream:
         assert os.write(self.into, data) == len(data)
 
     def read(self, nbytes):
-        """Reads exactly so many bytes."""
         data = b""
         while len(data) < nbytes:
             data += os.read(self.out, nbytes - len(data))
         return data
 
     def is_silent(self, seconds=0.1):
-        """Says whether nothing comes for so long."""
         os.set_blocking(self.out, False)
         try:
             time.sleep(seconds)

@@ -138,7 +138,6 @@ def test_the_option_says_which_loaders_the_job_replaces(
 
 
 def found_in(value, variable):
-    """Yields the values of an environment variable, in the forms of both services."""
     match value:
         case {"name": name, "value": found} if name == variable:
             yield found

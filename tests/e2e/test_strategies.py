@@ -26,7 +26,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 def run_job(folder, *arguments, dnn, data, ranks, strategy, fails=False):
-    """Runs the script as a job, from start to end."""
     folder.mkdir()
     command = ("python", str(SCRIPT), str(folder), *arguments)
     job = LocalJob(folder, command, dnn=dnn, data=data, processes=ranks // dnn, feed=PATIENT)
@@ -43,12 +42,10 @@ def losses(folder):
 
 
 def seen(folder, *, ranks):
-    """Returns what each rank saw."""
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def homogeneous(folder, *, ranks):
-    """Runs all ranks on one host, without launcher or data group; returns the folder."""
     folder.mkdir()
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("STOKER_", "SM_"))}
     environ = clean | {"OMP_NUM_THREADS": "1"}
@@ -59,13 +56,11 @@ def homogeneous(folder, *, ranks):
 
 
 def assert_same(folder, whole, *, ranks):
-    """The ranks saw the same batches, and have the same curve."""
     assert seen(folder, ranks=ranks) == seen(whole, ranks=ranks)
     assert losses(folder) == pytest.approx(losses(whole), rel=1e-6)
 
 
 def assert_spread(job, *, ranks, fed):
-    """Ranks and data hosts are where they belong, and the data hosts fed."""
     record = job.training()
     assert record.strategy == "torchrun"
     assert [host.rank for host in record.hosts] == ranks
@@ -207,7 +202,6 @@ dist.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
-    """Runs two replicas of two ranks: first both ranks of each load, then the first of each."""
     folder = tmp_path_factory.mktemp("replicas")
     script = folder / "script.py"
     script.write_text(REPLICAS)

@@ -46,7 +46,6 @@ ray.get(works)
 
 @pytest.fixture
 def sockets(monkeypatch):
-    """Makes a folder for Ray's sockets, gone at the end; pytest's own has too long a path."""
     folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder

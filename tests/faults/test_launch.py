@@ -193,14 +193,12 @@ def test_under_the_default_lease_a_killed_leader_launcher_frees_the_data_host_wi
 
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory):
-    """Starts a training fed by three data hosts; it is struck and told to go on, step by step."""
     with LocalJob(tmp_path_factory.mktemp("struck"), FEED, data=3) as job:
         job.wait_for_file("begun")
         yield job
 
 
 def goes_on(job, at):
-    """The training goes on from that stop, and comes to its next one or to its end."""
     (job.tmp_path / "begin").write_text("x")
     for stop in range(16, at + 1, 16):
         (job.tmp_path / f"go-{stop}").write_text("x")
@@ -378,7 +376,6 @@ except KeyboardInterrupt:
 
 
 def driver(tmp_path):
-    """Starts a process of its own that runs the script in `tmp_path` on the local platform."""
     root = str(Path(__file__).parents[1])
     (tmp_path / "script.py").write_text(STAY)
     code = DRIVER.format(root=root, tmp=str(tmp_path))

@@ -79,7 +79,6 @@ def engine(
     stop_seconds=10.0,
     needs_all=False,
 ):
-    """Asks for a server on each data host, and on dnn hosts if `dnn` is true."""
     (tmp_path / "server.py").write_text(server)
 
     def command(part):

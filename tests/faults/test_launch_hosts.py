@@ -99,7 +99,6 @@ class Hosts:
 
 @contextlib.contextmanager
 def ended(hosts):
-    """Ends the hosts, and checks that nothing of them is left."""
     try:
         yield hosts
     finally:
@@ -124,7 +123,6 @@ POD = {"STOKER_COMES_BACK": "1"}
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Yields hosts whose commands have ended well."""
     with ended(Hosts(tmp_path_factory.mktemp("played"), TWO_DATA_HOSTS)) as hosts:
         hosts.start("algo-4", SAY, **POD)
         for host in ("algo-2", "algo-1", "algo-3"):
@@ -265,7 +263,6 @@ def test_another_runs_host_is_refused(hosts):
 
 @pytest.fixture
 def small_memory():
-    """Makes a memory cgroup with a limit; its `cgroup.procs` takes processes in."""
     for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         group = root / f"stoker-test-{os.getpid()}"
         try:

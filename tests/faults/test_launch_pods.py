@@ -91,7 +91,6 @@ class Pods:
 
 @contextlib.contextmanager
 def ended(pods):
-    """Ends the pods, and waits until nothing of them is left."""
     try:
         yield pods
     finally:
@@ -147,7 +146,6 @@ def test_a_run_that_nobody_follows_any_more_is_ended_by_its_leader(saving):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """Yields pods of a plan that have ended."""
     with ended(Pods(tmp_path_factory.mktemp("played"))) as pods:
         for name, index in (("data", 0), ("data", 1), ("dnn", 0)):
             pods.start(name, index)

@@ -31,7 +31,6 @@ def start_all(hosts, *command, **environ):
 
 
 def give_code(hosts, files):
-    """Packs the files as the platform does, as a channel of all hosts."""
     source = hosts.folder / "source"
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +102,6 @@ while not pathlib.Path('/opt/ml/go').exists():
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """Yields hosts that run packed code, until the training is told to go on to its end."""
     with Hosts(tmp_path_factory.mktemp("packed"), SMALL) as hosts:
         give_code(
             hosts,
@@ -120,7 +118,6 @@ def packed(tmp_path_factory):
 
 
 def adopted_orphans(hosts, host, *, number):
-    """Waits until the host's first process has got so many orphans, and returns them."""
     folder = hosts.ml(host)
     until(lambda: len(list(folder.glob("orphan-*"))) == number, what=f"{host} adopts orphans")
     return {int(path.name.removeprefix("orphan-")) for path in folder.glob("orphan-*")}

@@ -19,7 +19,6 @@ class Followed:
         (self._folder / "minutes").write_text(minutes)
 
     def after(self, minutes):
-        """Says whether the run turns out to be abandoned within so many minutes."""
         end = self.now + minutes * 60
         while self.now < end:
             self.now += POLL_SECONDS

@@ -166,18 +166,27 @@ def test_ranks_of_a_pod_begin_threads_for_the_cpus_that_it_asks_for(
     assert found.get("OMP_NUM_THREADS") == threads
 
 
+def environ_of(environ, output, *, coordinator=None, folder=None):
+    settings = from_environment(environ)
+    return Trainer.of(settings, TOPOLOGY, environ).environ(
+        settings,
+        TOPOLOGY,
+        environ,
+        output=output,
+        coordinator=coordinator,
+        launcher_pid=42,
+        folder=folder,
+    )
+
+
 def test_what_is_set_already_is_not_set_otherwise(tmp_path):
-    """The user has set them, or in AWS's images the toolkit, which starts the launcher."""
     environ = {
         "STOKER_BASE_DIR": str(tmp_path),
         "SM_NUM_NEURONS": "32",
         "NCCL_SOCKET_IFNAME": "mine",
         "STOKER_HOST": "not-this-one",
     }
-    settings = from_environment(environ)
-    made = Trainer.of(settings, TOPOLOGY, environ).environ(
-        settings, TOPOLOGY, environ, output=tmp_path, coordinator=None, launcher_pid=42
-    )
+    made = environ_of(environ, tmp_path)
     assert (made["SM_NUM_NEURONS"], made["NCCL_SOCKET_IFNAME"]) == ("32", "mine")
     assert made["STOKER_HOST"] == "algo-3"
 
@@ -222,15 +231,7 @@ def test_torchrun_spans_the_dnn_group_only_and_the_leader_is_its_master(tmp_path
 
 def test_ranks_learn_what_the_settings_table_says(tmp_path):
     environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs", "MINE": "kept"}
-    settings = from_environment(environ)
-    made = Trainer.of(settings, TOPOLOGY, environ).environ(
-        settings,
-        TOPOLOGY,
-        environ,
-        output=tmp_path / "out",
-        coordinator=("algo-3", 7600),
-        launcher_pid=42,
-    )
+    made = environ_of(environ, tmp_path / "out", coordinator=("algo-3", 7600))
     process = from_environment(made)
     assert (process.host, process.group, process.launcher_pid) == ("algo-3", "gpu", 42)
     assert process.has_data_group
@@ -243,16 +244,7 @@ def test_ranks_learn_what_the_settings_table_says(tmp_path):
 
 def test_modules_of_the_codes_folder_come_before_those_of_the_image(tmp_path):
     environ = {"STOKER_BASE_DIR": str(tmp_path), "PYTHONPATH": "/theirs"}
-    settings = from_environment(environ)
-    made = Trainer.of(settings, TOPOLOGY, environ).environ(
-        settings,
-        TOPOLOGY,
-        environ,
-        output=tmp_path,
-        coordinator=None,
-        launcher_pid=42,
-        folder=Path("/opt/ml/code"),
-    )
+    made = environ_of(environ, tmp_path, folder=Path("/opt/ml/code"))
     assert made["PYTHONPATH"] == f"{STARTUP_DIR}:/opt/ml/code:/theirs"
 
 

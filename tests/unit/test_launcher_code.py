@@ -54,7 +54,6 @@ def test_what_was_packed_is_unpacked_as_it_was(tmp_path):
 
 
 def test_a_package_of_a_whole_folder_is_unpacked_without_that_folder(tmp_path):
-    """`tar -C FOLDER -czf code.tar.gz .` names the folder itself, too."""
     made = package(tmp_path, (".", tarfile.DIRTYPE, ""), file("./train.py", "1"))
     assert (code.unpack(made, tmp_path / "code") / "train.py").read_text() == "1"
 

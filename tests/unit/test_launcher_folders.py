@@ -17,7 +17,6 @@ USER = 1000
 
 @contextmanager
 def as_a_pods_user():
-    """Acts as user 1000, where tests run as root: root may write everywhere."""
     if os.geteuid():
         yield
         return
@@ -32,7 +31,6 @@ def as_a_pods_user():
 
 @pytest.fixture
 def base_dir():
-    """Makes a job folder with folders as the kubelet makes those of a claim."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         folder.chmod(0o755)

@@ -41,7 +41,6 @@ def used(
     *, steps = 100, trainer = 0.01, children = 0.0, feed = 0.0,
     inside = 0.0, workers = 0, read = 0,
 ):  # fmt: skip
-    """CPU-seconds are of a step."""
     own = LoaderUsage(
         steps=steps,
         wall_seconds=0.05 * steps,
@@ -61,7 +60,6 @@ def used(
 
 
 def report(rank, **cpu_seconds):
-    """Reports what hosts made: a hundred batches each, at so many CPU-seconds per batch."""
     hosts = tuple(
         HostWork(host=name.replace("_", "-"), batches=100, cpu_seconds=100 * seconds)
         for name, seconds in cpu_seconds.items()

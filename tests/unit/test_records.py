@@ -105,7 +105,6 @@ def _says_something(fields):
 
 
 def _documents():
-    """Returns a small valid document of each record."""
     group = {"name": "dnn", "role": "dnn", "instance_type": "local.c1", "count": 1}
     plan = {"action": "keep", "groups": [group]}
     return {

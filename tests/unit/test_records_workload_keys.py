@@ -26,7 +26,6 @@ def changed(**keys):
 
 
 def refused(workload, other):
-    """Returns why a profile of `workload` does not serve the other one; empty: it does."""
     try:
         refuse_foreign(
             "profile", keys=workload.profile_keys(), digest=workload.digest(), workload=other

@@ -9,7 +9,6 @@ from stoker.records.schema import schema_of
 from stoker.settings import (
     ADDRESS_KEYS,
     cloud_region,
-    from_environment,
     read_workload,
     workload_from,
 )
@@ -161,7 +160,6 @@ def test_placeholders_are_looked_for_in_addresses_only(tmp_path):
 
 
 def _keys_of_texts(schema):
-    """Returns key paths of all texts; `*` is a name of the user's."""
     found: set[str] = set()
 
     def visit(node, path):
@@ -213,13 +211,6 @@ def test_an_error_in_an_override_points_at_the_override(tmp_path):
     assert caught.value.where == "--set feed.credits=..., key feed.credits"
 
 
-def test_another_budget_is_the_same_workload():
-    document = {"name": "a", "command": ["b"]}
-    one = workload_from(document)
-    assert workload_from(document, overrides=["profile.budget_seconds=9"]).digest() == one.digest()
-    assert workload_from(document, overrides=["command=[c]"]).digest() != one.digest()
-
-
 @pytest.mark.parametrize(
     ("platform", "uris", "named", "storage"),
     [
@@ -255,21 +246,6 @@ def test_a_channel_of_settings_says_nothing_of_where_the_data_are():
     channels = {"config": {"uri": "s3://b/config"}}
     workload = builders.workload("mnist", platform="sagemaker", channels=channels)
     assert workload.known_constraints.storage == "unknown"
-
-
-def test_a_malformed_variable_is_named():
-    with pytest.raises(UsageError) as caught:
-        from_environment({"STOKER_FEED": '{"credits": 0}'})
-    assert "STOKER_FEED" in caught.value.where
-    with pytest.raises(UsageError, match="whole number"):
-        from_environment({"STOKER_PORT": "http"})
-
-
-def test_outside_a_run_nothing_is_assumed():
-    process = from_environment({})
-    assert process.coordinator is None
-    assert not process.has_data_group
-    assert (process.rank, process.world_size) == (0, 1)
 
 
 @pytest.mark.parametrize(
